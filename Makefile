@@ -4,7 +4,7 @@
 PYTHON ?= python3
 # Further pip options for the torch download, e.g. an index of smaller CPU-only builds.
 TORCH_PIP_ARGS ?=
-# Arguments for pytest and for the benchmark: make test-fast ARGS="-k executor"
+# Arguments for pytest and for the benchmark: make test ARGS="-k executor"
 ARGS ?=
 # Of `make chaos`: which schedule of faults, and for how long. An empty seed means the seeds of the tests.
 SEED ?=
@@ -28,32 +28,41 @@ READY     := $(VENV)/.ready-$(KEY)
 BENCH     := .make/bench
 BENCH_KEY := $(shell cat pyproject.toml constraints-bench.txt 2>/dev/null | cksum | cut -d' ' -f1)
 BENCH_OK  := $(BENCH)/.ready-$(BENCH_KEY)
+DOCS      := .make/docs
+DOCS_KEY  := $(shell cat pyproject.toml constraints-docs.txt 2>/dev/null | cksum | cut -d' ' -f1)
+DOCS_OK   := $(DOCS)/.ready-$(DOCS_KEY)
+
+# Where this is set, each of the many processes of the tests would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 SAY := printf '\n== %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-gpu gpu-wheels chaos lint bench release lock clean check-python
+.PHONY: help env demo test test-all test-gpu gpu-wheels chaos lint bench docs docs-serve pictures release lock clean check-python
 .DELETE_ON_ERROR:
 
 help:
 	@echo "skyward: decorate a function, choose where it runs, get its value back."
 	@echo
 	@echo "  make demo       make the environment, then show the main job on this machine (3 minutes)"
-	@echo "  make test       make the environment, then lint, types, import rules and every test"
+	@echo "  make test       make the environment, then lint, types, import rules and the tests of the main promises (8 minutes)"
+	@echo "  make test-all   all other tests (half an hour)"
 	@echo
 	@echo "  make env        only make .venv (a few minutes the first time, instant afterwards)"
-	@echo "  make test-fast  the tests that take seconds"
 	@echo "  make chaos      kill and pause what pools are made of, at random: make chaos SEED=7 SECONDS=600"
 	@echo "  make test-gpu   the tests of a machine with a GPU: by PYTHON as it is, nothing is installed (8 minutes, a report)"
 	@echo "  make gpu-wheels what test-gpu needs beside PYTHON's own packages, for a GPU machine without a network"
-	@echo "  make lint       ruff, mypy --strict and the import rules"
+	@echo "  make lint       ruff, words, mypy --strict and the import rules"
 	@echo "  make bench      compare with ProcessPoolExecutor, loky, Ray, Dask (an environment of its own)"
+	@echo "  make docs       build the documentation site into .make/site (an environment of its own)"
+	@echo "  make docs-serve show the site on http://127.0.0.1:8000, and build it again at each change"
+	@echo "  make pictures   draw the pictures of README.md again: a run in a terminal, the benchmark"
 	@echo "  make release    version, changelog, packages that are tried out, commit and tag: make release VERSION=0.2.0"
 	@echo "  make lock       resolve the newest versions into constraints*.txt"
 	@echo "  make clean      remove the environments and caches made here"
 	@echo
 	@echo "Another Python:   make env PYTHON=python3.12"
-	@echo "Some tests only:  make test-fast ARGS='-k executor -x'"
+	@echo "Some tests only:  make test ARGS='tests/pool -k executor -x'"
 
 check-python:
 	@command -v $(PYTHON) >/dev/null || \
@@ -86,12 +95,13 @@ demo: $(READY)
 	@$(SAY) "the demo"
 	@$(BIN)/python examples/demo.py
 
-test: lint
-	@$(SAY) "every test"
-	@$(BIN)/python -m tests $(ARGS)
+test: $(if $(ARGS),$(READY),lint)
+	@$(SAY) "$(if $(ARGS),tests: $(ARGS),tests of the main promises)"
+	@$(BIN)/python -m tests $(if $(ARGS),$(ARGS),promises)
 
-test-fast: $(READY)
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test-all: $(READY)
+	@$(SAY) "all tests that make test leaves out"
+	@$(BIN)/python -m tests $(if $(ARGS),$(ARGS),rest)
 
 chaos: $(READY)
 	@$(SAY) "chaos: seed $(or $(SEED),of the tests), $(SECONDS) s on each kind of pool"
@@ -116,6 +126,9 @@ lint: $(READY)
 	@$(SAY) "ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(SAY) "words: spelling, and tests/words.py"
+	@$(BIN)/codespell
+	@$(BIN)/python -m tests.words
 	@$(SAY) "mypy --strict"
 	@$(BIN)/mypy
 	@$(SAY) "import rules"
@@ -134,6 +147,30 @@ $(BENCH_OK):
 	@$(BENCH)/bin/python $(PIP) install -q -c constraints-bench.txt -e '.[bench]'
 	@rm -f $(BENCH)/.ready-*
 	@touch $@
+
+# Apart from .venv too: neither users nor tests need a site generator. Strict: a warning fails the build.
+docs: $(DOCS_OK)
+	@$(SAY) "building the documentation into .make/site"
+	@mkdir -p .make/pages
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build -q --strict $(ARGS)
+	@echo "read it: .make/site/index.html, or make docs-serve"
+
+docs-serve: $(DOCS_OK)
+	@mkdir -p .make/pages
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs serve $(ARGS)
+
+$(DOCS_OK):
+	@$(MAKE) --no-print-directory check-python
+	@test -f $(DOCS)/.made && $(DOCS)/bin/python $(PIP) --version >/dev/null 2>&1 || \
+	  { $(SAY) "making $(DOCS) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(DOCS) && touch $(DOCS)/.made; }
+	@$(SAY) "installing skyward and the site generator"
+	@$(DOCS)/bin/python $(PIP) install -q -c constraints-docs.txt -e '.[docs]'
+	@rm -f $(DOCS)/.ready-*
+	@touch $@
+
+pictures: $(DOCS_OK)
+	@$(SAY) "drawing docs/pictures"
+	@$(DOCS)/bin/python docs/site/pictures.py $(ARGS)
 
 # Ends with a commit and a tag here; nothing is uploaded.
 release: $(READY)

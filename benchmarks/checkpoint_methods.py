@@ -24,8 +24,10 @@ Wait = Callable[[], object]
 
 @dataclass
 class Method:
-    """save: writes to a folder, gives a function that waits until it is durable. load: gives the state. Seconds of
-    each round are kept, by its number.
+    """One way to save and load a checkpoint.
+
+    `save` writes to a folder and returns a function that waits until the checkpoint is durable. `load` returns the
+    state. The seconds of each round are kept, by its number.
     """
 
     name: str

@@ -27,8 +27,10 @@ _START_LIMIT_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """One pool. `call` makes a call and waits for it, `futures` submits many and waits for all of them, `map` is the
-    fastest that its documentation knows for many calls of one function.
+    """Ways to call functions on one pool.
+
+    `call` makes a call and waits for it. `futures` submits many calls and waits for all. `map` is the fastest way that
+    the library's documentation names for many calls of one function.
     """
 
     call: Callable[..., Any]

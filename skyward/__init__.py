@@ -9,7 +9,7 @@
     with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
         print(double(21) >> pool)    # one node; `@ pool` all nodes; `> pool` a future; `a & b` in parallel
 
-Names are loaded when they are first used: `import skyward` imports nothing heavy.
+Names load on first use: `import skyward` imports nothing heavy.
 """
 
 import sys as _sys
@@ -21,7 +21,11 @@ __getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)
 
 
 class _Target(_ModuleType):
-    """This module as a target: `f(x) >> sky`. Here come the values that are no calls: `g(x) >> sky`."""
+    """Module type that refuses `>> sky` and `@ sky` of values that are not calls.
+
+    A call brings its own operator (`f(x) >> sky` uses the innermost open pool). Only a value without one, such as the
+    result of a function that was not decorated, reaches these reflected operators.
+    """
 
     def __rrshift__(self, value: object) -> None:
         _refuse(value, ">>")
@@ -33,13 +37,20 @@ class _Target(_ModuleType):
         _refuse(value, ">")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return __import__, (self.__name__,)  # pickle knows plain modules by their type only
+        return __import__, (self.__name__,)  # pickle recognizes modules by their exact type, which this is not
 
 
 def _refuse(value: object, operator: str) -> None:
     from .calls.target import refuse_operand
 
     refuse_operand(value, operator)
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Make the cell magic `%%skyward` known: `%load_ext skyward` calls this."""
+    from .pool.magic import register
+
+    register(shell)
 
 
 _sys.modules[__name__].__class__ = _Target

@@ -1,4 +1,4 @@
-"""`python -m skyward` is the `skyward` command."""
+"""Entry point of `python -m skyward`, which is the `skyward` command."""
 
 import sys
 

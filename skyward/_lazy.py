@@ -1,4 +1,4 @@
-"""Public names of a module that are loaded when they are first used, so that importing it imports nothing heavy."""
+"""Lazy loading of a module's public names, so that importing the module imports nothing heavy."""
 
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -6,7 +6,7 @@ from importlib import import_module
 from types import FrameType, FunctionType
 
 _tables: dict[str, dict[str, str]] = {}
-"""By public module: its names, and where each comes from."""
+"""Public module -> its names -> the module that defines each."""
 
 
 def lazy_names(
@@ -18,12 +18,15 @@ def lazy_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Make a module's `__getattr__`, `__dir__` and `__all__` (PEP 562) from the stub beside it.
 
-    The stub is what checkers and editors read anyway, and the one list of the names: a line for each, such as
-    `from .calls import compute as compute`, or `from . import errors as errors` for a module that is public itself.
+    The stub is the only list of the names, and type checkers read it anyway. It has one line per name, such as
+    `from .calls import compute as compute`, or `from . import errors as errors` for a public module.
 
-    module: its `__name__`. file: its `__file__`. apart: names that a star import leaves out, as each would import a
-    framework. extra: what to install where a name needs a package that is not there; or that by name, for those whose
-    extra is not called as they are.
+    Args:
+        module: The module's `__name__`.
+        file: The module's `__file__`.
+        apart: Names that a star import skips, because each would import a framework.
+        extra: Extra to install when a name needs a missing package. A mapping gives the extra by name, for names whose
+            extra is called differently.
     """
     sources = _tables[module] = _read_stub(f"{file}i")
     package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
@@ -42,42 +45,43 @@ def lazy_names(
                 raise
             raise _missing(name, error, extra if isinstance(extra, str) else extra.get(name, name)) from error
         _publish(name, value, module)
-        setattr(sys.modules[module], name, value)  # found without us from now on, also where a module has this name
+        # The next access finds the attribute without __getattr__, even if a submodule has the same name.
+        setattr(sys.modules[module], name, value)
         return value
 
     return get, lambda: list(public), [name for name in public if name not in apart]
 
 
 def _read_stub(path: str) -> dict[str, str]:
-    """The module that each name comes from. By words, not by `ast`: every `import skyward` waits for it."""
+    """Return the module that defines each name. Splits words instead of using `ast`: every import waits for this."""
     with open(path, encoding="utf-8") as stub:
         imports = [line.split() for line in stub if line.startswith("from ")]
     return {words[-1]: words[1] for words in imports}
 
 
-def _publish(name: str, value: object, asked: str) -> None:
+def _publish(name: str, value: object, requested: str) -> None:
     """Let a class or function report its public module, so that pickles, reprs and docs survive moves.
 
-    It is the nearest one above the module that defines it, whichever was asked first; else the one that was asked.
-    The price: `inspect.getsource` does not find a class, because it looks into the module that the class reports.
+    The public module is the nearest one above the defining module, whichever was accessed first; otherwise the accessed
+    one. The price: `inspect.getsource` does not find such a class, because it searches the reported module.
     """
     if not isinstance(value, type | FunctionType) or value.__qualname__ != name:
         return
     home = value.__module__
-    if home in _tables or not home.startswith("skyward."):  # it says so itself, or is not ours
+    if home in _tables or not home.startswith("skyward."):  # already public, or not from skyward
         return
     package, _, last = home.rpartition(".")
     while package and name not in _tables.get(package, {}):
-        if _tables.get(package, {}).get(last) == ".":  # a module that is public itself
+        if _tables.get(package, {}).get(last) == ".":  # the module itself is public
             return
         package, _, last = package.rpartition(".")
     if isinstance(value, type):
         _bind_annotations(value)
-    value.__module__ = package or asked
+    value.__module__ = package or requested
 
 
 def _bind_annotations(cls: type) -> None:
-    """Let `typing.get_type_hints` look up the annotations where they were written. A function knows its globals."""
+    """Let `typing.get_type_hints` resolve a class's annotations in the module that defines it."""
     from typing import ForwardRef  # `import skyward` needs no typing
 
     annotations = vars(cls).get("__annotations__", {})
@@ -89,7 +93,7 @@ def _bind_annotations(cls: type) -> None:
 def _missing(name: str, error: ModuleNotFoundError, extra: str) -> ImportError:
     from .errors import MissingDependency
 
-    text = f"{name}: it needs {error.name}, which is not installed here; pip install 'skyward[{extra}]'"
+    text = f"{name}: requires {error.name}, which is not installed here; pip install 'skyward[{extra}]'"
     return MissingDependency(text, name=error.name)
 
 
@@ -98,7 +102,7 @@ def _unknown(module: str, name: str, public: Collection[str], caller: FrameType)
 
     hint = _hint(module, name, public)
     code, at = caller.f_code.co_code, caller.f_lasti
-    # `from module import name` replaces an AttributeError by an ImportError without the hint, but passes others on.
+    # `from module import name` replaces an AttributeError with an ImportError that lacks the hint. Other errors pass.
     if 0 <= at < len(code) and code[at] == opmap["IMPORT_FROM"]:
         return ImportError(f"cannot import name {name!r} from {module!r}{hint}", name=name)
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")

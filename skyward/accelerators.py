@@ -1,8 +1,8 @@
 """Accelerators by name: `sky.accelerators.H100(memory="80GB", form_factor="SXM", count=8)`.
 
-Every name is one row of the tables below; the factories are made from the rows, so there is nothing else to keep in
-step. `count` counts devices as the driver shows them, and `memory` is that of one device: a board with two GPUs, such
-as the K80, is two devices. Memory is in the vendor's own gigabytes, as the data sheet prints it.
+Each name is one row of the tables below, and the factories are generated from the rows. `count` counts devices as the
+driver lists them, and `memory` is the memory of one device. A board with two GPUs, such as the K80, is two devices.
+Memory is in the vendor's gigabytes, as printed in the data sheet.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .core.signatures import checked_options
 from .core.spellings import suggestion
 from .errors import UsageError
 
-# Memory of one device by product; the first is what you get unless you ask. Source, unless a line says otherwise: the
-# vendor's data sheet or product page of that name.
+# Memory of one device by product; the first size is the default. Source, unless noted: the vendor's data sheet or
+# product page of that name.
 
 _NVIDIA_DATACENTRE = {
     "K80": "12GB",  # 24 GB a board, of two GPUs
@@ -41,7 +41,7 @@ _NVIDIA_DATACENTRE = {
     "L40": "48GB",
     "L40S": "48GB",
     "H20": "96GB 141GB",
-    # 94 GB is the NVL board. No board has 40 GB: it is half of one (MIG 3g.40gb), kept for the programs that ask so.
+    # 94 GB is the NVL board. No board has 40 GB: that is a MIG slice (3g.40gb), kept for programs that ask for it.
     "H100": "80GB 94GB 40GB",
     "H200": "141GB",
     "H800": "80GB",
@@ -181,16 +181,19 @@ _FORM_FACTORS = {
 @checked_options
 @dataclass(frozen=True)
 class Accelerator:
-    """`count` devices of one kind in each node. A value: frozen, hashable, picklable.
+    """Accelerators of each node: `count` devices of one kind. A value: frozen, hashable, picklable.
 
     Args:
-        name: the product, such as "A100", "RTX 4090" or "H100-NVL"; any text for what no table knows.
-        memory: of one device, such as "80GB"; "" for whatever it has.
-        count: devices in a node, at least 1.
-        metadata: facts that providers match on: `vendor`, `form_factor`, `chips` (of one TPU slice), `cuda_min`, ...
+        name: Product, such as "A100", "RTX 4090" or "H100-NVL". Any text is allowed for products outside the tables.
+        memory: Memory of one device, such as "80GB"; "" for any.
+        count: Devices per node, >= 1.
+        metadata: Facts that providers match on: `vendor`, `form_factor`, `chips` (of one TPU slice), `cuda_min`,
+            `cuda_max`.
 
-    Raises UsageError when a value is not legal.
+    Raises:
+        UsageError: A value is illegal.
 
+    Example:
         >>> Accelerator("A100", memory="80GB").with_count(8)
         Accelerator(name='A100', memory='80GB', count=8, metadata={})
     """
@@ -205,19 +208,28 @@ class Accelerator:
         if not isinstance(self.name, str) or not self.name.strip():
             raise _illegal("name", self.name, 'a name such as "A100"')
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise _illegal("count", self.count, "a whole number from 1 on")
+            raise _illegal("count", self.count, "a whole number >= 1")
         object.__setattr__(self, "memory", _memory(self.memory))
         object.__setattr__(self, "metadata", FrozenMap(self.metadata))
 
     @classmethod
     def from_name(cls, name: str, *, memory: str = "", form_factor: str | None = None, count: int = 1) -> Accelerator:
-        """The accelerator of the tables that `name` means; what is passed besides wins over what the name says.
+        """Look up an accelerator by the name that a user, a vendor, a driver or a cloud uses.
 
-        Reads the names of the factories and what vendors, drivers and clouds print, in any case and with any
-        separators: "A100", "rtx 4090", "H100-NVL", "A100-80GB", "NVIDIA A100-SXM4-40GB", "Tesla T4".
+        Case and separators do not matter: "A100", "rtx 4090", "H100-NVL", "A100-80GB", "NVIDIA A100-SXM4-40GB", "Tesla
+        T4".
 
-        Raises UsageError with the nearest names when nothing is meant; `Custom` makes one that the tables lack.
+        Args:
+            name: The name. May contain memory and form factor.
+            memory: Memory of one device; overrides the name.
+            form_factor: Form factor, such as "SXM"; overrides the name.
+            count: Devices per node, >= 1.
 
+        Raises:
+            UsageError: No product matches; the message lists the nearest names. Use `Custom` for products outside the
+                tables.
+
+        Example:
             >>> Accelerator.from_name("NVIDIA A100-SXM4-40GB").memory
             '40GB'
         """
@@ -228,26 +240,28 @@ class Accelerator:
         return factory(memory=memory or parsed.memory, form_factor=form_factor or parsed.form_factor, count=count)
 
     def is_met_by(self, kind: str, count: int) -> bool:
-        """Whether `count` devices that their driver calls `kind` are what this asks for.
+        """Return whether `count` devices that their driver calls `kind` satisfy this request.
 
-        Memory and form factor are not compared: not every driver tells them. A kind of one word, such as "AMD", names
-        the maker only, and may be any product.
+        Memory and form factor are not compared, because not every driver reports them. A `kind` of one word, such as
+        "AMD", names only the vendor and matches any product.
 
+        Example:
             >>> Accelerator("A10").is_met_by("NVIDIA A100-SXM4-80GB", 1)
             False
         """
         wanted, has = _parse(self.name).key, _parse(kind).key
-        # "NVIDIA RTX PRO 6000 Blackwell Server Edition" is no name of the tables, and "A10" no part of the A100.
+        # Names outside the tables, such as "NVIDIA RTX PRO 6000 Blackwell Server Edition", match by substring. Names in
+        # the tables must be equal, because "A10" is a substring of "A100".
         is_same = has == wanted if has in _BY_KEY else wanted in has
         return count >= self.count and (is_same or " " not in kind)
 
     def with_count(self, count: int) -> Accelerator:
-        """The same device, `count` of it in each node."""
+        """Return the same device with another count per node."""
         return replace(self, count=count)
 
     @property
     def memory_gb(self) -> float | None:
-        """Memory of one device in the vendor's gigabytes; None where it does not matter."""
+        """Memory of one device in the vendor's gigabytes; None if any memory will do."""
         return float(self.memory.removesuffix("GB")) if self.memory else None
 
     def __str__(self) -> str:
@@ -257,10 +271,16 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorFactory:
-    """One product of the tables; calling it gives an `Accelerator`.
+    """Product of the tables. Calling it returns an `Accelerator`.
 
-    `memory_options` and `form_factors` are what it takes; the first memory is the default.
+    Args:
+        name: Name of the product.
+        vendor: "nvidia", "amd", "aws", "intel" or "google".
+        memory_options: Memory sizes of the product; the first is the default.
+        form_factors: Form factors, with the memory sizes of each.
+        chips: Chips of one TPU slice, or None.
 
+    Example:
         >>> from skyward.accelerators import H100
         >>> str(H100(form_factor="NVL", count=8))
         '8x H100-NVL 94GB'
@@ -274,24 +294,33 @@ class AcceleratorFactory:
 
     @checked_options(place="an accelerator")
     def __call__(self, *, memory: str = "", form_factor: str | None = None, count: int = 1) -> Accelerator:
-        """`count` of this product; raises UsageError for a memory or a form factor that it does not come with."""
+        """Return an accelerator of this product.
+
+        Args:
+            memory: Memory of one device; "" for the default.
+            form_factor: Form factor; None for any.
+            count: Devices per node, >= 1.
+
+        Raises:
+            UsageError: The product does not come with this memory or form factor.
+        """
         form = self._form(form_factor)
         options = self.form_factors[form] if form else self.memory_options
         size = _memory(memory) or options[0]
         if size not in options:
             raise _illegal("memory", memory, f"{_choices(options)} for {self._full_name(form)}")
         facts = {"vendor": self.vendor, "form_factor": form, "chips": self.chips}
-        given = {name: fact for name, fact in facts.items() if fact is not None}
-        return Accelerator(self._full_name(form), memory=size, count=count, metadata=given)
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+        return Accelerator(self._full_name(form), memory=size, count=count, metadata=known)
 
-    def _form(self, asked: str | None) -> str | None:
-        if asked is None:
+    def _form(self, wanted: str | None) -> str | None:
+        if wanted is None:
             return None
         for form in self.form_factors:
-            if form.lower() == str(asked).lower():
+            if form.lower() == str(wanted).lower():
                 return form
-        legal = _choices(tuple(self.form_factors)) if self.form_factors else "none: it comes in one form only"
-        raise _illegal("form_factor", asked, f"{legal} for {self.name}")
+        legal = _choices(tuple(self.form_factors)) if self.form_factors else "no form factor (only one exists)"
+        raise _illegal("form_factor", wanted, f"{legal} for {self.name}")
 
     def _full_name(self, form: str | None) -> str:
         return f"{self.name}-{form}" if form else self.name
@@ -301,14 +330,22 @@ class AcceleratorFactory:
 def Custom(
     name: str, *, memory: str = "", count: int = 1, cuda_min: str | None = None, cuda_max: str | None = None
 ) -> Accelerator:
-    """An accelerator that the tables lack; `cuda_min` and `cuda_max` are kept in its metadata.
+    """Return an accelerator that is not in the tables.
 
-    >>> str(Custom("My-GPU", memory="48GB"))
-    'My-GPU 48GB'
+    Args:
+        name: Name of the product.
+        memory: Memory of one device, such as "48GB"; "" for any.
+        count: Devices per node, >= 1.
+        cuda_min: Lowest CUDA version; kept in the metadata.
+        cuda_max: Highest CUDA version; kept in the metadata.
+
+    Example:
+        >>> str(Custom("My-GPU", memory="48GB"))
+        'My-GPU 48GB'
     """
     bounds = {"cuda_min": cuda_min, "cuda_max": cuda_max}
-    given = {bound: version for bound, version in bounds.items() if version is not None}
-    return Accelerator(name, memory=memory, count=count, metadata=given)
+    known = {bound: version for bound, version in bounds.items() if version is not None}
+    return Accelerator(name, memory=memory, count=count, metadata=known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,14 +355,14 @@ class _Parsed:
     form_factor: str | None = None
 
 
-# What vendors and drivers write around a product's name without telling products apart.
+# Words that vendors and drivers add to a product's name, and that do not distinguish products.
 _FILLER = re.compile(r"nvidia|geforce|tesla|amd|instinct|google|cloud|aws|intel|habana|generation|gpu|hbm\w*|gddr\w*")
 _FORM = re.compile(r"(sxm|pcie|nvl)\d*")
 _MEMORY = re.compile(r"\d+(\.\d+)?gb")
 
 
 def _parse(name: str) -> _Parsed:
-    """Takes "NVIDIA A100-SXM4-40GB" apart."""
+    """Split a name such as "NVIDIA A100-SXM4-40GB" into product, memory and form factor."""
     key, memory, form = "", "", None
     for word in re.findall(r"[a-z0-9.]+", str(name).lower()):
         if _MEMORY.fullmatch(word):
@@ -340,7 +377,7 @@ def _parse(name: str) -> _Parsed:
 def _memory(text: str) -> str:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*GB?\s*|", text, re.IGNORECASE) if isinstance(text, str) else None
     if match is None or (match[1] and float(match[1]) == 0):
-        raise _illegal("memory", text, 'gigabytes of one device, such as "80GB", or ""')
+        raise _illegal("memory", text, 'the gigabytes of one device, such as "80GB", or ""')
     return f"{match[1]}GB" if match[1] else ""
 
 
@@ -349,12 +386,12 @@ def _choices(options: tuple[str, ...]) -> str:
 
 
 def _illegal(field_name: str, value: object, legal: str) -> UsageError:
-    message = f"accelerator {field_name}={value!r}; expected {legal}"
+    message = f"accelerator {field_name}={value!r}: not supported; use {legal}"
     return UsageError(message, field=field_name, value=value, legal=legal)
 
 
 _COUNTED = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\S.*?)(?:(?:\s*[:*]|\s+x|(?<=\d)x)\s*(\d+))?\s*", re.IGNORECASE)
-"""A name with how many: "A100:8", "8x A100"."""
+"""Pattern of a name with a count, such as "A100:8" or "8x A100"."""
 
 
 def _unknown(name: str) -> UsageError:
@@ -363,12 +400,12 @@ def _unknown(name: str) -> UsageError:
     counted = _COUNTED.fullmatch(name)
     meant = None if counted is None else _BY_KEY.get(_parse(counted[2]).key)
     if counted is not None and meant is not None and (counted[1] or counted[3]):
-        attribute = next(each for each, factory in _FACTORIES.items() if factory is meant)
+        attribute = next(attribute for attribute, factory in _FACTORIES.items() if factory is meant)
         hint = f"write sky.accelerators.{attribute}(count={counted[1] or counted[3]})"
-        return UsageError(f"accelerator {name!r} is not a name; {hint}", field="accelerator", value=name)
+        return UsageError(f"accelerator={name!r}: has a count in it; {hint}", field="accelerator", value=name)
     near = difflib.get_close_matches(_parse(name).key, _BY_KEY, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(_BY_KEY[key].name for key in near)}? " if near else ""
-    message = f"accelerator {name!r} is not known; {hint}sky.accelerators.Custom({name!r}) makes it anyway"
+    hint = f"did you mean {' or '.join(_BY_KEY[key].name for key in near)}? Otherwise " if near else ""
+    message = f"accelerator={name!r}: unknown product; {hint}write sky.accelerators.Custom({name!r})"
     return UsageError(message, field="accelerator", value=name)
 
 

@@ -1,8 +1,10 @@
-"""Every test, in three processes side by side: `python -m tests`. With arguments, `python -m pytest` with these.
+"""Run tests in processes side by side: `python -m tests promises`, `python -m tests rest`.
 
-The tests that need hosts (tests/hosts/) mostly wait: for machines to start, for links that are cut, for leases to run
-out. Those of frameworks mostly import them. One after the other, they took 34 minutes on two cores. What two of
-them print comes when all are done.
+`promises` are the tests of `make test` (see promises.py), `rest` are all others, for `make test-all`. With any other
+arguments, run `python -m pytest` with them.
+
+Tests of hosts mostly wait: for machines to boot, for cut links, for leases to expire. Tests of frameworks mostly import
+them. One after the other, all tests took 34 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -12,28 +14,65 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+from xml.etree import ElementTree
+
+from tests import promises
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / ".make" / "tests"
 
+HOSTS = ("tests/hosts", "tests/bootstrap/test_on_hosts.py")  # conftest.py refuses tests of hosts elsewhere
 FRAMEWORKS = ("tests/acceptance", "tests/integrations", "tests/training")
-PARTS = {
-    "all others": ("-m", "not hosts", *(f"--ignore={path}" for path in FRAMEWORKS)),
-    "tests of frameworks": ("-m", "not hosts", *FRAMEWORKS),
-    "tests that need hosts": ("-m", "hosts"),
+PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "promises": {"pools": promises.POOLS, "engine": promises.ENGINE, "frameworks": promises.FRAMEWORKS},
+    "rest": {
+        "core": tuple(f"--ignore={path}" for path in (*HOSTS, *FRAMEWORKS)),
+        "frameworks": FRAMEWORKS,
+        "hosts": HOSTS,
+    },
 }
-SHOWN_AT_ONCE = "all others"
+SLOWEST = 20
+LOOK_S, LINE_S = 1.0, 60.0
 
 
-def started(arguments: tuple[str, ...], output: BinaryIO | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pytest", "--durations=15", "--durations-min=5", *arguments]
-    error = None if output is None else subprocess.STDOUT
-    return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=error)
+class Group:
+    """One pytest process and its files: output, progress, results."""
+
+    def __init__(self, name: str, part: str, output: BinaryIO) -> None:
+        self.name, self._output = name, output
+        self._progress = RESULTS / f"{part}-{name}.progress"
+        self._results = RESULTS / f"{part}-{name}.xml"
+        self._progress.unlink(missing_ok=True)
+        self._results.unlink(missing_ok=True)
+        files = (f"--progress-file={self._progress}", f"--junitxml={self._results}")
+        command = [sys.executable, "-m", "pytest", f"--part={part}", *files, *PARTS[part][name]]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+
+    @property
+    def has_failed(self) -> bool:
+        return self.process.poll() != 0
+
+    def progress(self) -> str:
+        with contextlib.suppress(OSError):  # still collecting
+            return f"{self.name} {self._progress.read_text()}"
+        return f"{self.name} ..."
+
+    def output(self) -> str:
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    def durations(self) -> Iterator[tuple[float, str]]:
+        """Seconds and name of each test, its fixtures included. Empty where pytest died."""
+        if self._results.exists():
+            for case in ElementTree.parse(self._results).iter("testcase"):
+                yield float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}"
 
 
 def ended(process: subprocess.Popen[bytes]) -> int:
-    """Its exit status. Ctrl-C reaches it as it does us: it ends by itself, after its fixtures' clean-up."""
+    """Wait for a process. Ctrl-C reaches it too, and it ends by itself after its fixtures' clean-up."""
     while True:
         try:
             return process.wait()
@@ -41,21 +80,46 @@ def ended(process: subprocess.Popen[bytes]) -> int:
             continue
 
 
-def main(arguments: list[str]) -> int:
-    if arguments:
-        return ended(started(tuple(arguments), None))
+def run(part: str) -> int:
     began = time.monotonic()
+    RESULTS.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as files:
-        outputs = {name: files.enter_context(tempfile.TemporaryFile()) for name in PARTS if name != SHOWN_AT_ONCE}
-        parts = {name: started(chosen, outputs.get(name)) for name, chosen in PARTS.items()}
-        codes = {name: ended(process) for name, process in parts.items()}
-        for name, output in outputs.items():
-            output.seek(0)
-            sys.stdout.write(f"\n== {name}, which ran beside these\n{output.read().decode(errors='replace')}")
-    failed = [name for name, code in codes.items() if code]
+        groups = [Group(name, part, files.enter_context(tempfile.TemporaryFile())) for name in PARTS[part]]
+        try:
+            show_progress(groups, began)
+        finally:
+            for group in groups:
+                ended(group.process)
+        failed = [group for group in groups if group.has_failed]
+        for group in failed:
+            sys.stdout.write(f"\n== {group.name}\n{group.output()}")
+    slowest = sorted((duration for group in groups for duration in group.durations()), reverse=True)
+    lines = [f"{seconds:7.1f} s  {name}" for seconds, name in slowest[:SLOWEST]]
+    sys.stdout.write("\n".join([f"\n== the {SLOWEST} slowest of {len(slowest)} tests", *lines, ""]))
     minutes = (time.monotonic() - began) / 60
-    sys.stdout.write(f"\n== {minutes:.1f} minutes; {'failed: ' + ', '.join(failed) if failed else 'all passed'}\n")
+    outcome = "failed: " + ", ".join(group.name for group in failed) if failed else "all passed"
+    sys.stdout.write(f"\n== {part}: {len(slowest)} tests in {minutes:.1f} minutes; {outcome}\n")
     return 1 if failed else 0
+
+
+def show_progress(groups: list[Group], began: float) -> None:
+    """Show one line until all groups have ended: in place on a terminal, otherwise again each minute."""
+    shown = began
+    while any(group.process.poll() is None for group in groups):
+        time.sleep(LOOK_S)
+        now = time.monotonic()
+        if sys.stdout.isatty() or now - shown >= LINE_S:
+            shown = now
+            minutes, seconds = divmod(int(now - began), 60)
+            line = f"{minutes}:{seconds:02}  " + "  ".join(group.progress() for group in groups)
+            sys.stdout.write(f"\r{line}\x1b[K" if sys.stdout.isatty() else f"{line}\n")
+            sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) == 1 and arguments[0] in PARTS:
+        return run(arguments[0])
+    return ended(subprocess.Popen([sys.executable, "-m", "pytest", *arguments], cwd=ROOT))
 
 
 if __name__ == "__main__":

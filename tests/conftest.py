@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.__main__ import HOSTS
 from tests.hosts.fixtures import (
     addresses,
     bed,
@@ -22,6 +24,7 @@ from tests.hosts.fixtures import (
     require_hosts,
     torch_index,
 )
+from tests.promises import is_promise
 
 __all__ = [
     "addresses",
@@ -49,6 +52,47 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=("promises", "rest"), help="only the tests of `make test`, or only all others")
+    parser.addoption("--progress-file", help="a file to keep the number of finished tests in")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    stray = [item.nodeid for item in items if item.get_closest_marker("hosts") and not item.nodeid.startswith(HOSTS)]
+    if stray:
+        raise pytest.UsageError(
+            f"{stray[0]}: tests marked `hosts` belong into one of {HOSTS}, where test-all runs them"
+        )
+    part = config.getoption("--part")
+    if part is not None:
+        chosen = [item for item in items if is_promise(item) == (part == "promises")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+
+
+class _Progress:
+    """Keep "finished/total" in a file, for the process that runs several pytests side by side."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._total = self._finished = self._failed = 0
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._total = len(session.items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._failed += report.failed
+        self._finished += report.when == "teardown"
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._path.write_text(f"{self._finished}/{self._total}{failed}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--progress-file")
+    if path is not None:
+        config.pluginmanager.register(_Progress(Path(path)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
+import inspect
 from types import ModuleType
 
 
-def run_examples(module: ModuleType) -> int:
-    """Run the examples of a module and of its public names, and return how many there are. Raises AssertionError.
+def documented_names(module: ModuleType) -> set[str]:
+    """Return what a package exports, or what a module defines."""
+    if hasattr(module, "__path__"):
+        return set(module.__all__)
+    tree = ast.parse(inspect.getsource(module))
+    return {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
-    `doctest.testmod` passes classes and functions over that report their public module instead of this one.
+
+def run_examples(module: ModuleType) -> int:
+    """Run the examples of a module and of the objects that it defines or exports. Return the number of examples.
+
+    `doctest.testmod` skips classes and functions that report their public module instead of this one.
     """
-    objects = {module.__name__: module, **{name: getattr(module, name) for name in module.__all__}}
+    own = documented_names(module)
+    objects = {module.__name__: module, **{name: value for name, value in vars(module).items() if name in own}}
     runner = doctest.DocTestRunner()
     for name, value in objects.items():
         if value is module:

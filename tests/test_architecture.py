@@ -78,8 +78,8 @@ PACKAGE = ROOT / "skyward"
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 TWO_MEANINGS = {
-    "NodeLost": ["errors.py", "events.py"],
-    "PoolClosed": ["errors.py", "events.py"],
+    "NodeLost": ["errors/node.py", "events/machine.py"],
+    "PoolClosed": ["errors/usage.py", "events/pool.py"],
 }
 """Public names from the first release: the error ends a call, the event tells a reader that it happened."""
 

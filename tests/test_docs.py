@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import skyward.errors
 from skyward.cli.integrations import describe, markdown
 
 ROOT = Path(__file__).parent.parent
@@ -17,13 +18,16 @@ PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "guides").glob("*
 
 # A python block, and the text block that says what it prints if one follows.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:(?:(?!^```).)*?^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+ERRORS = ROOT / "docs" / "errors.md"
+LINK = re.compile(r"""(?:\]\(|src="|srcset=")([^)\s"]+)[)"]""")
 
 
 def runnable() -> list[tuple[str, str, str]]:
     """(page and number, code, what it prints or nothing). Examples in the guides are run by test_examples."""
     blocks = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        if page == ERRORS:
+            continue
         for number, found in enumerate(BLOCK.finditer(page.read_text()), start=1):
             blocks.append((f"{page.name}-{number}", found[1], found[2] or ""))
     return blocks
@@ -47,11 +51,47 @@ def test_code_in_the_documentation_runs_and_prints_what_is_shown(code: str, prin
         assert sorted(shown.splitlines()) == sorted(prints.splitlines()), shown
 
 
+def test_code_of_the_error_catalogue_runs_on_one_pool_and_prints_what_is_shown(tmp_path: Path) -> None:
+    """Its examples name `pool`, which the page says how to open."""
+    blocks = list(BLOCK.finditer(ERRORS.read_text()))
+    opening = re.findall(r"^pool = .*", ERRORS.read_text(), re.MULTILINE)
+    code = ["import skyward as sky", *opening]
+    for block in blocks:
+        code += [block[1], "print('--', flush=True)"]
+    (tmp_path / "example.py").write_text("\n".join([*code, "pool.close()"]))
+    command = [sys.executable, "-W", "error", "example.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = done.stdout.split("--\n")[:-1]
+    assert printed == [block[2] or "" for block in blocks]
+
+
+def test_the_error_catalogue_has_a_section_for_each_class() -> None:
+    codes = [re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower() for name in skyward.errors.__all__]
+    sections = re.split(r"^## (.+)\n", ERRORS.read_text(), flags=re.MULTILINE)[1:]
+    texts = dict(zip(sections[::2], sections[1::2], strict=True))
+    assert sorted(texts) == sorted(codes)
+    for code, text in texts.items():
+        assert all(part in text for part in ("**Meaning.**", "**Cause.**", "**What to do.**", "```python\n")), code
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text()) if "://" not in link and not link.startswith("mailto:")]
-    missing = [link for link in links if not (page.parent / link.partition("#")[0]).exists()]
+    missing = []
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            missing.append(link)
     assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as code browsers and the site make them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -108,7 +108,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     ),
     "17_restart": (
         r"the last start began with epoch 5 and ended with a loss of 0\.\d+",
-        r"rank-1\.log:\nepoch 0(?:.*\n)+epoch 4.*\nskyward: 'train' is started again.*SIGKILL",
+        r"rank-1\.log:\nepoch 0(?:.*\n)+epoch 4.*\nskyward: 'train' is restarted after.*SIGKILL",
         r"rank-1\.restart-1\.log:\nepoch 5(?:.*\n)+epoch 7",
         r"GangHung: 'evaluate' hangs: rank 1 \(node 1\) is in no collective, but at 17_restart\.py:\d+ in evaluate",
         r"rank 0 \(node 0\) in all_reduce",

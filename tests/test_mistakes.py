@@ -172,9 +172,9 @@ ARGUMENTS = [
     Mistake("a call to compute", lambda _: sky.compute(area(1)), UsageError, ("_area(1) is a call",)),
     Mistake("a generator", lambda p: passed(x for x in "ab") >> p, ArgumentNotPicklable, ("Iterator[...]",)),
     Mistake("returned", lambda p: returns_generator() >> p, ResultNotPicklable, ("a generator", "yield")),
-    Mistake("no call", lambda p: p.submit(3), UsageError, ("3 is neither a function nor a call",)),
+    Mistake("no call", lambda p: p.submit(3), UsageError, ("call=3: neither a function nor a call",)),
     Mistake("a group", lambda p: p.run(area(1) & area(2)), UsageError, ("run_group()",)),
-    Mistake("call and arguments", lambda p: p.run(area(1), 2), UsageError, ("its arguments are in it already",)),
+    Mistake("call and arguments", lambda p: p.run(area(1), 2), UsageError, ("this call has its arguments already",)),
 ]
 
 
@@ -209,7 +209,7 @@ OPERANDS = [
     Mistake("the wrong way round", lambda p: p >> area(1), NotRun, ("(_area(1) >> pool)",)),
     Mistake("a list to gather", lambda _: untyped.gather([area(1)]), UsageError, ("sky.gather(*calls)",)),
     Mistake("a function to gather", lambda _: sky.gather(area), UsageError, ("call a @compute function",)),
-    Mistake("a group to gather", lambda _: untyped.gather(area(1) & area(2)), UsageError, ("join them with &",)),
+    Mistake("a group to gather", lambda _: untyped.gather(area(1) & area(2)), UsageError, ("join groups with &",)),
 ]
 
 
@@ -296,19 +296,20 @@ def made(**options: Any) -> sky.ComputePool:
 OPTIONS = [
     Mistake("volumes=", lambda _: made(volumes={}), UsageError, ("volumes: not an option", "do not exist yet")),
     Mistake("selection=", lambda _: made(selection="first"), UsageError, ("one pool for each provider",)),
+    Mistake("lease_s=", lambda _: sky.Local(lease_s=0), UsageError, ("Local.lease_s=0", "set lease_s=5.0")),
     Mistake("gpus=", lambda _: made(gpus=8), UsageError, ("sky.accelerators.A100(count=8)",)),
     Mistake("ssh_timeout=", lambda _: made(ssh_timeout=9), UsageError, ("provision_timeout_s=",)),
     Mistake("worker=", lambda _: made(worker=1), UsageError, ("concurrency=4",)),
-    Mistake("region=", lambda _: made(region="x"), UsageError, ("option of the provider",)),
-    Mistake("pip=", lambda _: made(pip=["x"]), UsageError, ("option of the image",)),
+    Mistake("region=", lambda _: made(region="x"), UsageError, ("set this option of the provider",)),
+    Mistake("pip=", lambda _: made(pip=["x"]), UsageError, ("set this option of the image",)),
     Mistake("retries=", lambda _: made(retries=1), UsageError, ("@sky.compute(retries=3",)),
     Mistake("concurency=", lambda _: made(concurency=1), UsageError, ("did you mean concurrency=?",)),
     Mistake("nodes=(1, 4)", lambda _: made(nodes=(1, 4)), UsageError, ("whole number", "elastic pools do not exist")),
     Mistake("A100:8", lambda _: made(accelerator="A100:8"), UsageError, ("sky.accelerators.A100(count=8)",)),
     Mistake("8x rtx 4090", lambda _: made(accelerator="8x rtx 4090"), UsageError, ("RTX_4090(count=8)",)),
-    Mistake("two kinds", lambda _: made(accelerator=["A100", "H100"]), UsageError, ("it is one name",)),
+    Mistake("two kinds", lambda _: made(accelerator=["A100", "H100"]), UsageError, ("pass one name",)),
     Mistake(
-        "no provider", lambda _: untyped.ComputePool(), UsageError, ("provider: ComputePool needs it", "sky.Local")
+        "no provider", lambda _: untyped.ComputePool(), UsageError, ("provider: ComputePool requires it", "sky.Local")
     ),
     Mistake("by name", lambda _: untyped.ComputePool(name="x"), UsageError, (".named(",)),
     Mistake("two", lambda _: untyped.ComputePool(sky.Local(), sky.Local()), UsageError, ("several providers",)),
@@ -317,12 +318,12 @@ OPTIONS = [
     Mistake("Image(list)", lambda _: untyped.Image(["torch"]), UsageError, ("by name", "pip=")),
     Mistake("pip_indexes=", lambda _: untyped.Image(pip_indexes=[]), UsageError, ("pip_extra_index_url",)),
     Mistake("SSH(list)", lambda _: untyped.SSH(["gpu1"]), UsageError, ('hosts=["gpu1"]',)),
-    Mistake("SSH()", lambda _: untyped.SSH(), UsageError, ("hosts: SSH needs it", "hosts=[")),
+    Mistake("SSH()", lambda _: untyped.SSH(), UsageError, ("hosts: SSH requires it", "hosts=[")),
     Mistake("SSH(host=)", lambda _: untyped.SSH(host="gpu1"), UsageError, ("hosts=[",)),
     Mistake("password=", lambda _: untyped.SSH(hosts=["a"], password="p4ss"), UsageError, ("ssh-copy-id",)),
     Mistake("reigon=", lambda _: untyped.AWS(reigon="x"), UsageError, ("did you mean region=?",)),
     Mistake("AWS(region)", lambda _: untyped.AWS("us-east-1"), UsageError, ('region="us-east-1"',)),
-    Mistake("Local(nodes=)", lambda _: untyped.Local(nodes=2), UsageError, ("option of the pool",)),
+    Mistake("Local(nodes=)", lambda _: untyped.Local(nodes=2), UsageError, ("set this option of the pool",)),
     Mistake("lease=", lambda _: untyped.Local(lease=2), UsageError, ("did you mean lease_s=?",)),
     Mistake("retry=", lambda _: untyped.compute(retry=2), UsageError, ("write retries=3",)),
     Mistake("gpu=", lambda _: untyped.compute(gpu=2), UsageError, ("ComputePool(accelerator=",)),
@@ -333,12 +334,12 @@ OPTIONS = [
     Mistake("retires=", lambda _: untyped.CallOptions(retires=1), UsageError, ("did you mean retries=?",)),
     Mistake("CallOptions(3)", lambda _: untyped.CallOptions(3), UsageError, ("by name", "retries=")),
     Mistake("ecko=", lambda _: untyped.LogFiles("logs", ecko=True), UsageError, ("did you mean echo=?",)),
-    Mistake("LogFiles()", lambda _: untyped.LogFiles(), UsageError, ("folder: LogFiles needs it",)),
+    Mistake("LogFiles()", lambda _: untyped.LogFiles(), UsageError, ("folder: LogFiles requires it",)),
     Mistake("factry=", lambda _: untyped.once("key", factry=dict), UsageError, ("did you mean factory=?",)),
     Mistake("memroy=", lambda _: untyped.accelerators.A100(memroy="80GB"), UsageError, ("did you mean memory=?",)),
     Mistake("A100(8)", lambda _: untyped.accelerators.A100(8), UsageError, ("by name", "count=")),
     Mistake("counts=", lambda _: untyped.accelerators.Custom("X", counts=2), UsageError, ("did you mean count=?",)),
-    Mistake("JoblibPool()", lambda _: untyped.integrations.JoblibPool(), UsageError, ("JoblibPool needs it",)),
+    Mistake("JoblibPool()", lambda _: untyped.integrations.JoblibPool(), UsageError, ("JoblibPool requires it",)),
 ]
 
 
@@ -436,7 +437,7 @@ def test_a_pool_that_closes_says_what_nobody_read_and_what_was_never_sent(tmp_pa
         "read",
         f"skyward: one: 1 call failed and its future was not read: {division}",
         f"skyward: many: 22 calls failed and their futures were not read, the first with {division}",
-        "skyward: none: no call was sent; <lambda>(...) alone runs nothing: write <lambda>(...) >> pool",
+        "skyward: none: no call was sent, and <lambda>(...) alone runs nothing; write <lambda>(...) >> pool",
     ]
 
 

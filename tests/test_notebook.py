@@ -59,7 +59,11 @@ class Cell:
     def __init__(self) -> None:
         self.text = ""
         self.value = ""
+        self.html = ""
         self.error = ""
+        self.traceback = ""
+        self.displays: dict[str, list[dict[str, str]]] = {}
+        """By id: the states of each output that was replaced in place, or shown once."""
 
 
 class Notebook:
@@ -83,8 +87,13 @@ class Notebook:
                 cell.text += content["text"]
             elif kind == "execute_result":
                 cell.value = content["data"]["text/plain"]
+                cell.html = content["data"].get("text/html", "")
+            elif kind in ("display_data", "update_display_data"):
+                name = content.get("transient", {}).get("display_id", "")
+                cell.displays.setdefault(name, []).append(content["data"])
             elif kind == "error":
                 cell.error = content["ename"]
+                cell.traceback = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"]))
             elif kind == "status" and content["execution_state"] == "idle":
                 return cell
 
@@ -124,9 +133,11 @@ def executed() -> Any:
     return notebook
 
 
-def shown(notebook: Any, contains: str) -> tuple[str, str]:
-    """(text, value) below the cell that contains the words."""
-    (cell,) = [c for c in notebook.cells if c.cell_type == "code" and contains in c.source]
+def shown(notebook: Any, contains: str, number: int | None = None) -> tuple[str, str]:
+    """(text, value) below the cell that contains the words: the only one, or the one of that number."""
+    cells = [c for c in notebook.cells if c.cell_type == "code" and contains in c.source]
+    cell = cells[number or 0]
+    assert number is not None or len(cells) == 1
     text = "".join(o.text for o in cell.outputs if o.output_type == "stream")
     values = [o.data["text/plain"] for o in cell.outputs if o.output_type == "execute_result"]
     return text, values[0] if values else ""
@@ -134,7 +145,10 @@ def shown(notebook: Any, contains: str) -> tuple[str, str]:
 
 def test_function_of_a_cell_runs_in_a_pool_of_another_cell_and_prints_into_its_own(executed: Any) -> None:
     assert "nodes=2" in shown(executed, "ComputePool")[1]
-    assert shown(executed, "FACTOR = 3") == ("[node 0] scaling 14 by 3\n", "42")
+    assert shown(executed, "FACTOR = 3") == ("", "<scale(14), not run: send it with `>> pool`>")
+    text, value = shown(executed, "scale(14) >> pool", 0)
+    assert re.fullmatch(r"\[node \d\] scaling 14 by 3\n", text)
+    assert value == "42"
     text, value = shown(executed, "# every node")
     assert sorted(text.splitlines()) == ["[node 0] scaling 14 by 3", "[node 1] scaling 14 by 3"]
     assert value == "[42, 42]"
@@ -156,10 +170,33 @@ def test_progress_and_errors_are_readable(executed: Any) -> None:
     assert "in inverse\n    return 1 / x" in text
 
 
-def test_example_notebook_is_kept_without_outputs() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+def shapes(notebook: Any) -> list[tuple[str, set[tuple[str, ...]]]]:
+    """Return of each code cell its first line, and the kinds of its outputs."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
+    return [
+        (
+            cell.source.partition("\n")[0],
+            {(o.output_type, o.get("name", ""), *sorted(o.get("data", {}))) for o in cell.outputs},
+        )
+        for cell in code
+    ]
+
+
+def test_the_example_is_stored_with_its_outputs_which_a_run_gives_again(executed: Any) -> None:
+    stored = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+    assert shapes(stored) == shapes(executed)
+    curve = next(
+        o.data["image/svg+xml"]
+        for c in stored.cells
+        for o in c.get("outputs", [])
+        if "image/svg+xml" in o.get("data", {})
+    )
+    assert curve.startswith("<svg ")
+    assert len(re.search(r'points="([^"]+)"', curve)[1].split()) == 120  # type: ignore[index]
+    first, last = re.findall(r"[\d.]+", shown(executed, "def train")[1])
+    assert float(last) < float(first) / 100
+    assert shown(executed, "%%skyward")[1] == "450"
+    assert str(ROOT) not in NOTEBOOK.read_text(), "the outputs name a folder of the machine that made them"
 
 
 def test_interrupting_the_kernel_stops_the_remote_work_and_leaves_the_pool_usable(
@@ -237,7 +274,7 @@ def test_a_cell_that_is_run_again_replaces_its_pool(notebook: Notebook) -> None:
     assert notebook.run(cell).text == ""
     notebook.run("future = sky.compute(__import__('time').sleep)(300) > pool")
     assert re.fullmatch(
-        r"skyward: pool-\w+: closing this pool: pool is assigned another pool\n", notebook.run(cell).text
+        r"skyward: pool-\w+: closing this pool, because pool was assigned another pool\n", notebook.run(cell).text
     )
     assert notebook.value("type(future.exception()).__name__") == "PoolClosed"
     assert notebook.value("sky.compute(abs)(-3) >> pool") == 3
@@ -255,7 +292,7 @@ def test_pools_of_one_name_replace_each_other_and_others_stay(notebook: Notebook
     notebook.run("import skyward as sky, skyward.state.live")
     notebook.run('one = sky.ComputePool(sky.Local(), name="train").start()')
     cell = notebook.run('two = sky.ComputePool(sky.Local(), name="train").start()')
-    assert cell.text == "skyward: train: closing this pool: another pool named 'train' is opened\n"
+    assert cell.text == "skyward: train: closing this pool, because another pool named 'train' was opened\n"
     assert notebook.value(OPEN_COUNT) == ["train"]
     loop = "pools = []\nfor _ in range(2):\n    pool = sky.ComputePool(sky.Local()).start()\n    pools.append(pool)"
     assert notebook.run(loop).text == ""
@@ -275,7 +312,7 @@ def test_the_console_is_one_line_that_follows_the_pool() -> None:
     nbclient.NotebookClient(notebook, timeout=60).execute()
     (line,) = notebook.cells[0].outputs
     assert line.output_type == "display_data"
-    assert re.fullmatch(r"demo: local, 1 node · ready after [\d.]+ s · closed", line.data["text/plain"])
+    assert re.fullmatch(r"demo: local, 1 node · ready after [\d.]+ s · closed( · 1 call)?", line.data["text/plain"])
     assert notebook.cells[2].outputs == []
 
 
@@ -284,3 +321,101 @@ def test_a_local_pool_shows_nothing_of_itself() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(notebook, timeout=60).execute()
     assert notebook.cells[0].outputs == []
+
+
+CALLS = """
+@sky.compute
+def inverse(x):
+    def inner(y):
+        return 1 / y
+    return inner(x)
+"""
+
+
+def test_pools_calls_groups_and_futures_say_in_html_what_they_are_and_what_to_do(notebook: Notebook) -> None:
+    notebook.run(OPEN_POOL)
+    notebook.run(CALLS)
+    shown = notebook.run("pool").html
+    for part in (
+        "ComputePool pool-",
+        "open",
+        "Local(lease_s=5.0)",
+        "2 (1 on each node)",
+        "nothing is rented",
+        ".close()",
+    ):
+        assert part in shown, part
+    shown = notebook.run("inverse(2)").html
+    for part in ("inverse(2)", "has not run", "&gt;&gt; pool", "@ pool"):
+        assert part in shown, part
+    shown = notebook.run("inverse('<b>') & inverse(3)").html
+    assert "inverse(&#x27;&lt;b&gt;&#x27;) &amp; inverse(3)" in shown
+    assert "inverse ×2" in shown
+    notebook.run("future = inverse(2) > pool; future.result()")
+    assert "done" in notebook.run("future").html
+    assert "closed" in notebook.run("pool.close(); pool").html
+
+
+def test_a_remote_error_shows_the_users_frames_of_both_sides_and_none_of_ours(notebook: Notebook) -> None:
+    notebook.run(OPEN_POOL)
+    notebook.run(CALLS)
+    for code in ("inverse(0) >> pool", "(inverse(0) & inverse(1)) >> pool", "inverse(0) @ pool"):
+        cell = notebook.run(code)
+        assert cell.error == "ZeroDivisionError"
+        assert f"----> 1 {code}" in cell.traceback
+        assert re.search(r"  Cell In\[\d+\], line 5, in inverse\n    return inner\(x\)\n", cell.traceback)
+        assert "    return 1 / y\n" in cell.traceback
+        assert "skyward/" not in cell.traceback
+        assert len(cell.traceback.splitlines()) < 20
+
+
+BARS = """
+from tqdm import tqdm
+
+@sky.compute
+def train(steps):
+    for _ in tqdm(range(steps), desc="epochs"):
+        time.sleep(0.1)
+
+def simulate(seed):
+    time.sleep(0.05)
+"""
+
+
+def test_maps_and_bars_of_tasks_stand_in_place_below_their_cell(notebook: Notebook) -> None:
+    notebook.run(OPEN_POOL)
+    notebook.run(BARS)
+    cell = notebook.run("pool.map(simulate, range(60));")
+    (states,) = cell.displays.values()
+    assert len(states) >= 3
+    assert re.fullmatch(r"simulate +60 of 60 +━+ +100%  in [\d.]+ s +[\d.]+/s", states[-1]["text/plain"])
+    assert "width:100.0%" in states[-1]["text/html"]
+    assert cell.text == ""
+    cell = notebook.run("train(25) >> pool")
+    (states,) = cell.displays.values()
+    assert any(re.search(r"\[node \d\] epochs: +[1-9]\d%", state["text/plain"]) for state in states)
+    assert states[-1]["text/plain"] == ""  # its last state is a line of the output
+    assert len(re.findall("epochs:", cell.text)) == 1
+    assert re.search(r"epochs: 100%.*25/25", cell.text)
+    assert notebook.run("pool.map(abs, [1]);").displays == {}
+
+
+def test_a_cell_runs_on_a_pool_by_a_magic(notebook: Notebook) -> None:
+    notebook.run(OPEN_POOL)
+    notebook.run("%load_ext skyward\nfactor = 3\ndef times(x):\n    return x * factor")
+    cell = notebook.run("%%skyward pool\nprint('from', sky.instance_info().node)\ntotal = times(14)\ntotal")
+    assert cell.value == "42", cell.traceback
+    assert re.fullmatch(r"\[node \d\] from \d\n", cell.text)
+    assert notebook.run("total").error == "NameError"  # what a cell sets stays there
+    notebook.run("%%skyward pool.node(1) --out total,where\nwhere = sky.instance_info().node\ntotal = times(2)")
+    assert notebook.value("[total, where]") == [6, 1]
+    assert notebook.run("%%skyward pool --each\nsky.instance_info().node").value == "[0, 1]"
+    assert notebook.run("%%skyward\n1 + 1").value == "2"
+    cell = notebook.run("%%skyward pool\nx = 0\n1 / x")
+    assert cell.error == "ZeroDivisionError"
+    assert re.search(r'File "<skyward cell \d>", line 2, in <module>\n    1 / x\n', cell.traceback)
+    assert "run_source" not in cell.traceback
+    for line in ("--out", "--evry"):
+        cell = notebook.run(f"%%skyward pool {line}\n1")
+        assert cell.error == "UsageError"
+        assert "write %%skyward [POOL]" in cell.traceback

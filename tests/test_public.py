@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pickle
 import pkgutil
+import re
 import subprocess
 import sys
 import typing
@@ -132,6 +134,7 @@ def test_importing_the_package_takes_less_than_a_tenth_of_a_second() -> None:
     assert min(float(fresh(code)) for _ in range(5)) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # a fork for each module
 def test_every_module_can_be_imported_first() -> None:
     """No import circle that only some order of imports hides."""
@@ -159,3 +162,27 @@ def test_every_all_is_true() -> None:
             module = importlib.import_module(info.name)
             for name in getattr(module, "__all__", ()):
                 assert hasattr(module, name), f"{info.name}.{name}"
+
+
+EXAMPLE = re.compile(r"Examples?:|>>> ")
+DOCUMENTED = ("skyward", "skyward.accelerators", "skyward.errors", "skyward.events", "skyward.integrations")
+DOCUMENTED_IN_TRAINING = (
+    "skyward.testing",
+    "skyward.training",
+    "skyward.training.callbacks",
+    "skyward.training.checkpoint",
+    "skyward.training.control",
+    "skyward.training.evaluation",
+    "skyward.training.evaluation.dispatchers",
+    "skyward.training.sakura",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [*DOCUMENTED, *(pytest.param(training, marks=pytest.mark.slow) for training in DOCUMENTED_IN_TRAINING)]
+)
+def test_every_public_class_and_function_has_an_example(name: str) -> None:
+    module = importlib.import_module(name)
+    values = {public: getattr(module, public) for public in module.__all__}
+    objects = {public: value for public, value in values.items() if inspect.isclass(value) or inspect.isroutine(value)}
+    assert [public for public, value in objects.items() if not EXAMPLE.search(inspect.getdoc(value) or "")] == []

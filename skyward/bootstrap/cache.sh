@@ -1,28 +1,28 @@
-# What is kept on a node for the next pool, and how it stays bounded. From the client: limit_kib.
+# Cache on a node for the next pools, and its limit. From the client: limit_kib.
 
-# Agents and slots name their interpreter and path in their arguments. The pattern comes by standard input: as an
-# argument grep would find itself.
+# The arguments of agents and slots contain their interpreter and path. The pattern comes by standard input, because grep
+# would find its own arguments.
 is_used() { # FOLDER
     printf '%s/\n' "$1" | grep -qF -f - /proc/[0-9]*/cmdline 2>/dev/null
 }
 
-# A pool that has just been told of an environment may not have started its agent yet.
+# A pool that has just found an environment may not have started its agent yet, so recent use counts too.
 is_recent() { # FILE
     [ -n "$(find "$1" -mmin -"$2" 2>/dev/null)" ]
 }
 
-size_kib() { # one count for what is linked twice, as between uv's cache and the environments
+size_kib() { # in one run of du, which counts files once that uv's cache shares with the environments by hard links
     total=$(du -skc "$platform" "$root/code" 2>/dev/null | tail -n 1)
     echo "${total%%[!0-9]*}"
 }
 
-remove_environment() { # FOLDER: its marker first, so that it is whole or not there
+remove_environment() { # FOLDER: the marker goes first, so that a half-removed environment does not count as complete
     rm -f "$1/ready.json" && mv "$1" "$1.removed" 2>/dev/null
     rm -rf "$1.removed" "$1"
 }
 
-# The least recently used ones, until all together are below the limit.
-bound_cache() { # LIMIT_KIB MINUTES: leave what was used within these
+# Remove the least recently used environments until the total is below the limit.
+bound_cache() { # LIMIT_KIB MINUTES: keep environments that were used within these minutes
     find "$root/tmp" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} + 2>/dev/null
     [ "$(size_kib)" -gt "$1" ] || return 0
     for mark in $(ls -1tr "$platform"/*/used 2>/dev/null); do
@@ -35,6 +35,6 @@ bound_cache() { # LIMIT_KIB MINUTES: leave what was used within these
     done
     find "$root/code" -type f -mmin +"$2" -exec rm -f {} + 2>/dev/null
     [ "$(size_kib)" -gt "$1" ] || return 0
-    echo "removing what uv has downloaded"
+    echo "removing the downloads of uv"
     rm -rf "$platform/uv-cache"
 }

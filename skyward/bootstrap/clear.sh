@@ -1,4 +1,4 @@
-# Removes what is kept for the next pool, of all platforms that share this home. From the client: patience_s.
+# Removes the cache of all platforms that share this home. From the client: patience_s.
 if ! hold_cache -x "$patience_s"; then
     say busy "$root"
     exit 1
@@ -16,7 +16,7 @@ for platform in "$root"/*-*-*; do
         say removed "$(du -sk "$folder" | cut -f 1) $folder"
         remove_environment "$folder"
     done
-    # The interpreter of an environment that stays may be one that uv has downloaded.
+    # An environment that stays may use an interpreter from this folder.
     if [ -z "$is_kept" ]; then
         say removed "$(du -sk "$platform" | cut -f 1) $platform"
         rm -rf "$platform"

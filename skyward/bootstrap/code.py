@@ -1,4 +1,4 @@
-"""The user's code on its way to the nodes: local modules and what the image includes, as files named by content."""
+"""User code for the nodes: local modules and the image's includes, as files named by their content."""
 
 from __future__ import annotations
 
@@ -19,40 +19,38 @@ from ..values.image import Image
 from .ignore import ALWAYS, Rules, rules_above, rules_in
 from .roots import Root, editable_metadata, local_roots
 
-__all__ = ["Code", "gather"]
-
 _LARGE = 256 * 1024
-"""Bytes from which a file travels by itself: an edit elsewhere does not send it again."""
+"""Bytes from which a file is sent separately, so that edits of other files do not send it again."""
 _LARGEST_IN_PACKAGE = 10 * 2**20
-"""Bytes above which a file beside modules stays here unless the image includes it."""
+"""Bytes above which a file in a package is not sent unless the image includes it."""
 _MUCH = 100 * 2**20
 _MOST_ENTRIES = 100_000
 _CWD = "work"
 _METADATA = ".installed"
-"""The folder of what importlib.metadata is to know of packages that are installed editable here."""
+"""Folder with the metadata of packages that are installed editable here, for importlib.metadata on the node."""
 _METADATA_FILES = ("METADATA", "entry_points.txt", "top_level.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """`path` and `cwd` are relative to where it is unpacked."""
+    """Code for the nodes. `path` and `cwd` are relative to the folder where it is unpacked."""
 
     name: str
-    """From the content, and so the same for the same files."""
+    """Name derived from the content, so that the same files have the same name."""
     archive: bytes = field(repr=False)
-    """Small files, and a list of which large ones go where: a tar."""
+    """Tar archive of the small files, with a list of the large files and their places."""
     objects: Mapping[str, str]
-    """Large files: SHA-256 to the path here."""
+    """Local paths of the large files by SHA-256."""
     sources: Mapping[str, str] = field(repr=False)
-    """All files: where they go to where they are here."""
+    """Local paths of all files by their place on the node."""
     path: tuple[str, ...]
     cwd: str
     left_out: tuple[str, ...]
-    """Files beside modules that are too large to travel without being asked for."""
+    """Files in packages that are too large to be sent without an include."""
 
     @functools.cached_property
     def compressed(self) -> bytes:
-        """The archive by gzip: made only when it has to be sent, as that takes longer than all the rest."""
+        """Archive compressed with gzip. Computed only if it has to be sent, because it takes longer than the rest."""
         return gzip.compress(self.archive, compresslevel=3, mtime=0)
 
 
@@ -63,10 +61,18 @@ def gather(
     cwd: str | None = None,
     modules: Mapping[str, object] | None = None,
 ) -> Code:
-    """Read what travels. `path`, `cwd`, `modules`: by default those of this process.
+    """Read the files to send.
 
-    Raises UsageError where an include does not exist or where it would be too much without being asked for; warns of
-    files that are left out, and of much that was asked for.
+    Warns about files that are left out, and about large amounts of included files.
+
+    Args:
+        image: Image with includes and excludes.
+        path: A sys.path; by default that of this process.
+        cwd: Working folder; by default that of this process.
+        modules: Loaded modules; by default those of this process.
+
+    Raises:
+        UsageError: An include does not exist, or the modules are too large to be sent without includes.
     """
     here = os.path.realpath(cwd or os.getcwd())
     gathered = _Gathered(Rules.parse(here, (*ALWAYS, *image.excludes)))
@@ -77,21 +83,22 @@ def gather(
         gathered.add_modules(root, places[root.folder])
     if gathered.size > _MUCH:
         raise UsageError(
-            f"the modules of {', '.join(root.folder for root in roots)} are {gathered.size / 1e6:.0f} MB, too much to "
-            f"send without being asked: {gathered.largest()}; leave them out by Image(excludes=[...]) or .gitignore"
+            f"sys.path: the modules in {', '.join(root.folder for root in roots)} are {gathered.size / 1e6:.0f} MB, "
+            f"too much to send: {gathered.largest()}; leave some out with Image(excludes=[...]) or .gitignore"
         )
     included = [gathered.include(entry, here) for entry in image.includes]
     if gathered.size > _MUCH:
-        warn_user(f"{gathered.size / 1e6:.0f} MB go to each node: {gathered.largest()}")
+        warn_user(f"Image.includes: {gathered.size / 1e6:.0f} MB are sent to each node: {gathered.largest()}")
     if gathered.left_out:
-        warn_user(f"too large to travel unless Image(includes=[...]) names them: {', '.join(gathered.left_out)}")
+        files = ", ".join(gathered.left_out)
+        warn_user(f"files in packages: too large to send: {files}; list them in Image(includes=[...]) to send them")
     metadata = [gathered.add_metadata(folder) for folder in editable_metadata(path, roots)]
     on_path = (*filter(None, included), *(places[root.folder] for root in roots), _CWD, *metadata)
     return gathered.packed(tuple(dict.fromkeys(on_path)))
 
 
 def _places(roots: list[Root], here: str) -> dict[str, str]:
-    """What each folder is called there: as here, so that tracebacks read alike."""
+    """Return the name of each folder on the node: the local one if possible, so that tracebacks look alike."""
     places: dict[str, str] = {}
     for root in roots:
         name = _CWD if root.folder == here else os.path.basename(root.folder) or "root"
@@ -102,7 +109,7 @@ def _places(roots: list[Root], here: str) -> dict[str, str]:
 
 
 class _Gathered:
-    """Files by where they go, and the rules of what does not."""
+    """Collector of files by their place on the node, and the rules for files that are not sent."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -123,7 +130,7 @@ class _Gathered:
         return ", ".join(f"{path} ({size / 1e6:.1f} MB)" for path, size, _ in first)
 
     def add_modules(self, root: Root, place: str) -> None:
-        """Python files anywhere, and all files of packages but hidden ones and large ones."""
+        """Add Python files anywhere, and all files of packages except hidden and large ones."""
 
         def may_hold(folder: str) -> bool:
             return os.path.basename(folder).isidentifier() and root.has(folder)
@@ -135,13 +142,13 @@ class _Gathered:
                 self._add(path, os.path.join(place, os.path.relpath(path, root.folder)), _LARGEST_IN_PACKAGE)
 
     def add_metadata(self, folder: str) -> str:
-        """Of a package that is installed from sources which travel. Returns the folder for sys.path."""
+        """Add the metadata of a package that is installed editable. Return the folder for sys.path."""
         for name in _METADATA_FILES:
             self._add(os.path.join(folder, name), os.path.join(_METADATA, os.path.basename(folder), name), None)
         return _METADATA
 
     def include(self, entry: str, here: str) -> str:
-        """What the image names travels, even where git ignores it. Returns the folder for sys.path, or ""."""
+        """Add an include of the image, even if git ignores it. Return the folder for sys.path, or ""."""
         path = os.path.realpath(os.path.join(here, os.path.expanduser(entry)))
         inside = os.path.relpath(path, here)
         place = os.path.normpath(os.path.join(_CWD, os.path.basename(path) if inside.startswith("..") else inside))
@@ -150,7 +157,7 @@ class _Gathered:
             return ""
         if not os.path.isdir(path):
             raise UsageError(
-                f"Image.includes: {entry!r} does not exist; it is taken relative to {here}",
+                f"Image.includes={entry!r}: does not exist; correct the path, which is relative to {here}",
                 field="includes",
                 value=entry,
             )
@@ -166,7 +173,7 @@ class _Gathered:
         while waiting:
             at, rules, inside = waiting.pop()
             real = os.path.realpath(at)
-            if real in inside:  # a link that leads round; one that leads elsewhere is a second name, and travels too
+            if real in inside:  # a link to a folder above, which would never end; any other link is followed
                 continue
             inside = (*inside, real)
             rules = [*rules, *rules_in(at)]
@@ -186,21 +193,25 @@ class _Gathered:
         self._entries += 1
         if self._entries > _MOST_ENTRIES:
             raise UsageError(
-                f"{folder} holds more than {_MOST_ENTRIES} files; start in the folder of your project, or leave out "
-                "what the nodes do not need by Image(excludes=[...]) or .gitignore"
+                f"{folder}: more than {_MOST_ENTRIES} files; start in the folder of your project, or leave out files "
+                "with Image(excludes=[...]) or .gitignore"
             )
 
     def _add(self, path: str, place: str, limit: int | None) -> None:
         try:
             status = os.stat(path)
-        except OSError:  # a link to nothing
+        except OSError:  # a broken link
             return
         if not stat.S_ISREG(status.st_mode):
             return
         if not os.access(path, os.R_OK):
             if limit is not None:
                 return
-            raise UsageError(f"Image.includes: {path} cannot be read", field="includes", value=path)
+            raise UsageError(
+                f"Image.includes={path!r}: no permission to read it; change its mode, or leave it out",
+                field="includes",
+                value=path,
+            )
         if limit is not None and status.st_size > limit:
             self._left_out[place] = path
             return
@@ -210,19 +221,19 @@ class _Gathered:
         objects: dict[str, str] = {}
         large: list[str] = []
         content = io.BytesIO()
-        # The same files give the same bytes: no times, no owners, in order.
+        # Reproducible, because its hash is its name: sorted, without times and owners.
         with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for folder in path:
                 _add_folder(archive, folder)
             for place, (source, size, mode) in sorted(self._files.items()):
-                if size >= _LARGE and place == place.strip() and "\n" not in place:  # a line can hold it
+                if size >= _LARGE and place == place.strip() and "\n" not in place:  # fits a line of `.objects`
                     digest = _digest_of(source)
                     objects[digest] = source
                     large.append(f"{digest} {mode:o} {place}\n")
                 else:
                     with open(source, "rb") as file:
                         _add_file(archive, place, file.read(), mode)
-            # Names as they are, whatever their encoding.
+            # File names may have any encoding, so write their bytes unchanged.
             _add_file(archive, ".objects", os.fsencode("".join(large)), 0o644)
         archive_bytes = content.getvalue()
         name = hashlib.sha256(archive_bytes).hexdigest()[:16]
@@ -248,7 +259,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except PermissionError:  # what the user may not read does not travel
+    except PermissionError:  # unreadable folders are not sent
         return []
 
 

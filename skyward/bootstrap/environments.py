@@ -1,7 +1,7 @@
-"""The two environments of a node, ours and the user's: what is in them, and the names that their content gives them.
+"""Contents of a node's two environments, skyward's ("ours") and the user's, and names derived from the contents.
 
-Ours is made of wheels that are made here, of what runs here: nodes get the client's own skyward, not one of that name
-elsewhere.
+Ours consists of wheels that are built on this machine from the running packages. So nodes get exactly the client's
+skyward, and never a package of that name from an index.
 """
 
 from __future__ import annotations
@@ -24,40 +24,27 @@ from .._version import __version__
 from ..errors import UsageError
 from ..values.image import Image
 
-__all__ = [
-    "Ours",
-    "Users",
-    "Wheel",
-    "best_python",
-    "ours_for",
-    "own_wheel",
-    "repacked",
-    "runs_on",
-    "users_for",
-    "wanted_pythons",
-]
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that a zip file can hold: the same content gives the same bytes."""
+"""Earliest time of a zip file, used for all files so that equal contents give equal bytes."""
 _FORMAT = 1
-"""Part of every name: raised when what a script makes of the same content changes."""
+"""Part of every name. Increase it when a script makes something else of the same content."""
 _COMPANIONS = ("cloudpickle", "xxhash")
 _NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
-# A path rather than a name or a URL: it begins like one, or ends as packages do.
+# A path rather than a name or a URL: it begins like a path, or ends like a package file.
 _FILE = re.compile(r"((?:\.{1,2}/|/|~)[^\[\]]*|\.{1,2}|(?![^/]*:)[^\[\]@]+\.(?:whl|tar\.gz|zip))(\[[^\]]*\])?")
 _OWN_NAME = re.compile(r"skyward\s*($|[\[<>=!~;@ ])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ours:
-    """Where the agent runs: skyward, cloudpickle and xxhash, in the client's versions, and nothing else."""
+    """Environment of the agent: skyward, cloudpickle and xxhash in the client's versions, and nothing else."""
 
     name: str
 
     def contents(self, *, machine: str, libc: str) -> tuple[list[Wheel], list[str]]:
-        """Wheels to upload, and requirements that come from an index because the client's do not run there."""
+        """Return the wheels to upload, and requirements to get from an index because the client's do not run there."""
         wheels, others = [own_wheel()], []
         for project in _COMPANIONS:
             wheel = repacked(project)
@@ -75,27 +62,34 @@ def ours_for(image: Image) -> Ours:
 
 @dataclass(frozen=True, kw_only=True)
 class Users:
-    """Where the slots run: what the image asks for.
+    """Environment of the slots: the packages of the image.
 
-    `name` is whole once the values of the image's shell_vars are known, if `pip` uses them; before, it is how the
-    name begins.
+    If `pip` uses the image's shell_vars, `name` is only the beginning of the name until their values are known.
     """
 
     name: str
     requirements: tuple[str, ...]
     indexes: Mapping[str, str]
-    """Variables for uv."""
+    """Environment variables for uv."""
     files: Mapping[str, str]
-    """Wheels of this machine that go with them: where the requirements have them to where they are here."""
+    """Local paths of wheels that belong to the requirements, by their path in the requirements."""
 
 
 def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users:
-    """`variables`: the values of `image.shell_vars` on the node; None: not known yet. Raises UsageError."""
+    """Return the user's environment.
+
+    Args:
+        image: The image.
+        variables: Values of `image.shell_vars` on the node; None: not known yet.
+
+    Raises:
+        UsageError: A requirement of `image.pip` cannot be used.
+    """
     for requirement in image.pip:
         if _OWN_NAME.match(requirement):
             raise UsageError(
-                f"Image.pip: {requirement!r}; nodes get the skyward that runs here, never one from an index: leave it "
-                "out, and name the packages of an extra by themselves",
+                f"Image.pip={requirement!r}: nodes get the skyward that runs here, never one from an index; leave it "
+                "out, and list the packages of an extra separately",
                 field="pip",
                 value=requirement,
             )
@@ -103,7 +97,12 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
     name = "user-" + _hash(pip, image.pip_index_url, image.pip_extra_index_url, image.python_version)
     used = {name for text in image.pip for name in _names_in(text)}
     for unknown in sorted(used - set(image.shell_vars)):
-        raise UsageError(f"Image.pip uses ${unknown}, which is not in Image.shell_vars", field="pip", value=unknown)
+        user = next(text for text in image.pip if unknown in _names_in(text))
+        raise UsageError(
+            f"Image.pip={user!r}: uses ${unknown}, which is not in Image.shell_vars; define it there",
+            field="pip",
+            value=unknown,
+        )
     values = {name: (variables or {}).get(name, "") for name in used}
     if used:
         name += "." + (_hash(values) if variables is not None else "")
@@ -116,24 +115,26 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
 
 
 def _with_files(pip: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Requirements in which files of this machine are named by their content, and those files."""
-    given: list[str] = []
+    """Replace local files in the requirements by names derived from their content, and return those files too."""
+    requirements: list[str] = []
     files: dict[str, str] = {}
     for requirement in pip:
         match = _FILE.fullmatch(requirement)
         if match is None:
-            given.append(requirement)
+            requirements.append(requirement)
             continue
         path = os.path.abspath(os.path.expanduser(match[1]))
         if not os.path.isfile(path):
-            wrong = "is a folder; build a wheel of it, or put it on sys.path" if os.path.isdir(path) else "is not there"
-            raise UsageError(f"Image.pip: {requirement!r}: {path} {wrong}", field="pip", value=requirement)
+            problem, advice = "does not exist", "correct the path, or build the package"
+            if os.path.isdir(path):
+                problem, advice = "is a folder", "build a wheel of it, or put it on sys.path"
+            raise UsageError(f"Image.pip={requirement!r}: {path} {problem}; {advice}", field="pip", value=requirement)
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         place = f"./files/{digest[:16]}/{os.path.basename(path)}"
         files[place] = path
-        given.append(f"{place}{match[2] or ''}")
-    return tuple(given), files
+        requirements.append(f"{place}{match[2] or ''}")
+    return tuple(requirements), files
 
 
 def _names_in(text: str) -> list[str]:
@@ -141,8 +142,8 @@ def _names_in(text: str) -> list[str]:
 
 
 def _indexes(image: Image) -> dict[str, str]:
-    # As variables, not arguments: a URL may hold a password. All indexes count alike, as with pip, or a package that
-    # an extra index happens to have in an old version would be found there only.
+    # In variables instead of arguments, because a URL may contain a password. All indexes have the same rank, as with
+    # pip. Otherwise a package that an extra index has in an old version would be taken from there only.
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     if image.pip_index_url:
         variables["UV_DEFAULT_INDEX"] = image.pip_index_url
@@ -157,7 +158,7 @@ def _hash(*content: object) -> str:
 
 
 def runs_on(tag: str, machine: str, libc: str) -> bool:
-    """Whether a wheel with this tag, of the client's own Python, runs there."""
+    """Tell whether a wheel of the client's Python with this tag runs on a machine."""
     where = tag.rpartition("-")[2]
     if where == "any":
         return True
@@ -172,9 +173,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def best_python(pythons: list[tuple[str, str]], wanted: str) -> str:
-    """The path of the interpreter to use, of (version, path) pairs; "" where none will do.
+    """Return the path of the best interpreter of these (version, path) pairs; "" if none is suitable.
 
-    `wanted` is a minor version, of which the client's own patch release is best and then the newest, or an exact one.
+    `wanted` is a minor or an exact version. For a minor version, the client's own patch release is best, and then the
+    newest one.
     """
     fits = [(v, path) for v, path in pythons if v == wanted or (wanted.count(".") == 1 and v.startswith(f"{wanted}."))]
     best = max(fits, key=lambda pair: (pair[0] == platform.python_version(), _numbers(pair[0])), default=("", ""))
@@ -182,7 +184,7 @@ def best_python(pythons: list[tuple[str, str]], wanted: str) -> str:
 
 
 def wanted_pythons(wanted: str) -> list[str]:
-    """Versions to download, best first."""
+    """Return the versions to download, best first."""
     here = platform.python_version()
     return [here, wanted] if here.startswith(f"{wanted}.") and sys.implementation.name == "cpython" else [wanted]
 
@@ -192,7 +194,7 @@ def wanted_pythons(wanted: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """`tags`: the compatibility tags, such as "py3-none-any"; `digest`: of the content, in hexadecimal."""
+    """Wheel in memory. `tags` are compatibility tags, such as "py3-none-any"; `digest` is the content's hex digest."""
 
     filename: str
     tags: tuple[str, ...]
@@ -202,12 +204,12 @@ class Wheel:
 
 @functools.cache
 def own_wheel() -> Wheel:
-    """The package that runs here, as a wheel; its version ends in the hash of its content."""
+    """Build a wheel of the skyward that runs here. Its version ends with the hash of its content."""
     files = {}
     for folder, folders, names in os.walk(_PACKAGE):
         folders[:] = sorted(set(folders) - {"__pycache__"})
         for name in sorted(names):
-            # Whatever the package holds, pages and scripts too; not what editors and interpreters leave in it.
+            # All files of the package, scripts included, except leftovers of editors and interpreters.
             if not (name.startswith((".", "#")) or name.endswith((".pyc", ".pyo", "~"))):
                 path = os.path.join(folder, name)
                 with open(path, "rb") as file:
@@ -223,7 +225,7 @@ def own_wheel() -> Wheel:
 
 @functools.cache
 def repacked(project: str) -> Wheel | None:
-    """A package as it is installed here, made a wheel again; None where it was not installed by one."""
+    """Build a wheel of a package that is installed here; None if it was not installed from a wheel."""
     distribution = importlib.metadata.distribution(project)
     files = {}
     info = ""
@@ -245,7 +247,7 @@ def repacked(project: str) -> Wheel | None:
 
 
 def _joined(tags: tuple[str, ...]) -> str:
-    """As a filename has them: cp311-cp311-linux_a and cp311-cp311-linux_b are cp311-cp311-linux_a.linux_b."""
+    """Join tags for a filename: cp311-cp311-linux_a and cp311-cp311-linux_b become cp311-cp311-linux_a.linux_b."""
     parts = zip(*(tag.split("-") for tag in tags), strict=True)
     return "-".join(".".join(dict.fromkeys(part)) for part in parts)
 

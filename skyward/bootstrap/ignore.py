@@ -1,4 +1,4 @@
-"""Rules of .gitignore: files of a folder that do not travel. Patterns are translated by pathspec."""
+"""Rules of .gitignore for files that are not sent. pathspec translates the patterns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import TextIO
 from ..core.ownership import check_path
 from ..errors import UsageError
 
-__all__ = ["ALWAYS", "Rules", "rules_above", "rules_in"]
-
-# What no program needs elsewhere: histories, environments and caches.
+# Histories, environments and caches, which no program needs on a node.
 ALWAYS = (
     ".git",
     ".hg",
@@ -38,7 +36,7 @@ _EXCLUDES_FILE = re.compile(r"^\s*excludesfile\s*=\s*(\S.*)$", re.IGNORECASE | r
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one file, for paths below its folder: each a pattern and whether it ignores what it matches."""
+    """Rules of one file for paths below its folder. Each is a pattern, and whether it ignores the matching paths."""
 
     folder: str
     rules: tuple[tuple[re.Pattern[str], bool], ...]
@@ -48,18 +46,18 @@ class Rules:
         return cls(folder, tuple(rule for line in lines for rule in _parse_line(line)))
 
     def verdict(self, path: str, *, is_folder: bool) -> bool | None:
-        """True: ignored; False: not, whatever was said before; None: nothing is said of it. The last rule wins."""
+        """Return whether the last matching rule ignores the path (True) or keeps it (False). None: no rule matches."""
         relative = os.path.relpath(path, self.folder) + ("/" if is_folder else "")
         return next((ignores for pattern, ignores in reversed(self.rules) if _names(pattern, relative)), None)
 
 
 def _parse_line(line: str) -> Iterator[tuple[re.Pattern[str], bool]]:
-    # Only a pool whose code travels needs it, and a node, which may import this module, does not have it.
+    # Imported late: only a client that sends code needs it, and nodes, which may import this module, do not have it.
     from pathspec import GitIgnoreSpec, RegexPattern
 
     try:
         patterns = GitIgnoreSpec.from_lines([line.rstrip("\r\n")]).patterns
-    except (ValueError, re.error):  # "[z-a]": git passes over such a line too
+    except (ValueError, re.error):  # such as "[z-a]", a line that git ignores too
         return
     for pattern in patterns:
         if isinstance(pattern, RegexPattern) and pattern.regex is not None and pattern.include is not None:
@@ -67,15 +65,22 @@ def _parse_line(line: str) -> Iterator[tuple[re.Pattern[str], bool]]:
 
 
 def _names(pattern: re.Pattern[str], relative: str) -> bool:
-    """Whether the pattern matches the path itself. pathspec also matches everything below a folder that is named, and
-    marks the folder's slash by a group; here a walk decides about folders, and may begin inside an ignored one.
+    """Tell whether the pattern matches the path itself.
+
+    pathspec also matches everything below a named folder, and marks the folder's slash by a group. That must not count
+    here, because the walk decides about folders and may begin inside an ignored one.
     """
     matches = pattern.finditer(relative)
     return any(match.lastindex is None or match.end(match.lastindex) == len(relative) for match in matches)
 
 
 def _rules_of(path: str) -> Rules:
-    """Raises OSError, and UsageError for a file that a stranger may have put there."""
+    """Read the rules of a file.
+
+    Raises:
+        OSError: There is no such file.
+        UsageError: Another user may have put the file there.
+    """
     status = os.stat(path)
     check_path(path)
     return _of_file(path, status.st_mtime_ns)
@@ -88,18 +93,18 @@ def _of_file(path: str, changed_ns: int) -> Rules:
 
 
 def rules_in(folder: str) -> list[Rules]:
-    """Those of the folder's own .gitignore."""
+    """Return the rules of the folder's own .gitignore."""
     path = os.path.join(folder, ".gitignore")
     try:
         return [_rules_of(path)]
-    except (OSError, UsageError):  # no such file, or a stranger's
+    except (OSError, UsageError):  # no such file, or another user's
         return []
 
 
 def rules_above(folder: str) -> list[Rules]:
-    """Those of the folders above, up to where the repository begins, and behind them those of git itself for all of it.
+    """Return the rules of the folders above, up to the root of the repository, after those of git's own files.
 
-    None outside a repository.
+    The list is empty outside of a repository.
     """
     rules: list[Rules] = []
     at = folder
@@ -116,22 +121,22 @@ def _is_repository(folder: str) -> bool:
     path = os.path.join(folder, ".git")
     try:
         check_path(path)
-    except UsageError:  # a stranger put it into a shared folder
+    except UsageError:  # another user put it into a shared folder
         return False
     return os.path.exists(path)
 
 
 def _rules_of_git(repository: str) -> list[Rules]:
-    """The user's own for all repositories, then those of this one that are in no commit. Source: gitignore(5)."""
+    """Return the user's rules for all repositories, then this repository's uncommitted ones. Source: gitignore(5)."""
     rules = []
     for path in (_users_ignore(), os.path.join(_git_folder(repository), "info", "exclude")):
-        with contextlib.suppress(OSError, UsageError):  # no such file, or a stranger's
+        with contextlib.suppress(OSError, UsageError):  # no such file, or another user's
             rules.append(dataclasses.replace(_rules_of(path), folder=repository))
     return rules
 
 
 def _git_folder(repository: str) -> str:
-    """Where its exclude file is: of a further worktree, or a submodule, `.git` is a file that says where."""
+    """Return git's folder. In an additional worktree or a submodule, `.git` is a file with its path."""
     path = os.path.join(repository, ".git")
     if os.path.isfile(path):
         path = _path_in(path)
@@ -140,8 +145,8 @@ def _git_folder(repository: str) -> str:
 
 
 def _path_in(file: str) -> str:
-    """That a file of git's holds, relative to where it lies."""
-    # No such file, or a stranger's: git's folder is the usual one.
+    """Return the path that a file of git contains, which is relative to that file."""
+    # No such file, or another user's: git's folder is the usual one.
     with contextlib.suppress(OSError, UsageError), _opened(file) as text:
         return os.path.normpath(os.path.join(os.path.dirname(file), text.read().removeprefix("gitdir:").strip()))
     return file
@@ -155,7 +160,7 @@ def _opened(path: str) -> TextIO:
 def _users_ignore() -> str:
     folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "git")
     for path in (os.path.expanduser("~/.gitconfig"), os.path.join(folder, "config")):
-        with contextlib.suppress(OSError, UsageError), _opened(path) as file:  # no such file, or a stranger's
+        with contextlib.suppress(OSError, UsageError), _opened(path) as file:  # no such file, or another user's
             if match := _EXCLUDES_FILE.search(file.read()):
                 return os.path.expanduser(match[1].strip().strip('"'))
     return os.path.join(folder, "ignore")

@@ -1,4 +1,4 @@
-"""What the program's functions import where they run: told from modules and functions, without calling any."""
+"""Imports of the program's functions on the nodes, found in modules and functions without calling any."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from ..calls.compute import ComputeFunction
 from .code import Code
 from .roots import is_installed
 
-__all__ = ["imported_there", "left_behind"]
-
 _NOTHING = ModuleType("nothing")
 
 
 def imported_there(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
-    """Top-level names of packages that are imported where the program's `@compute` functions are loaded, each with
-    what imports it.
+    """Return the packages that are imported when the program's `@compute` functions are loaded, with their importers.
 
-    The functions are those that the main module names, and those of the user's modules that it names: others are
-    hardly called by this program. Imports inside functions, and in `try`, do not count; nor do Python's own modules.
+    It considers functions of the main module, and of the user's modules that the main module names, because the program
+    is unlikely to call others. Imports inside functions and in `try` do not count, nor does the standard library.
     """
     local = _Local(code)
     needed: dict[str, str] = {}
@@ -30,21 +27,22 @@ def imported_there(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
         for integration in function.launch.integrations:
             for name in getattr(integration, "packages", ()):
                 needed.setdefault(name, f"the integration of {function.__name__}()")
-        # One of the main module travels by value, with the modules that it names; another by its module's name.
+        # A function of the main module travels by value and needs the modules that it names. Any other travels by its
+        # name and needs its module.
         travels_by_name = function.__module__ != "__main__"
         for name in [function.__module__] if travels_by_name else _named_by(function.fn):
             _add(needed, local, name, f"{function.__name__}()")
-    return {name: who for name, who in needed.items() if name not in sys.stdlib_module_names}
+    return {name: user for name, user in needed.items() if name not in sys.stdlib_module_names}
 
 
 def left_behind(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
-    """Modules of the program's functions that are neither installed nor travel, each with one of its functions."""
+    """Return modules of the program's functions that are neither installed nor sent, each with one of its functions."""
     local = _Local(code)
     behind: dict[str, str] = {}
     for function in _functions(modules, local):
         module = modules.get(function.__module__)
         file = getattr(module, "__file__", None)
-        # A lambda or a nested function travels by value, and so does what the main module has.
+        # Lambdas, nested functions and functions of the main module travel by value.
         by_value = function.__module__ == "__main__" or "<" in getattr(function, "__qualname__", "<")
         if by_value or not isinstance(file, str) or is_installed(os.path.dirname(os.path.realpath(file))):
             continue
@@ -61,17 +59,17 @@ def _functions(modules: Mapping[str, object], local: _Local) -> Iterator[Compute
             yield from (var for var in list(vars(value).values()) if isinstance(var, ComputeFunction))
 
 
-def _add(needed: dict[str, str], local: _Local, name: str, who: str) -> None:
-    """The module of this name: one of the user's own is read for what it imports in turn."""
+def _add(needed: dict[str, str], local: _Local, name: str, user: str) -> None:
+    """Add a module. If it is the user's own, add its imports instead."""
     files = local.files_of(name)
     if not files:
-        needed.setdefault(name.partition(".")[0], who)
+        needed.setdefault(name.partition(".")[0], user)
     for file in files:
         local.follow(file, needed)
 
 
 def _named_by(function: object) -> set[str]:
-    """Modules that a function's own code names, and those of what it names."""
+    """Return the modules that a function's code names, and the modules of other objects that it names."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     if not isinstance(function, FunctionType):
@@ -79,9 +77,9 @@ def _named_by(function: object) -> set[str]:
     names: set[str] = set()
     for name in _names_in(function.__code__):
         value = function.__globals__.get(name)
-        where = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(where, str) and where != "__main__":
-            names.add(where)
+        module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(module, str) and module != "__main__":
+            names.add(module)
     return names
 
 
@@ -93,7 +91,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 class _Local:
-    """The user's own modules, as files of this machine."""
+    """Local files of the user's own modules."""
 
     def __init__(self, code: Code) -> None:
         self._sources = code.sources
@@ -105,7 +103,7 @@ class _Local:
         return file in self._files
 
     def files_of(self, name: str) -> list[str]:
-        """What is run to import a module of this name: its packages, then itself; nothing if it is not local."""
+        """Return the files that an import of this module runs: its packages, then itself. Empty if it is not local."""
         parts = name.split(".")
         for root in self._roots:
             files = []
@@ -121,7 +119,7 @@ class _Local:
         return []
 
     def follow(self, file: str, needed: dict[str, str]) -> None:
-        """Add what the module in this file imports, and what those of the user's own import that it imports."""
+        """Add the imports of the module in this file, and those of the user's modules that it imports."""
         if file in self._followed:
             return
         self._followed.add(file)
@@ -135,11 +133,11 @@ class _Local:
 
 
 def _imports_of(file: str) -> Iterator[str]:
-    """Names of modules; a relative import gives the path of the module's file without its ending."""
+    """Yield the names of imported modules. For a relative import, yield the path of its file without the suffix."""
     try:
         with open(file, "rb") as source:
             statements = ast.parse(source.read()).body
-    except (OSError, SyntaxError, ValueError):  # what Python cannot read it cannot import either
+    except (OSError, SyntaxError, ValueError):  # a file that cannot be parsed cannot be imported either
         return
     for statement in statements:
         if isinstance(statement, ast.Import):

@@ -1,8 +1,8 @@
-# Makes what a node lacks. What is there is kept, so it may be interrupted anywhere and run again.
-# From the client: ours, user (names of environments), uv (path, or empty: it came along), uv_version,
+# Creates what a node lacks and keeps what it has, so it can be interrupted anywhere and run again.
+# From the client: ours, user (names of environments), uv (path, or empty: in the stream), uv_version,
 # python (path, or empty: to be downloaded), wanted_python, folder, code, objects, limit_s, limit_kib.
-gone() { # WHAT: the client has not sent it, as it was here when that asked
-    fail "$1 was removed a moment ago: was the cache cleared? Try again"
+gone() { # WHAT: it existed at the time of the probe, so the client did not send it
+    fail "$1: removed since the probe, perhaps because the cache was cleared; try again"
 }
 
 find_uv() {
@@ -13,9 +13,9 @@ find_uv() {
     uv=$platform/uv-$uv_version
     if [ -x "$uv" ]; then return 0; fi
     phase uv
-    [ -s uv.gz ] || fail "there is no uv for this platform; install it there (https://docs.astral.sh/uv/)"
-    gzip -dc uv.gz >"$uv.$$" && chmod 700 "$uv.$$" && mv -f "$uv.$$" "$uv" || fail "$uv cannot be written"
-    "$uv" --version || fail "the uv that came along does not run here"
+    [ -s uv.gz ] || fail "uv is not available for this platform; install it there (https://docs.astral.sh/uv/)"
+    gzip -dc uv.gz >"$uv.$$" && chmod 700 "$uv.$$" && mv -f "$uv.$$" "$uv" || fail "cannot write $uv"
+    "$uv" --version || fail "the uploaded uv does not run here"
 }
 
 find_python() {
@@ -28,7 +28,7 @@ find_python() {
             return 0
         fi
     done
-    fail "this node has no Python ${wanted_python##* }, and none can be downloaded; install it there"
+    fail "Python ${wanted_python##* } is missing on this node and cannot be downloaded; install it there"
 }
 
 make_ours() {
@@ -41,7 +41,8 @@ make_user() {
         { [ ! -s user.txt ] || "$uv" pip install --python "$1/bin/python" -r user.txt; }
 }
 
-# Made in its place, not under another name: paths stand in what packages install. Without its marker it is not there.
+# Create an environment under its final name, because installed packages contain its path. It counts only once its marker
+# is written, which is the last step.
 environment() { # NAME KIND PHASE MAKE
     target=$platform/$1
     lock "$1"
@@ -54,16 +55,16 @@ environment() { # NAME KIND PHASE MAKE
         phase "$3"
         was_made=1
         rm -rf "$target"
-        "$4" "$target" || fail "$target cannot be made"
+        "$4" "$target" || fail "cannot create $target"
         env -u PYTHONPATH -u PYTHONHOME "$target/bin/python" -c "$describe" >"$target/ready.tmp" ||
-            fail "the Python of $target does not run"
+            fail "cannot run the Python of $target"
         mv -f "$target/ready.tmp" "$target/ready.json"
     fi
     say_environment "$target" "$2"
     exec 8>&-
 }
 
-# Little is free: all that nobody uses goes at once, rather than that this fails.
+# With little free space, remove everything that is not in use instead of failing.
 make_room() {
     free=$(df -Pk "$platform" | awk 'NR == 2 { print $4 }')
     [ "${free:-$low_kib}" -ge "$low_kib" ] || bound_cache 0 1
@@ -72,16 +73,16 @@ make_room() {
 keep_code() {
     has_code "$code" "$objects" && return 0
     phase code
-    mkdir -p "$root/code/objects" || fail "$root/code cannot be made"
+    mkdir -p "$root/code/objects" || fail "cannot create $root/code"
     for object in $objects; do
         kept=$root/code/objects/$object
         if [ -e "$kept" ]; then continue; fi
         [ -e "objects/$object" ] || gone "$kept"
         [ "$(sha256sum "objects/$object" | cut -d ' ' -f 1)" = "$object" ] ||
-            fail "a file was changed while it was read: try again"
-        mv "objects/$object" "$kept" || fail "$kept cannot be written"
+            fail "a file of the user's code changed while it was read; try again"
+        mv "objects/$object" "$kept" || fail "cannot write $kept"
     done
-    mv -f code.tar.gz "$root/code/$code.tar.gz" || fail "$root/code cannot be written"
+    mv -f code.tar.gz "$root/code/$code.tar.gz" || fail "cannot write $root/code"
 }
 
 describe='
@@ -93,11 +94,11 @@ print(json.dumps({
 }))
 '
 
-mkdir -p "$platform" || fail "$platform cannot be made: the home of $(id -un) must be writable"
-# As a variable: the option's name has changed between versions of uv.
+mkdir -p "$platform" || fail "$platform: cannot create the folder; the home of $(id -un) must be writable"
+# Set as a variable, because the name of the option differs between versions of uv.
 export UV_OVERRIDE="$PWD/overrides.txt"
 export UV_CACHE_DIR="$platform/uv-cache" UV_NO_PROGRESS=1 UV_PYTHON_DOWNLOADS=manual
-# Where a company has certificates of its own, they are in the system's store and not in uv's.
+# A company's own certificates are in the system's store, but not in that of uv.
 store=/etc/ssl/certs/ca-certificates.crt
 if [ -z "$SSL_CERT_FILE" ] && [ -s "$store" ]; then export SSL_CERT_FILE="$store"; fi
 low_kib=1048576
@@ -108,7 +109,7 @@ keep_code
 make_folder "$folder" || exit 1
 unpack_code "$code" "$base/$folder" || {
     rm -rf "${base:?}/$folder"
-    fail "the code cannot be unpacked to $base/$folder"
+    fail "cannot unpack the code to $base/$folder"
 }
 say unpacked ok
 [ -z "$was_made" ] || bound_cache "$limit_kib" 15

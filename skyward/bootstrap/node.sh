@@ -1,12 +1,12 @@
-# What every script on a node begins with. POSIX sh: nothing here may need bash, or Python, which the node may lack.
-# Variables that come from the client are assigned ahead of this text.
+# Common part of all scripts for nodes. POSIX sh only, because the node may have neither bash nor Python.
+# The client assigns variables before this text.
 umask 077
 export LC_ALL=C
 root=${XDG_CACHE_HOME:-$HOME/.cache}/skyward
 
 libc() {
     version=$(getconf GNU_LIBC_VERSION 2>/dev/null) || version=
-    for loader in /lib64/ld-linux-*.so.* /lib/ld-linux-*.so.*; do # it says its version, where there is no getconf
+    for loader in /lib64/ld-linux-*.so.* /lib/ld-linux-*.so.*; do # the loader prints its version, for systems without getconf
         [ -z "$version" ] && [ -x "$loader" ] || continue
         version=$("$loader" --version 2>/dev/null | sed -n '1s/.* \([0-9][0-9.]*[0-9]\)\.*$/\1/p')
     done
@@ -22,17 +22,17 @@ libc() {
 system=$(uname -s)
 machine=$(uname -m)
 libc=$(libc)
-# A home may be shared by machines that are not alike.
+# Machines of different platforms may share a home.
 platform=$root/$system-$machine-$libc
 
-# An environment is whole when its marker is there: it is written last. The python in it is a link, and what it
-# points to may have been removed since.
+# An environment is complete once it has its marker, which is written last. Its python is a link, and the target may have
+# been removed since.
 is_whole() {
     [ -s "$1/ready.json" ] && [ -x "$1/bin/python" ]
 }
 
-# Where there is no flock nobody is kept out. Asked again and again: busybox's has no time limit.
-get_lock() { # -s (with others that say so) or -x (alone), FD, SECONDS
+# Without flock there is no locking. Polls, because the flock of busybox has no timeout.
+get_lock() { # -s (shared) or -x (exclusive), FD, SECONDS
     command -v flock >/dev/null || return 0
     waited=0
     until flock "$1" -n "$2"; do
@@ -42,8 +42,8 @@ get_lock() { # -s (with others that say so) or -x (alone), FD, SECONDS
     done
 }
 
-# Who uses what is kept here waits while somebody clears it, and he for them. The folder around it is the lock, so
-# that none stays. It ends with the script.
+# Users of the cache take a shared lock, and a script that clears it takes an exclusive one. The lock is on the parent
+# folder, so no lock file is left behind. It is released when the script ends.
 hold_cache() { # -s or -x, SECONDS
     mkdir -p "${root%/*}" 2>/dev/null
     [ -r "${root%/*}" ] || return 0
@@ -51,7 +51,7 @@ hold_cache() { # -s or -x, SECONDS
     get_lock "$1" 7 "$2"
 }
 
-say() { # NAME TEXT: a fact for the client, on a line of its own
+say() { # NAME TEXT: report a fact to the client in one line
     printf '\001%s %s\n' "$1" "$2"
 }
 
@@ -60,36 +60,36 @@ say_environment() { # FOLDER KIND
     say "$2" "$(cat "$1/ready.json")"
 }
 
-variable() { # NAME COMMAND: what the command prints; newlines cannot stand in a line
+variable() { # NAME COMMAND: report the command's exit code and output, with newlines replaced
     value=$(timeout 20 sh -c "$2" </dev/null 2>/dev/null)
     say "variable:$1" "$? $(printf '%s' "$value" | tr '\n' '\002')"
 }
 
 base=/tmp/skyward-$(id -u)
 
-# Whose are the folders of nodes here? As skyward.core.ownership asks on the client.
+# Do the folders of nodes belong to this user alone? The same check as skyward.core.ownership on the client.
 is_base_ours() {
     [ -d "$base" ] && [ -O "$base" ] && [ ! -L "$base" ] && [ -z "$(find "$base" -prune -perm -2)" ]
 }
 
-# The folder of one pool's node: short (a socket's path has 108 bytes at most), and nobody else's.
+# Creates the private folder of one pool's node. Its path is short, because that of a socket is at most 108 bytes.
 make_folder() { # NAME
     if ! mkdir -m 700 "$base" 2>/dev/null && [ ! -e "$base" ] && [ ! -L "$base" ]; then
-        say problem "$base cannot be made: /tmp must be writable, with room left"
+        say problem "$base: cannot create the folder; /tmp must be writable and not full"
         return 1
     fi
     if ! is_base_ours; then
-        say problem "$base belongs to another user, is a link, or everybody may write to it; remove it"
+        say problem "$base: belongs to another user, is a link, or is writable for everybody; remove it"
         return 1
     fi
     if ! chmod 700 "$base" || ! mkdir -p "$base/$1"; then
-        say problem "$base/$1 cannot be made: /tmp must be writable, with room left"
+        say problem "$base/$1: cannot create the folder; /tmp must be writable and not full"
         return 1
     fi
     say folder "$base/$1"
 }
 
-has_code() { # NAME OBJECTS: is all of the user's code here?
+has_code() { # NAME OBJECTS: does the node have all of the user's code?
     [ -z "$1" ] && return 0
     [ -s "$root/code/$1.tar.gz" ] || return 1
     for object in $2; do
@@ -97,11 +97,11 @@ has_code() { # NAME OBJECTS: is all of the user's code here?
     done
 }
 
-copy() { # FROM TO: blocks are shared until one of them is written to, where the file system can
+copy() { # FROM TO: without copying blocks, if the file system supports that
     cp --reflink=auto "$1" "$2" 2>/dev/null || cp "$1" "$2"
 }
 
-# A copy for this pool alone: its tasks may write there.
+# Unpacks a private copy, because the pool's tasks may write there.
 unpack_code() { # NAME FOLDER
     rm -rf "$2/code" "$2/unpacking" && mkdir "$2/unpacking" || return 1
     if [ -n "$1" ]; then
@@ -116,7 +116,7 @@ unpack_code() { # NAME FOLDER
     mkdir -p "$2/unpacking/work" && mv "$2/unpacking" "$2/code"
 }
 
-# Which of the image's Debian packages are not installed.
+# Prints the Debian packages of the image that are not installed.
 missing_apt() {
     for package in $apt; do
         version=

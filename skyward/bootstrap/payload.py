@@ -1,4 +1,4 @@
-"""What is sent to a node that lacks something: scripts and files, as one tar stream."""
+"""Payload for a node that lacks something: scripts and files, as one tar stream."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from .probe import Facts
 from .scripts import script
 from .uv import OLDEST_UV, client_uv, client_uv_version, packed_uv
 
-__all__ = ["LOADER", "Payload", "code_variables", "write_apt"]
-
 LOADER = (
     "umask 077; tmp=${XDG_CACHE_HOME:-$HOME/.cache}/skyward/tmp; "
-    'say() { printf "\\001problem %s cannot be written\\n" "$tmp"; exit 1; }; '
+    'say() { printf "\\001problem cannot write %s\\n" "$tmp"; exit 1; }; '
     'mkdir -p "$tmp" && work=$(mktemp -d "$tmp/XXXXXXXX") || say; '
     'tar -xf - -C "$work" || { rm -rf "$work"; say; }; '
     'exec sh "$work/guard.sh"'
 )
-"""Takes the stream and runs it. Everything else comes in the stream, so that no process shows it as an argument. One
-line, as csh wants it."""
+"""Command that unpacks the stream and runs it. Everything else is in the stream, so that no process list shows it. The
+command is a single line, because csh needs that.
+"""
 _GRACE_S = 2.0
-"""The script ends itself so much before its client gives up on it, and says why."""
+"""Seconds by which the script's timeout is shorter than the client's, so that it can still report why it ended."""
 
 
 def write_apt(out: BinaryIO, packages: Sequence[str], limit_s: float) -> None:
@@ -39,7 +38,7 @@ def write_apt(out: BinaryIO, packages: Sequence[str], limit_s: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """`limit_s`: how long the scripts may take."""
+    """Content of the stream. `limit_s` is the timeout of the scripts."""
 
     image: Image
     facts: Facts
@@ -51,10 +50,10 @@ class Payload:
     cache_limit_gib: float
 
     def write(self, out: BinaryIO) -> None:
-        """May block for seconds: see `packed_uv`."""
+        """Write the stream. May block for seconds; see `packed_uv`."""
         has_all = self.facts.ours is not None and self.users.name in self.facts.users
         uv = self._uv()
-        # What links lead to, not the links: what they lead to is here only.
+        # Follow links, because their targets exist only on this machine.
         with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT, dereference=True) as archive:
             if not has_all:
                 self._add_environments(archive)
@@ -74,7 +73,7 @@ class Payload:
         _add_lines(archive, "user.txt", self.users.requirements)
         for place, path in self.users.files.items():
             archive.add(path, place.removeprefix("./"))
-        # A package that depends on one called skyward must not bring it: ours is on the path behind.
+        # A package that depends on a "skyward" must not install one: it would hide ours, which comes later on the path.
         _add_lines(archive, "overrides.txt", ["skyward ; python_version < '0'"])
 
     def _variables(self, uv: str) -> dict[str, str]:
@@ -94,7 +93,7 @@ class Payload:
         return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.users.indexes.items())
 
     def _uv(self) -> str:
-        """The path there of one that will do."""
+        """Return the path of a usable uv on the node, or ""."""
         for version, path in self.facts.uvs:
             if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= OLDEST_UV:
                 return path

@@ -1,4 +1,4 @@
-"""What will fail on the nodes, as far as it can be told here: said before any machine is paid for."""
+"""Checks that find on this machine what would fail on the nodes, before any machine is paid for."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ from .environments import users_for
 from .imports import imported_there, left_behind
 from .uv import client_uv
 
-__all__ = ["PreflightFinding", "check", "preflight"]
-
 _RESOLVE_LIMIT_S = 30.0
 _OLDEST_GLIBC = "manylinux_2_28"
-"""What machines of today have at least: Debian 10, Ubuntu 18.10, RHEL 8 and later."""
+"""Oldest glibc of current machines: Debian 10, Ubuntu 18.10, RHEL 8 and later."""
 _UNSOLVABLE = re.compile(r"no solution found|not found in the package registry|unsatisfiable|failed to parse", re.I)
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OWN = frozenset({"skyward", "cloudpickle", "xxhash"})
@@ -36,7 +34,10 @@ Architecture = Literal["x86_64", "arm64"]
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightFinding:
-    """`field`: of what ("Image.pip"); `text`: what will fail there, and what to do. `is_certain`: or it may."""
+    """Problem with `field` (such as "Image.pip").
+
+    `text` says what would fail and what to do. Unless `is_certain`, it might not fail.
+    """
 
     field: str
     text: str
@@ -47,14 +48,18 @@ class PreflightFinding:
 
 
 def check(image: Image, code: Code | None, *, architecture: Architecture | None = None, resolves: bool = True) -> None:
-    """Raises UsageError with all that will fail on the nodes, and warns of what may. See `preflight`."""
+    """Warn about problems that may occur on the nodes. See `preflight` for the arguments.
+
+    Raises:
+        UsageError: Some problems are certain. The message lists them.
+    """
     findings = preflight(image, code, architecture=architecture, resolves=resolves)
     for finding in findings:
         if not finding.is_certain:
             warn_user(str(finding))
     certain = [str(finding) for finding in findings if finding.is_certain]
     if certain:
-        raise UsageError("no machine was started, as this would fail there:\n  - " + "\n  - ".join(certain))
+        raise UsageError("preflight: no machine was started; fix these problems first:\n  - " + "\n  - ".join(certain))
 
 
 def preflight(
@@ -65,11 +70,15 @@ def preflight(
     resolves: bool = True,
     modules: Mapping[str, object] | None = None,
 ) -> list[PreflightFinding]:
-    """What does not fit: the Python, requirements, what the client's modules import, compiled extensions.
+    """Find problems with the Python version, requirements, imports and compiled extensions.
 
-    `architecture`: of the nodes; None: not known, this machine's is taken. `resolves`: ask the indexes whether the
-    requirements can be met, at most half a minute; where none can be reached that is a finding, not a failure.
-    `modules`: by default those of this process.
+    Args:
+        image: The image.
+        code: The user's code; None: it is not sent.
+        architecture: Architecture of the nodes; None: unknown, so assume that of this machine.
+        resolves: Whether to query the indexes if the requirements can be met, for half a minute at most. Unreachable
+            indexes are a finding, not a failure.
+        modules: Loaded modules; by default those of this process.
     """
     machine = {"arm64": "aarch64", None: platform.machine()}.get(architecture, architecture or "")
     findings = [*_python(image), *_requirements(image, machine, resolves=resolves)]
@@ -85,8 +94,8 @@ def _python(image: Image) -> Iterator[PreflightFinding]:
     if there != here:
         yield PreflightFinding(
             field="Image.python",
-            text=f"{image.python!r} is not this Python's minor version, {here}, and functions and values cross only "
-            f"between the same: leave it out, or run this program with Python {there}",
+            text=f"{image.python!r} differs from this Python's minor version, {here}, but functions and values need "
+            f"the same one on both sides; leave it out, or run this program with Python {there}",
             is_certain=True,
         )
 
@@ -95,10 +104,9 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
     try:
         users = users_for(image)
     except UsageError as error:
-        field, _, text = str(error).partition(": ")
-        yield PreflightFinding(field=field, text=text, is_certain=True)
+        yield PreflightFinding(field="Image.pip", text=str(error).removeprefix("Image.pip="), is_certain=True)
         return
-    # What has a value only on the node cannot be asked for here.
+    # Variables have their values only on the node, so requirements with variables cannot be checked here.
     known = [requirement for requirement in image.pip if "$" not in requirement]
     if not known or not resolves:
         return
@@ -106,7 +114,7 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
     if uv is None:
         yield PreflightFinding(
             field="Image.pip",
-            text="not checked, as there is no uv here: pip install 'skyward[ssh]'",
+            text="not checked, because uv is not installed here; run: pip install 'skyward[ssh]'",
         )
         return
     kind = "unknown-linux-gnu" if machine not in ("x86_64", "aarch64") else _OLDEST_GLIBC
@@ -123,36 +131,36 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
             check=False,
         )
     except subprocess.TimeoutExpired:
-        yield _unchecked(f"no index answered within {_RESOLVE_LIMIT_S:.0f} s")
+        yield _unchecked(f"no answer within {_RESOLVE_LIMIT_S:.0f} s")
         return
     if done.returncode:
         output = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", done.stderr.strip())
         if _UNSOLVABLE.search(output):
-            yield PreflightFinding(field="Image.pip", text=f"it cannot be installed there:\n{output}", is_certain=True)
+            yield PreflightFinding(field="Image.pip", text=f"cannot be installed there:\n{output}", is_certain=True)
         else:
             yield _unchecked(output.splitlines()[0] if output else f"uv ended with code {done.returncode}")
 
 
 def _unchecked(why: str) -> PreflightFinding:
-    text = f"whether it can be installed was not checked, as no index can be reached from here ({why})"
+    text = f"not checked, because no index can be reached from here ({why})"
     return PreflightFinding(field="Image.pip", text=text)
 
 
 def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFinding]:
-    """Packages that the program's functions need where they run, and that the image does not bring."""
-    brought = _closure({_project(requirement) for requirement in image.pip}) | _OWN
-    for name, who in sorted(imported_there(code, modules).items()):
+    """Find packages that the program's functions need on the nodes but the image does not install."""
+    installed = _closure({_project(requirement) for requirement in image.pip}) | _OWN
+    for name, user in sorted(imported_there(code, modules).items()):
         projects = projects_of(name)
-        if projects and not brought.intersection((_normal(name), *projects)):
+        if projects and not installed.intersection((_normal(name), *projects)):
             yield PreflightFinding(
                 field="Image.pip",
-                text=f"{who} imports {name}, which nothing there brings: add {projects[0]!r}, or calls that need it "
-                "will fail with ModuleNotFoundError",
+                text=f"{user} imports {name}, which no requirement installs, so calls that need it will fail with "
+                f"ModuleNotFoundError; add {projects[0]!r}",
             )
 
 
 def projects_of(name: str) -> list[str]:
-    """The packages that bring a module of this name here."""
+    """Return the names of the local packages that contain a module of this name."""
     try:
         return [_normal(importlib.metadata.distribution(name).name)]
     except importlib.metadata.PackageNotFoundError:
@@ -161,20 +169,20 @@ def projects_of(name: str) -> list[str]:
 
 @functools.cache
 def _installed() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()  # reads every package's files: 0.2 s where there are hundreds
+    return importlib.metadata.packages_distributions()  # reads the files of every package: 0.2 s for hundreds of them
 
 
 def _modules(code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFinding]:
     for module, function in left_behind(code, modules).items():
         yield PreflightFinding(
             field="code",
-            text=f"{function}() is of the module {module}, which is not on sys.path and so does not travel: put its "
-            "folder on sys.path, or name it in Image.includes",
+            text=f"{function}() is defined in the module {module}, which is not sent because it is not on sys.path; "
+            "put its folder on sys.path, or list it in Image.includes",
         )
 
 
 def _closure(projects: Collection[str]) -> set[str]:
-    """These and what they depend on, as far as they are installed here; extras are taken for asked for."""
+    """Return these projects with their dependencies, including extras, as far as they are installed here."""
     closure: set[str] = set()
     waiting = list(projects)
     while waiting:
@@ -184,7 +192,7 @@ def _closure(projects: Collection[str]) -> set[str]:
         closure.add(project)
         try:
             waiting += [_project(requirement) for requirement in importlib.metadata.requires(project) or ()]
-        except importlib.metadata.PackageNotFoundError:  # not installed here: its requirements are not known
+        except importlib.metadata.PackageNotFoundError:  # not installed here, so its requirements are unknown
             continue
     return closure
 
@@ -199,7 +207,7 @@ def _normal(project: str) -> str:
 
 
 def _extensions(code: Code, machine: str) -> Iterator[PreflightFinding]:
-    """Compiled modules among the user's own, made for another Python or platform."""
+    """Find compiled modules in the user's code for another Python or platform."""
     for name in sorted(code.sources):
         match = _FOREIGN.search(name)
         here = f"{sys.version_info.major}{sys.version_info.minor}"
@@ -208,6 +216,6 @@ def _extensions(code: Code, machine: str) -> Iterator[PreflightFinding]:
         if match[2] != here or match[3] != f"{machine}-linux-gnu":
             yield PreflightFinding(
                 field="code",
-                text=f"{name} is compiled for {match[1]}, and the nodes are {machine}-linux-gnu: it cannot be loaded "
-                "there; build a wheel of its package for them and name that in Image.pip",
+                text=f"{name} is compiled for {match[1]}, so it cannot be loaded on {machine}-linux-gnu nodes; build a "
+                "wheel of its package for them, and list that in Image.pip",
             )

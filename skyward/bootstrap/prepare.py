@@ -1,4 +1,4 @@
-"""From a machine that answers to one on which an agent can be started, in one round trip where nothing is missing."""
+"""Preparation of a reachable machine for an agent, in one round trip if nothing is missing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from .probe import Facts, read_facts
 from .scripts import CACHE_LIMIT_GIB, Runner, script
 from .uv import client_uv_version
 
-__all__ = ["Ready", "prepare"]
-
 _PROBE_LIMIT_S = 60.0
 _TAIL_LINES = 20
 _TIME_IS_UP = 124
@@ -34,38 +32,38 @@ _SESSION_VARIABLES = re.compile(
 )
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _SHELL_ADVICE = (
-    "`ssh <host> echo here` must print `here` at its end: an account that may not log in, or a start-up file of its "
-    "shell that ends it or starts another program, does not let it"
+    "make sure that `ssh <host> echo here` prints `here` last: the account must be allowed to log in, and no start-up "
+    "file of its shell may exit or start another program"
 )
 _ADVICE = (
-    ("no space left on device|disk quota exceeded", "free some of its disk, or clear the cache: skyward gc --cache"),
+    ("no space left on device|disk quota exceeded", "free disk space there, or clear the cache: skyward gc --cache"),
     (
         "dns error|failed to fetch|could not connect|connection refused|network is unreachable|timed? ?out",
-        "an index cannot be reached from the node: name one that can in Image(pip_index_url=...)",
+        "set an index that the node can reach with Image(pip_index_url=...)",
     ),
     (
         "no solution found|not found in the package registry|has no wheels|unsatisfiable",
-        "the requirements of Image.pip cannot be met for this Python and platform",
+        "change the requirements of Image.pip, which cannot be met for this Python and platform",
     ),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """What an agent needs to start on a node. All paths are there."""
+    """Settings to start an agent on a node. All paths are on the node."""
 
     python: str
-    """The interpreter of the user's environment, for slots."""
+    """Interpreter of the user's environment, for slots."""
     path: tuple[str, ...]
-    """The slots' sys.path: the user's code, the user's packages, ours behind them."""
+    """sys.path of the slots: the user's code, the user's packages, then ours."""
     agent_python: str
     agent_path: tuple[str, ...]
-    """The agent's sys.path; it is started with -S -E."""
+    """sys.path of the agent, which is started with -S -E."""
     env: tuple[tuple[str, str], ...] = field(repr=False)
-    """The whole environment of the user's processes. Holds secrets in clear."""
+    """Complete environment of the user's processes. Holds secrets in clear text."""
     cwd: str
     folder: str
-    """Of this pool's node alone; who prepared it removes it."""
+    """Folder of this pool's node alone. The code that prepared the machine removes it."""
     cores: int
     memory_gib: float
     python_version: str
@@ -83,15 +81,26 @@ def prepare(
     cache_limit_gib: float = CACHE_LIMIT_GIB,
     deadline: float | None = None,
 ) -> Ready:
-    """Make a machine ready for an agent of this pool. Blocks; cancelled by an exception in this thread.
+    """Prepare a machine for an agent of this pool. Blocks; an exception in this thread cancels it.
 
-    `folder` is the name of the pool's folder there; `host` is what errors call the machine; `code` is what `gather` has
-    found, once for all nodes; `cache_limit_gib` bounds what stays there, of all pools of this user; `deadline` is by
-    time.monotonic(), by default `image.bootstrap_timeout_s` from now. May be called again after any failure, and goes
-    on where it was; several pools may prepare one machine at a time. If it raises, the pool's folder may be there, and
-    nothing else but the cache.
+    After a failure it can be called again, and continues where it stopped. Several pools can prepare a machine at the
+    same time. If it raises, only the cache and the pool's folder may remain on the machine.
 
-    Raises UsageError, BootstrapFailed, and what `run` raises when the link is lost.
+    Args:
+        run: Runs commands on the machine.
+        image: The image.
+        emit: Takes events.
+        node: Number of the node.
+        folder: Name of the pool's folder on the machine.
+        host: Name of the machine for errors.
+        code: Result of `gather`, which is the same for all nodes; None: no code is sent.
+        cache_limit_gib: Limit of the cache on the machine, for all pools of this user.
+        deadline: Time to give up, by time.monotonic(); by default `image.bootstrap_timeout_s` from now.
+
+    Raises:
+        UsageError: The image cannot be used.
+        BootstrapFailed: A phase failed, or the time was over.
+        Exception: Any error of `run` when the link is lost.
     """
     return _Bootstrap(
         run=run,
@@ -126,7 +135,7 @@ class _Bootstrap:
         self._check_variables(facts)
         self._users = users_for(self.image, facts.variables)
         if facts.folder and self._users.name not in facts.users:
-            facts = self._probe()  # the environment that it found was of other values
+            facts = self._probe()  # the environments found so far belong to other values of the variables
         if facts.ours and self._users.name in facts.users and facts.is_unpacked:
             for phase in self._all_phases():
                 self.phases.ready(phase)
@@ -141,19 +150,19 @@ class _Bootstrap:
     def _check_variables(self, facts: Facts) -> None:
         for name, code in facts.failed_variables.items():
             self.phases.start("shell_vars")
-            how = f"ended there with code {code}" if code else "printed nothing there"
+            how = f"exited with code {code} on the node" if code else "printed nothing on the node"
             raise self.phases.fail(f"Image.shell_vars[{name!r}]: `{self.image.shell_vars[name]}` {how}")
 
     def _left_s(self) -> float:
         left_s = self.deadline - time.monotonic()
         if left_s <= 0:
-            raise self.phases.fail("the time is up", self._advice_on_time())
+            raise self.phases.fail("timed out", self._advice_on_time())
         return left_s
 
     def _advice_on_time(self) -> str:
         return (
-            f"Image(bootstrap_timeout_s=...) allows more than {self.image.bootstrap_timeout_s:g} s, "
-            "and the next attempt goes on where this one ended"
+            f"set Image(bootstrap_timeout_s=...) to more than {self.image.bootstrap_timeout_s:g} s and try again, "
+            "which continues where this attempt stopped"
         )
 
     def _probe(self) -> Facts:
@@ -177,8 +186,8 @@ class _Bootstrap:
             raise self.phases.fail(facts.problem)
         if not facts.is_whole:
             for line in [*done.text.splitlines(), *done.error_text.splitlines()]:
-                self.phases.output(line)  # such as that the account may not log in
-            raise self.phases.fail(f"the shell there ended with code {done.code} and did not answer", _SHELL_ADVICE)
+                self.phases.output(line)  # it may say why, such as that the account must not log in
+            raise self.phases.fail(f"the login shell exited with code {done.code} without an answer", _SHELL_ADVICE)
         self.phases.end()
         return facts
 
@@ -225,10 +234,10 @@ class _Bootstrap:
         if facts.problem:
             raise self.phases.fail(facts.problem, _advice(self.phases))
         if done.code == _TIME_IS_UP:
-            raise self.phases.fail("the time is up", self._advice_on_time())
+            raise self.phases.fail("timed out", self._advice_on_time())
         if not facts.is_whole:
             self.phases.output(done.error_text)
-            raise self.phases.fail(f"ended with code {done.code}", _advice(self.phases))
+            raise self.phases.fail(f"exited with code {done.code}", _advice(self.phases))
         self.phases.end()
         return facts
 
@@ -239,7 +248,7 @@ class _Bootstrap:
             return self.run(command, input=payload, timeout_s=timeout_s, on_line=on_line)
         except TimeoutError as error:
             raise self.phases.fail(f"no answer within {timeout_s:.0f} s", self._advice_on_time()) from error
-        except BaseException as error:  # the link is lost, or somebody has interrupted it: that says enough itself
+        except BaseException as error:  # a lost link or an interrupt: end the phase, and let the error through
             self.phases.fail(str(error) or type(error).__name__)
             raise
 
@@ -268,10 +277,10 @@ class _Bootstrap:
 
 
 def _advice(phases: _Phases) -> str:
-    """What to do about what the phase printed last."""
-    text = "\n".join(phases.tail)
-    advice = _ADVICE if phases.name in ("skyward", "packages") else _ADVICE[:1]
-    return next((what for pattern, what in advice if re.search(pattern, text, re.IGNORECASE)), "")
+    """Return advice about the last output of the phase; empty if there is none."""
+    output = "\n".join(phases.tail)
+    candidates = _ADVICE if phases.name in ("skyward", "packages") else _ADVICE[:1]
+    return next((advice for pattern, advice in candidates if re.search(pattern, output, re.IGNORECASE)), "")
 
 
 def _masking(image: Image) -> Callable[[str], str]:
@@ -280,11 +289,13 @@ def _masking(image: Image) -> Callable[[str], str]:
 
 
 class _Phases:
-    """Tells of the parts of a node's way up: each as events, and by its name in the error when it fails.
+    """Phases of a node's preparation, reported as events. Used by one thread at a time.
 
-    `mask` is applied to every line that is shown or kept; `host` is how errors call the machine.
-
-    Used by one thread at a time.
+    Args:
+        emit: Takes the events.
+        node: Number of the node.
+        mask: Hides secrets in every line that is shown or kept.
+        host: Name of the machine for errors.
     """
 
     def __init__(self, emit: Emit, node: int, mask: Callable[[str], str], host: str = "") -> None:
@@ -293,17 +304,17 @@ class _Phases:
         self._mask = mask
         self._host = host
         self.name = ""
-        """Of the open phase; empty: none is."""
+        """Name of the open phase; empty if none is open."""
         self._began = 0.0
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines that the phase printed."""
+        """Last lines of the phase's output."""
         return tuple(self._tail)
 
     def start(self, name: str, detail: str = "") -> None:
-        """Ends the phase before, if one is open."""
+        """Begin a phase, and end the open one."""
         self.end()
         self.name = name
         self._began = time.monotonic()
@@ -323,21 +334,21 @@ class _Phases:
             self.name = ""
 
     def ready(self, name: str) -> None:
-        """There was nothing to do."""
+        """Report a phase that had nothing to do."""
         self.start(name)
         self.end(was_ready=True)
 
     def fail(self, reason: str, advice: str = "") -> BootstrapFailed:
-        """The error to raise: what failed where, the last lines that were printed, what to do."""
+        """End the open phase as failed, and return the error to raise, with the last lines of output and advice."""
         name, seconds = self.name or "bootstrap", time.monotonic() - self._began
         reason = self._mask(reason)
         self._emit(PhaseFailed(node=self._node, phase=name, seconds=seconds, reason=reason))
         self.name = ""
-        printed = "".join(f"\n    {line}" for line in self._tail)
+        output = "".join(f"\n    {line}" for line in self._tail)
         where = f" ({self._host})" if self._host else ""
         message = f"node {self._node}{where}: {name} failed after {seconds:.1f} s: {reason}"
-        message += f"; the last lines it printed:{printed}" if printed else ""
-        message += f"\n{advice}" if advice and printed else f"; {advice}" if advice else ""
+        message += f"; last output:{output}" if output else ""
+        message += f"\n{advice}" if advice and output else f"; {advice}" if advice else ""
         return BootstrapFailed(
             message, node=self._node, phase=name, output=tuple(self._tail), advice=advice, host=self._host
         )

@@ -1,4 +1,4 @@
-"""What a node says of itself: lines of a name and a text, from the scripts that run there."""
+"""Facts about a node, parsed from the output of the scripts that run there: lines with a name and a text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Environment", "Facts", "read_facts"]
-
 _MARK = "\1"
 _NEWLINE, _NUL = "\2", "\3"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """One that is whole. `path`: the sys.path of its interpreter, as site has made it there."""
+    """Complete environment on a node. `path` is the sys.path that its interpreter has there."""
 
     python: str
     version: str
@@ -23,7 +21,10 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Empty where it is not known. `is_whole`: the script came to its end; `problem`: what stopped it, in words."""
+    """Facts about a node; unknown ones are empty.
+
+    `is_whole` tells whether the script reached its end, and `problem` describes what stopped it.
+    """
 
     system: str = ""
     machine: str = ""
@@ -35,25 +36,25 @@ class Facts:
     folder: str = ""
     ours: Environment | None = None
     users: dict[str, Environment] = field(default_factory=dict)
-    """By name."""
+    """User environments by name."""
     uvs: tuple[tuple[str, str], ...] = ()
-    """(version, path)"""
+    """(version, path) of each uv."""
     pythons: tuple[tuple[str, str], ...] = ()
-    """(version, path); CPython only."""
+    """(version, path) of each CPython."""
     missing_objects: tuple[str, ...] = ()
-    """Of the user's code."""
+    """Large files of the user's code that the node does not have."""
     missing_apt: tuple[str, ...] = ()
     is_unpacked: bool = False
-    """The user's code is in the pool's folder."""
+    """Whether the user's code is in the pool's folder."""
     variables: dict[str, str] = field(default_factory=dict)
     failed_variables: dict[str, int] = field(default_factory=dict)
-    """Exit codes."""
+    """Exit codes of commands that failed or printed nothing, by variable."""
     environ: dict[str, str] = field(default_factory=dict, repr=False)
     problem: str = ""
     is_whole: bool = False
 
     def updated(self, later: Facts) -> Facts:
-        """With what a later script has found out."""
+        """Return these facts with those of a later script."""
         return replace(
             self,
             ours=later.ours or self.ours,
@@ -64,7 +65,7 @@ class Facts:
 
 
 def read_facts(lines: Iterable[str]) -> Facts:
-    """Other lines are passed over: a login shell may print whatever it likes."""
+    """Parse the lines of a script. Lines without the mark are ignored, because a login shell may print anything."""
     plain: dict[str, str] = {}
     users: dict[str, Environment] = {}
     variables: dict[str, str] = {}

@@ -1,6 +1,6 @@
-# Finds out everything about a node in one go, changing nothing but the time of last use of what is there.
+# Reports all facts about a node at once. Changes only the time of last use of what it finds.
 # From the client: ours, user (names of environments), minor (of Python), uv_version, folder (of this pool's node), eval_vars,
-# code and objects (names of what the user's code is in), apt.
+# code and objects (names of the user's code and of its large files), apt.
 say system "$system"
 say machine "$machine"
 say libc "$libc"
@@ -10,26 +10,26 @@ say uid "$(id -u)"
 say cores "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)"
 say memory_kib "$(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/null)"
 
-mkdir -p "$platform" || say problem "$platform cannot be made: the home of $(id -un) must be writable"
+mkdir -p "$platform" || say problem "$platform: cannot create the folder; the home of $(id -un) must be writable"
 for tool in tar gzip timeout; do
-    command -v "$tool" >/dev/null || say problem "there is no \`$tool\` on this machine, and it is needed: install it there"
+    command -v "$tool" >/dev/null || say problem "\`$tool\` is missing on this machine; install it there"
 done
 say free_kib "$(df -Pk "$platform" 2>/dev/null | awk 'NR == 2 { print $4 }')"
 
-eval_vars # by the client: one `variable` for each of the image's shell_vars
+eval_vars # defined by the client: one `variable` for each of the image's shell_vars
 
-hold_cache -s 20 || say problem "${root%/*} was locked by another process for 20 s"
+hold_cache -s 20 || say problem "${root%/*}: locked by another process for 20 s"
 
 is_cold=
 if is_whole "$platform/$ours"; then say_environment "$platform/$ours" ours; else is_cold=1; fi
-found=
-for each in "$platform/$user"*; do
-    if is_whole "$each"; then
-        found=1
-        say_environment "$each" "user:${each##*/}"
+has_user=
+for environment in "$platform/$user"*; do
+    if is_whole "$environment"; then
+        has_user=1
+        say_environment "$environment" "user:${environment##*/}"
     fi
 done
-[ -n "$found" ] || is_cold=1
+[ -n "$has_user" ] || is_cold=1
 
 has_code "$code" "$objects" || is_cold=1
 for object in $objects; do
@@ -50,7 +50,7 @@ else
             say uv "${version%% *} $uv"
         fi
     done
-    # Interpreters that are not on the PATH of a shell without a terminal.
+    # A shell without a terminal may have a short PATH, so look at the usual places too.
     for python in "$(command -v "python$minor")" /usr/bin/python3 /usr/local/bin/"python$minor" \
         "$HOME/.local/bin/python$minor" "$HOME"/.pyenv/versions/"$minor".*/bin/python3 "$(command -v python3)" \
         "$HOME"/.local/share/uv/python/cpython-"$minor".*/bin/python3 "$platform"/python/cpython-"$minor".*/bin/python3; do
@@ -60,6 +60,6 @@ print(sys.implementation.name, "%d.%d.%d" % sys.version_info[:3], sys.executable
         say python "$version"
     done
 fi
-# NUL and newline cannot stand in a line.
+# A line cannot contain NUL or newline, so replace them.
 say environ "$(cat /proc/$$/environ 2>/dev/null | tr '\000\n' '\003\002')"
 say end ok

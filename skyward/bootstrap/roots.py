@@ -1,4 +1,4 @@
-"""Which folders hold modules of the user's own: on sys.path, and neither Python's nor installed from an index."""
+"""Folders with the user's own modules: on sys.path, but neither Python's own nor installed from an index."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Root", "editable_metadata", "is_installed", "local_roots"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """A folder whose modules travel. `only`: the top-level names that do; None: all."""
+    """Folder whose modules are sent. `only` lists the top-level names to send; None: all."""
 
     folder: str
     only: frozenset[str] | None = None
 
     def has(self, path: str) -> bool:
-        """Whether a file or folder below it may travel. A checkout of skyward may not: ours would be hidden by it."""
+        """Tell whether a path below it may be sent. A checkout of skyward is not: it would hide the node's."""
         top = os.path.relpath(path, self.folder).partition(os.sep)[0].partition(".")[0]
         return top != "skyward" and (self.only is None or top in self.only)
 
 
 def local_roots(path: Iterable[str], cwd: str, modules: Mapping[str, object]) -> list[Root]:
-    """The roots on a sys.path, in its order, then the packages that are installed editable.
+    """Return the roots on a sys.path, in its order, followed by packages that are installed editable.
 
-    A folder that holds far more than a project, such as the home folder, gives only what is imported already and its
-    own modules.
+    A folder that contains far more than a project, such as the home folder, contributes only loaded modules and the
+    modules directly in it.
     """
     roots: dict[str, Root] = {}
     for entry in path:
@@ -48,9 +46,9 @@ def local_roots(path: Iterable[str], cwd: str, modules: Mapping[str, object]) ->
 
 
 def editable_metadata(path: Iterable[str], roots: Iterable[Root]) -> list[str]:
-    """The .dist-info folders on a sys.path of packages that are installed editable from where these roots are.
+    """Return the .dist-info folders of packages that are installed editable from one of these roots.
 
-    A package may ask for its own version when it is imported. Source: PEP 610, direct_url.json.
+    They are needed because a package may query its own version when it is imported. Source: PEP 610, direct_url.json.
     """
     sources = [root.folder + os.sep for root in roots]
     folders = []
@@ -68,7 +66,7 @@ def editable_metadata(path: Iterable[str], roots: Iterable[Root]) -> list[str]:
 
 
 def is_installed(folder: str) -> bool:
-    """Whether what lies there is Python's own, or was installed from an index. `folder` has no links in it."""
+    """Tell whether a folder is Python's own or has installed packages. `folder` must be free of symbolic links."""
     parts = folder.split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
         return True
@@ -95,7 +93,10 @@ def _loaded_from(folder: str, modules: Mapping[str, object]) -> frozenset[str]:
 
 
 def _editable(modules: Mapping[str, object]) -> dict[str, str]:
-    """Packages that an import hook of setuptools finds, and where. Source: setuptools/command/editable_wheel.py."""
+    """Return packages that setuptools' import hook finds, with their paths.
+
+    Source: setuptools/command/editable_wheel.py.
+    """
     places: dict[str, str] = {}
     for name, module in list(modules.items()):
         mapping = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None

@@ -1,8 +1,8 @@
-"""Scripts of this folder run on a node: how they get there, and those that clean up.
+"""Scripts that run on a node: how they get there, and those that clean up.
 
-All that is run for a node carries the name of its folder in its environment, see `marked`; so does its agent. What was
-begun there and is not wanted any more is ended by that name, whatever came of it, see `undo`. What is kept there for
-the next pool, environments, downloads and code, is under ~/.cache/skyward.
+Every process of a node, its agent included, has the name of the node's folder in its environment (`marked`). That name
+finds them again, so an abandoned start can be undone whatever became of it (`undo`). Environments, downloads and code
+for the next pool are kept under ~/.cache/skyward.
 """
 
 from __future__ import annotations
@@ -17,30 +17,19 @@ from typing import BinaryIO, Protocol
 from ..errors import ProviderError
 from ..ssh import SSHResult
 
-__all__ = [
-    "CACHE_LIMIT_GIB",
-    "VARIABLE",
-    "Cleared",
-    "Runner",
-    "clear_cache",
-    "marked",
-    "script",
-    "undo",
-]
-
 VARIABLE = "SKYWARD_NODE"
 CACHE_LIMIT_GIB = 20.0
-"""All that is kept by one user on one node; beyond it the least recently used environments go."""
+"""Limit of one user's cache on one node. Beyond it the least recently used environments are removed."""
 _UNDO_LIMIT_S = 20.0
 _CLEAR_LIMIT_S = 120.0
 
 
 class Runner(Protocol):
-    """Runs a command of the node's shell, as `skyward.ssh.Connection.run` does.
+    """Function that runs a command in the node's shell and waits for its end, as `skyward.ssh.Connection.run` does.
 
-    `input` is its standard input, to the end. `on_line` gets each line of its output when it comes, without its end.
-    Returns when the command has ended. Raises TimeoutError after `timeout_s` seconds, and whatever the transport
-    raises when the link is lost; what ran then may go on for a while.
+    `input` is the complete standard input. `on_line` gets each line of output as it arrives, without the newline.
+    Raises TimeoutError after `timeout_s` seconds, and the transport's errors when the link is lost. The command may
+    then continue for a while.
     """
 
     def __call__(
@@ -54,7 +43,7 @@ class Runner(Protocol):
 
 
 def script(names: tuple[str, ...], variables: Mapping[str, str], more: str = "") -> bytes:
-    """Scripts of this folder as one text for sh, with these variables; `more` goes ahead of the last one."""
+    """Join scripts of this folder to one text for sh, preceded by variables. `more` goes before the last script."""
     assigned = "".join(f"{variable}={shlex.quote(value)}\n" for variable, value in variables.items())
     *first, last = (_text(name) for name in names)
     return (assigned + "".join(first) + more + last).encode()
@@ -66,28 +55,38 @@ def _text(name: str) -> str:
 
 
 def marked(command: str, folder: str) -> str:
-    """The same line of sh, which must `exec`, so that `undo` finds what it becomes and starts."""
+    """Mark a line of sh, so that `undo` finds the process and its children. The line must `exec`."""
     return f"{VARIABLE}={shlex.quote(folder)}; export {VARIABLE}; {command}"
 
 
 def undo(run: Runner, folders: Sequence[str]) -> None:
-    """Leave nothing of the nodes with folders of these names: kill what runs, remove the folders. Idempotent.
+    """Remove nodes with folders of these names: kill their processes, remove the folders. Idempotent.
 
-    What was sent to the machine and has not begun yet finds no folder, and ends by itself.
+    A start that was sent to the machine but has not begun finds no folder, and ends by itself.
 
-    Raises ProviderError if the machine's shell does not answer, and what `run` raises.
+    Args:
+        run: Runs commands on the machine.
+        folders: Names of the nodes' folders.
+
+    Raises:
+        ProviderError: The machine's shell does not answer.
+        Exception: Any error of `run`.
     """
     text = script(("node.sh", "undo.sh"), {"nodes": " ".join(folders)})
     done = run("exec sh -s", input=text, timeout_s=_UNDO_LIMIT_S)
     if not any(line.startswith("\1end ") for line in done.text.splitlines()):
         raise ProviderError(
-            f"the shell there ended with code {done.code} before {', '.join(folders)} were removed: {done.error_text}"
+            f"node folders: the shell exited with code {done.code} before it removed {', '.join(folders)}: "
+            f"{done.error_text}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cleared:
-    """`kept`: environments that processes use, or that were used in the last quarter of an hour."""
+    """Result of `clear_cache`.
+
+    `kept` lists environments that processes use, or that were used in the last quarter of an hour.
+    """
 
     removed: tuple[str, ...]
     kept: tuple[str, ...]
@@ -95,11 +94,15 @@ class Cleared:
 
 
 def clear_cache(run: Runner, *, patience_s: int = 60) -> Cleared:
-    """Remove what this user's pools have left on a machine, but for what is in use. Idempotent.
+    """Remove everything that this user's pools left on a machine, except environments in use. Idempotent.
 
-    Pools that are being made ready there are waited for, for `patience_s`.
+    Args:
+        run: Runs commands on the machine.
+        patience_s: Seconds to wait for pools that are starting there.
 
-    Raises ProviderError if they take longer or the machine's shell does not answer, and what `run` raises.
+    Raises:
+        ProviderError: A pool takes longer to start, or the machine's shell does not answer.
+        Exception: Any error of `run`.
     """
     order = script(("node.sh", "cache.sh", "clear.sh"), {"patience_s": str(patience_s)})
     done = run("exec sh -s", input=order, timeout_s=patience_s + _CLEAR_LIMIT_S)
@@ -118,8 +121,8 @@ def clear_cache(run: Runner, *, patience_s: int = 60) -> Cleared:
         elif name == "kept":
             kept.append(text)
         elif name == "busy":
-            raise ProviderError(f"the cache was not cleared: pools are being made ready there, by {text}; try again")
+            raise ProviderError(f"cache {text}: not cleared, because pools are starting there; try again later")
         is_whole |= name == "end"
     if not is_whole:
-        raise ProviderError(f"the cache was not cleared: the shell there ended with code {done.code}")
+        raise ProviderError(f"cache: not cleared, because the shell exited with code {done.code}")
     return Cleared(removed=tuple(removed), kept=tuple(kept), freed_gib=freed_kib / 2**20)

@@ -1,4 +1,4 @@
-# For scripts that change a node: what their phases say, and one at a time.
+# Common part of scripts that change a node: reports of their phases, and locks.
 phase() { say phase "$1"; }
 is_ready() { say ready "$1"; }
 fail() {
@@ -6,12 +6,12 @@ fail() {
     exit 1
 }
 
-lock() { # NAME: another pool's bootstrap may be at the same
+lock() { # NAME: keeps out other pools that prepare the same thing
     mkdir -p "$platform" && : >"$platform/lock-$1" ||
-        fail "$platform cannot be written: the home of $(id -un) must be writable"
+        fail "$platform: cannot write; the home of $(id -un) must be writable"
     exec 8>"$platform/lock-$1" # a shell ends when this fails
     get_lock -x 8 "$limit_s" ||
-        fail "another bootstrap has held $platform/lock-$1 for $limit_s s; end it, or remove the file"
+        fail "$platform/lock-$1: held by another bootstrap for $limit_s s; stop it, or remove the file"
 }
 
-hold_cache -s "$limit_s" || fail "${root%/*} was locked by another process for $limit_s s"
+hold_cache -s "$limit_s" || fail "${root%/*}: locked by another process for $limit_s s"

@@ -1,4 +1,4 @@
-"""The uv that makes environments on a node: the client's own binary, or that of its version for the node's platform."""
+"""Source of the uv that creates environments on a node: the client's binary, or its version for another platform."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from ..core.ownership import make_private_folder
 from ..errors import UsageError
 
-__all__ = ["OLDEST_UV", "ClientUv", "client_uv", "client_uv_version", "packed_uv"]
-
 OLDEST_UV = (0, 5)
-"""Of a node's own uv. Source: releases of uv; 0.5 has all the options that install.sh uses."""
+"""Oldest usable version of a node's own uv. 0.5 has all the options of install.sh. Source: releases of uv."""
 _FETCH_LIMIT_S = 120.0
 
 
@@ -32,7 +30,7 @@ class ClientUv:
 
 @functools.cache
 def client_uv() -> ClientUv | None:
-    """The uv of this environment (extra `ssh`), or else that on PATH; None where there is none."""
+    """Return the uv of this environment (extra `ssh`), or else the one on PATH; None if there is none."""
     path = _find()
     if path is None:
         return None
@@ -55,38 +53,38 @@ def _find() -> str | None:
 
 
 def packed_uv(uv: ClientUv, *, system: str, machine: str, libc: str) -> str | None:
-    """The path here of a uv for that platform, compressed by gzip; None where none can be had.
+    """Return the local path of a uv for that platform, compressed with gzip; None if none is available.
 
-    Made once and kept in the user's cache folder; where that cannot be written, by each process anew. Blocks: up to a
-    second for compressing, longer where the binary of another platform comes from an index.
+    The file is in the user's cache folder. If that is not writable, each process makes its own. Blocks for up to a
+    second to compress, and longer to get the binary of another platform from an index.
     """
     kind = "gnu" if libc.startswith("glibc") else libc
     if system != "Linux" or kind not in ("gnu", "musl"):
         return None
     folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "skyward", "client")
     name = f"uv-{uv.version}-{machine}-{kind}.gz"
-    kept = os.path.join(folder, name)
+    cached = os.path.join(folder, name)
     if not _can_be_used(folder):
         folder = _of_this_process()
-        kept = os.path.join(folder, name)
-    if os.path.exists(kept):
-        return kept
+        cached = os.path.join(folder, name)
+    if os.path.exists(cached):
+        return cached
     with tempfile.TemporaryDirectory(dir=folder) as work:
         source = uv.path if _is_like_here(machine, kind) else _fetched(uv, f"{machine}-unknown-linux-{kind}", work)
         if source is None:
             return None
-        made = os.path.join(work, "uv.gz")
-        # Level 1: 0.5 s for the binary's 40 MB, and hardly larger than what takes 3 s.
-        with open(source, "rb") as binary, gzip.open(made, "wb", compresslevel=1) as out:
+        packed = os.path.join(work, "uv.gz")
+        # Level 1 takes 0.5 s for the binary's 40 MB. Better levels take 3 s for hardly smaller files.
+        with open(source, "rb") as binary, gzip.open(packed, "wb", compresslevel=1) as out:
             shutil.copyfileobj(binary, out, 1 << 20)
-        os.replace(made, kept)
-    return kept
+        os.replace(packed, cached)
+    return cached
 
 
 def _can_be_used(folder: str) -> bool:
     try:
         make_private_folder(folder)
-    except (OSError, UsageError):  # the binary is what nodes run: it never comes from a stranger's folder
+    except (OSError, UsageError):  # nodes run the binary, so it must never come from another user's folder
         return False
     return os.access(folder, os.W_OK | os.X_OK)
 
@@ -107,7 +105,7 @@ def _fetched(uv: ClientUv, triple: str, work: str) -> str | None:
     target = os.path.join(work, "wheel")
     command = [uv.path, "pip", "install", "--quiet", "--no-deps", "--target", target, "--python", sys.executable]
     command += ["--python-platform", triple, "--only-binary", ":all:", f"uv=={uv.version}"]
-    with contextlib.suppress(subprocess.TimeoutExpired):  # no index answers: the node fetches its own
+    with contextlib.suppress(subprocess.TimeoutExpired):  # no index answers, so the node must have a uv
         done = subprocess.run(command, capture_output=True, timeout=_FETCH_LIMIT_S, check=False)
         binary = os.path.join(target, "bin", "uv")
         if done.returncode == 0 and os.path.exists(binary):

@@ -1,1 +1,1 @@
-"""A call before it runs and its future: `@compute`, operators, options, the open pools of a process."""
+"""Calls before they run, and their futures: `@compute`, operators, options, the open pools of a process."""

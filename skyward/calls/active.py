@@ -1,4 +1,4 @@
-"""The pools that are open in this process, and the one that an operator's right side means."""
+"""Open pools of this process, and the pool that the right side of an operator means."""
 
 from __future__ import annotations
 
@@ -12,20 +12,9 @@ from typing import Any, Protocol
 from ..core.unrun import short
 from ..errors import NoActivePool, UsageError
 
-__all__ = [
-    "PoolLike",
-    "Target",
-    "active_pool",
-    "activity",
-    "open_pools",
-    "pop_active",
-    "push_active",
-    "resolve_target",
-]
-
 
 class PoolLike(Protocol):
-    """A target of calls, as the operators see it. A call is a `PendingCompute`, a group a `PendingComputeGroup`."""
+    """Target of calls, as the operators see it. A call is a `PendingCompute`, a group a `PendingComputeGroup`."""
 
     def run(self, call: Any, /) -> Any: ...
     def submit(self, call: Any, /) -> Future[Any]: ...
@@ -37,17 +26,17 @@ class PoolLike(Protocol):
 
 Target = PoolLike | ModuleType
 
-# Open pools. A context variable knows the innermost pool of this context; threads and notebook cells that the pool
-# was not opened in have contexts of their own, and fall back to the innermost of the process.
+# A context variable knows the innermost pool of this context. Other threads and notebook cells have contexts of their
+# own, so they fall back to the innermost pool of the process.
 _of_context: ContextVar[tuple[PoolLike, ...]] = ContextVar("skyward_active_pools", default=())
 _of_process: list[PoolLike] = []
 _lock = threading.Lock()
 
 
 class Activity:
-    """What happened in this process, so that a pool which closes can tell calls that were made and never sent.
+    """Counters of this process, so that a closing pool can report calls that were made but never sent.
 
-    Counted without a lock, and calls only the first time that they have a shape: enough to tell none from some.
+    They are not locked, and calls count only once per shape of arguments. That is enough to tell none from some.
     """
 
     calls_made = 0
@@ -73,13 +62,13 @@ def pop_active(pool: PoolLike) -> None:
 
 
 def open_pools() -> list[PoolLike]:
-    """Those of this process, in the order in which they were opened."""
+    """Return the open pools of this process, oldest first."""
     with _lock:
         return list(_of_process)
 
 
 def active_pool() -> PoolLike:
-    """The innermost open pool. Raises NoActivePool."""
+    """Return the innermost open pool. Raises NoActivePool."""
     still_open = open_pools()
     for pool in reversed(_of_context.get()):
         if pool in still_open:
@@ -87,19 +76,21 @@ def active_pool() -> PoolLike:
     if still_open:
         return still_open[-1]
     raise NoActivePool(
-        "no pool is open here: write `with sky.ComputePool(provider=sky.Local()):` around the call, "
+        "target=sky: no pool is open here; write `with sky.ComputePool(provider=sky.Local()):` around the call, "
         "or name the pool: `f() >> pool`. Inside a task there is no pool: call the function's .local(...)"
     )
 
 
 def resolve_target(target: Target) -> PoolLike:
-    """The pool that an operator's right side means."""
+    """Return the pool that the right side of an operator means. Raises NoActivePool or UsageError."""
     if isinstance(target, ModuleType):
         if target.__name__ == "skyward":
             return active_pool()
     elif hasattr(target, "run_group") and not isinstance(target, type):
         return target
-    hint = "; open a pool of it: sky.ComputePool(provider=...)" if hasattr(target, "launch") else ""
-    raise UsageError(
-        f"{short(target)} is not a pool; the right side of >>, >, @ is a ComputePool or the module skyward{hint}"
+    advice = (
+        "open a pool with it: sky.ComputePool(provider=...)"
+        if hasattr(target, "launch")
+        else "put a ComputePool or the module skyward on the right side of >>, > and @"
     )
+    raise UsageError(f"target={short(target)}: is not a pool; {advice}")

@@ -1,19 +1,21 @@
-"""`@compute`, the lazy call it makes, and the operators that send the call somewhere.
+"""`@compute`, the pending calls that it makes, and the operators that send them.
 
-Nothing runs here: `train(10)` is a frozen value. What runs it is a target: an open pool, or the module `skyward`
-itself, which stands for the innermost open pool.
+Nothing runs here: `train(10)` is a frozen value. A target runs it: an open pool, some of its nodes, or the module
+`skyward`, which stands for the innermost open pool.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future as StdFuture
 from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, get_origin, overload
 
+from ..core.html import card
 from ..core.signatures import check_arguments, innermost, name_of
 from ..core.spellings import advice
 from ..core.unrun import Unrun, short
@@ -23,25 +25,25 @@ from ..values.launch import ProcessLaunch
 from .active import Target, activity, resolve_target
 from .options import CallOptions, proper_options
 
-__all__ = [
-    "ComputeFunction",
-    "PendingCompute",
-    "PendingComputeGroup",
-    "as_compute",
-    "compute",
-    "find_by_name",
-    "gather",
-    "is_importable",
-    "pending_of",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class ComputeFunction(Generic[P, T_co]):
-    """A function that gives lazy calls. Made by `@compute`; holds the original as `fn`."""
+    """Function whose calls are pending until an operator sends them. Made by `@compute`.
+
+    `fn` is the original function, and `options` are the options of its calls.
+
+    Example:
+        >>> @compute
+        ... def add(a: int, b: int) -> int:
+        ...     return a + b
+        >>> add.fn(1, 2)
+        3
+        >>> add.with_options(retries=2)(1, 2)
+        <add(1, 2), not run: send it with `>> pool`>
+    """
 
     fn: Callable[P, T_co]
     options: CallOptions
@@ -54,16 +56,16 @@ class ComputeFunction(Generic[P, T_co]):
         self.options = options
         self.launch = ProcessLaunch(integrations=getattr(_without_partials(fn), "__skyward_integrations__", ()))
         self._fitting: set[tuple[int | str, ...]] = set()
-        """Shapes of arguments that fit the signature: how many by position, and the names of the others."""
+        """Shapes of arguments that fit the signature: the number of positional ones, and the names of the others."""
 
     @functools.cached_property
     def is_generator(self) -> bool:
-        """Whether a call gives a stream of values."""
+        """Return whether a call returns a stream of values."""
         return inspect.isgeneratorfunction(innermost(self.fn))
 
     @functools.cached_property
     def iterator_parameters(self) -> tuple[str, ...]:
-        """The parameters annotated `Iterator[T]`: their arguments are streamed in."""
+        """Parameters annotated `Iterator[T]`. Their arguments are streamed to the node."""
         hints = getattr(innermost(self.fn), "__annotations__", {})
         return tuple(name for name, hint in hints.items() if name != "return" and _is_iterator(hint))
 
@@ -73,7 +75,8 @@ class ComputeFunction(Generic[P, T_co]):
         return PendingCompute(self, args, kwargs, self.options)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise WrongArguments. Arguments of one shape are checked once: binding costs more than the rest of a call."""
+        """Raise WrongArguments if the arguments do not fit the signature."""
+        # Each shape is checked once: binding costs more than everything else here.
         check_arguments(self.fn, args, kwargs)
         activity.calls_made += 1
         activity.last_made = self.__name__
@@ -82,18 +85,19 @@ class ComputeFunction(Generic[P, T_co]):
         self._fitting.add((len(args), *kwargs))
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
-        """Run the original function here and now."""
+        """Run the original function here and now, and return its value."""
         return self.fn(*args, **kwargs)
 
     def with_options(self, **options: Any) -> ComputeFunction[P, T_co]:
-        """A copy with other options; see `CallOptions`."""
+        """Return a copy with other options; see `CallOptions`. Raises UsageError."""
         return ComputeFunction(self.fn, replace(self.options, **proper_options(options)))
 
     def with_timeout(self, timeout_s: float) -> ComputeFunction[P, T_co]:
+        """Return a copy whose calls may run `timeout_s` seconds."""
         return self.with_options(timeout_s=timeout_s)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # A decorated method: bind as a function would.
+        # Methods: bind to the instance as a function does.
         if instance is None:
             return self
         bound: Any = functools.partial(self, instance)
@@ -102,7 +106,7 @@ class ComputeFunction(Generic[P, T_co]):
     def __repr__(self) -> str:
         return f"<compute {self.__module__}.{self.__qualname__}>"
 
-    if not TYPE_CHECKING:  # a checker is to find these mistakes itself
+    if not TYPE_CHECKING:  # type checkers must find these mistakes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -111,18 +115,18 @@ class ComputeFunction(Generic[P, T_co]):
             raise AttributeError(text, name=name, obj=self)
 
     def __reduce__(self) -> Any:
-        # By name where the name leads back here; pickle checks that. Otherwise by value.
+        # By name if the name leads back here, otherwise by value.
         if is_importable(self, self):
             return find_by_name, (self.__module__, self.__qualname__)
         return ComputeFunction, (self.fn, self.options)
 
 
 _SHAPES = 64
-"""Shapes of arguments that a function remembers: those of a function that takes any keyword have no end."""
+"""Most shapes of arguments that a function remembers. A function with **kwargs has any number of them."""
 
 
 def _wear_names_of(wrapper: ComputeFunction[..., Any], function: Callable[..., Any]) -> None:
-    """`functools.update_wrapper` for any callable: builtins and partials lack names, and a class has no such dict."""
+    """Copy names like `functools.update_wrapper`, also from builtins and partials, which lack some of them."""
     has_dict = isinstance(function, FunctionType | MethodType)
     functools.update_wrapper(wrapper, function, updated=("__dict__",) if has_dict else ())
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
@@ -138,7 +142,7 @@ def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_importable(named: Any, value: object) -> bool:
-    """Whether the names of one callable lead to the value in every process that can import its module."""
+    """Return whether a callable's names lead to this value in every process that can import its module."""
     module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
         return False
@@ -149,20 +153,20 @@ def is_importable(named: Any, value: object) -> bool:
 
 
 def find_by_name(module: str, qualified_name: str) -> Any:
-    """What stands under that name in a module that is imported if need be; None where there is no such name."""
+    """Return the object with that qualified name, importing its module if necessary; None if it does not exist."""
     import importlib
     import sys
 
-    found = _reach(sys.modules.get(module), qualified_name)
-    if found is None:  # also where another thread is importing the module right now: this waits for it
-        found = _reach(importlib.import_module(module), qualified_name)
-    return found
+    value = _reach(sys.modules.get(module), qualified_name)
+    if value is None:  # perhaps another thread is importing the module right now: import_module waits for it
+        value = _reach(importlib.import_module(module), qualified_name)
+    return value
 
 
-def _reach(found: Any, qualified_name: str) -> Any:
+def _reach(owner: Any, qualified_name: str) -> Any:
     for part in qualified_name.split("."):
-        found = getattr(found, part, None)
-    return found
+        owner = getattr(owner, part, None)
+    return owner
 
 
 def _is_iterator(hint: Any) -> bool:
@@ -187,11 +191,18 @@ def compute(
 def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make calls of a function lazy, so that an operator can send them to a pool.
 
-    Use it bare or with the options of `CallOptions`. It goes on top of the integrations and output decorators. The
-    function's signature and types stay; the original runs in place by `.local(...)`.
+    Use it bare, or with the options of `CallOptions`. It goes above integrations and output decorators. The function
+    keeps its signature and types. `.local(...)` runs the original function in place.
+
+    Args:
+        fn: The function, when the decorator is used bare.
+        options: Options of the calls; see `CallOptions`.
+
+    Returns:
+        A `ComputeFunction`. Its calls are `PendingCompute` values.
 
     Raises:
-        UsageError: an option is unknown or out of its range, or what is decorated is not a function, or an `async def`.
+        UsageError: An option is unknown or outside its range, or the decorated object is not a plain function.
 
     Example:
         >>> @compute(retries=2)
@@ -206,19 +217,19 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     def decorate(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
         if isinstance(function, ComputeFunction):
-            raise UsageError(f"compute: {function!r} is decorated already; use .with_options(...) to change it")
+            raise UsageError(f"compute(): {function!r} is decorated already; use .with_options(...) to change it")
         if isinstance(function, functools.partial) and isinstance(function.func, ComputeFunction):
             inner = function.func
             bound = functools.partial(inner.fn, *function.args, **function.keywords)
             return ComputeFunction(bound, checked if options else inner.options)
         if isinstance(function, Unrun):
-            raise UsageError(f"compute: {short(function)} is a call; give the function itself, without arguments")
+            raise UsageError(f"compute(): {short(function)} is a call; pass the function itself, without arguments")
         if not callable(function):
-            raise UsageError(f"compute: {function!r} is not a function")
+            raise UsageError(f"compute(): {function!r} is not a function; decorate a function")
         code = innermost(function)
         if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
             raise UsageError(
-                f"compute: {name_of(function)} is an `async def`, whose value is a coroutine, and none can travel; "
+                f"compute(): {name_of(function)} is an `async def`, and its coroutine cannot be sent; "
                 "decorate a plain function that calls asyncio.run(...)"
             )
         return ComputeFunction(function, checked)
@@ -229,29 +240,48 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 def pending_of(
     call: PendingCompute[Any] | Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> PendingCompute[Any]:
-    """The call that a method of a target was given: a pending one, or a function and its arguments.
+    """Return the call that a method of a target received: a pending call, or a function with its arguments.
 
-    Raises UsageError: it is neither.
+    Raises:
+        UsageError: It is neither.
     """
     if isinstance(call, PendingCompute):
         if args or kwargs:
-            raise UsageError(f"{call!r}: its arguments are in it already; pass nothing besides it")
+            raise UsageError(f"{call!r}: this call has its arguments already; pass the call alone")
         return call
     if isinstance(call, PendingComputeGroup):
-        raise UsageError(f"{call!r}: several calls; use run_group() or submit_group(), or the operators >> and >")
+        raise UsageError(f"{call!r}: this is a group; use run_group(), submit_group(), or the operators >> and >")
     if not callable(call):
-        raise UsageError(f"{short(call)} is neither a function nor a call of one; pass the function and its arguments")
+        raise UsageError(f"call={short(call)}: neither a function nor a call; pass a function and its arguments")
     return as_compute(call)(*args, **(kwargs or {}))
 
 
 def as_compute(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
-    """The function itself if it is a @compute function, so with its options; otherwise decorated now."""
+    """Return a @compute function unchanged, with its options; decorate any other function."""
     return function if isinstance(function, ComputeFunction) else compute(function)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PendingCompute(Unrun, Generic[T_co]):
-    """A call that has not been made: `>> pool` runs it on one node, `@ pool` on all, `> pool` gives a future."""
+    """Call that has not run yet, made by calling a `@compute` function.
+
+    Operators send it: `>> pool` runs it on one node, `@ pool` on all nodes, `> pool` returns a future. `&` joins calls
+    into a group. Every other use raises NotRun, because the call has no value yet.
+
+    Args:
+        fn: The function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        options: Options of this call.
+
+    Example:
+        >>> @compute
+        ... def add(a: int, b: int) -> int:
+        ...     return a + b
+        >>> call = add(1, 2)
+        >>> call.with_timeout(60).options.timeout_s
+        60
+    """
 
     fn: ComputeFunction[..., T_co]
     args: tuple[Any, ...] = ()
@@ -260,13 +290,15 @@ class PendingCompute(Unrun, Generic[T_co]):
 
     @property
     def name(self) -> str:
+        """Name of the call in logs and errors."""
         return self.options.name or self.fn.__name__
 
     def with_options(self, **options: Any) -> PendingCompute[T_co]:
-        """A copy with other options; see `CallOptions`."""
+        """Return a copy with other options; see `CallOptions`. Raises UsageError."""
         return replace(self, options=replace(self.options, **proper_options(options)))
 
     def with_timeout(self, timeout_s: float) -> PendingCompute[T_co]:
+        """Return a copy that may run `timeout_s` seconds."""
         return self.with_options(timeout_s=timeout_s)
 
     def __rshift__(self, target: Target) -> T_co:
@@ -310,13 +342,32 @@ class PendingCompute(Unrun, Generic[T_co]):
     def __repr__(self) -> str:
         return f"<{self.as_written}, not run: send it with `>> pool`>"
 
+    def _repr_html_(self) -> str:
+        return card(
+            self.as_written,
+            "has not run",
+            hint="`>> pool` runs it on one node, `@ pool` on every node; `> pool` returns a future",
+        )
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PendingComputeGroup(Unrun):
-    """Calls that run in parallel: `>>` gives their values in order, `>` a future of them.
+    """Calls that run in parallel: `>>` returns their values in order, `>` a future of all values.
 
-    With `stream`, `>>` gives an iterator of values as they come: in the order of the calls, or with `ordered=False`
-    in the order of completion.
+    Made by `a & b` or `gather`. With `stream`, `>>` returns an iterator that yields values as soon as possible: in the
+    order of the calls, or with `ordered=False` in the order of completion.
+
+    Args:
+        items: The calls.
+        stream: Whether `>>` returns an iterator.
+        ordered: Whether that iterator keeps the order of the calls.
+
+    Example:
+        >>> @compute
+        ... def add(a: int, b: int) -> int:
+        ...     return a + b
+        >>> add(1, 2) & add(3, 4)
+        <(add(1, 2) & add(3, 4)), 2 calls that have not run: send them with `>> pool`>
     """
 
     items: tuple[PendingCompute[Any], ...]
@@ -328,12 +379,14 @@ class PendingComputeGroup(Unrun):
             return replace(self, items=(*self.items, other))
         if isinstance(other, PendingComputeGroup):
             return replace(self, items=self.items + other.items)
-        raise UsageError(f"&: {other!r} is not a pending call; `>>` binds tighter than `&`: write `(a & b) >> pool`")
+        raise UsageError(f"`&`: {other!r} is not a pending call; write `(a & b) >> pool`, because `>>` binds tighter")
 
     def with_options(self, **options: Any) -> PendingComputeGroup:
+        """Return a copy whose calls have other options; see `CallOptions`."""
         return replace(self, items=tuple(p.with_options(**options) for p in self.items))
 
     def with_timeout(self, timeout_s: float) -> PendingComputeGroup:
+        """Return a copy whose calls may run `timeout_s` seconds each."""
         return self.with_options(timeout_s=timeout_s)
 
     def __rshift__(self, target: Target) -> Any:
@@ -360,26 +413,46 @@ class PendingComputeGroup(Unrun):
     def __repr__(self) -> str:
         return f"<{self.as_written}, {len(self)} calls that have not run: send them with `>> pool`>"
 
+    def _repr_html_(self) -> str:
+        names = Counter(pending.name for pending in self.items)
+        return card(
+            self.as_written,
+            "has not run",
+            [("calls", ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in names.items()))],
+            "`>> pool` runs them in parallel and returns their values in order; `> pool` returns a future",
+        )
+
 
 def gather(*pendings: PendingCompute[Any], stream: bool = False, ordered: bool = True) -> PendingComputeGroup:
-    """A group of calls to run in parallel; the same as `a & b & c`.
+    """Group calls to run in parallel, like `a & b & c`.
 
     Args:
-        stream: `>>` gives an iterator of values as they come, instead of a tuple.
-        ordered: with `stream`, in the order of the calls (the default) or of completion.
+        pendings: The calls.
+        stream: Make `>>` return an iterator instead of a tuple.
+        ordered: With `stream`, yield values in the order of the calls (default) or of their completion.
+
+    Raises:
+        UsageError: An argument is not a pending call.
+
+    Example:
+        >>> @compute
+        ... def square(x: int) -> int:
+        ...     return x * x
+        >>> len(gather(*[square(x) for x in range(10)]))
+        10
     """
     for pending in pendings:
         if not isinstance(pending, PendingCompute):
-            raise UsageError(f"gather: {short(pending)} is not a pending call; {_for_gather(pending)}")
+            raise UsageError(f"gather(): {short(pending)} is not a pending call; {_for_gather(pending)}")
     return PendingComputeGroup(pendings, stream=stream, ordered=ordered)
 
 
 def _for_gather(value: object) -> str:
-    """What to write where a group was to be made of something else."""
+    """Return advice for a value that is not a pending call."""
     if isinstance(value, PendingComputeGroup):
-        return "it is several; join them with &"
+        return "join groups with &"
     if isinstance(value, StdFuture):
-        return "it was sent already; its value is .result()"
+        return "read the value of this call with .result(), because it was sent already"
     if isinstance(value, Iterable):
-        return "of several calls write sky.gather(*calls)"
+        return "unpack several calls: sky.gather(*calls)"
     return "call a @compute function to make one"

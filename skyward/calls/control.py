@@ -1,8 +1,8 @@
-"""Asking a training run: what it does now, and to save, to stop or to abort.
+"""Client for a training run: read its status, and save, stop or abort it.
 
-A `Client` speaks to one run through a transport: HTTP to the socket or port that the run listens on
-(`skyward.training.control.find`), or the channel that a pool has to the run's node anyway (`ComputePool.control`).
-The messages are the same: a method, a path, a JSON object each way.
+A `Client` reaches one run through a transport: HTTP to the socket or port that the run listens on
+(`skyward.training.control.find`), or the pool's own channel to the run's node (`ComputePool.control`). Both carry the
+same messages: a method, a path, and a JSON object each way.
 """
 
 from __future__ import annotations
@@ -16,81 +16,93 @@ from typing import Any, Literal, Protocol, Self
 
 from ..errors import ControlFailed, UsageError
 
-__all__ = [
-    "COMMANDS",
-    "STOPPING",
-    "Client",
-    "CommandState",
-    "RunStatus",
-    "Transport",
-    "check_job_id",
-]
-
 COMMANDS = ("graceful_stop", "save_checkpoint", "save_and_stop", "abort", "status")
-"""What a run understands. "status" changes nothing."""
+"""Commands of a run. "status" changes nothing."""
 STOPPING = ("graceful_stop", "save_and_stop", "abort")
-"""Those that are executed when the run has ended."""
+"""Commands that count as executed when the run has ended."""
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _ANSWER_S = 10.0
-"""Seconds for an answer that waits for nothing."""
+"""Time limit for an answer that does not wait, in seconds."""
 _WINDOW_S = 20.0
-"""Seconds that one request waits on the run's side; a longer wait is several."""
+"""Longest wait of one request on the run's side, in seconds. Longer waits take several requests."""
 
 
 def check_job_id(job_id: str, field_name: str = "job_id") -> str:
-    """The id, if it may be the name of a folder and a part of a path.
-
-    Raises: UsageError.
-    """
+    """Return the id if it may name a folder and a part of a path. Raises UsageError."""
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         raise UsageError(
-            f"{field_name}: {job_id!r} is no job id; use 1 to 128 of the letters A-Z, a-z, the digits, '.', '_' and "
+            f"{field_name}={job_id!r}: not a job id; use 1 to 128 of the letters A-Z, a-z, the digits, '.', '_' and "
             "'-', and begin with a letter, a digit or '_'"
         )
     return job_id
 
 
 class _Body:
-    """Made from a JSON object of a run; members that this version does not know are left out."""
+    """Base of values made from a run's JSON object. Members that this version does not know are ignored."""
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        known = {each.name for each in fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        known = {member.name for member in fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
         try:
             return cls(**{name: value for name, value in body.items() if name in known})
         except TypeError as error:
-            raise ControlFailed(f"the answer of the run is not understood: {error}") from error
+            raise ControlFailed(f"training run: unexpected answer: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus(_Body):
-    """Where a run is. Times are seconds since the epoch."""
+    """Status of a run. Times are seconds since the epoch.
+
+    Args:
+        job_id: The run.
+        status: "running", "stopping", "aborting" or "ended".
+        timestamp: Time of this status.
+        global_step: Number of finished steps.
+        epoch: Epoch, with its fraction; None before the first step.
+        max_steps: Planned number of steps.
+        logs: Latest logs. A number that JSON cannot express is a string, such as "nan".
+        step_at: End of the last step; 0 before the first.
+        world_size: Number of ranks.
+        ranks: Last report of each rank, with the logs: rank, node, host, pid, global_step, at, memory_bytes.
+
+    Example:
+        status = pool.control().status()
+        print(f"{status.global_step} of {status.max_steps} steps")
+    """
 
     job_id: str
     status: Literal["running", "stopping", "aborting", "ended"]
     timestamp: float
-    """When this was said."""
+    """Time of this status."""
     global_step: int = 0
     epoch: float | None = None
     max_steps: int = 0
     logs: dict[str, Any] = field(default_factory=dict)
-    """The latest; a number that JSON has no word for is a string ("nan")."""
+    """Latest logs. A number that JSON cannot express is a string, such as "nan"."""
     step_at: float = 0.0
-    """When the last step ended; 0: none has."""
+    """End of the last step; 0 before the first."""
     world_size: int = 1
     ranks: list[dict[str, Any]] = field(default_factory=list)
-    """Of each rank what it said of itself when something was last logged: rank, node, host, pid, global_step, at,
-    memory_bytes."""
+    """Last report of each rank, with the logs: rank, node, host, pid, global_step, at, memory_bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandState(_Body):
-    """What became of a command.
+    """State of a command.
 
-    state: "waiting" (no step has ended since), "applied" (all ranks know, from `step` on), "executed" (the checkpoint
-    is saved, the run has ended), "failed" (it will not be; `detail` says why) or "unknown" (the run is gone, and with
-    it what became of the command).
+    Args:
+        request_id: Id of the command.
+        command: Name of the command; see `COMMANDS`.
+        state: "waiting": no step has ended since. "applied": all ranks know it, from `step` on. "executed": the
+            checkpoint is saved, or the run has ended. "failed": it will not be executed; `detail` says why. "unknown":
+            the run is gone, and the outcome with it.
+        step: Step from which the command applies, or None.
+        detail: Reason of a failure; may be empty.
+
+    Example:
+        state = pool.control().save(wait_s=60)
+        assert state.state == "executed", state.detail
     """
 
     request_id: str
@@ -101,30 +113,43 @@ class CommandState(_Body):
 
     @property
     def is_final(self) -> bool:
+        """Return whether the state can no longer change."""
         return self.state in ("executed", "failed", "unknown")
 
 
 class Transport(Protocol):
-    """Brings a request to a run."""
+    """Carries a request to a run."""
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float
     ) -> tuple[int, dict[str, Any]]:
-        """The status, as HTTP's, and the object of the answer.
+        """Send a request and return the HTTP status and the object of the answer.
 
-        Raises: ControlFailed when there is no answer in time; `is_gone` says that the run has ended.
+        Raises:
+            ControlFailed: No answer in time. `is_gone` says whether the run has ended.
         """
 
 
 class Client:
-    """One run. Any thread may use it; nothing stays open between two calls.
+    """Client of one training run. Thread-safe; nothing stays open between calls.
 
-    Commands return at once, with the state that they are in; with `wait_s` they wait so long at most until they are
-    executed. A save is executed when the checkpoint is written, the others when the run has ended.
+    Commands return at once with their current state. With `wait_s`, they wait up to that long until they are executed:
+    a save when the checkpoint is written, the others when the run has ended.
 
-    job_id: None: the only run that the transport leads to; it is waited for, for at most `start_s` seconds.
+    Args:
+        transport: Connection to the run.
+        job_id: The run; None for the only run that the transport reaches.
+        start_s: Longest wait for that run to begin, in seconds.
 
-    Raises: ControlFailed, where the run cannot be asked or refuses.
+    Raises:
+        ControlFailed: The run does not answer, or refuses. Every method may raise it.
+
+    Example:
+        with sky.ComputePool(provider=sky.Local()) as pool:
+            future = train() > pool
+            run = pool.control(future)
+            print(run.status().global_step)
+            run.save_and_stop(wait_s=120)
     """
 
     def __init__(self, transport: Transport, job_id: str | None = None, *, start_s: float = 0.0) -> None:
@@ -133,7 +158,7 @@ class Client:
         self._start_s = start_s
 
     def __repr__(self) -> str:
-        return f"<Client of {self._job_id or 'a run that was not asked yet'} by {self._transport!r}>"
+        return f"<Client of {self._job_id or 'a run to be found'} by {self._transport!r}>"
 
     def __enter__(self) -> Self:
         return self
@@ -141,55 +166,86 @@ class Client:
     def __exit__(self, *_: object) -> None:
         return
 
-    # Looking ---------------------------------------------------------------------------------------------------------
+    # Reading ---------------------------------------------------------------------------------------------------------
 
     @property
     def job_id(self) -> str:
-        """Asks for it where it is not known. Raises: ControlFailed when there are several runs, or none."""
+        """Id of the run, looked up if necessary. Raises ControlFailed if there are several runs, or none."""
         if self._job_id is None:
-            self._job_id = self._found()
+            self._job_id = self._find()
         return self._job_id
 
     def status(self) -> RunStatus:
-        """Where the run is now."""
+        """Return the current status of the run."""
         return RunStatus.of(self._ask("GET", f"/jobs/{self.job_id}/status"))
 
     def history(self, since: int = 0) -> tuple[list[dict[str, Any]], int]:
-        """What was logged, oldest first, from the record `since` on, and the number to give next time.
+        """Return logged records from number `since` on, oldest first, and the number to pass next time.
 
-        One answer holds so many as fit; there is more as long as the number grows. The oldest of a long run are gone.
+        One answer holds as many records as fit. There are more as long as the number grows. A long run drops its oldest
+        records.
+
+        Args:
+            since: Number of the first record.
         """
         body = self._ask("GET", f"/jobs/{self.job_id}/history?since={since}")
         return list(body["records"]), int(body["next"])
 
     def command(self, request_id: str, *, wait_s: float = 0.0) -> CommandState:
-        """What became of a command. With `wait_s`: as soon as that is known."""
+        """Return the state of a command. With `wait_s`, wait up to that many seconds until it is final.
+
+        Args:
+            request_id: Id of the command.
+            wait_s: Longest wait in seconds.
+        """
         return self._followed(CommandState(request_id=request_id, command="", state="waiting"), wait_s)
 
     # Commands --------------------------------------------------------------------------------------------------------
 
     def stop(self, *, wait_s: float = 0.0) -> CommandState:
-        """End after the step that runs. A checkpoint is saved first, unless the run's save_strategy is "no"."""
+        """End the run after the current step. A checkpoint is saved first, unless the run's save_strategy is "no".
+
+        Args:
+            wait_s: Longest wait for the end, in seconds.
+        """
         return self.send("graceful_stop", wait_s=wait_s)
 
     def save(self, *, wait_s: float = 0.0) -> CommandState:
-        """Save a checkpoint and go on. It is evaluated too where the run loads its best model at the end."""
+        """Save a checkpoint and continue. A run that loads its best model at the end also evaluates the checkpoint.
+
+        Args:
+            wait_s: Longest wait for the checkpoint, in seconds.
+        """
         return self.send("save_checkpoint", wait_s=wait_s)
 
     def save_and_stop(self, *, wait_s: float = 0.0) -> CommandState:
-        """Save a checkpoint, whatever the run's save_strategy, then end."""
+        """Save a checkpoint, whatever the run's save_strategy, then end the run.
+
+        Args:
+            wait_s: Longest wait for the end, in seconds.
+        """
         return self.send("save_and_stop", wait_s=wait_s)
 
     def abort(self, *, wait_s: float = 0.0) -> CommandState:
-        """End after the step that runs, without a checkpoint; one that was asked for and not begun is not saved."""
+        """End the run after the current step without a checkpoint. A save that has not begun is dropped.
+
+        Args:
+            wait_s: Longest wait for the end, in seconds.
+        """
         return self.send("abort", wait_s=wait_s)
 
     def send(self, command: str, data: Mapping[str, Any] | None = None, *, wait_s: float = 0.0) -> CommandState:
-        """Any command by its name; see `COMMANDS`."""
-        request_id = uuid.uuid4().hex  # known here: sent again it would be the same request
+        """Send a command by its name; see `COMMANDS`.
+
+        Args:
+            command: Name of the command.
+            data: Arguments of the command.
+            wait_s: Longest wait in seconds.
+        """
+        request_id = uuid.uuid4().hex  # chosen by the client, so that sending it again repeats the same request
         body: dict[str, Any] = {"command": command, "request_id": request_id, "data": dict(data or {})}
         deadline = time.monotonic() + wait_s
-        # It waits in the request that brings the command: a run that ends at once answers no second one.
+        # The request that carries the command also waits: a run that ends at once answers no second request.
         window_s = max(0.0, min(_WINDOW_S, wait_s))
         path = f"/jobs/{self.job_id}/control" + (f"?wait={window_s:.3f}" if window_s else "")
         answer = self._ask("POST", path, body, timeout_s=window_s + _ANSWER_S)
@@ -197,7 +253,7 @@ class Client:
             return CommandState(request_id=request_id, command=command, state="executed")
         return self._followed(CommandState.of(answer), deadline - time.monotonic())
 
-    # Within ----------------------------------------------------------------------------------------------------------
+    # Private ---------------------------------------------------------------------------------------------------------
 
     def _followed(self, state: CommandState, wait_s: float) -> CommandState:
         deadline = time.monotonic() + wait_s
@@ -206,21 +262,21 @@ class Client:
             is_first = False
             window_s = max(0.0, min(_WINDOW_S, deadline - time.monotonic()))
             path = f"/jobs/{self.job_id}/commands/{state.request_id}?wait={window_s:.3f}"
-            asked_at = time.monotonic()
+            sent_at = time.monotonic()
             try:
                 state = CommandState.of(self._ask("GET", path, timeout_s=window_s + _ANSWER_S))
             except ControlFailed as error:
                 if not error.is_gone or not state.command:
                     raise
-                detail = "the run ended before it said what became of it"
+                detail = "the run ended before it reported the outcome"
                 return CommandState(
                     request_id=state.request_id, command=state.command, state="unknown", step=state.step, detail=detail
                 )
-            if not state.is_final:  # a run that many wait for answers at once
-                time.sleep(max(0.0, min(0.1, window_s) - (time.monotonic() - asked_at)))
+            if not state.is_final:  # a run with many waiting clients answers at once: do not poll it in a tight loop
+                time.sleep(max(0.0, min(0.1, window_s) - (time.monotonic() - sent_at)))
         return state
 
-    def _found(self) -> str:
+    def _find(self) -> str:
         deadline = time.monotonic() + self._start_s
         while True:
             try:
@@ -233,9 +289,11 @@ class Client:
                 return check_job_id(jobs[0]["job_id"])
             if jobs:
                 names = ", ".join(sorted(str(job["job_id"]) for job in jobs))
-                raise ControlFailed(f"there are {len(jobs)} runs there: {names}; say which with job_id=")
+                raise ControlFailed(f"job_id: {len(jobs)} runs are open there: {names}; choose one with job_id=")
             if time.monotonic() >= deadline:
-                raise ControlFailed("no training run with a TrainerControlCallback has begun there")
+                raise ControlFailed(
+                    "training run: none with a TrainerControlCallback has begun there; start one, or raise start_s="
+                )
             time.sleep(0.1)
 
     def _ask(

@@ -1,8 +1,8 @@
-"""The future of a call: a standard one whose value is unpickled by the first thread that asks for it.
+"""Future of a call: a standard future whose value is unpickled by the first thread that reads it.
 
-The thread that reads the channel never unpickles: that imports the user's modules, and it would deadlock with a thread
-that holds an import lock while it waits for the value. The functions below wait for futures: an early end of the wait
-stops their calls.
+The thread that reads the channel never unpickles. Unpickling imports the user's modules, and it would deadlock with a
+thread that holds an import lock while it waits for the value. The functions below wait for futures, and cancel their
+calls when the wait ends early.
 """
 
 from __future__ import annotations
@@ -16,36 +16,24 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..core import interrupts
+from ..core.html import card
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
-
-__all__ = [
-    "Failures",
-    "Future",
-    "Undecoded",
-    "joined",
-    "refuse_to_wait",
-    "streamed",
-    "this_thread",
-    "value_of",
-    "values_of",
-]
-
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("concurrent.futures")
 
 this_thread = threading.local()
-"""`brings_values` is set in the I/O threads."""
+"""`brings_values` is set in I/O threads."""
 
 
-def refuse_to_wait(what: str) -> None:
-    """Raise UsageError in a thread whose wait could never end, because it is the one that brings values."""
+def refuse_to_wait(action: str) -> None:
+    """Raise UsageError in an I/O thread: its wait would never end, because the same thread delivers the values."""
     if getattr(this_thread, "brings_values", False):
         raise UsageError(
-            f"{what}: a done-callback cannot wait for another call: the thread that it runs in is the one that "
-            "brings values; chain the calls with another callback, or wait in a thread of your own"
+            f"{action}: a done-callback cannot wait for another call, because its thread delivers all values; "
+            "chain the calls with another callback, or wait in another thread"
         )
 
 
@@ -54,7 +42,7 @@ _CANCELLED, _CANCELLED_AND_NOTIFIED, _FINISHED = "CANCELLED", "CANCELLED_AND_NOT
 
 
 class Undecoded:
-    """A value or an error as it came. `decode` returns the value, or raises the error."""
+    """Value or error as it arrived. The first `get` decodes it, then returns the value or raises the error."""
 
     __slots__ = ("_decode", "_error", "_is_done", "_lock", "_value")
 
@@ -73,7 +61,7 @@ class Undecoded:
                     self._value = self._decode()
                 except BaseException as error:
                     if interrupts.is_from_handler(error):
-                        raise  # it is not the call's: whoever asks next decodes anew
+                        raise  # a signal handler's error, not the call's: the next reader decodes again
                     self._error = error
                 self._is_done, self._decode = True, None
         if self._error is not None:
@@ -82,7 +70,7 @@ class Undecoded:
 
 
 class _Remote(Exception):
-    """Holds an undecoded error where the standard future keeps its exception."""
+    """Holder of an undecoded error, in the place where a standard future keeps its exception."""
 
     def __init__(self, error: Undecoded) -> None:
         super().__init__("undecoded")
@@ -90,18 +78,18 @@ class _Remote(Exception):
 
 
 class Failures:
-    """Calls of a pool that failed, until somebody reads their futures. Thread-safe."""
+    """Failed calls of a pool whose futures nobody has read. Thread-safe."""
 
     _KEPT = 8
 
     def __init__(self) -> None:
         self.unread = 0
         self._first: list[Future[Any]] = []
-        self._lock = threading.RLock()  # a signal handler may read a future, too
+        self._lock = threading.RLock()  # reentrant: a signal handler may read a future in the same thread
 
     def failed(self, future: Future[Any]) -> None:
         with self._lock:
-            if future.is_read:  # whoever waited was quicker
+            if future.is_read:  # a waiting thread was faster than this count
                 return
             self.unread += 1
             future.is_unread_failure = True
@@ -118,14 +106,14 @@ class Failures:
                     self._first.remove(future)
 
     def first_error(self) -> BaseException | None:
-        """The first error that is unread; it counts as read now. None where only later ones are."""
+        """Return the first unread error and mark it as read; None if only later ones are left."""
         with self._lock:
             first = self._first[0] if self._first else None
         return None if first is None else first.exception()
 
 
 class _Contained:
-    """Keep what a callback raises, SystemExit too, from the thread that brings all values."""
+    """Callback wrapper that keeps exceptions, even SystemExit, away from the thread that delivers values."""
 
     def __init__(self, callback: Callable[[Any], object]) -> None:
         self._callback = callback
@@ -142,10 +130,18 @@ class _Contained:
 
 
 class Future(concurrent.futures.Future[T]):
-    """A `concurrent.futures.Future`: it works with `wait`, `as_completed` and asyncio.
+    """Future of a call's value, made by `f(x) > pool` and `pool.submit(...)`.
 
-    It differs in one thing: `cancel()` also stops a call that is running, and returns True if the value will not be
-    delivered. A running call gets SIGINT (a KeyboardInterrupt in Python code), a grace, then SIGKILL.
+    A `concurrent.futures.Future` that works with `wait`, `as_completed` and asyncio. The only difference: `cancel()`
+    also stops a running call, and returns True if the value will not be delivered. A running call gets SIGINT (a
+    KeyboardInterrupt in Python code), then after a grace period SIGKILL.
+
+    Example:
+        >>> import skyward as sky
+        >>> with sky.ComputePool(provider=sky.Local()) as pool:
+        ...     future = sky.compute(abs)(-2) > pool
+        ...     future.result(timeout=60)
+        2
     """
 
     is_read = False
@@ -160,25 +156,28 @@ class Future(concurrent.futures.Future[T]):
         lead: Callable[[int, Future[Any]], None] | None = None,
         failures: Failures | None = None,
     ) -> None:
-        """`call_id`: the engine's number of the call, 0 for several calls; `stop` and `lead` are called with it."""
+        """Make a future. `call_id` is the engine's number of the call, 0 for several; `stop` and `lead` receive it."""
         super().__init__()
-        # Not closures: thousands of futures may wait, and the garbage collector walks over each object they hold.
+        # Plain functions and a number instead of closures: thousands of futures may wait, and the garbage collector
+        # visits each object that they hold.
         self._stop = stop
-        self._lead = lead  # does a little of the I/O thread's work in the thread that waits
-        self._is_strict = is_strict  # the standard library's meaning: a running call cannot be cancelled
+        self._lead = lead  # lets the waiting thread do some of the I/O thread's work, which saves a thread switch
+        self._is_strict = is_strict  # as in the standard library: a running call cannot be cancelled
         self.call_id = call_id
         self.failures = failures
-        """Where it is counted if it fails, until it is read."""
+        """Counter of this future while it has failed and nobody has read it."""
         self.shown: Callable[[], None] | None = None
-        """Waits a moment until what the call printed is shown: its output comes before its value."""
+        """Wait briefly until the call's output is shown, so that the output comes before the value."""
 
     def __repr__(self) -> str:
-        # The standard one's, which names the class of the value or error: here that may not be known yet.
+        # The standard repr names the class of the value or error, which is not known before it is decoded.
         return super().__repr__().replace("returned Undecoded", "returned").replace("raised _Remote", "raised")
 
     def cancel(self) -> bool:
+        """Cancel the call, even if it is running. Returns False if the value has already arrived."""
         is_new = False
-        interrupts.hold()  # half a cancel would leave others waiting
+        # A signal handler that raises in the middle would leave the state set and the waiters not notified.
+        interrupts.hold()
         try:
             with self._condition:
                 if self._state == _FINISHED or (self._state == _RUNNING and self._is_strict):
@@ -200,20 +199,20 @@ class Future(concurrent.futures.Future[T]):
         return True
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call `fn` with the future when it is done, or at once.
+        """Call `fn` with this future when it is done, or at once if it is.
 
-        What it raises is logged, and harms neither other callbacks nor other calls.
+        Exceptions of `fn` are logged. They affect neither other callbacks nor other calls.
         """
         super().add_done_callback(_Contained(fn))
 
     def set_running(self) -> None:
-        """The call was sent to a node. Nothing happens if it is cancelled already."""
+        """Mark the call as sent to a node. No effect if it is cancelled."""
         with self._condition:
             if self._state == _PENDING:
                 self._state = _RUNNING
 
     def settle(self, value: Any) -> None:
-        """Set a value, which may be Undecoded; dropped if the future was cancelled."""
+        """Set the value, which may be Undecoded. Dropped if the future was cancelled."""
         try:
             self.set_result(value)
         except concurrent.futures.InvalidStateError:  # cancelled meanwhile
@@ -233,13 +232,38 @@ class Future(concurrent.futures.Future[T]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the call is known to have raised; nothing is unpickled to say so."""
+        """Return whether the call is known to have raised. Nothing is unpickled to find out."""
         return self._state == _FINISHED and self._exception is not None
 
-    def result(self, timeout: float | None = None) -> T:
-        """The value; waits for it. Raises what the call raised, CancelledError or TimeoutError.
+    def _state_in_words(self) -> str:
+        if self._state in (_CANCELLED, _CANCELLED_AND_NOTIFIED):
+            return "cancelled"
+        if self._state == _FINISHED:
+            return "failed" if self.has_failed else "done"
+        return "running" if self._state == _RUNNING else "waiting"
 
-        In a done-callback of another call it raises UsageError instead of waiting: that thread brings the values.
+    def _repr_html_(self) -> str:
+        hints = {
+            "done": "`.result()` returns its value",
+            "failed": "`.result()` raises its error, `.exception()` returns it",
+            "cancelled": "`.result()` raises CancelledError",
+        }
+        state = self._state_in_words()
+        hint = hints.get(state, "`.result()` waits for its value; `.cancel()` stops the call")
+        return card("Future", f"of call {self.call_id}, {state}", hint=hint)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the value and return it.
+
+        Args:
+            timeout: Longest wait in seconds; None for no limit.
+
+        Raises:
+            TimeoutError: The value did not arrive in time. The call goes on.
+            CancelledError: The call was cancelled.
+            UsageError: This is a done-callback of another call. Its thread delivers the values, so it cannot wait for
+                one.
+            Exception: Any exception of the function, as itself.
         """
         if timeout is None and self._state in (_PENDING, _RUNNING):
             refuse_to_wait("result()")
@@ -272,7 +296,11 @@ class Future(concurrent.futures.Future[T]):
             del self, remote  # no reference cycle through the traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised, None if it returned; waits for it."""
+        """Wait for the call and return its exception, or None if it returned a value.
+
+        Args:
+            timeout: Longest wait in seconds; None for no limit.
+        """
         error = super().exception(timeout)
         if error is not None:
             self._count_read()
@@ -292,13 +320,13 @@ class Future(concurrent.futures.Future[T]):
             return self._condition.wait_for(lambda: self._state not in (_PENDING, _RUNNING), timeout_s)
 
     def _wait_shown(self) -> None:
-        # Not in the thread that brings values: it must not wait for a terminal.
+        # The I/O thread must not wait for a terminal.
         if self.shown is not None and not getattr(this_thread, "brings_values", False):
             self.shown()
 
 
 def value_of(future: Future[T]) -> T:
-    """Wait for the value; whatever interrupts the wait (Ctrl-C) stops the call."""
+    """Wait for the value. Any interruption of the wait, such as Ctrl-C, cancels the call."""
     try:
         return future.result()
     finally:
@@ -308,7 +336,7 @@ def value_of(future: Future[T]) -> T:
 
 
 def values_of(futures: list[Future[T]]) -> list[T]:
-    """All values in order; the first error, by time, stops the others and is raised."""
+    """Wait for all values, in order. The earliest error cancels the other calls and is raised."""
     refuse_to_wait("waiting for several calls")
     try:
         interrupts.wait_for(partial(_have_ended, futures))
@@ -324,13 +352,13 @@ def values_of(futures: list[Future[T]]) -> list[T]:
 
 
 def _have_ended(futures: list[Future[T]], timeout_s: float | None) -> bool:
-    """Whether all have, or one has failed."""
+    """Return whether all futures have ended, or one has failed."""
     done, left = concurrent.futures.wait(futures, timeout_s, return_when=concurrent.futures.FIRST_EXCEPTION)
     return not left or any(future.cancelled() or future.has_failed for future in futures if future in done)
 
 
 def streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
-    """Values as they come; leaving early, or an error, stops the others."""
+    """Yield values as they arrive. Leaving early, or an error, cancels the other calls."""
     try:
         for future in futures if ordered else _as_completed(futures):
             yield future.result()
@@ -339,7 +367,8 @@ def streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
 
 
 def _as_completed(futures: list[Future[T]]) -> Iterator[concurrent.futures.Future[T]]:
-    """Yield each future once it has ended. The standard `as_completed` waits unsliced: a Ctrl-C could come too late."""
+    """Yield each future once it has ended."""
+    # The standard `as_completed` waits in one piece, so a Ctrl-C could come too late; see `interrupts.wait_for`.
     ended = threading.Semaphore(0)
     arrived: deque[concurrent.futures.Future[T]] = deque()
 
@@ -355,16 +384,16 @@ def _as_completed(futures: list[Future[T]]) -> Iterator[concurrent.futures.Futur
 
 
 def _stop(futures: list[Future[T]]) -> None:
-    """Cancel what is open, the newest first: none that waits begins in the place of one that was stopped."""
+    """Cancel open calls, newest first: otherwise a waiting call would start in the slot of a cancelled one."""
     for future in reversed(futures):
         if not future.done():
             future.cancel()
 
 
 def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Future[tuple[Any, ...]]:
-    """A future of all values; the first error, or cancelling it, stops the others.
+    """Return a future of all values. The first error, or cancelling this future, cancels the other calls.
 
-    `failures`: where it is counted if it fails.
+    `failures` counts the future if it fails.
     """
 
     def stop(_: int = 0) -> None:
@@ -384,7 +413,7 @@ def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Futu
         elif isinstance(future, Future) and future.has_failed:
             all_of_them.settle_error(Undecoded(future.result))
             stop()
-        elif is_last:  # unpickled by whoever asks
+        elif is_last:  # decoded by the first reader
             all_of_them.settle(Undecoded(lambda: tuple(f.result() for f in futures)))
 
     if not futures:

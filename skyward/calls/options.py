@@ -1,4 +1,4 @@
-"""The options of one call: their values, their checks and their other spellings."""
+"""Options of one call: values, checks and aliases."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.bounds import is_positive
-from ..core.signatures import checked_options
+from ..core.signatures import checked_options, repeated
 from ..core.spellings import advice
 from ..errors import UsageError
-
-__all__ = ["CallOptions", "proper_options"]
 
 
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """How one call is run.
+    """Options of one call: time limit, retries, restarts and name.
 
-    timeout_s: seconds from when the call begins on its slot, > 0; None: no limit.
-    retries: how often the call may be run again after the loss of its node or slot, >= 0. With 0 (the default) a
-        call runs at most once.
-    retry_on: exception types of the user's own for which a retry is spent too.
-    max_restarts: how often a gang (a function under an integration) is started again after any failure of a rank,
-        >= 0: an exception, a signal, a lost node, a hang. What would fail the same way again is not: a UsageError, a
-        timeout, a value that cannot be pickled. `instance_info().restart_count` says which start it is.
-    hang_timeout_s: of a gang: seconds, > 0, that a rank may wait in one collective for the others, after which the
-        gang is stopped with GangHung, which names the rank that does not come and has each rank's Python stack.
-        None: it is never stopped; after 5 minutes the stacks are logged, once.
-    name: what logs and errors call it; the function's name by default.
+    The keyword arguments of `@sky.compute(...)` and `.with_options(...)` are these fields.
+
+    Args:
+        timeout_s: Seconds that the call may run on its slot, > 0. None: no limit.
+        retries: Retries after the loss of the node or slot, >= 0. With the default 0, a call runs at most once.
+        retry_on: Exception class, or a tuple of them, for which the call is retried too.
+        max_restarts: Restarts of a gang (a function under an integration) after any failure of a rank, >= 0: an
+            exception, a signal, a lost node, a hang. Failures that would repeat are not restarted: a UsageError, a
+            timeout, a value that cannot be pickled. `instance_info().restart_count` counts the restarts.
+        hang_timeout_s: Seconds, > 0, that ranks of a gang may wait for another rank in one collective. Then the gang
+            is stopped with GangHung, which names the missing rank and holds each rank's Python stack. None: the gang
+            is never stopped, and the stacks are logged once, after 5 minutes.
+        name: Name of the call in logs and errors. Default: the function's name.
+
+    Raises:
+        UsageError: An option is unknown or outside its range.
+
+    Example:
+        >>> CallOptions(retries=2, timeout_s=60.0).retries
+        2
     """
 
     timeout_s: float | None = None
@@ -42,30 +49,42 @@ class CallOptions:
     def __post_init__(self) -> None:
         for field_name, seconds in (("timeout_s", self.timeout_s), ("hang_timeout_s", self.hang_timeout_s)):
             if seconds is not None and not is_positive(seconds):
-                raise UsageError(f"{field_name}: {seconds!r}; it is a number of seconds > 0, or None for no limit")
+                raise UsageError(
+                    f"{field_name}={seconds!r}: must be a number of seconds > 0; pass None for no limit",
+                    field=field_name,
+                    value=seconds,
+                )
         for field_name, count in (("retries", self.retries), ("max_restarts", self.max_restarts)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                hint = "; a pause between tries does not exist yet" if isinstance(count, Mapping) else ""
-                raise UsageError(f"{field_name}: {count!r}; it is a whole number >= 0{hint}")
+                hint = "; a pause between retries does not exist yet" if isinstance(count, Mapping) else ""
+                raise UsageError(
+                    f"{field_name}={count!r}: must be a whole number >= 0{hint}; set {field_name}=3, for example",
+                    field=field_name,
+                    value=count,
+                )
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         for kind in kinds:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise UsageError(f"retry_on: {kind!r} is not an exception class; give one, or a tuple of them")
+                raise UsageError(
+                    f"retry_on={kind!r}: not an exception class; pass a class such as OSError, or a tuple of classes",
+                    field="retry_on",
+                    value=kind,
+                )
         object.__setattr__(self, "retry_on", kinds)
 
 
 _ALIASES = {"timeout": "timeout_s"}
 
 
-def proper_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Translate other spellings of options to their names; raise UsageError for an unknown or repeated one."""
+def proper_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Translate aliases to option names. Raises UsageError for an unknown or repeated option."""
     known = CallOptions.__dataclass_fields__
     options: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         proper = _ALIASES.get(name, name)
         if proper not in known:
             raise UsageError(f"{name}: not an option of a call; {advice('a call', name, known)}", field=name)
         if proper in options:
-            raise UsageError(f"{name}: given twice ({proper} is the same option)")
+            raise UsageError(repeated(name, proper), field=name)
         options[proper] = value
     return options

@@ -1,7 +1,7 @@
-"""Who may print: `@stdout(only="head")`, `@stderr(...)` and `@silent` quieten the calls that need not speak.
+"""Output filters: `@sky.stdout(only="head")`, `@sky.stderr(...)` and `@sky.silent` drop the output of some processes.
 
-The decorators only decide. The muting is done by whoever runs the call (a slot), which installs a `Muter`: where none
-is installed, so outside a pool, the function is called plainly.
+The decorators only decide. The process that runs the call (a slot) does the muting, with an installed `Muter`. Where
+none is installed, that is outside a pool, the function is called unchanged.
 """
 
 from __future__ import annotations
@@ -17,31 +17,29 @@ from ..errors import UsageError
 from ..values.topology import InstanceInfo
 from .compute import ComputeFunction
 
-__all__ = ["Muter", "OutputDecorator", "Speakers", "Stream", "install_muter", "silent", "stderr", "stdout"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Stream = Literal["stdout", "stderr"]
 
 Speakers = Literal["head"] | Callable[[InstanceInfo], bool]
-"""Whose output is kept: the head's, or that of the instances for which the predicate is true."""
+"""Processes whose output is kept: the head, or those for which the predicate is true."""
 
 
 class Muter(Protocol):
-    """What a slot gives to the decorators; called in the thread of the call, and by several threads at once."""
+    """Mutes the output of calls, on behalf of the decorators. Several threads may call it at once."""
 
     def info(self) -> InstanceInfo | None:
-        """Where the call of this thread runs; None when this thread runs no call, and then nothing is muted."""
+        """Return where this thread's call runs, or None if it runs no call; then nothing is muted."""
         ...
 
     def muted(self, stream: Stream) -> AbstractContextManager[None]:
-        """Drops what this call writes to `stream` until the block ends. Blocks may nest, and may be entered often."""
+        """Drop what this call writes to `stream` until the block ends. Blocks may nest and repeat."""
         ...
 
 
 class OutputDecorator(Protocol):
-    """A decorator that keeps the function's signature and type."""
+    """Decorator that keeps the function's signature and type."""
 
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
 
@@ -49,10 +47,10 @@ class OutputDecorator(Protocol):
 _installed: Muter | None = None
 
 
-# A module's variable and not a ContextVar: a thread that the user's function starts does not inherit the context, yet
-# its prints are the call's too. Which call a thread belongs to is for the muter to know.
+# A module variable, because a ContextVar would fail here: threads that the user's function starts do not inherit the
+# context, yet their output belongs to the call. The muter knows which call a thread belongs to.
 def install_muter(muter: Muter | None) -> Muter | None:
-    """Makes `muter` the one that this process asks, and returns the one before it. None takes it away."""
+    """Install the muter of this process and return the previous one. None removes it."""
     global _installed
     before, _installed = _installed, muter
     return before
@@ -64,20 +62,26 @@ def stdout(fn: Callable[P, R], /) -> Callable[P, R]: ...
 def stdout(*, only: Speakers = "head") -> OutputDecorator: ...
 @checked_options
 def stdout(fn: Any = None, /, *, only: Speakers = "head") -> Any:
-    """Keeps standard output of the head only, or of the instances that `only` picks; the others' is dropped.
+    """Keep standard output of one process only, and drop that of the others.
 
-    Bare (`@sky.stdout`) is the same as `@sky.stdout(only="head")`. The predicate is asked once, when the call begins,
-    and what it raises is raised by the call. Stacks with other decorators in any order, but stands below
-    `@sky.compute`. Prints of C code and of child processes are dropped too, except with `executor="thread"`, where
-    only Python's are. In a generator each step is quiet. Outside a pool the function is called plainly.
+    `@sky.stdout` is the same as `@sky.stdout(only="head")`. It combines with other decorators in any order, but goes
+    below `@sky.compute`. Output of C code and child processes is dropped too, except with `executor="thread"`, which
+    filters only Python's. In a generator, each step is filtered. Outside a pool, the function is called unchanged.
 
+    Args:
+        fn: The function, when the decorator is used bare.
+        only: "head", or a predicate of `InstanceInfo` for the processes to keep. It is called once per call, at the
+            start; the call raises its exceptions.
+
+    Raises:
+        UsageError: `only` or the decorated object is illegal.
+
+    Example:
         >>> @stdout(only="head")
         ... def train(epochs: int) -> None:
         ...     print("epochs:", epochs)
         >>> train(3)
         epochs: 3
-
-    Raises UsageError when `only` or what is decorated is not legal.
     """
     return _decorate(fn, ("stdout",), _checked(only), "stdout")
 
@@ -88,12 +92,17 @@ def stderr(fn: Callable[P, R], /) -> Callable[P, R]: ...
 def stderr(*, only: Speakers = "head") -> OutputDecorator: ...
 @checked_options
 def stderr(fn: Any = None, /, *, only: Speakers = "head") -> Any:
-    """Keeps standard error of the head only, or of the instances that `only` picks; otherwise as `stdout`.
+    """Keep standard error of one process only, and drop that of the others; otherwise like `stdout`.
 
-    >>> import sys
-    >>> @stderr(only=lambda info: info.node < 2)
-    ... def warn() -> None:
-    ...     print("careful", file=sys.stderr)
+    Args:
+        fn: The function, when the decorator is used bare.
+        only: "head", or a predicate of `InstanceInfo` for the processes to keep.
+
+    Example:
+        >>> import sys
+        >>> @stderr(only=lambda info: info.node < 2)
+        ... def warn() -> None:
+        ...     print("careful", file=sys.stderr)
     """
     return _decorate(fn, ("stderr",), _checked(only), "stderr")
 
@@ -103,13 +112,17 @@ def silent(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def silent() -> OutputDecorator: ...
 def silent(fn: Any = None, /) -> Any:
-    """Drops standard output and standard error of every instance; otherwise as `stdout`.
+    """Drop standard output and standard error of every process; otherwise like `stdout`.
 
-    >>> @silent
-    ... def chatty() -> int:
-    ...     return 1
-    >>> chatty()
-    1
+    Args:
+        fn: The function, when the decorator is used bare.
+
+    Example:
+        >>> @silent
+        ... def chatty() -> int:
+        ...     return 1
+        >>> chatty()
+        1
     """
     return _decorate(fn, ("stdout", "stderr"), _nobody, "silent")
 
@@ -120,8 +133,8 @@ def _decorate(fn: Any, streams: tuple[Stream, ...], only: Speakers, name: str) -
     return _wrap(fn, streams=streams, only=only, name=name)
 
 
-# The wrappers name functions of this module only, never its variables: functions of the user's `__main__` travel by
-# value, and a variable would travel with them as it was on the client.
+# The wrappers refer only to functions of this module, never to its variables. Functions of the user's `__main__` are
+# pickled by value, and a variable would go with them in its state on the client.
 def _wrap(fn: Callable[P, R], /, *, streams: tuple[Stream, ...], only: Speakers, name: str) -> Callable[P, R]:
     _check_function(fn, name)
     if inspect.isgeneratorfunction(fn):
@@ -141,7 +154,7 @@ def _wrap(fn: Callable[P, R], /, *, streams: tuple[Stream, ...], only: Speakers,
 
 
 def _quiet(streams: tuple[Stream, ...], only: Speakers) -> Callable[[], AbstractContextManager[object]]:
-    """Decides for the call that begins now; what it returns makes one block of quiet, or of nothing."""
+    """Decide for the call that begins now. Calling the result makes one block, muted or not."""
     muter = _installed
     info = muter.info() if muter is not None else None
     if muter is None or info is None:
@@ -160,7 +173,7 @@ def _muted(muter: Muter, streams: tuple[Stream, ...]) -> ExitStack:
 def _quiet_steps(
     steps: Generator[Any, Any, Any], quiet: Callable[[], AbstractContextManager[object]]
 ) -> Generator[Any, Any, Any]:
-    """`steps`, with quiet while its own code runs and none while the consumer's does."""
+    """Run a generator with its own code muted, and its consumer's code not."""
     resume: Callable[[], Any] = partial(next, steps)
     while True:
         with quiet():
@@ -174,7 +187,7 @@ def _quiet_steps(
             with quiet():
                 steps.close()
             raise
-        except BaseException as error:  # whatever the consumer throws in is the generator's to meet
+        except BaseException as error:  # the generator must see whatever the consumer throws in
             resume = partial(steps.throw, error)
 
 
@@ -185,18 +198,18 @@ def _nobody(info: InstanceInfo) -> bool:
 def _checked(only: Speakers) -> Speakers:
     if only == "head" or (callable(only) and not isinstance(only, type)):
         return only
-    message = f'only={only!r}; expected "head" or a function of InstanceInfo that returns a bool'
+    message = f'only={only!r}: not supported; pass "head" or a function of InstanceInfo that returns a bool'
     raise UsageError(message, field="only", value=only)
 
 
 def _check_function(fn: object, name: str) -> None:
     if not callable(fn):
-        hint = f'; write @sky.{name}(only="head")' if name != "silent" else ""
-        raise UsageError(f"@{name} decorates functions, not {fn!r}{hint}", field="fn", value=fn)
+        hint = f'@sky.{name}(only="head")' if name != "silent" else f"@sky.{name} above a function"
+        raise UsageError(f"@{name}: decorates functions, not {fn!r}; write {hint}", field="fn", value=fn)
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
-        raise UsageError(f"@{name} does not take async functions, and {_named(fn)} is one", field="fn", value=fn)
+        raise UsageError(f"@{name}: {_named(fn)} is async; decorate a plain function", field="fn", value=fn)
     if isinstance(fn, ComputeFunction):
-        message = f"@{name} stands below @sky.compute: calling {_named(fn)} runs nothing yet, so nothing would be muted"
+        message = f"@{name}: {_named(fn)} only makes pending calls, which print nothing; put it below @sky.compute"
         raise UsageError(message, field="fn", value=fn)
 
 

@@ -1,6 +1,7 @@
-"""A target of calls: what a pool, some of its nodes and a handle in a task have in common.
+"""Common base of call targets: a pool, some of its nodes, and a handle inside a task.
 
-How calls are sent differs, and is a `Sender`: of an open pool, or of a task that calls by its node.
+The way that calls are sent differs, and is a `Sender`: one for an open pool, one for a task that calls through its
+node.
 """
 
 from __future__ import annotations
@@ -17,24 +18,21 @@ from ..errors import UsageError
 from .compute import ComputeFunction, PendingCompute, PendingComputeGroup, pending_of
 from .futures import Failures, Future, joined, streamed, values_of
 
-__all__ = ["CallTarget", "Sender", "refuse_operand"]
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Sender(Protocol):
-    """Sends calls to some nodes. Thread-safe. Each method but the properties raises PoolClosed."""
+    """Sends calls to some nodes. Thread-safe. All methods, but not the properties, raise PoolClosed."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The nodes that a broadcast goes to, in this order."""
+        """Nodes of a broadcast, in this order."""
         ...
 
     @property
     def slots(self) -> int:
-        """Plain calls that run there at once."""
+        """Number of plain calls that run there at once."""
         ...
 
     def run(self, pending: PendingCompute[T], /) -> T:
@@ -46,7 +44,7 @@ class Sender(Protocol):
         ...
 
     def submit_part(self, pending: PendingCompute[Any], /) -> Future[Any]:
-        """Send a call of a group, whose own future is the one that users hold."""
+        """Send a call of a group. Users hold the future of the group, not this one."""
         ...
 
     def broadcast(self, pending: PendingCompute[T], /) -> list[T]:
@@ -54,7 +52,7 @@ class Sender(Protocol):
         ...
 
     def failures(self) -> Failures | None:
-        """Where the failure of a future that users hold is counted."""
+        """Return the counter of failed futures that users hold, or None."""
         ...
 
 
@@ -65,15 +63,15 @@ class CallTarget:
 
     @property
     def node_numbers(self) -> tuple[int, ...]:
-        """The nodes that calls go to: `@` sends to each of them, in this order. Of a pool: those without a role."""
+        """Nodes that calls go to; `@` sends to each, in this order. For a pool: the nodes without a role."""
         return self._sender.numbers
 
     @property
     def total_slots(self) -> int:
-        """Plain calls that run on these nodes at once: their number x concurrency.
+        """Number of plain calls that run on these nodes at once: nodes x concurrency.
 
-        Of a pool these are the nodes that are kept for no role; `pool.role(name).total_slots` is how many run in a
-        role. In a task the calls of others, and the task's own, count too.
+        For a pool, only nodes without a role count; `pool.role(name).total_slots` counts those of a role. In a task,
+        calls of others and the task itself use slots too.
         """
         return self._sender.slots
 
@@ -86,13 +84,24 @@ class CallTarget:
     def run(
         self, call: PendingCompute[T] | ComputeFunction[..., T] | Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> T:
-        """Run the call on one of the nodes and wait for its value: `pending >> pool`.
+        """Run a call on one of the nodes and wait for its value: `pending >> pool`.
 
-        It takes a pending call, or a function and its arguments: `pool.run(f(3))` and `pool.run(f, 3)` are the same.
-        A generator function gives an iterator of what it yields. Ctrl-C stops the call.
+        Takes a pending call, or a function and its arguments: `pool.run(f(3))` and `pool.run(f, 3)` are the same.
+        Ctrl-C cancels the call.
+
+        Args:
+            call: A pending call, or a function.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
+
+        Returns:
+            The value. A generator function returns an iterator of the values that it yields.
 
         Raises:
-            Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
+            NodeError: A node or slot was lost: NodeLost or SlotLost.
+            TaskError: The call timed out, or its value cannot be sent.
+            PoolClosed: The pool is not open.
+            Exception: Any exception of the function, as itself.
         """
         pending: PendingCompute[T] = pending_of(call, args, kwargs)
         return self._sender.run(pending)
@@ -106,7 +115,13 @@ class CallTarget:
     def submit(
         self, call: PendingCompute[T] | ComputeFunction[..., T] | Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> Future[T]:
-        """Run the call on one of the nodes; a future of its value: `pending > pool`. It takes what `run` takes."""
+        """Run a call on one of the nodes and return a future of its value: `pending > pool`.
+
+        Args:
+            call: A pending call, or a function.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
+        """
         pending: PendingCompute[T] = pending_of(call, args, kwargs)
         return self._sender.submit(pending)
 
@@ -119,33 +134,45 @@ class CallTarget:
     def broadcast(
         self, call: PendingCompute[T] | ComputeFunction[..., T] | Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> list[T]:
-        """Run the call on each of the nodes and wait for all: values in the order of the nodes: `pending @ pool`.
+        """Run a call on each of the nodes and wait for all values, in the order of the nodes: `pending @ pool`.
 
-        It takes what `run` takes.
-        Under an integration the nodes form a gang, and a node's value is that of its first rank. If one call fails
-        the others are stopped.
+        Under an integration, the nodes form a gang, and the value of a node is that of its first rank. If one call
+        fails, the others are cancelled.
+
+        Args:
+            call: A pending call, or a function.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
         """
         pending: PendingCompute[T] = pending_of(call, args, kwargs)
         return self._sender.broadcast(pending)
 
     def run_group(self, group: PendingComputeGroup) -> Any:
-        """Run the calls in parallel: a tuple of values, or an iterator if the group streams."""
-        futures = [self._sender.submit_part(pending) for pending in group]
+        """Run calls in parallel. Returns a tuple of values, or an iterator if the group streams."""
+        futures = self._submit_parts(group)
         if group.stream:
             return streamed(futures, ordered=group.ordered)
         return tuple(values_of(futures))
 
     def submit_group(self, group: PendingComputeGroup) -> Future[tuple[Any, ...]]:
-        """A future of the tuple of values. Cancelling it cancels all calls."""
+        """Run calls in parallel and return a future of the tuple of values. Cancelling it cancels all calls."""
         failures = self._sender.failures()
-        return joined([self._sender.submit_part(pending) for pending in group], failures)
+        return joined(self._submit_parts(group), failures)
+
+    def _submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
+        return [self._sender.submit_part(pending) for pending in group]
 
     async def run_async(
         self, call: PendingCompute[T] | PendingComputeGroup | Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """`run` for asyncio: the event loop goes on meanwhile, and cancelling the await stops the call.
+        """Run a call like `run`, from asyncio. The event loop keeps running, and cancelling the await cancels the call.
 
-        It sends nothing before it is awaited. For a future without asyncio there is `submit`.
+        Nothing is sent before the coroutine is awaited. Without asyncio, use `submit`.
+
+        Args:
+            call: A pending call, a group, or a function.
+            args: Positional arguments of the function.
+            kwargs: Keyword arguments of the function.
         """
         future: Future[Any]
         if isinstance(call, PendingComputeGroup):
@@ -154,8 +181,8 @@ class CallTarget:
             future = self.submit(pending_of(call, args, kwargs))
         return await asyncio.wrap_future(future)
 
-    if not TYPE_CHECKING:  # a checker is to find these mistakes itself
-        __array_ufunc__ = None  # an array leaves the operator to us, instead of trying it with each element
+    if not TYPE_CHECKING:  # type checkers must find these mistakes themselves
+        __array_ufunc__ = None  # makes numpy leave the operator to us instead of applying it to each element
 
         def __rrshift__(self, value: object) -> NoReturn:
             refuse_operand(value, ">>")
@@ -176,7 +203,7 @@ class CallTarget:
 
 def refuse_operand(value: object, operator: str) -> NoReturn:
     """Raise UsageError for `value operator target`, because the value is not a call."""
-    raise UsageError(f"`{operator}`: {_problem(value, operator)}")
+    raise UsageError(f"`{operator}`: {_problem(value, operator)}")  # words: ok
 
 
 def _problem(value: Any, operator: str) -> str:
@@ -185,11 +212,11 @@ def _problem(value: Any, operator: str) -> str:
     if isinstance(value, list | tuple) and value and all(isinstance(item, Unrun) for item in value):
         return f"a {type(value).__name__} of {len(value)} calls; write sky.gather(*calls) >> pool"
     if isinstance(value, StdFuture):
-        return "the call of this future was sent already; its value is .result()"
+        return "the call of this future was sent already; read its value with .result()"
     if callable(value):
         name = name_of(value)
         return f"{name} is a function, not a call of one; write sky.compute({name})(...) {operator} pool"
     return (
         f"{short(value)} is a value ({type(value).__name__}), not a call. A function without @sky.compute runs "
-        f"here and at once: decorate it, or write pool.submit(function, ...)"
+        "here and at once; decorate it, or write pool.submit(function, ...)"
     )

@@ -1,4 +1,4 @@
-"""The `skyward` command: thin, every subcommand is a call that anyone can make from Python.
+"""The `skyward` command: each subcommand is a thin layer over a call of the Python API.
 
     skyward ls              skyward.pool.fleet.survey()
     skyward down            skyward.pool.fleet.end()
@@ -11,10 +11,11 @@
     skyward checkpoint      skyward.training.checkpoint: checkpoints_in(), problems(), ...
     skyward integrations    skyward.cli.integrations.describe()
     skyward train           skyward.training.control
+    skyward explain         skyward.cli.explain.explanation()
 
-A subcommand is a module of this package with HELP, DESCRIPTION, EPILOG, `add_options(parser)` and `run(arguments)`;
-`COMMANDS` names it. Without `run`, as where it has commands of its own, it shows its help. What a subcommand needs is
-imported when it runs, so `skyward --help` answers at once.
+A subcommand is a module of this package with HELP, DESCRIPTION, EPILOG, `add_options(parser)` and `run(arguments)`,
+and an entry in `COMMANDS`. A module without `run` has subcommands of its own and shows its help. Modules import their
+dependencies inside `run`, so that `skyward --help` answers at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,21 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from .. import _version, errors
-from . import checkpoint, doctor, down, garbage, integrations, logs, offers, plan, pools, shell, train
+from . import (
+    checkpoint,
+    completion,
+    doctor,
+    down,
+    explain,
+    garbage,
+    integrations,
+    logs,
+    offers,
+    plan,
+    pools,
+    shell,
+    train,
+)
 
 __all__ = ["main"]
 
@@ -41,11 +56,13 @@ COMMANDS: dict[str, ModuleType] = {
     "integrations": integrations,
     "train": train,
     "checkpoint": checkpoint,
+    "explain": explain,
+    "completion": completion,
 }
 
 DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value back.
-This command looks after your pools and machines; the work itself is started from Python:
+This command manages your pools and machines. You start the work itself from Python:
 
     import skyward as sky
 
@@ -58,7 +75,8 @@ This command looks after your pools and machines; the work itself is started fro
 """
 
 EPILOG = """\
-exit status: 0 all is well, 1 something needs your attention, 2 the command line is wrong
+example: skyward doctor
+exit status: 0 success, 1 something needs your attention, 2 wrong command line
 """
 
 # 128 + SIGINT, as a shell reports a program that Ctrl-C ended.
@@ -66,9 +84,16 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status; `argv` is the process's own where it is None.
+    """Run one command line.
 
-    Raises SystemExit for `--help`, `--version` and a wrong command line, as argparse does.
+    Args:
+        argv: arguments without the program's name. None: those of this process.
+
+    Returns:
+        Exit status: 0, 1, or 130 after Ctrl-C.
+
+    Raises:
+        SystemExit: for `--help`, `--version` and a wrong command line, as argparse does.
     """
     arguments = build_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] | None = arguments.run
@@ -81,18 +106,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments)
     except errors.SkywardError as error:
-        print(f"skyward: {error}", file=sys.stderr)
+        print(f"skyward: {error} [{error.page}]", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line; also what a documentation page or a completion script reads."""
+    """Build the parser of the whole command line. The documentation and shell completion read it too."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="skyward", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action="version", version=f"skyward {_version.__version__}")
-    parser.set_defaults(run=None, parser=parser)
+    parser.set_defaults(run=None, parser=parser, whole_parser=parser)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
         texts = {"help": command.HELP, "description": command.DESCRIPTION, "epilog": command.EPILOG}

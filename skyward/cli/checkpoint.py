@@ -1,4 +1,4 @@
-"""`skyward checkpoint`: lists, shows, verifies, compares and converts checkpoints of training runs."""
+"""`skyward checkpoint`: list, show, verify, compare and convert checkpoints of training runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-__all__ = ["add_options"]
+if TYPE_CHECKING:
+    _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
 
 HELP = "list, verify, compare and convert checkpoints"
 
 DESCRIPTION = """\
-Looks at checkpoints of training runs, on disks and in object stores (s3://..., where fsspec knows them). Nothing is
-unpickled that could run code, except with --allow-pickle.
+Inspects and converts checkpoints of training runs, on disk or in an object store (s3://... or any URL that fsspec
+opens). No command unpickles data that could run code, unless you pass --allow-pickle.
 """
 
 EPILOG = """\
@@ -25,7 +27,7 @@ examples:
   skyward checkpoint migrate old/checkpoints/checkpoint-100 out/checkpoint-100
   skyward checkpoint export out/checkpoint-100 weights --format safetensors
 
-exit status: 0 all is well, 1 something is wrong with a checkpoint, or two differ
+exit status: 0 success, 1 a checkpoint is damaged, or two checkpoints differ
 from Python: skyward.training.checkpoint: checkpoints_in(), problems(), differences(), migrate_checkpoint(),
 export_checkpoint()
 """
@@ -33,42 +35,65 @@ export_checkpoint()
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    unsafe = "load objects of any class: runs code of the files"
-    ls = actions.add_parser("ls", help="the whole checkpoints of a run, the oldest first")
-    ls.add_argument("output_dir")
+    unsafe = "load objects of any class; runs code from the files"
+    ls = _add(actions, "ls", "list the complete checkpoints of a run, oldest first", "ls out")
+    ls.add_argument("output_dir", help="output_dir of the run")
     ls.set_defaults(run=_refusing(_ls))
-    show = actions.add_parser("show", help="what a checkpoint is made of")
-    show.add_argument("path")
-    show.add_argument("--json", action="store_true", help="the manifest as it is")
+    show = _add(actions, "show", "list the components of a checkpoint", "show out/checkpoint-100")
+    show.add_argument("path", help="a checkpoint: folder or URL")
+    show.add_argument("--json", action="store_true", help="print the manifest as JSON")
     show.set_defaults(run=_refusing(_show))
-    verify = actions.add_parser("verify", help="whether all files are there, as they were written")
-    verify.add_argument("path", nargs="+")
+    verify = _add(actions, "verify", "check that every file is present and unchanged", "verify out/checkpoint-100")
+    verify.add_argument("path", nargs="+", help="checkpoints: folders or URLs")
     verify.add_argument("--quick", action="store_true", help="compare sizes only")
     verify.set_defaults(run=_refusing(_verify))
-    diff = actions.add_parser("diff", help="how the states of two checkpoints differ")
-    diff.add_argument("first")
-    diff.add_argument("second")
+    diff = _add(actions, "diff", "compare the states of two checkpoints", "diff out/checkpoint-100 out/checkpoint-200")
+    diff.add_argument("first", help="a checkpoint: folder or URL")
+    diff.add_argument("second", help="the checkpoint to compare it with")
     diff.add_argument("--allow-pickle", action="store_true", help=unsafe)
     diff.set_defaults(run=_refusing(_diff))
-    migrate = actions.add_parser(
-        "migrate", help="write one of an older layout, Hugging Face's or DCP's, as one of ours"
+    migrate = _add(
+        actions,
+        "migrate",
+        "convert a checkpoint of an older layout, of Hugging Face or of DCP to skyward's",
+        "migrate old/checkpoint-100 out/checkpoint-100 --rename net=model",
     )
-    migrate.add_argument("source")
-    migrate.add_argument("target")
-    migrate.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="of a component")
+    migrate.add_argument("source", help="the checkpoint to read: folder or URL")
+    migrate.add_argument("target", help="folder or URL to write; must not exist")
+    migrate.add_argument(
+        "--rename", action="append", default=[], metavar="OLD=NEW", help="rename a component; repeatable"
+    )
     migrate.add_argument("--allow-pickle", action="store_true", help=unsafe)
     migrate.set_defaults(run=_refusing(_migrate), parser=migrate)
-    export = actions.add_parser("export", help="write components for others to read")
-    export.add_argument("source")
-    export.add_argument("target")
-    export.add_argument("--format", choices=("safetensors", "torch", "dcp"), default="safetensors")
-    export.add_argument("--component", action="append", default=[], metavar="KEY", help="default: model")
+    export = _add(
+        actions,
+        "export",
+        "write components in a format that other programs read",
+        "export out/checkpoint-100 weights --format torch --component model",
+    )
+    export.add_argument("source", help="the checkpoint to read: folder or URL")
+    export.add_argument("target", help="folder or URL to write; must not exist")
+    export.add_argument(
+        "--format", choices=("safetensors", "torch", "dcp"), default="safetensors", help="format of the files"
+    )
+    export.add_argument(
+        "--component",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="component to export; repeatable (default: model)",
+    )
     export.add_argument("--allow-pickle", action="store_true", help=unsafe)
     export.set_defaults(run=_refusing(_export))
 
 
+def _add(actions: _Actions, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    description, epilog = f"{summary[0].upper()}{summary[1:]}.", f"example: skyward checkpoint {example}"
+    return actions.add_parser(name, help=summary, description=description, epilog=epilog)
+
+
 def _refusing(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """What a disk or store refuses is said, as every other error."""
+    """Print an OSError of a disk or store in one line, like every other error."""
 
     def run(arguments: argparse.Namespace) -> int:
         try:
@@ -93,7 +118,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         shown += "" if saved.is_sound else " not finite"
         rows.append([saved.path, manifest.timestamp[:19], str(manifest.world_size), _size(manifest.total_bytes), shown])
     if not rows:
-        print(f"{arguments.output_dir}: no whole checkpoint is there", file=sys.stderr)
+        print(f"{arguments.output_dir}: no complete checkpoint found", file=sys.stderr)
         return 1
     print("\n".join(table(["checkpoint", "written (UTC)", "ranks", "size", "metrics"], rows, right=[2, 3])))
     return 0
@@ -126,7 +151,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             faults = problems(path, digests=not arguments.quick)
         except CheckpointError as error:
             faults = [str(error)]
-        print("\n".join(faults) if faults else f"{path}: whole{' (sizes only)' if arguments.quick else ''}")
+        print("\n".join(faults) if faults else f"{path}: complete{' (sizes only)' if arguments.quick else ''}")
         status = 1 if faults else status
     return status
 
@@ -148,7 +173,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     for rename in arguments.rename:
         old, separator, new = rename.partition("=")
         if not separator:
-            arguments.parser.error(f"--rename {rename}: give OLD=NEW")
+            arguments.parser.error(f"--rename {rename}: has no '='; write --rename OLD=NEW")
         keys[old] = new
     allow_pickle = arguments.allow_pickle
     print(migrate_checkpoint(arguments.source, arguments.target, keys=keys, allow_pickle=allow_pickle))

@@ -1,4 +1,4 @@
-"""`skyward doctor`: what skyward finds on this machine, in words that fit a bug report."""
+"""`skyward doctor`: describe this machine and its installation, for a bug report."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from .. import _version
 from .host import HostFacts, Support, examine_host
 from .packages import Extra, PackageState, examine_extras
 
-__all__ = ["Report", "add_options", "examine"]
-
-HELP = "say what this machine offers and which extras are installed"
+HELP = "check this machine and the installed extras"
 
 DESCRIPTION = """\
-Says what skyward finds on this machine: Python, cores and memory that a program may use here, the means of the
-operating system that it builds on, and which extras are installed. Changes nothing. Good to paste into a bug report.
+Reports Python, usable cores and memory, the kernel features that skyward uses, and the installed extras. Changes
+nothing. Paste the output into a bug report.
 """
 
-EPILOG = "from Python: skyward.cli.doctor.examine()"
+EPILOG = """\
+example: skyward doctor
+
+exit status: 0 sky.Local() runs here, 1 it does not; the reason is printed
+from Python: skyward.cli.doctor.examine()
+"""
 
 GIB = 1024**3
 
-# `all` is the sum of the others; the two of skyward's own developers no user misses.
+# `all` is the union of the others. `bench` and `dev` are for skyward's own developers.
 NOT_SHOWN = frozenset({"all", "bench", "dev"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `examine` found. `problems` says in words what keeps `sky.Local()` from running here; empty when it runs."""
+    """Facts about this machine and this installation.
+
+    Attributes:
+        problems: reasons why `sky.Local()` does not run here, one sentence each; empty where it runs.
+    """
 
     version: str
     host: HostFacts
@@ -46,7 +53,7 @@ class Report:
 
 
 def examine() -> Report:
-    """Look at this machine and this Python environment. Starts nothing, imports no framework, takes milliseconds."""
+    """Describe this machine and this Python environment, in milliseconds. Import no framework and start no process."""
     core, extras = examine_extras("skyward")
     return Report(
         version=_version.__version__,
@@ -57,7 +64,7 @@ def examine() -> Report:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: it has no options."""
+    """Add nothing, because the command has no options."""
 
 
 def run(_arguments: argparse.Namespace) -> int:
@@ -67,7 +74,7 @@ def run(_arguments: argparse.Namespace) -> int:
 
 
 def describe(report: Report) -> list[str]:
-    """The report as lines for a terminal."""
+    """Format the report as lines for a terminal."""
     installed = [extra for extra in report.extras if extra.is_installed]
     others = [extra for extra in report.extras if not extra.is_installed]
     lines = [
@@ -81,7 +88,7 @@ def describe(report: Report) -> list[str]:
         lines += [row(extra.name, describe_missing(extra)) for extra in others]
     if report.problems:
         return [*lines, "", "sky.Local() does not run on this machine:", *(f"  {p}" for p in report.problems)]
-    return [*lines, "", "Nothing keeps sky.Local() from running on this machine."]
+    return [*lines, "", "sky.Local() runs on this machine."]
 
 
 def describe_host(report: Report) -> list[str]:
@@ -92,7 +99,7 @@ def describe_host(report: Report) -> list[str]:
         row("platform", host.platform),
         row("cores", f"{host.usable_cores} usable of {host.cores}"),
         row("memory", describe_memory(host)),
-        row("open files", f"{host.open_files_soft} at most (may be raised to {host.open_files_hard})"),
+        row("open files", f"{host.open_files_soft} at most (hard limit {host.open_files_hard})"),
         *(row(support.name, describe_support(support)) for support in host.supports),
     ]
 
@@ -103,7 +110,7 @@ def row(name: str, value: str) -> str:
 
 def describe_memory(host: HostFacts) -> str:
     if host.memory_bytes is None:
-        return "not known"
+        return "unknown"
     total = f"{host.memory_bytes / GIB:.1f} GiB"
     limit = f", of which this process may use {host.memory_limit_bytes / GIB:.1f}" if host.memory_limit_bytes else ""
     free = f", {host.memory_available_bytes / GIB:.1f} available" if host.memory_available_bytes is not None else ""

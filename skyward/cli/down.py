@@ -1,34 +1,33 @@
-"""`skyward down`: end pools, whoever has them."""
+"""`skyward down`: end pools of any process of this user."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-__all__ = ["add_options", "run"]
-
-HELP = "end a pool: its calls, its nodes, what it has rented"
+HELP = "end a pool, its calls and its machines"
 
 DESCRIPTION = """\
-Ends pools. A program that runs is asked to close its pool, and its open calls raise PoolClosed; what a dead program
-has rented is ended from here. Names are those of `skyward ls`, or of named pools: then all that are open by that name.
+Ends pools. If the pool's program still runs, it closes the pool, and its open calls raise PoolClosed. If the program
+is dead, this command terminates the machines that it rented. Give a name from `skyward ls`, or the name of a named
+pool to end every open pool of that name.
 """
 
 EPILOG = """\
 examples:
   skyward down train
-  skyward down train-1f2e3d4c --yes     without asking
+  skyward down train-1f2e3d4c --yes     do not ask for confirmation
   skyward down --all
 
-exit status: 0 nothing is left of them, 1 something may be; it is named
+exit status: 0 everything is gone, 1 something might remain and is named
 from Python: skyward.pool.fleet.end()
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pool", nargs="*", metavar="POOL", help="name of a pool")
-    parser.add_argument("--all", action="store_true", help="all pools of yours on this machine")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--all", action="store_true", help="end all your pools on this machine")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,10 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     from .screen import is_sure
 
     if bool(arguments.pool) == arguments.all:
-        arguments.parser.error("name the pools to end, or give --all")
+        arguments.parser.error("POOL is missing; name the pools to end, or pass --all")
     names = _names(arguments)
     if not names:
-        print("no pool of this machine is open, and none has left anything on record")
+        print("no pool is open on this machine, and no record of a dead one is left")
         return 0
     action = f"end {', '.join(names)}"
     if not arguments.yes and not is_sure(action, f"{action}?"):

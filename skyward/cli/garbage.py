@@ -1,4 +1,4 @@
-"""`skyward gc`: remove what dead pools left, on this machine and rented."""
+"""`skyward gc`: remove the remains of dead pools, on this machine and at providers."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["add_options", "run"]
-
-HELP = "remove what dead pools left, end what they rented"
+HELP = "clean up after dead pools; terminate their machines"
 
 DESCRIPTION = """\
-Removes what pools of yours left when they could not close themselves: on this machine processes, sockets, spooled
-results; in the accounts that this machine has records of, or that skyward.toml or --provider name, the machines that
-they rented, found by their tags. A pool that is open is not touched, nor are the machines of another machine's pools.
-A pool cleans up after itself, even when its program was killed: expect to find nothing.
+Cleans up after pools that could not close themselves. On this machine, it removes their processes, sockets and
+spooled results. At providers, it finds the machines that they rented by their tags, and terminates them. It checks the
+accounts on record here, and those that skyward.toml or --provider name. Open pools and the pools of other machines are
+left alone. A pool cleans up after itself even when its program is killed, so expect to find nothing.
 """
 
 EPILOG = """\
 examples:
   skyward gc
   skyward gc --dry-run
-  skyward gc --provider aws        an account that no record here names
-  skyward gc --cache               environments that pools keep on your hosts for the next pool
-  skyward gc --cache --host gpu1   on a host that skyward.toml does not name
+  skyward gc --provider aws        also check an account that is not on record here
+  skyward gc --cache               remove cached environments, here and on your SSH hosts
+  skyward gc --cache --host gpu1   also on a host that is not in skyward.toml
 
-exit status: 0 nothing is left (--dry-run: nothing went wrong), 1 something may be; it is named
+exit status: 0 everything is gone (--dry-run: no failure), 1 something might remain and is named
 from Python: skyward.providers.local.collect_garbage() and skyward.providers.reaper.gc()
 """
 
@@ -38,24 +36,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local", action="store_true", help="only this machine; asks no provider")
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
     parser.add_argument(
-        "--cache", action="store_true", help="only what this machine and SSH hosts keep for the next pool"
+        "--cache",
+        action="store_true",
+        help="remove only the caches that this machine and SSH hosts keep for the next pool",
     )
-    parser.add_argument("--host", action="append", default=[], metavar="HOST", help="with --cache: there too")
+    parser.add_argument(
+        "--host", action="append", default=[], metavar="HOST", help="with --cache: also on this host; repeatable"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.cache:
         if arguments.dry_run or arguments.local:
-            arguments.parser.error("--cache goes with --provider and --host only")
+            arguments.parser.error(
+                "--cache: cannot be combined with --dry-run or --local; use it with --provider and --host"
+            )
         return _clear_caches(arguments.provider, arguments.host)
     if arguments.host:
-        arguments.parser.error("--host goes with --cache: pools on hosts of yours leave nothing else there")
+        arguments.parser.error(
+            "--host: needs --cache, because pools leave nothing but caches on your hosts; add --cache"
+        )
     from ..providers.local import collect_garbage
 
     lines: list[str] = []
     failures: list[Any] = []
     was_asked = False
-    if not arguments.local:  # first what costs money
+    if not arguments.local:  # first, because rented machines cost money
         was_asked, ended, failures = _rented(arguments)
         lines += [f"{'would end' if arguments.dry_run else 'ended'} machine {name}" for name in ended]
     removed = collect_garbage(is_dry_run=arguments.dry_run)
@@ -64,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(lines))
     elif not failures:
         print(
-            "nothing of ours is left on this machine"
-            + (", and nothing is rented for it" if was_asked else " (no provider was asked)")
+            "nothing to clean up on this machine"
+            + (", and no machine is rented for it" if was_asked else " (no provider was checked)")
         )
     for failure in failures:
         print(f"skyward: {failure}", file=sys.stderr)
@@ -73,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rented(arguments: argparse.Namespace) -> tuple[bool, list[str], list[Any]]:
-    """Whether there is a provider to ask; what was ended, or would be; what went wrong."""
+    """Clean up at providers. Return whether there were any, the names of (to be) terminated machines, and failures."""
     from ..pool.config import rented_providers
     from ..state.journal import journals
 
@@ -91,12 +97,12 @@ def _rented(arguments: argparse.Namespace) -> tuple[bool, list[str], list[Any]]:
 
 
 def _clear_caches(providers: Iterable[str], hosts: list[str]) -> int:
-    """Remove what pools keep for the next pool.
+    """Remove the caches on this machine, on `hosts` and on the hosts of SSH providers; print what was removed.
 
-    That is on this machine, on `hosts`, and on the hosts of the SSH providers that skyward.toml mentions or that are
-    named.
+    The SSH providers are those that `providers` names and those in skyward.toml.
 
-    Prints what was removed. Returns the exit status: 1 where a host could not be cleared.
+    Returns:
+        Exit status: 1 where a host could not be cleared.
     """
     from ..pool.config import mentioned_providers
     from ..providers.ssh import SSH

@@ -1,4 +1,4 @@
-"""What this machine lets a program use: cores, memory, and the kernel's means that skyward builds on."""
+"""Facts about this machine: usable cores, memory, and the kernel features that skyward uses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HostFacts", "Support", "examine_host"]
-
-# Source: Linux, Documentation/admin-guide/cgroup-v2.rst; the file says "max" where nothing is limited.
+# Source: Linux, Documentation/admin-guide/cgroup-v2.rst. The file holds "max" where there is no limit.
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 MEMINFO = Path("/proc/meminfo")
@@ -20,7 +18,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """One means of the operating system: whether it works here, and what skyward does without it."""
+    """Kernel feature: whether it works here, and the fallback without it."""
 
     name: str
     available: bool
@@ -29,7 +27,7 @@ class Support:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """This machine as a program here sees it; sizes in bytes, None where the system does not tell."""
+    """Facts about this machine as this process sees it. Sizes are in bytes; None means unknown."""
 
     python: str
     executable: str
@@ -46,7 +44,7 @@ class HostFacts:
 
 
 def examine_host() -> HostFacts:
-    """Look at this machine; tries the means of the kernel instead of trusting version numbers (sandboxes differ)."""
+    """Describe this machine. Kernel features are tried out, because sandboxes disable some that the version has."""
     total, available = memory()
     soft, hard = open_files()
     return HostFacts(
@@ -61,35 +59,35 @@ def examine_host() -> HostFacts:
         open_files_soft=soft,
         open_files_hard=hard,
         supports=(
-            Support(name="memfd", available=works(try_memfd), otherwise="large values lie in a scratch folder instead"),
-            Support(name="pidfd", available=works(try_pidfd), otherwise="the death of a process is noticed by polling"),
+            Support(name="memfd", available=works(try_memfd), otherwise="large values go to files in a scratch folder"),
+            Support(name="pidfd", available=works(try_pidfd), otherwise="skyward polls for processes that end"),
         ),
         problems=() if hasattr(os, "fork") else ("this system cannot fork; on Windows, use WSL 2",),
     )
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and the CPU quota of its container where there is one."""
+    """Count the cores that this process may use, by its affinity and its container's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no such control group
         quota, period = CGROUP_CPU_LIMIT.read_text().split()
-        cores = min(cores, max(1, int(quota) // int(period)))  # "max" is no number: no quota
+        cores = min(cores, max(1, int(quota) // int(period)))  # "max" raises ValueError: there is no quota
     return cores
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Total and available memory in bytes."""
+    """Read total and available memory, in bytes. None where the system does not report it."""
     with suppress(OSError, KeyError, ValueError, IndexError):  # not Linux
         lines = MEMINFO.read_text().splitlines()
         kib = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
         return kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
-    with suppress(AttributeError, OSError, ValueError):  # not told here
+    with suppress(AttributeError, OSError, ValueError):  # this system does not report it
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), None
     return None, None
 
 
 def memory_limit(total: int | None) -> int | None:
-    """The limit of this process's container in bytes, where it is below what the machine has."""
+    """Read the memory limit of this process's container, in bytes. None where it is not below `total`."""
     with suppress(OSError, ValueError):  # no such control group
         limit = int(CGROUP_MEMORY_LIMIT.read_text())
         return limit if total is None or limit < total else None
@@ -97,11 +95,11 @@ def memory_limit(total: int | None) -> int | None:
 
 
 def open_files() -> tuple[str, str]:
-    """Soft and hard limit of open files, in words."""
+    """Read the soft and the hard limit of open files, as text."""
     try:
         import resource
     except ImportError:  # Windows
-        return "not known", "not known"
+        return "unknown", "unknown"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit_in_words(soft), limit_in_words(hard)
 
@@ -113,10 +111,10 @@ def limit_in_words(limit: int) -> str:
 
 
 def works(attempt: Callable[[], int]) -> bool:
-    """Whether the call gives a descriptor (closed again). Absent from Python, or refused by the kernel: False."""
+    """Return whether the call opens a descriptor, and close it. False if Python lacks it or the kernel refuses it."""
     try:
         os.close(attempt())
-    except (AttributeError, OSError):  # that is the answer
+    except (AttributeError, OSError):  # not available here
         return False
     return True
 

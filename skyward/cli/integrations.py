@@ -1,4 +1,4 @@
-"""`skyward integrations`: what there is for each framework, read from the integrations themselves."""
+"""`skyward integrations`: list the frameworks, from the integrations' own classes."""
 
 from __future__ import annotations
 
@@ -14,34 +14,42 @@ from .packages import version_of
 if TYPE_CHECKING:
     from ..integrations.base import IntegrationBase
 
-__all__ = ["Description", "add_options", "describe"]
-
-HELP = "the frameworks there is support for, and what each sets up"
+HELP = "list supported frameworks and their setup"
 
 DESCRIPTION = """\
-Lists the integrations with the framework that each needs and whether it is installed here; with NAME, everything
-about that one: its options, what its ranks find in their environment, what a node must have.
+Lists the integrations, the framework that each needs, and whether it is installed here. With NAME, describes that
+integration: its options, the environment variables of its ranks, and what a node must have.
 """
 
-EPILOG = "from Python: skyward.cli.integrations.describe()"
+EPILOG = """\
+examples:
+  skyward integrations
+  skyward integrations torch
+
+from Python: skyward.cli.integrations.describe()
+"""
 
 _LINE = 80
 
 PAGE_HEAD = """\
 # Integrations
 
-Written by `skyward integrations --markdown` from the integrations' own classes; do not edit. How to use them, each with
-an example that runs, is in the [guides](../guides).
+`skyward integrations --markdown` writes this page from the integrations' own classes; do not edit it. The
+[guides](../guides) show each integration in an example that runs.
 
-A decorator stands below `@sky.compute` and makes the call a gang: new processes, the ranks, started together on all
-nodes (`@ pool`) or on one (`>> pool`). Variables that you have set yourself are yours where the framework leaves a
-choice.
+A decorator goes below `@sky.compute` and makes the call a gang. A gang is a set of new processes, the ranks. They start
+together on all nodes (`@ pool`) or on one (`>> pool`). Environment variables that you set yourself keep their values
+where the framework leaves a choice.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
-    """One integration. `variables`: names that a rank's environment has; empty for what is no decorator."""
+    """Integration of one framework.
+
+    Attributes:
+        variables: names in a rank's environment; empty for integrations that are not decorators.
+    """
 
     name: str
     extra: str
@@ -57,12 +65,12 @@ class Description:
 
     @property
     def installed(self) -> str:
-        """The versions of what it needs that are installed here, or what is missing."""
+        """Installed versions of the packages that the integration needs, or that one is missing."""
         return ", ".join(f"{package} {_version(package)}" for package in self.packages)
 
 
 def describe() -> list[Description]:
-    """All integrations, by name. Imports no framework."""
+    """Describe all integrations, sorted by name. Import no framework."""
     from .. import integrations
 
     descriptions = []
@@ -93,7 +101,7 @@ def _packages_of_extra(extra: str) -> tuple[str, ...]:
 
 
 def _signature(value: Callable[..., Any]) -> str:
-    """Its options; the decorated function itself is not one."""
+    """Format the options of a decorator, without the decorated function."""
     shown = []
     for option in inspect.signature(value).parameters.values():
         if option.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -105,7 +113,7 @@ def _signature(value: Callable[..., Any]) -> str:
 
 
 def _variables(integration: IntegrationBase) -> list[str]:
-    """Names only, for the second rank of two nodes, in an environment that sets nothing itself."""
+    """List the environment variables of the second of two nodes' ranks, in an environment that is otherwise empty."""
     from ..values.topology import Peer, Rank
 
     peers = tuple(Peer(node=node, private_ip=f"10.0.0.{node + 1}") for node in range(2))
@@ -139,8 +147,8 @@ def _version(package: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, in full")
-    parser.add_argument("--markdown", action="store_true", help="the page docs/integrations.md")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="describe this integration in full")
+    parser.add_argument("--markdown", action="store_true", help="print the page docs/integrations.md")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -161,11 +169,12 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
     from ..errors import UsageError
 
-    raise UsageError(f"integrations: there is no {arguments.name!r}; there are {', '.join(d.name for d in described)}")
+    names = ", ".join(description.name for description in described)
+    raise UsageError(f"integrations: {arguments.name!r} does not exist; choose one of {names}")
 
 
 def _in_full(one: Description) -> str:
-    variables = f"\n\nA rank's environment has {', '.join(one.variables)}." if one.variables else ""
+    variables = f"\n\nEnvironment variables of a rank: {', '.join(one.variables)}." if one.variables else ""
     return (
         f"sky.integrations.{one.name}{one.signature}\n\n{one.doc}{variables}\n\n"
         f"Here: {one.installed}. pip install 'skyward[{one.extra}]'"
@@ -173,12 +182,12 @@ def _in_full(one: Description) -> str:
 
 
 def markdown(described: list[Description]) -> str:
-    """The page docs/integrations.md: the same on every machine."""
+    """Format the page docs/integrations.md. It is the same on every machine."""
     rows = [f"| [`{d.name}`](#{d.name.lower()}) | {d.summary} | `{d.extra}` |" for d in described]
     parts = [PAGE_HEAD, "\n".join(["| | | extra |", "|---|---|---|", *rows]) + "\n"]
     for one in described:
         parts.append(f"## {one.name}\n\n```text\nsky.integrations.{one.name}{one.signature}\n\n{one.doc}\n```\n")
         if one.variables:
             names = ", ".join(f"`{name}`" for name in one.variables)
-            parts.append(f"A rank's environment has {names}.\n")
+            parts.append(f"Environment variables of a rank: {names}.\n")
     return "\n".join(parts)

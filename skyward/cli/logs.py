@@ -1,4 +1,4 @@
-"""`skyward logs`: what the calls of a pool printed."""
+"""`skyward logs`: show the output of a pool's calls."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from ..core.printable import coloured
 if TYPE_CHECKING:
     from ..state.outputs import OutputLine
 
-__all__ = ["add_options", "run"]
-
-HELP = "show what the calls of a pool print, or printed"
+HELP = "show the output of a pool's calls"
 
 DESCRIPTION = """\
-Shows what the calls of a pool printed, each line with its node and rank. The last 8 to 16 MiB of each of your last 20
-pools are kept on this machine, in files that only you can read. Pools with logs=False keep nothing.
+Shows the output of a pool's calls; each line names its node and rank. This machine keeps the last 8 to 16 MiB of each
+of your last 20 pools, in files that only you can read. Pools with logs=False keep no output.
 """
 
 EPILOG = """\
 examples:
   skyward logs train
-  skyward logs train -f           and what comes, until the pool is closed
+  skyward logs train -f           follow until the pool is closed
   skyward logs train -n 50 --time
 
 from Python: skyward.state.outputs.read_output()
@@ -31,10 +29,10 @@ from Python: skyward.state.outputs.read_output()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pool", metavar="POOL", help="name of a pool; of several, the youngest")
-    parser.add_argument("-f", "--follow", action="store_true", help="wait for more until the pool is closed")
-    parser.add_argument("-n", "--tail", type=int, metavar="LINES", help="only so many of the last lines")
-    parser.add_argument("--time", action="store_true", help="when each line came")
+    parser.add_argument("pool", metavar="POOL", help="name of a pool; of several, the newest")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the output until the pool is closed")
+    parser.add_argument("-n", "--tail", type=int, metavar="LINES", help="show only the last LINES lines")
+    parser.add_argument("--time", action="store_true", help="show the time of each line")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         return any(other.pool == pool and other.is_alive for other in live.live_pools())
 
     follow = is_open if arguments.follow or is_open() else None
-    if follow is not None and not arguments.follow:  # an open pool may have printed nothing yet: no error
+    if follow is not None and not arguments.follow:  # with a predicate, no output yet from an open pool is not an error
         follow = _never
     for line in read_output(pool, tail=arguments.tail, follow_while=follow):
         try:
@@ -64,7 +62,7 @@ def _never() -> bool:
 
 
 def _shown(line: OutputLine, has_time: bool) -> str:
-    text = coloured(line.text)  # files of older versions hold what the task wrote
+    text = coloured(line.text)  # files of older versions may hold control sequences
     if not has_time:
         return text
     import datetime

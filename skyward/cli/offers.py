@@ -1,4 +1,4 @@
-"""`skyward offers`: what providers have now, and for how much."""
+"""`skyward offers`: list machines that providers offer now, with prices."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ if TYPE_CHECKING:
 
     from ..values.machine import Offer
 
-__all__ = ["add_options", "describe", "fields_of"]
-
-HELP = "list machines that could be rented now, with prices"
+HELP = "list machines that you could rent now, with prices"
 
 DESCRIPTION = """\
-Lists what a provider has now for one node of what you ask, in the order in which a pool would try it. Rents nothing.
+Lists the machines that a provider offers now for one node, in the order in which a pool would try them. Rents nothing.
 """
 
 EPILOG = """\
@@ -33,28 +31,31 @@ _ALL = 0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--provider", metavar="NAME", help="aws, ...; or one of [providers] in skyward.toml")
-    which.add_argument("--pool", metavar="NAME", help="what this pool of skyward.toml asks for")
+    which.add_argument("--provider", metavar="NAME", help="provider: aws, or one of [providers] in skyward.toml")
+    which.add_argument("--pool", metavar="NAME", help="use the requirements of this pool of skyward.toml")
     add_wishes(parser)
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="so many at most, 0: all; 20 by default")
+    parser.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="show at most N offers; 0: all (default: 20)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_wishes(parser: argparse.ArgumentParser) -> None:
-    """The options that are fields of a pool."""
-    parser.add_argument("--region", help="of the provider")
-    parser.add_argument("--accelerator", metavar="NAME", help='such as A100 or "RTX 4090"')
-    parser.add_argument("--count", type=int, metavar="N", help="accelerators of each node")
-    parser.add_argument("--vcpus", type=int, metavar="N", help="of each node, at least")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="of each node, at least")
-    parser.add_argument("--architecture", choices=("x86_64", "arm64"))
-    parser.add_argument("--allocation", choices=("spot", "on-demand", "spot-if-available", "cheapest"))
-    parser.add_argument("--nodes", type=int, metavar="N")
-    parser.add_argument("--max-hourly-cost", type=float, metavar="USD", help="for all nodes together")
+    """Add the options that are fields of a pool."""
+    parser.add_argument("--region", help="region of the provider")
+    parser.add_argument("--accelerator", metavar="NAME", help='accelerator, such as A100 or "RTX 4090"')
+    parser.add_argument("--count", type=int, metavar="N", help="accelerators per node")
+    parser.add_argument("--vcpus", type=int, metavar="N", help="virtual CPUs per node, at least")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="memory per node in GiB, at least")
+    parser.add_argument("--architecture", choices=("x86_64", "arm64"), help="architecture of the CPU")
+    kinds = ("spot", "on-demand", "spot-if-available", "cheapest")
+    parser.add_argument("--allocation", choices=kinds, help="how to rent")
+    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes")
+    parser.add_argument("--max-hourly-cost", type=float, metavar="USD", help="limit for all nodes together")
 
 
 def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of the pool that is meant, its provider made."""
+    """Build the arguments of the pool, with its provider, from the command line."""
     import dataclasses
 
     from ..accelerators import Accelerator
@@ -70,7 +71,9 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.region is not None:
         provider = fields["provider"]
         if not hasattr(provider, "region"):
-            raise UsageError(f"--region: provider {provider.name!r} has no regions")
+            raise UsageError(
+                f"--region={arguments.region}: provider {provider.name!r} has no regions; leave --region out"
+            )
         fields["provider"] = dataclasses.replace(provider, region=arguments.region)
     given = {
         "vcpus": arguments.vcpus,
@@ -84,7 +87,7 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.accelerator is not None:
         fields["accelerator"] = Accelerator.from_name(arguments.accelerator, count=arguments.count or 1)
     elif arguments.count is not None:
-        raise UsageError("--count: of what? Give --accelerator too")
+        raise UsageError(f"--count={arguments.count}: needs an accelerator; add --accelerator NAME")
     return fields
 
 
@@ -104,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(offers: Sequence[Offer]) -> list[str]:
-    """The offers as a table."""
+    """Format the offers as a table."""
     from .screen import table
 
     rows = [
@@ -114,7 +117,7 @@ def describe(offers: Sequence[Offer]) -> list[str]:
             f"{round(offer.memory_gib, 1):g}" if offer.memory_gib else "?",
             str(offer.accelerator) if offer.accelerator is not None else "-",
             "spot" if offer.is_spot else "on demand" if offer.price_usd_per_hour else "-",
-            # Cents are too coarse to compare: spot machines of a region differ by less.
+            # Four digits, because spot prices within a region differ by less than a cent.
             f"${offer.price_usd_per_hour:,.4f}" if offer.price_usd_per_hour else "yours",
             offer.zone or offer.region or "-",
         )

@@ -1,4 +1,4 @@
-"""Which extras of a distribution are installed, read from its own metadata: no table to keep by hand."""
+"""State of a distribution's extras, from its installed metadata."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from importlib import metadata
 
 from .. import errors
 
-__all__ = ["Extra", "Package", "PackageState", "examine_extras", "version_of"]
-
-# A requirement as built metadata writes it (PEP 508): name[extras]specifier; marker.
+# A requirement in built metadata (PEP 508): name[extras]specifier; marker.
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[[^]]*\])?\s*(?P<specifier>[^;]*)(?:;(?P<marker>.*))?")
 EXTRA_MARKER = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
 LEAST_VERSION = re.compile(r">=\s*([\d.]+)")
@@ -27,7 +25,7 @@ class PackageState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A distribution that an extra asks for, and what is here; `version` is "" where nothing is."""
+    """Distribution that an extra requires. `version` is the installed one, "" where there is none."""
 
     name: str
     version: str
@@ -36,7 +34,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """An extra and its packages; the extra named "core" is what every installation has."""
+    """Extra and its packages. "core" stands for the requirements without an extra."""
 
     name: str
     packages: tuple[Package, ...]
@@ -50,18 +48,22 @@ class Extra:
 class Requirement:
     name: str
     least: str
-    extra: str | None  # None: always wanted
+    extra: str | None  # None: required without an extra
 
 
 def examine_extras(distribution: str) -> tuple[Extra, tuple[Extra, ...]]:
-    """The core and every extra of an installed distribution, extras in the order of the metadata.
+    """Look up the core and every extra of an installed distribution.
 
-    Raises MissingDependency where the distribution is not installed (a source folder on the path is not enough).
+    Returns:
+        The core, and the extras in the order of the metadata.
+
+    Raises:
+        MissingDependency: the distribution is not installed. A source folder on the path has no metadata.
     """
     try:
         installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
-        message = f"{distribution} is imported from a folder but not installed: run `pip install -e .` in its checkout"
+        message = f"{distribution}: imported from a folder, but not installed; run `pip install -e .` in its checkout"
         raise errors.MissingDependency(message) from None
     requirements = list(parse(installed.requires or ()))
     names: list[str] = installed.metadata.get_all("Provides-Extra") or []
@@ -98,7 +100,7 @@ def look_up(requirement: Requirement) -> Package:
 
 
 def version_of(name: str) -> str:
-    """Of the installed distribution, or of its CPU build, as tensorflow-cpu is of tensorflow; "" where neither is."""
+    """Look up the installed version of a distribution or of its CPU build (tensorflow-cpu); "" where there is none."""
     for candidate in (name, f"{name}-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):  # try the next name
             return metadata.version(candidate)
@@ -106,6 +108,6 @@ def version_of(name: str) -> str:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers that a version starts with: `2.13.0+cpu` is (2, 13, 0). Enough to tell a package that is too old."""
+    """Parse the leading numbers of a version: `2.13.0+cpu` becomes (2, 13, 0)."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

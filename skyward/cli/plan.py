@@ -1,4 +1,4 @@
-"""`skyward plan`: what a named pool would ask of its provider, to the letter."""
+"""`skyward plan`: show the requests that a named pool would send to its provider."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..pool.pool import ComputePool
 
-__all__ = ["add_options", "describe"]
-
-HELP = "show the requests that a pool would send; send none"
+HELP = "show the requests that a pool would send (dry run)"
 
 DESCRIPTION = """\
-Shows what a pool of skyward.toml would ask of its provider for its first offer: each request with all its parameters,
-and what the pool would cost. Nothing is rented and nothing changed; "<...>" stands for what only answers will tell.
+Shows the requests that a pool of skyward.toml would send to its provider for the first offer, with all parameters,
+and the expected cost. Rents and changes nothing. "<...>" marks values that only the provider's answers give.
 """
 
 EPILOG = """\
@@ -45,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe(pool: ComputePool) -> list[str]:
-    """What it would be and cost, in words."""
+    """Describe the machines and the cost of the pool, one line each."""
     from ..console.words import duration, usd
 
     forecast = pool.forecast()
@@ -69,7 +67,7 @@ def _request(request: Any) -> str:
 
 
 def _shown(request: Any) -> Any:
-    """Without the environment of this process, which is long, and nobody's business on a screen."""
+    """Return the fields of a request. The environment is left out, because it is long and may hold secrets."""
     import dataclasses
 
     if not dataclasses.is_dataclass(request) or isinstance(request, type):

@@ -1,4 +1,4 @@
-"""`skyward ls`: the pools of this user, on this machine and rented."""
+"""`skyward ls`: list this user's pools and rented machines."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ if TYPE_CHECKING:
 
     from ..pool.fleet import FleetPool
 
-__all__ = ["add_options", "run"]
-
-HELP = "list your open pools and what is rented, with costs"
+HELP = "list your open pools and rented machines, with costs"
 
 DESCRIPTION = """\
-Lists the pools of yours that are open on this machine, and every rented machine of yours in the accounts that this
-machine has records of, or that skyward.toml or --provider name. A pool that is "dead" has lost its program: what it
-rented ends by itself when its lease is over, or now with `skyward gc`.
+Lists your open pools on this machine, and your rented machines in the accounts that are on record here or that
+skyward.toml or --provider name. The program of a "dead" pool is gone: its machines shut down when their lease expires,
+or at once with `skyward gc`.
 """
 
 EPILOG = """\
 examples:
   skyward ls
   skyward ls --provider aws --json
-  skyward ls --local              ask no provider
+  skyward ls --local              do not query providers
 
-exit status: 0 all is well, 1 an account could not be asked, or machines of a dead pool cost money
+exit status: 0 success, 1 an account could not be queried, or machines of a dead pool cost money
 from Python: skyward.pool.fleet.survey()
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="look there too")
-    parser.add_argument("--local", action="store_true", help="only what is known on this machine; asks no provider")
+    parser.add_argument(
+        "--provider", action="append", default=[], metavar="NAME", help="also check this provider; repeatable"
+    )
+    parser.add_argument("--local", action="store_true", help="only pools on this machine; query no provider")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -53,21 +53,21 @@ def run(arguments: argparse.Namespace) -> int:
     elif fleet.pools:
         print("\n".join(describe(fleet.pools)))
     else:
-        rented = "" if failures else ", and nothing is rented" if was_asked else " (no provider was asked)"
+        rented = "" if failures else ", and nothing is rented" if was_asked else " (no provider was checked)"
         print(f"no pool is open{rented}")
     for failure in failures:
         print(f"skyward: {failure}", file=sys.stderr)
     orphans = [pool for pool in fleet.pools if pool.state == "dead" and pool.instances]
     if orphans and not arguments.json:
         print(
-            "skyward: what dead pools rented costs money until its lease ends; `skyward gc` ends it",
+            "skyward: machines of dead pools cost money until their lease expires; `skyward gc` terminates them",
             file=sys.stderr,
         )
     return 1 if failures or orphans else 0
 
 
 def describe(pools: Sequence[FleetPool]) -> list[str]:
-    """The pools as a table, with a sum where anything costs money."""
+    """Format the pools as a table, with a total where something costs money."""
     from ..console.words import duration, usd
     from .screen import table
 

@@ -11,8 +11,6 @@ from typing import Any
 from ..console.words import columns
 from ..core.printable import printable
 
-__all__ = ["as_json", "is_sure", "table"]
-
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Lines, each column as wide as its widest cell; the columns in `right` stand to the right.
@@ -33,7 +31,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequen
 
 
 def as_json(value: Any) -> str:
-    """Values of ours as JSON: dataclasses become objects.
+    """Format a value as JSON. Dataclasses become objects.
 
     >>> as_json(b"ssh-ed25519 AAAA")
     '"ssh-ed25519 AAAA"'

@@ -1,4 +1,4 @@
-"""`skyward ssh`: a terminal on a node."""
+"""`skyward ssh`: open a terminal on a node."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..state.live import LivePool
 
-__all__ = ["add_options", "terminal_of"]
-
 HELP = "open a shell on a node, or run a command there"
 
 DESCRIPTION = """\
-Opens a shell on a node of an open pool, or runs a command there, in the way that the pool does: on rented machines
-with the pool's own key and pinned host key, on your own as your ssh. The pool goes on, and what you start there is not
-its business.
+Opens a shell on a node of an open pool, or runs a command there. On rented machines it uses the pool's own key and
+pinned host key; on your own machines it logs in as your ssh does. The pool keeps running, and does not manage processes
+that you start.
 """
 
 EPILOG = """\
@@ -27,7 +25,7 @@ examples:
   skyward ssh train 3
   skyward ssh train 3 -- nvidia-smi -l 1
 
-exit status: that of the shell or the command; 1 where there is no such node
+exit status: that of the shell or the command; 1 if there is no such node
 from Python: skyward.cli.shell.terminal_of()
 """
 
@@ -38,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "rest",
         nargs=argparse.REMAINDER,
         metavar="[NODE] [-- COMMAND]",
-        help="number of the node, else 0; a command",
+        help="number of the node (default: 0); a command",
     )
 
 
@@ -47,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     before, has_command, command = _split(arguments.rest)
     if len(before) > 1 or not all(word.isdigit() for word in before) or (has_command and not command):
-        arguments.parser.error("it is POOL [NODE] [-- COMMAND]; NODE is a number")
+        arguments.parser.error("wrong arguments; write POOL [NODE] [-- COMMAND], where NODE is a number")
     argv = terminal_of(find(arguments.pool), int(before[0]) if before else 0)
     if command:
         argv = [*argv, shlex.join(command) if len(command) > 1 else command[0]]
@@ -63,15 +61,20 @@ def _split(words: list[str]) -> tuple[list[str], bool, list[str]]:
 
 
 def terminal_of(pool: LivePool, node: int) -> list[str]:
-    """The command that opens a terminal on the node; with one more argument, a line of sh, it runs that. UsageError."""
+    """Build the command that opens a terminal on a node. With a line of sh appended, it runs that line instead.
+
+    Raises:
+        UsageError: the pool has no such node, or skyward cannot log in to it.
+    """
     from ..errors import UsageError
 
     machine = next((one for one in pool.nodes if one.node == node), None)
     name = pool.label or pool.pool
     if machine is None:
         there = ", ".join(str(one.node) for one in pool.nodes) or "none yet"
-        raise UsageError(f"pool {name!r} has no node {node}; there: {there}")
+        raise UsageError(f"node={node}: pool {name!r} has no such node; choose one of: {there}")
     if not machine.terminal:
-        where = "is on this machine" if pool.provider == "local" else f"has no way to log in (provider {pool.provider})"
-        raise UsageError(f"node {node} of pool {name!r} {where}; there is nothing to log in to")
+        local = pool.provider == "local"
+        why = "is on this machine" if local else f"has no login (provider {pool.provider})"
+        raise UsageError(f"node={node}: node {node} of pool {name!r} {why}; open a terminal here instead")
     return list(machine.terminal)

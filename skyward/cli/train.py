@@ -1,4 +1,4 @@
-"""`skyward train`: trainings that run, and what they left behind."""
+"""`skyward train`: list, watch, control and report trainings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from ..calls.control import CommandState, RunStatus
     from ..training.control import Endpoint
 
-__all__ = ["add_options"]
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-HELP = "look at trainings that run, save, stop or abort them; report those that ended"
+HELP = "watch, save, stop, abort and report trainings"
 
 DESCRIPTION = """\
-Reaches the trainings of yours on this machine that have a skyward.training.TrainerControlCallback and listen. One that
-runs in a call of a pool listens with TrainerControlCallback(enable_http=True); without, its program reaches it by
-pool.control().
+Controls your trainings on this machine that use a skyward.training.TrainerControlCallback. A training inside a call of
+a pool needs TrainerControlCallback(enable_http=True); otherwise only its own program reaches it, with pool.control().
 """
 
 EPILOG = """\
@@ -29,28 +28,29 @@ examples:
   skyward train list
   skyward train watch my-run
   skyward train save-stop my-run --wait 600
-  skyward train abort my-run --yes        without asking
-  skyward train report out/my-run         a page of a run, by its folder
+  skyward train abort my-run --yes        do not ask for confirmation
+  skyward train report out/my-run         write a page about the run in this folder
 
-exit status: 0 it was done, 1 it was not, or not yet
+exit status: 0 success, 1 the command failed or is still pending
 from Python: skyward.training.control.find(), runs(), sweep(); skyward.training.report()
 """
 
 _WATCH_DESCRIPTION = """\
-Shows a training until it ends: on a terminal its loss curve, rates, memory and ranks (needs skyward[training]),
-elsewhere a line for each record of its log. Ctrl-C ends the watching; the training goes on.
+Follows a training until it ends. On a terminal, shows its loss curve, rates, memory and ranks (needs
+skyward[training]); elsewhere, prints a line for each record of its log. Ctrl-C stops watching, not the training.
 """
 
 _REPORT_DESCRIPTION = """\
-Writes an HTML page of a run that has ended, was killed or still runs: loss and evaluations, learning rate, rates,
-memory of each rank, norms, tables. One file, which loads nothing from anywhere.
+Writes an HTML page about a run that has ended, was killed or still runs: loss and evaluations, learning rate, rates,
+memory of each rank, norms and tables. The page is one file and loads nothing from the network.
 """
 
 _REPORT_EPILOG = """\
 examples:
   skyward train report out/my-run
   skyward train report out/my-run --out my-run.html
-  skyward train report my-job              one that still runs on this machine
+  skyward train report my-job              a run that is still active on this machine
+  skyward train report out/a out/b         several runs laid over each other
 
 from Python: skyward.training.report("out/my-run", to="my-run.html")
 """
@@ -67,47 +67,66 @@ _COMMANDS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    listing = commands.add_parser("list", help="the trainings that run", description="Lists them, oldest first.")
+    listing = commands.add_parser(
+        "list",
+        help="list running trainings",
+        description="Lists running trainings, oldest first.",
+        epilog="example: skyward train list --json",
+    )
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
 
-    status = commands.add_parser("status", help="where a training is", description="Says where a training is.")
-    status.add_argument("job", metavar="JOB", help="its id; see `skyward train list`")
+    status = commands.add_parser(
+        "status",
+        help="show the progress of a training",
+        description="Shows the progress of a training.",
+        epilog="example: skyward train status my-run",
+    )
+    status.add_argument("job", metavar="JOB", help="id of the training; see `skyward train list`")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=_status)
 
     for name, (command, what) in _COMMANDS.items():
-        own = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-        own.add_argument("job", metavar="JOB", help="its id; see `skyward train list`")
+        example = f"example: skyward train {name} my-run --wait 600"
+        own = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=example)
+        own.add_argument("job", metavar="JOB", help="id of the training; see `skyward train list`")
         own.add_argument(
             "--wait",
             type=float,
             default=_WAIT_S,
             metavar="SECONDS",
-            help=f"until it is done, at most so long ({_WAIT_S:g}); 0: not at all",
+            help=f"wait at most this long for the command to be executed; 0: do not wait (default: {_WAIT_S:g})",
         )
         if command == "abort":
-            own.add_argument("--yes", action="store_true", help="do not ask")
+            own.add_argument("--yes", action="store_true", help="do not ask for confirmation")
         own.set_defaults(run=_send, command=command)
 
     cleanup = commands.add_parser(
         "cleanup",
-        help="remove what killed trainings have left",
-        description="Removes the files of trainings whose process is dead. Those that run are left alone.",
+        help="remove files of killed trainings",
+        description="Removes the files of trainings whose process is dead. Running trainings are left alone.",
+        epilog="example: skyward train cleanup",
     )
-    cleanup.add_argument("job", metavar="JOB", nargs="?", help="only that one")
+    cleanup.add_argument("job", metavar="JOB", nargs="?", help="clean up after this training only")
     cleanup.set_defaults(run=_cleanup)
 
     watch = commands.add_parser(
         "watch",
         help="follow a training until it ends",
         description=_WATCH_DESCRIPTION,
+        epilog="example: skyward train watch my-run",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    watch.add_argument("job", metavar="JOB", help="its id; see `skyward train list`")
-    watch.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="between two looks (1)")
+    watch.add_argument("job", metavar="JOB", help="id of the training; see `skyward train list`")
+    watch.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="time between two updates (default: 1)"
+    )
     watch.set_defaults(run=_watch)
 
+    _add_report(commands)
+
+
+def _add_report(commands: _Commands) -> None:
     report = commands.add_parser(
         "report",
         help="write an HTML page of a run from its logs",
@@ -116,9 +135,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     report.add_argument(
-        "run_dir", metavar="DIR|JOB", help="the run's output_dir or logging_dir; or its id while it runs"
+        "run_dir",
+        nargs="+",
+        metavar="DIR|JOB",
+        help="the run's output_dir or logging_dir, or its id while it runs; several runs are laid over each other",
     )
-    report.add_argument("--out", metavar="FILE", help="the page (report.html in the folder)")
+    report.add_argument(
+        "--out", metavar="FILE", help="the page (report.html in the folder; comparison.html for several runs)"
+    )
     report.set_defaults(run=_report)
 
 
@@ -231,7 +255,8 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from ..training.reporting import report
 
-    print(report(_folder(arguments.run_dir), to=arguments.out))
+    first, *others = map(_folder, arguments.run_dir)
+    print(report(first, *others, to=arguments.out))
     return 0
 
 

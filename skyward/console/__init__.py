@@ -1,1 +1,1 @@
-"""What a pool shows: panel, lines, log files, and the queue in front of each sink."""
+"""Output of a pool for people: the live view, plain lines, log files, notebooks, and the queue of each sink."""

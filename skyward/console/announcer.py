@@ -1,4 +1,4 @@
-"""Events on their way to those who listen: iterators that any thread may read, and one function called in order."""
+"""Delivery of events to listeners: iterators that any thread may read, and one function that is called in order."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from collections.abc import Callable, Iterator
 from ..errors import UsageError
 from ..events import Emit, Event, EventsDropped
 
-__all__ = ["Announcer", "EventStream"]
-
 _log = logging.getLogger(__name__)
 
 _LIMIT = 10_000
-"""Events that wait for a reader; the oldest are dropped then."""
+"""Events that wait for a reader. Beyond that the oldest are dropped."""
 _LAST_WORDS_S = 5.0
-"""How long closing a pool waits for a function given as `on_event=` to take what it was not told yet."""
+"""Seconds that closing a pool waits until `on_event=` has taken the last events."""
 
 
 class EventStream(Iterator[Event]):
-    """The events of a pool from now on, as they come; it ends when the pool is closed.
+    """Iterator over the events of a pool from now on. It ends when the pool is closed.
 
-    Several threads may read one stream, and then share its events; each stream has all of them. At most `limit` events
-    wait in it: a slow reader loses the oldest, finds `EventsDropped(count=n)` in their place, and slows down nobody.
-    One that is dropped, or closed, is told nothing more.
+    Each stream gets all events. Threads that read the same stream share them. At most `limit` events wait in it: a
+    slow reader loses the oldest, finds `EventsDropped(count=n)` in their place, and delays nobody.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -36,7 +33,7 @@ class EventStream(Iterator[Event]):
         self._condition = threading.Condition()
         self._is_closed = False
         self.dropped = 0
-        """How many events this reader has lost so far."""
+        """Number of events that this reader has lost so far."""
 
     def __iter__(self) -> EventStream:
         return self
@@ -48,18 +45,18 @@ class EventStream(Iterator[Event]):
             return self._take()
 
     def get(self, timeout_s: float | None = None) -> Event | None:
-        """The next event; None: there is none within `timeout_s` seconds, or the stream has ended."""
+        """Return the next event; None if none comes within `timeout_s` seconds, or if the stream has ended."""
         with self._condition:
             self._condition.wait_for(lambda: self._events or self._is_closed, timeout_s)
             return self._take() if self._events else None
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more will come than what is in it."""
+        """Return whether no further events will arrive. Waiting events can still be read."""
         return self._is_closed
 
     def close(self) -> None:
-        """Nothing more comes; what has come can still be read. Idempotent."""
+        """Take no further events. Waiting events can still be read. Idempotent."""
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
@@ -73,7 +70,7 @@ class EventStream(Iterator[Event]):
         return self._events.popleft()
 
     def put(self, event: Event) -> None:
-        """For the announcer."""
+        """Add an event; the announcer calls it."""
         with self._condition:
             if self._is_closed:
                 return
@@ -86,13 +83,14 @@ class EventStream(Iterator[Event]):
 
 
 class Announcer:
-    """Tells every listener of one pool. Thread-safe; telling takes microseconds, blocks on nobody and raises nothing.
+    """Deliver the events of one pool to all its listeners. Thread-safe.
+
+    Delivery takes microseconds, never blocks and never raises.
 
     Args:
-        on_event: called with each event, in order, by a thread of ours. What it raises is logged once, and harms
-            nothing.
-        on_heard: called with True when the first listener comes, and with False when the last one has gone: by any
-            thread, so it must do next to nothing then.
+        on_event: called with each event, in order, in a separate thread. Its first error is logged, and ignored.
+        on_heard: called with True when the first listener arrives, and with False when the last one has gone. Any
+            thread may call it, so it must return at once.
     """
 
     def __init__(
@@ -101,7 +99,9 @@ class Announcer:
         on_heard: Callable[[bool], object] = lambda _: None,
     ) -> None:
         if on_event is not None and not callable(on_event):
-            raise UsageError(f"on_event: {on_event!r}; it is a function of one event, see skyward.events")
+            raise UsageError(
+                f"on_event={on_event!r}: must be a function; pass one that takes an event of skyward.events"
+            )
         self._function = on_event
         self._on_heard = on_heard
         self._lock = threading.Lock()
@@ -111,11 +111,11 @@ class Announcer:
 
     @property
     def is_heard(self) -> bool:
-        """Whether any reader listens. What is told often is made only then."""
+        """Return whether anybody listens. Frequent events are made only in that case."""
         return bool(self._streams)
 
     def emit(self, event: Event) -> None:
-        """An `Emit`."""
+        """Deliver an event; it is an `Emit`."""
         for own in self._own:
             own(event)
         for reference in self._streams:
@@ -126,12 +126,12 @@ class Announcer:
                 stream.put(event)
 
     def attach(self, emit: Emit) -> None:
-        """Tell this too, until the pool is closed. For parts of ours that are quick, and do without single calls."""
+        """Call this with each event until the pool is closed. For quick listeners that need no single calls."""
         with self._lock:
             self._own = (*self._own, emit)
 
     def listen(self, limit: int = _LIMIT) -> EventStream:
-        """Another reader, from now on."""
+        """Return a new reader, which gets the events from now on."""
         stream = EventStream(limit)
         with self._lock:
             was_heard = self.is_heard
@@ -141,7 +141,7 @@ class Announcer:
         return stream
 
     def _drop_gone(self) -> None:
-        """Readers that went away without a word."""
+        """Forget readers that were dropped without being closed."""
         with self._lock:
             was_heard = self.is_heard
             streams = [reference() for reference in self._streams]
@@ -151,7 +151,7 @@ class Announcer:
             self._on_heard(False)
 
     def open(self) -> None:
-        """The pool starts: begin to call `on_event`."""
+        """Begin to call `on_event`: the pool starts."""
         if self._function is not None and self._thread is None:
             stream = self.listen()
             self._thread = threading.Thread(
@@ -160,7 +160,7 @@ class Announcer:
             self._thread.start()
 
     def close(self) -> None:
-        """The pool is closed: every stream ends, and `on_event` is told what it was not told yet. Idempotent."""
+        """End every stream, and give `on_event` the events that wait: the pool is closed. Idempotent."""
         with self._lock:
             streams, self._streams, self._own = self._streams, (), ()
             thread, self._thread = self._thread, None
@@ -179,11 +179,10 @@ def _call_with_each(function: Callable[[Event], object], stream: EventStream) ->
     for event in stream:
         try:
             function(event)
-        except BaseException:  # SystemExit too: what follows is told all the same
+        except BaseException:  # SystemExit too: later events are delivered all the same
             if not has_raised:
                 has_raised = True
                 _log.exception(
-                    "the function given as on_event= raised on a %s; it is called all the same with what follows, and "
-                    "further errors are not shown:",
+                    "on_event= raised an error on a %s; it gets all later events, but further errors are not shown:",
                     type(event).__name__,
                 )

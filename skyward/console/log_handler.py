@@ -6,13 +6,13 @@ aside as soon as the program has a handler for the record: on the root logger (`
 on a child. So records are never shown twice, and a `NullHandler` on "skyward" silences them. A handler of the program
 runs in the thread that logs; it should be quick, because that thread may be one that the pool needs.
 
-What does not log, because no user configures logging there:
+Other processes and parts do not log, because no user configures logging there:
 
 - Agent, watchdog, standby, zygotes and slots (`skyward/node`): they run on a node and write to their
-  own standard error, which is the node's log file. They start before any code of the user's is imported.
-- The keeper (`skyward/engine/keeper_process.py`): a process of ours beside the client; its log file is in its folder.
+  own standard error, which is the node's log file. They start before the user's code is imported.
+- The keeper (`skyward/engine/keeper_process.py`): a separate process of the client; its log file is in its folder.
 - The commands that carry an SSH connection (`skyward/ssh/launch.py`, `skyward/ssh/pure.py`): their standard error is
-  read by the client, which raises what it says as an error.
+  read by the client, which raises it as an error.
 - `skyward` on the command line: standard error is its user interface.
 - The views of a pool (`open_console`) are made of its events; `console=False` turns them off, `on_event=` routes them.
 """
@@ -22,8 +22,6 @@ from __future__ import annotations
 import logging
 
 from .outlet import notify
-
-__all__ = ["StderrHandler", "install_handler"]
 
 _ROOT = "skyward"
 
@@ -44,7 +42,7 @@ def install_handler() -> None:
 
 
 def _is_handled_elsewhere(name: str) -> bool:
-    """Whether a record of this logger reaches a handler of the program: the way is that of `Logger.callHandlers`."""
+    """Return whether a record of this logger reaches a handler of the program, as `Logger.callHandlers` does."""
     logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
         if any(not isinstance(handler, StderrHandler) for handler in logger.handlers):

@@ -1,8 +1,9 @@
-"""How the output of calls is shown or kept here: one line as it comes, with its origin."""
+"""Output of calls on this side: each line is printed or kept as it comes, with its origin."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import itertools
 import os
 import re
@@ -19,31 +20,53 @@ from ..core.signatures import checked_options
 from ..errors import UsageError
 from ..values.machine import LogLine, LogSink
 from .outlet import Outlet, write_text
-
-__all__ = ["LogLines", "LogFiles", "print_lines", "shows_colour"]
+from .style import Style, has_many_colours
 
 _MAX_OPEN = 64
-"""Files that are held open; a gang of a thousand ranks has more."""
+"""Open files at most; a gang of a thousand ranks has more."""
 _LONGEST_NAME = 80
 
 
+class Part(enum.Enum):
+    """Kinds of lines. A progress bar is one line that its task overwrites."""
+
+    LINE = "line"
+    STATE = "state of a progress bar"
+    LAST_STATE = "last state of a progress bar, which was shown already"
+
+
 class LogLines:
-    """Where the lines of a pool's calls go. Each sink has an outlet, so one that stalls holds up nothing else."""
+    """Sinks of the lines of a pool's calls. Each has an outlet of its own, so a sink that stalls delays no other.
+
+    Args:
+        logs: as `ComputePool` takes it, but not False.
+        others: further sinks, such as the file that `skyward logs` reads.
+    """
 
     def __init__(self, logs: bool | LogSink, *others: LogSink) -> None:
-        """`logs` as `ComputePool` takes it, not False; `others`: further sinks of ours."""
+        self.shows_progress: Callable[[], bool] = bool
+        """Whether a console shows the states of progress bars in place now, so that they need not be printed."""
+        self.before_printing: Callable[[], object] = bool
+        """Called before lines are printed, by the thread that prints."""
         sinks: list[Outlet[LogLine]] = []
         if type(logs) is LogFiles:  # not a subclass, whose `__call__` may be its own
             sinks.append(_outlet(_each(logs.keep)))
         elif callable(logs):
             sinks.append(_outlet(_each(logs), batch=1))
         if logs is True or (type(logs) is LogFiles and logs.echoes):
-            sinks.append(_outlet(print_lines))
+            self._printed: Outlet[LogLine] | None = _outlet(self._print)
+        else:
+            self._printed = None
         self._outlets = [*sinks, *(_outlet(_each(other)) for other in others)]
 
-    def put(self, line: LogLine) -> Callable[[], None]:
-        """Queue a line without waiting. What this returns waits until the line was written, or its reader stalls."""
-        written = [partial(outlet.wait, outlet.put(line)) for outlet in self._outlets]
+    def put(self, line: LogLine, part: Part = Part.LINE) -> Callable[[], None]:
+        """Queue a line without waiting. Returns a function that waits until it was written, or its reader stalls."""
+        outlets = [*self._outlets] if part is not Part.LAST_STATE else []
+        # A state is printed, or shown in place. In the second case its last one is printed, so that it stays.
+        is_in_place = part is not Part.LINE and self.shows_progress()
+        if self._printed is not None and is_in_place is (part is Part.LAST_STATE):
+            outlets.append(self._printed)
+        written = [partial(outlet.wait, outlet.put(line)) for outlet in outlets]
 
         def wait() -> None:
             for is_written in written:
@@ -51,9 +74,13 @@ class LogLines:
 
         return wait
 
+    def _print(self, lines: list[LogLine]) -> None:
+        self.before_printing()
+        print_lines(lines)
+
     def flush(self) -> None:
-        """Wait until every line was written; not for long where a reader has stalled."""
-        for outlet in self._outlets:
+        """Wait until every line was written, or until a reader has stalled for a while."""
+        for outlet in [*self._outlets, *filter(None, [self._printed])]:
             outlet.flush()
 
 
@@ -75,21 +102,21 @@ def _each(sink: LogSink) -> Callable[[list[LogLine]], None]:
 
 
 def print_lines(lines: list[LogLine]) -> None:
-    """Write to this process's sys.stdout and sys.stderr of the moment, which a notebook or a test replaces."""
+    """Write to the present sys.stdout and sys.stderr, which a notebook or a test may have replaced."""
     for name, group in itertools.groupby(lines, lambda line: line.stream):
         stream = sys.stdout if name == "stdout" else sys.stderr
         has_colour = shows_colour(stream)
-        write_text(stream, "".join(_shown(line, has_colour) for line in group))
+        style = Style(has_colour=has_colour, has_many_colours=has_colour and has_many_colours())
+        write_text(stream, "".join(_shown(line, style) for line in group))
 
 
-def _shown(line: LogLine, has_colour: bool) -> str:
+def _shown(line: LogLine, style: Style) -> str:
     origin = f"node {line.node}" if line.rank is None else f"node {line.node} rank {line.rank}"
-    begin, end = ("\x1b[2m", "\x1b[0m") if has_colour else ("", "")
-    return f"{begin}[{origin}]{end} {line.text}\n"
+    return f"{style.paint_node(f'[{origin}]', line.node)} {line.text}\n"
 
 
 def shows_colour(stream: TextIO | None) -> bool:
-    """Whether it is a terminal that shows faint text as such, and nobody said no (see no-color.org)."""
+    """Return whether the stream is a terminal with colours, and NO_COLOR is not set (see no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
     try:
@@ -100,18 +127,21 @@ def shows_colour(stream: TextIO | None) -> bool:
 
 @checked_options
 class LogFiles:
-    """Keeps the output of calls in files, one for each rank of a gang: `ComputePool(..., logs=sky.LogFiles("logs"))`.
+    """Keep the output of calls in files, one for each rank of a gang: `ComputePool(..., logs=sky.LogFiles("logs"))`.
 
-        logs/train-3/rank-0.log              what rank 0 of call 3, `train`, wrote; both streams, as the lines came
-        logs/train-3/rank-0.restart-1.log    the same rank, after the gang was started again
-        logs/node-0.log                      what plain calls wrote on node 0, each line with the call's name
+        logs/train-3/rank-0.log              both streams of rank 0 of call 3, `train`, in the order of the lines
+        logs/train-3/rank-0.restart-1.log    the same rank, after the gang was restarted
+        logs/node-0.log                      output of plain calls on node 0, each line with the name of its call
 
-    Files are appended to, and made with their folders when there is something to write. Thread-safe. The pool closes
-    them; a line that comes later opens its file again.
+    Lines are appended. A file and its folders are created with its first line. Thread-safe. The pool closes the
+    files; a later line opens its file again.
 
     Args:
-        folder: where; relative to the working folder of this moment.
-        echo: whether the lines are printed here too, as they are with `logs=True`.
+        folder: path of the folder; a relative one starts at the present working folder.
+        echo: whether the lines are printed as well, as with `logs=True`.
+
+    Raises:
+        UsageError: `folder` is not a path.
 
     Example:
         >>> LogFiles("logs", echo=False)
@@ -120,7 +150,7 @@ class LogFiles:
 
     def __init__(self, folder: str | os.PathLike[str], *, echo: bool = True) -> None:
         if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise UsageError(f"folder: {folder!r}; it is the path of a folder")
+            raise UsageError(f"folder={folder!r}: must be a path; pass the path of a folder, such as 'logs'")
         self._given = os.fspath(folder)
         self._folder = os.path.abspath(os.path.expanduser(folder))
         self.echoes = echo
@@ -128,13 +158,13 @@ class LogFiles:
         self._lock = threading.Lock()
 
     def __call__(self, line: LogLine) -> None:
-        """Keep the line, and print it if `echo`."""
+        """Keep a line, and print it if `echo` is set."""
         self.keep(line)
         if self.echoes:
             print_lines([line])
 
     def keep(self, line: LogLine) -> None:
-        """Write the line to its file."""
+        """Write a line to its file."""
         text = line.text if line.rank is not None else f"[{line.task}] {line.text}"
         with self._lock:
             file = self._file(self.path(line))
@@ -142,7 +172,7 @@ class LogFiles:
             file.flush()
 
     def path(self, line: LogLine) -> str:
-        """Of the file that the line goes to."""
+        """Return the path of the file that a line belongs to."""
         if line.rank is None:
             return os.path.join(self._folder, f"node-{line.node}.log")
         again = f".restart-{line.restart_count}" if line.restart_count else ""
@@ -161,10 +191,10 @@ class LogFiles:
         return file
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the files. Idempotent."""
         with self._lock:
             while self._files:
-                with contextlib.suppress(OSError):  # the disk is full: the write that failed was reported
+                with contextlib.suppress(OSError):  # the disk is full; the failed write was reported before
                     self._files.popitem()[1].close()
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Outlets: everything written for the user goes through a thread of its own behind a bounded queue.
+"""Outlets: a bounded queue and a thread in front of every place that output for the user goes to.
 
-A terminal can stall at any moment (Ctrl-S, `| less`, a log shipper that hangs), and so can a function or a disk of the
-user's. The engine must not wait for them: `put` never blocks, and when the reader falls behind, the oldest items are
-dropped and counted. Callers who want to see an item before they go on `wait` for it, and every wait has an end.
+A terminal can stall at any moment (Ctrl-S, `| less`, a log shipper that hangs). So can the user's functions and disks.
+The engine must not wait for them. `put` never blocks; when the reader falls behind, the oldest items are dropped and
+counted. A caller that needs an item to be written first can `wait` for it, and every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from typing import Any, Generic, TextIO, TypeVar
 
 from ..core.printable import printable_lines
 
-__all__ = ["Outlet", "notify", "notices", "write_text"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 _LIMIT_CHARACTERS = 16 << 20
-"""Text that waits in an outlet. A burst of 100,000 lines fits; more than that at once is more than anyone reads."""
+"""Text that waits in an outlet at most. A burst of 100,000 lines fits; nobody reads more than that at once."""
 _OVERHEAD = 200
-"""Characters that an item counts beyond its text, so that empty lines are bounded too."""
+"""Characters that each item counts besides its text, so that empty lines are bounded, too."""
 _STALLED_S = 0.5
 """Seconds without progress after which callers stop waiting for a reader."""
 _SLOW_S = 2.0
-"""Seconds that a caller waits at most, even for a reader that makes progress."""
+"""Seconds that a caller waits at most, even if the reader makes progress."""
 _LAST_WORDS_S = 3.0
-"""Seconds without progress after which `flush` gives up: a pool that closes tries longer."""
+"""Seconds without progress after which `flush` gives up. A pool that closes tries longer than a call."""
 _LONGEST_FLUSH_S = 30.0
 _IDLE_S = 0.5
-"""Seconds after which a thread with nothing to do ends; the next item starts another."""
+"""Seconds after which an idle thread ends; the next item starts another one."""
 _PIECE = 1800
-"""Bytes. A terminal takes up to 2048 in one piece, and between two pieces others may write, such as the console. A pipe
-that polls as writable takes them without blocking."""
+"""Bytes of one write. A terminal takes up to 2048 at once, and others, such as the console, may write between two
+writes. A pipe that polls as writable takes them without blocking."""
 
 _outlets: weakref.WeakSet[Outlet[Any]] = weakref.WeakSet()
 
 
 class Outlet(Generic[T]):
-    """A bounded queue and the thread that hands its items to a sink, in order. Thread-safe.
+    """Bounded queue with a thread that hands its items to a sink, in order. Thread-safe.
 
-    The sink may block for as long as it likes. If it raises, the error is logged once and the sink gets nothing more.
+    The sink may block for any time. If it raises, the error is logged once, and the sink gets nothing more.
 
     Args:
         sink: called with the next items, at most `batch` at a time.
-        size: characters of an item.
-        dropped: makes the item that says how many were dropped; it gets the oldest item that is left.
-        label: what to call the sink in the report of its error.
+        size: return the characters of an item.
+        dropped: make the item that reports a number of dropped ones; it also gets the oldest item that is left.
+        label: name of the sink in reports of its errors.
+        batch: items in one call of the sink at most.
+        limit: characters that wait at most.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Outlet(Generic[T]):
         _outlets.add(self)
 
     def _forget(self) -> None:
-        """Start empty; after a fork too, where the thread and the holder of the lock are not here."""
+        """Reset the queue. A forked child needs it: the thread, and the holder of the lock, stay in the parent."""
         self._condition = threading.Condition()
         self._items: deque[T] = deque()
         self._characters = 0
@@ -115,26 +115,26 @@ class Outlet(Generic[T]):
         thread = threading.Thread(target=self._run, name="skyward-outlet", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no more threads: the next item tries again
+        except RuntimeError:  # no thread to be had; the next item tries again
             return
         self._thread = thread
 
     def wait(self, number: int) -> bool:
-        """Wait until item `number` was written. False: the reader has stalled or is slow."""
+        """Wait until item `number` was written. Returns False if the reader has stalled or is slow."""
         return self._out >= number or self._wait(number, _STALLED_S, _SLOW_S, self._moved_at)
 
     def flush(self) -> bool:
-        """Wait longer, until everything was written. False: the reader has stalled, and what is left may never be."""
+        """Wait until everything was written, longer than `wait` does. Returns False if the reader has stalled."""
         return self._wait(self._put, _LAST_WORDS_S, _LONGEST_FLUSH_S, time.monotonic())
 
     def _wait(self, number: int, stalled_s: float, longest_s: float, moved_at: float) -> bool:
         if threading.current_thread() is self._thread:
-            return False  # the sink itself asks
+            return False  # the sink itself waits, and would wait for itself
         began = time.monotonic()
         with self._condition:
             while self._out < number:
                 if self._thread is None:
-                    return False  # there was none to be had
+                    return False  # no thread could be started
                 last = max(moved_at, self._moved_at)
                 left_s = min(began + longest_s, last + stalled_s) - time.monotonic()
                 if left_s <= 0:
@@ -153,7 +153,7 @@ class Outlet(Generic[T]):
                 self._fail(error)
 
     def _next(self) -> list[T]:
-        """The next items, and the end of those before; nothing: the thread ends."""
+        """Count the last items as written, and return the next ones. An empty list ends the thread."""
         with self._condition:
             self._moved_at = time.monotonic()
             self._out = self._put - len(self._items)
@@ -185,10 +185,10 @@ class Outlet(Generic[T]):
 
 
 def write_text(stream: TextIO | None, text: str) -> None:
-    """Write to a stream that may stall, without holding its lock while it does.
+    """Write to a stream that may stall, without holding its lock meanwhile.
 
-    A blocking write would keep the lock of sys.stdout's buffer, and the user's own `print` would then wait for that
-    lock, where Ctrl-C cannot interrupt it. So pipes and terminals are polled, and get small pieces.
+    A blocking write holds the lock of the buffer of sys.stdout. The user's own `print` then waits for that lock, and
+    Ctrl-C cannot interrupt it. So pipes and terminals are polled, and get small pieces.
     """
     try:
         if stream is None or (fd := _pollable(stream)) < 0:
@@ -198,9 +198,9 @@ def write_text(stream: TextIO | None, text: str) -> None:
         for piece in _pieces(text):
             _wait_writable(fd)
             if not stream.line_buffering:
-                stream.flush()  # a pipe or a file: what was printed before stays in front
-            # Not `stream.write`: before Python 3.12.4 it loses what another thread prints meanwhile (gh-119506), and it
-            # may come between a line that the user prints and its end, which are two writes.
+                stream.flush()  # a pipe or a file: earlier prints stay in front
+            # `stream.write` was tried: before Python 3.12.4 it loses prints of other threads (gh-119506). It may also
+            # come between a line that the user prints and its newline, since these are two writes.
             stream.buffer.write(piece.encode(stream.encoding, stream.errors or "strict"))
             stream.buffer.flush()
     except (OSError, ValueError, AttributeError):  # closed by the user; there is nowhere to say so
@@ -208,7 +208,7 @@ def write_text(stream: TextIO | None, text: str) -> None:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Whole lines, as many as fit into one piece; longer ones are cut."""
+    """Cut a text into pieces of whole lines; only longer lines are cut themselves."""
     size = _PIECE if text.isascii() else _PIECE // 4
     start = 0
     while start < len(text):
@@ -220,7 +220,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _pollable(stream: TextIO | None) -> int:
-    """The descriptor of a stream that is nothing but a file, else -1: a notebook's, a test's capture."""
+    """Return the descriptor of a plain file; -1 for other streams, such as those of notebooks and tests."""
     try:
         return stream.fileno() if isinstance(stream, io.TextIOWrapper) else -1
     except (OSError, ValueError):
@@ -240,11 +240,11 @@ def _write_notices(texts: list[str]) -> None:
 notices = Outlet(
     _write_notices, size=len, dropped=lambda count, _: f"skyward: {count} messages were dropped here\n", label="stderr"
 )
-"""Our own messages to the user, on standard error."""
+"""Messages of skyward to the user, on standard error."""
 
 
 def notify(text: str) -> int:
-    """Tell the user something, without waiting for the terminal. Returns its number in `notices`."""
+    """Print a message for the user without waiting for the terminal. Returns its number in `notices`."""
     return notices.put(f"skyward: {printable_lines(text)}\n")
 
 
@@ -254,7 +254,7 @@ def _forget_all_in_child() -> None:
 
 
 def _flush_all() -> None:
-    """At the end of the process: a pool may end with it, and its outlets have threads that end then."""
+    """Write everything at the end of the process: a pool may end with it, and the threads of its outlets, too."""
     for outlet in list(_outlets):
         outlet.flush()
 

@@ -1,101 +1,82 @@
-"""A pool as a few lines of a terminal: pure, from its state, a width and a time."""
+"""Frames of the live view: a pool as a few lines of a terminal. Pure: a state, a width and a time give a frame."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from ..core.printable import printable
+from ..core.printable import printable, printable_lines
 from ..events import NodeUsage
+from .activity import Counts, NodeWork, Progress
 from .state import NodeState, PoolState
-from .words import columns, duration, fitted, usd
-
-__all__ = ["Counts", "Style", "panel_lines", "status_line"]
+from .style import Style
+from .words import calls_summary, columns, duration, fitted, rate, usd
 
 _BAR = 6
-_LABEL = 24
+_LONG_BAR = 20
+_NARROW = 72
+"""Columns below which labels and bars are shorter."""
+_LABEL, _SHORT_LABEL = 26, 18
 """Columns of what a node does, in front of how busy it is."""
+_LEAST_PROGRESS = 34
+"""Columns that a progress line gets before the load of its node is shown beside it."""
+_MOST_PROGRESS_ROWS = 3
+_INDENT = 8
+_ALWAYS_SINCE_S = 1.0
+"""Seconds that a call takes before its row says how long it has run; calls that are shorter would make it flicker."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Of calls: `busy` of all slots have one; `queued` wait; `ended` and `failed` so far."""
-
-    slots: int
-    busy: int
-    queued: int
-    ended: int
-    failed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Style:
-    """What the terminal can show."""
-
-    has_colour: bool = True
-    has_unicode: bool = True
-
-    def paint(self, text: str, *codes: int) -> str:
-        """The text in a rendition of ECMA-48 (1 bold, 2 faint, 31.. colours)."""
-        if not self.has_colour or not text:
-            return text
-        return f"\x1b[{';'.join(map(str, codes))}m{text}\x1b[0m"
-
-    @property
-    def rule(self) -> str:
-        return "─" if self.has_unicode else "-"
-
-    @property
-    def dot(self) -> str:
-        return " · " if self.has_unicode else " | "
-
-    @property
-    def ellipsis(self) -> str:
-        return "…" if self.has_unicode else "..."
-
-    def bar(self, part: float) -> str:
-        full = round(min(1.0, max(0.0, part)) * _BAR)
-        filled, rest = ("━", "─") if self.has_unicode else ("#", "-")
-        return self.paint(filled * full, 36) + self.paint(rest * (_BAR - full), 2)
-
-    def mark(self, state: str) -> str:
-        unicode, ascii_, *codes = _MARKS[state]
-        return self.paint(str(unicode if self.has_unicode else ascii_), *(int(code) for code in codes))
-
-
-_MARKS: dict[str, tuple[str | int, ...]] = {
-    "waiting": ("○", "o", 2),
-    "coming": ("◐", "o", 33),
-    "ready": ("●", "*", 32),
-    "cut": ("◌", "?", 33),
-    "failed": ("✗", "x", 31),
-    "lost": ("✗", "x", 31),
-    "gone": ("○", ".", 2),
-}
 _INTERESTING = ("failed", "lost", "cut", "coming", "waiting", "gone", "ready")
+_IDLE = NodeWork(calls=(), since=0.0)
+
+
+def panel_height(pool: PoolState, counts: Counts | None) -> int:
+    """Return how many lines the pool would fill if the terminal had room for all of them."""
+    progress = len(counts.progress) if counts is not None else 0
+    return len(pool.nodes) + 2 + min(progress, _MOST_PROGRESS_ROWS)
 
 
 def panel_lines(
-    pool: PoolState, counts: Counts | None, *, width: int, height: int, now: float, style: Style
+    pool: PoolState,
+    counts: Counts | None,
+    *,
+    width: int,
+    height: int,
+    now: float,
+    style: Style,
+    work: Mapping[int, NodeWork] | None = None,
 ) -> list[str]:
-    """Exactly `height` lines (3 at least), none wider than `width`."""
-    room = height - 2
+    """Return exactly `height` lines (3 at least), none wider than `width`.
+
+    Args:
+        pool: state of the pool and its nodes.
+        counts: calls that wait and run; None if unknown.
+        width: columns of the terminal.
+        height: rows that the panel fills, >= 3.
+        now: seconds since the epoch.
+        style: colours, or none.
+        work: calls of each busy node, by its number; see `WorkTracker`.
+    """
+    maps = () if counts is None else counts.progress[-_MOST_PROGRESS_ROWS:]
+    maps = maps[: max(0, height - 3 - (len(pool.nodes) > 1))]
+    room = height - 2 - len(maps)
     nodes = sorted(pool.nodes.items())
     hidden: list[tuple[int, NodeState]] = []
     if len(nodes) > room:
         by_interest = sorted(nodes, key=lambda item: (_INTERESTING.index(item[1].state), item[0]))
         nodes, hidden = sorted(by_interest[: room - 1]), by_interest[room - 1 :]
     lines = [_title(pool, width, now, style)]
-    lines += [_node_line(number, node, width, now, style) for number, node in nodes]
+    for number, node in nodes:
+        lines.append(_node_line(number, node, (work or {}).get(number, _IDLE), pool, width, now, style))
     if hidden:
         ready = sum(node.state == "ready" for _, node in hidden)
         many = f"and {len(hidden)} more" if nodes else f"{len(hidden)} nodes"
         lines.append(style.paint(fitted(f"    {many}, {ready} of them ready", width), 2))
+    lines += [progress_line(progress, width, now, style) for progress in maps]
     lines += [""] * (height - 1 - len(lines))
     return [*lines, _calls(pool, counts, width, style)]
 
 
 def status_line(pool: PoolState, now: float) -> str:
-    """The pool in one line, for a notebook."""
+    """Return the pool in one line, for a notebook."""
     parts = [f"{pool.provider}, {len(pool.nodes)} node{'s' if len(pool.nodes) != 1 else ''}"]
     if pool.ready_s is None:
         phases = sorted({node.phase for node in pool.nodes.values() if node.phase and node.state == "coming"})
@@ -112,7 +93,42 @@ def status_line(pool: PoolState, now: float) -> str:
         parts.append(f"{usd(spent)} so far" if not pool.is_closed else f"cost {usd(spent)}")
     if pool.is_closed:
         parts.append("closed")
+        if calls := calls_summary(pool.calls, pool.failed):
+            parts.append(calls)
     return printable(f"{pool.name}: " + " · ".join(parts))
+
+
+def progress_line(progress: Progress, width: int, now: float, style: Style, *, indent: int = _INDENT) -> str:
+    """Return a map or a group in one line: its name, count, bar, rate and the time left, as far as there is room."""
+    is_narrow = width < _NARROW
+    name = fitted(printable(progress.name), _SHORT_LABEL if is_narrow else _LABEL, style.ellipsis)
+    text = " " * indent + name + " " * (max(0, (_SHORT_LABEL if is_narrow else _LABEL) - columns(name)) + 1)
+    done, seconds = progress.done, progress.seconds(now)
+    cells: list[tuple[str, str]] = []
+    """(plain, as shown)"""
+    if progress.total is None:
+        cells.append(_same(f"{done:,} done"))
+    else:
+        part = done / progress.total if progress.total else 1.0
+        size = _LONG_BAR if not is_narrow else _LONG_BAR // 2
+        cells.append(_same(f"{done:,} of {progress.total:,}"))
+        cells.append(("#" * size + f" {part:4.0%}", f"{style.bar(part, size)} {part:4.0%}"))
+    if progress.ended is not None:
+        cells.append(_same(f"in {duration(seconds)}"))
+    elif (left_s := progress.left_s(now)) is not None:
+        cells.append(_same(f"{duration(left_s)} left"))
+    if done and seconds > 0:
+        cells.append(_same(rate(progress.rate(now))))
+    used = columns(text)
+    for plain, shown in cells:
+        if used + columns(plain) > width:
+            break
+        text, used = f"{text}{shown}  ", used + columns(plain) + 2
+    return text.rstrip(" ") if used <= width + 2 else fitted(text, width, style.ellipsis)
+
+
+def _same(text: str) -> tuple[str, str]:
+    return text, text
 
 
 def _title(pool: PoolState, width: int, now: float, style: Style) -> str:
@@ -126,7 +142,7 @@ def _title(pool: PoolState, width: int, now: float, style: Style) -> str:
     rule = style.rule
     name = fitted(printable(pool.name), max(4, width - 12), style.ellipsis)
     used = columns(name) + 8 + 3
-    if used + columns(right) + 3 > width:  # what it costs is worth more than where it is
+    if used + columns(right) + 3 > width:  # the cost is worth more than the place
         right = facts[0]
     if used + columns(about) + 3 + columns(right) > width:
         about = ""
@@ -149,18 +165,17 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _node_line(number: int, node: NodeState, width: int, now: float, style: Style) -> str:
-    begin = f"  {style.mark(node.state)} {number:>2}  "
-    room = width - 8
-    doing = printable(_doing(node, now))
-    if node.state == "ready" and node.usage is not None:
-        room = min(room, _LABEL)
-        doing = fitted(doing, room, style.ellipsis)
-        usage = _usage(node.usage, width - 8 - _LABEL - 1, style)
-        return begin + style.paint(doing, 2) + " " * (_LABEL - columns(doing) + 1) + usage
+# Nodes ---------------------------------------------------------------------------------------------------------------
+
+
+def _node_line(
+    number: int, node: NodeState, work: NodeWork, pool: PoolState, width: int, now: float, style: Style
+) -> str:
+    begin = f"  {style.mark(node.state)} {style.paint_node(f'{number:>2}', number)}  "
+    room = width - _INDENT
     if node.state == "ready":
-        return begin + style.paint(fitted(doing, room, style.ellipsis), 2)
-    text = fitted(doing, room, style.ellipsis)
+        return begin + _ready(node, work, room, now, style, shows_usage=not pool.is_one_machine)
+    text = fitted(printable(_doing(node, now)), room, style.ellipsis)
     left = room - columns(text) - 2
     detail = printable(node.detail) or (_trail(node, left, style) if node.state == "coming" else "")
     if detail and left > 8:
@@ -169,8 +184,50 @@ def _node_line(number: int, node: NodeState, width: int, now: float, style: Styl
     return begin + text
 
 
+def _ready(node: NodeState, work: NodeWork, room: int, now: float, style: Style, *, shows_usage: bool) -> str:
+    """Return the row of a node that takes calls: its call, the call's progress line, and how busy the machine is."""
+    progress = printable_lines(work.progress).replace("\t", " ").strip()  # the spaces of a bar keep its width
+    usage = node.usage if shows_usage else None
+    label = _label(node, work, now, style)
+    size = room
+    if progress or usage is not None:
+        size = min(room, _SHORT_LABEL if room < _NARROW - _INDENT else _LABEL)
+    label = fitted(label, size, style.ellipsis)
+    row = style.paint(label, 2) if not work.calls else label
+    left = room - size - 1
+    if left <= 8:
+        return row
+    row += " " * (size - columns(label) + 1)
+    if not progress:
+        return (row + (_usage(usage, left, style) if usage is not None else "")).rstrip(" ")
+    load = _usage(usage, left - _LEAST_PROGRESS - 2, style) if usage is not None else ""
+    used = columns(_usage(usage, left - _LEAST_PROGRESS - 2, _PLAIN)) if usage is not None else 0
+    if not load:
+        return row + fitted(progress, left, style.ellipsis)
+    text = fitted(progress, left - used - 2, style.ellipsis)
+    return row + text + " " * (left - used - columns(text)) + load
+
+
+def _label(node: NodeState, work: NodeWork, now: float, style: Style) -> str:
+    if node.detail:  # such as a machine that its provider takes back soon
+        return printable(node.detail)
+    if not work.calls:
+        return f"idle, {printable(node.instance_type)}" if node.instance_type else "idle"
+    names = [f"{name} {style.times}{count}" if count > 1 else name for name, count in work.calls]
+    text = printable(", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else ""))
+    seconds = now - work.since
+    if seconds < _ALWAYS_SINCE_S:
+        return text
+    since = _whole(seconds)
+    return f"{fitted(text, _LABEL - columns(since) - 1, style.ellipsis)} {since}"
+
+
+def _whole(seconds: float) -> str:
+    return duration(float(int(seconds))).replace(".0 s", " s")
+
+
 def _trail(node: NodeState, room: int, style: Style) -> str:
-    """The phases that it is through, as many of the last ones as there is room for."""
+    """Return the phases that the node is through, as many of the last ones as there is room for."""
     shown = ""
     for phase, seconds in reversed(node.phases):
         longer = f"{printable(phase)} {duration(seconds)}" + (style.dot + shown if shown else "")
@@ -181,14 +238,12 @@ def _trail(node: NodeState, room: int, style: Style) -> str:
 
 
 def _doing(node: NodeState, now: float) -> str:
-    since = duration(float(int(now - node.since))).replace(".0 s", " s")
+    since = _whole(now - node.since)
     match node.state:
         case "waiting":
             return "waiting"
         case "coming":
             return f"{node.phase} {since}"
-        case "ready":
-            return f"{node.instance_type or 'ready'}, {duration(node.took_s)}"
         case "cut":
             return f"connection cut for {since}"
         case "failed":
@@ -198,9 +253,12 @@ def _doing(node: NodeState, now: float) -> str:
     return "ended"
 
 
+_PLAIN = Style(has_colour=False)
+
+
 def _usage(usage: NodeUsage, room: int, style: Style) -> str:
-    """As much as there is room for: the processors, the memory, the devices."""
-    cells = [
+    """Return as much as there is room for: the processors, the devices, the memory of both."""
+    cells: list[tuple[str, float | None]] = [
         (f"cpu {usage.cpu:4.0%} ", usage.cpu),
         (f"mem {_gib(usage.memory_used_gib, usage.memory_gib)} ", None),
     ]
@@ -216,7 +274,7 @@ def _usage(usage: NodeUsage, room: int, style: Style) -> str:
         size = columns(text) + (_BAR + 1 if part is not None else 0)
         if size > room:
             break
-        shown += text + (style.bar(part) + " " if part is not None else "")
+        shown += text + (style.bar(part, _BAR) + " " if part is not None else "")
         room -= size
         shown, room = (shown + " ", room - 1) if room > 0 else (shown, room)
     return shown.rstrip(" ")
@@ -226,17 +284,28 @@ def _gib(used: float, total: float) -> str:
     return f"{used:.1f}/{total:.0f} GiB" if total < 100 else f"{used:.0f}/{total:.0f} GiB"
 
 
+# Calls ---------------------------------------------------------------------------------------------------------------
+
+
 def _calls(pool: PoolState, counts: Counts | None, width: int, style: Style) -> str:
+    indent = " " * _INDENT
     if counts is None:
         missing = len(pool.nodes) - pool.ready
         text = f"waiting for {missing} of {len(pool.nodes)} nodes" if pool.ready_s is None else "closing"
-        return style.paint(fitted(f"       {text}", width, style.ellipsis), 2)
+        return style.paint(fitted(indent + text, width, style.ellipsis), 2)
     parts = [f"{counts.busy} of {counts.slots} slot{'s' if counts.slots != 1 else ''} busy"]
     if counts.queued:
         parts.append(f"{counts.queued:,} queued")
-    parts.append(f"{counts.ended - counts.failed:,} call{'s' if counts.ended - counts.failed != 1 else ''} done")
-    text = fitted(f"       {style.dot.join(parts)}", width, style.ellipsis)
+    done = counts.ended - counts.failed
+    parts.append(f"{done:,} call{'s' if done != 1 else ''} done")
+    text = fitted(f"{indent}{style.dot.join(parts)}", width, style.ellipsis)
+    used = columns(text)
     failed = f"{style.dot}{counts.failed:,} failed" if counts.failed else ""
-    if failed and columns(text) + columns(failed) <= width:
-        return text + style.paint(failed, 31)
-    return text
+    if failed and used + columns(failed) <= width:
+        text, used = text + style.paint(failed, 31), used + columns(failed)
+    usage = pool.machine_usage
+    if usage is None:
+        return text
+    room = width - used - 3
+    load = columns(_usage(usage, room, _PLAIN))
+    return text + " " * (width - used - load - 2) + _usage(usage, room, style) if load else text

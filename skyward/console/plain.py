@@ -1,31 +1,28 @@
-"""A pool in plain lines: its start, each phase once all nodes are through it, ready, what fails, its end."""
+"""Plain lines about a pool: its start, each phase that all nodes are through, problems, its end."""
 
 from __future__ import annotations
 
 from .. import events as told
 from ..core.printable import printable
-from .state import PoolState
+from .state import PoolState, closing_words
 from .words import duration, fitted, usd
 
-__all__ = ["PlainLines"]
-
-
 _LONGEST_REASON = 200
-"""Columns of a reason."""
+"""Columns of a reason at most."""
 
 
 class PlainLines:
-    """Lines for a log file or a pipe. `is_quiet`: only what goes wrong, for pools that start in a moment."""
+    """Lines for a log file or a pipe. `is_quiet` leaves only problems, for pools that start in a moment."""
 
     def __init__(self, name: str, *, is_quiet: bool) -> None:
         self._state = PoolState(name)
         self._is_quiet = is_quiet
         self._retried: set[int] = set()
-        """Nodes of which a retry was told."""
+        """Nodes whose first retry was reported."""
         self._ended: dict[str, dict[int, told.PhaseEnded]] = {}
 
     def take(self, event: told.Event) -> list[str]:
-        """What there is to say of it."""
+        """Return the lines for an event."""
         self._state.take(event)
         text = self._failure(event) or ("" if self._is_quiet else self._progress(event))
         return [printable(f"{self._state.name}: {text}")] if text else []
@@ -34,11 +31,11 @@ class PlainLines:
         match event:
             case told.PhaseFailed():
                 what = f"{event.phase} failed after {duration(event.seconds)}"
-                # The error that is raised, or told later, has all of it.
+                # The error that is raised later has the whole reason.
                 return f"node {event.node}: {what}: {fitted(printable(event.reason), _LONGEST_REASON)}"
             case told.NodeLost():
                 why = f": {event.reason}" if event.reason else ""
-                then = "; another one is being made" if event.will_be_replaced else "; nothing takes its place"
+                then = "; a replacement is on its way" if event.will_be_replaced else "; it is not replaced"
                 return f"node {event.node} was lost{why}{then}"
             case told.NodeReplaced():
                 return f"node {event.node} was replaced after {duration(event.seconds)}"
@@ -49,7 +46,7 @@ class PlainLines:
             case told.BudgetWarning():
                 return (
                     f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; "
-                    f"the pool is closed in {duration(event.seconds_left)}"
+                    f"the pool closes in {duration(event.seconds_left)}"
                 )
             case told.PoolClosed() if event.reason:
                 return self._early_end(event)
@@ -58,7 +55,7 @@ class PlainLines:
     def _early_end(self, event: told.PoolClosed) -> str:
         if self._state.ready_s is not None:
             return f"closed after {duration(event.seconds)}: {event.reason}"
-        # A start that fails raises; saying why twice helps nobody.
+        # A start that fails raises its reason, so it is left out here.
         return "" if self._is_quiet else f"did not start, closed after {duration(event.seconds)}"
 
     def _progress(self, event: told.Event) -> str:
@@ -77,27 +74,25 @@ class PlainLines:
                 cost = f", {usd(price)} per hour" if price else ""
                 return f"ready after {duration(event.seconds)}: {_nodes(len(self._state.nodes))}{cost}"
             case told.PoolClosed():
-                spent = self._state.spent_usd(event.at)
-                cost = f", cost {usd(spent)} by the prices of its offers" if spent else ""
-                return f"closed after {duration(event.seconds)}{cost}"
+                return closing_words(self._state, event.at)
         return ""
 
     def _is_news(self, event: told.PhaseOutput) -> bool:
-        """Whether it is the first retry of a host of the user's own; a rented machine that boots always needs some."""
+        """Return whether this is the first retry of a host of the user. A rented machine retries while it boots."""
         node = self._state.nodes[event.node]
         is_first = event.node not in self._retried
         self._retried.add(event.node)
         return is_first and not node.instance_type
 
     def _phase(self, event: told.PhaseEnded) -> str:
-        """One line for all nodes: sixty-four of them would else say six times sixty-four."""
+        """Return one line for all nodes. Sixty-four nodes with six phases would otherwise fill the log."""
         ended = self._ended.setdefault(event.phase, {})
         ended[event.node] = event
         if len(ended) < len(self._state.nodes):
             return ""
         del self._ended[event.phase]
         if all(one.was_ready for one in ended.values()):
-            return f"{event.phase}: there already"
+            return f"{event.phase}: already there"
         slowest = max(ended.values(), key=lambda one: one.seconds)
         which = f" (node {slowest.node}, the slowest)" if len(ended) > 1 else ""
         return f"{event.phase}: {duration(slowest.seconds)}{which}"
@@ -105,11 +100,11 @@ class PlainLines:
 
 def _trouble(event: told.PreemptionNotice | told.LinkLost | told.LinkRestored) -> str:
     if isinstance(event, told.PreemptionNotice):
-        return "its provider takes the machine back soon; nothing new is sent there"
+        return "its provider will take the machine back soon; it gets no further calls"
     if isinstance(event, told.LinkRestored):
-        return f"the connection stands again after {duration(event.seconds)}"
+        return f"reconnected after {duration(event.seconds)}"
     why = f" ({event.reason})" if event.reason else ""
-    return f"the connection is cut{why}; it is being made again"
+    return f"connection lost{why}; reconnecting"
 
 
 def _nodes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""A pool as its events tell it: what each node does, what it costs. Pure: time is given with the events and asks."""
+"""State of a pool, derived from its events: its nodes, its phases, its cost. Pure: times come with events and calls."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .. import events as told
-
-__all__ = ["NodeState", "PoolState"]
-
+from .words import calls_summary, duration, usd
 
 State = Literal["waiting", "coming", "ready", "cut", "failed", "lost", "gone"]
 
 
 @dataclass
 class NodeState:
-    """`state`: "coming": on its way up; "cut": its connection is being made again."""
+    """State of one node. "coming": it is on its way up; "cut": it is reconnecting."""
 
     state: State = "waiting"
     phase: str = ""
     detail: str = ""
     since: float = 0.0
-    """When this state, or phase, began."""
+    """Start of this state or phase."""
     took_s: float = 0.0
-    """From the pool's start, or the loss of its forerunner, until it was ready."""
+    """Seconds until it was ready, from the start of the pool or the loss of its predecessor."""
     instance_type: str = ""
     address: str = ""
     usage: told.NodeUsage | None = None
     began: float = 0.0
     phases: list[tuple[str, float]] = field(default_factory=list)
-    """That it is through, with their seconds; those in which there was nothing to do are left out."""
+    """Phases that are over, with their seconds. Phases with nothing to do are left out."""
 
 
 @dataclass
 class PoolState:
-    """Made of events, in their order. Times are those of the events: seconds since the epoch."""
+    """State of a pool after some events. Times are seconds since the epoch, as in the events."""
 
     name: str
     provider: str = ""
@@ -42,11 +40,13 @@ class PoolState:
     began: float = 0.0
     ready_s: float | None = None
     is_closed: bool = False
+    calls: int = 0
+    failed: int = 0
     budget_usd: float | None = None
     _running: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Of each machine that may cost money: since when, USD per hour."""
+    """Machines that may cost money: since when, and USD per hour."""
     _ended_usd: float = 0.0
-    _said_cost: told.CostUpdated | None = None
+    _cost: told.CostUpdated | None = None
 
     def take(self, event: told.Event) -> None:  # noqa: C901, PLR0912, PLR0915  # a table
         node = self._node(event)
@@ -59,6 +59,7 @@ class PoolState:
                 self.ready_s = event.seconds
             case told.PoolClosed():
                 self.is_closed = True
+                self.calls, self.failed = event.calls, event.failed
             case told.InstanceLaunched():
                 node.instance_type = event.instance_type
                 self._running[event.instance] = (event.at, event.price_usd_per_hour)
@@ -99,7 +100,7 @@ class PoolState:
             case told.NodeUsage():
                 node.usage = event
             case told.CostUpdated():
-                self._said_cost = event
+                self._cost = event
             case told.BudgetWarning():
                 self.budget_usd = event.budget_usd
 
@@ -113,20 +114,39 @@ class PoolState:
         node.state, node.since = state, at.at
 
     @property
+    def is_one_machine(self) -> bool:
+        """Return whether all nodes are on this machine, so that one load is the load of all."""
+        return self.provider == "local"
+
+    @property
+    def machine_usage(self) -> told.NodeUsage | None:
+        """The latest load of the one machine; None for nodes with machines of their own."""
+        usages = [node.usage for node in self.nodes.values() if node.usage is not None] if self.is_one_machine else []
+        return max(usages, key=lambda usage: usage.at, default=None)
+
+    @property
     def ready(self) -> int:
-        """How many nodes answer."""
+        """Number of nodes that answer."""
         return sum(node.state == "ready" for node in self.nodes.values())
 
     @property
     def price_usd_per_hour(self) -> float:
-        """Now, of all machines that the provider has made and not ended."""
-        if self._said_cost is not None and not self.is_closed:
-            return self._said_cost.price_usd_per_hour
+        """Present price of all machines that the provider has launched and not terminated."""
+        if self._cost is not None and not self.is_closed:
+            return self._cost.price_usd_per_hour
         return sum(price for _, price in self._running.values())
 
     def spent_usd(self, now: float) -> float:
-        """So far, by the prices of the offers."""
-        cost = self._said_cost
+        """Cost so far, by the prices of the offers."""
+        cost = self._cost
         if cost is not None:
             return cost.spent_usd + (0 if self.is_closed else cost.price_usd_per_hour * max(0, now - cost.at) / 3600)
         return self._ended_usd + sum(price * (now - since) / 3600 for since, price in self._running.values())
+
+
+def closing_words(pool: PoolState, now: float) -> str:
+    """Sum up a pool that has closed: its time, its calls, its cost."""
+    spent = pool.spent_usd(now)
+    parts = [calls_summary(pool.calls, pool.failed), f"cost {usd(spent)} by the prices of its offers" if spent else ""]
+    sums = ", ".join(filter(None, parts))
+    return f"closed after {duration(now - pool.began)}" + (f": {sums}" if sums else "")

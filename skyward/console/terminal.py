@@ -1,14 +1,14 @@
 """Lines that stay at the bottom of a terminal while everything else scrolls above them.
 
-The terminal itself does it: the upper rows are made its scrolling region (DECSTBM), and the lines are painted below
-that, each time in one write that ends with the cursor back where it was. So nothing of the program's has to go through
-us: what it prints, what C code and subprocesses of it print, `input()` and a debugger stay whole. The alternative, to
-erase the lines before each print and draw them again, would mean to replace sys.stdout, and tear what C code prints.
+The terminal itself does the work. Its upper rows become the scrolling region (DECSTBM), and the lines are painted below
+them. Each paint is one write that ends with the cursor back in its place. So the output of the program need not go
+through this module: prints, output of C code and of subprocesses, `input()` and debuggers stay whole. The alternative,
+to erase the lines before each print and draw them again, would replace sys.stdout and tear the output of C code.
 
-What it cannot do: a full-screen program (an editor) started meanwhile is painted into, and Ctrl-Z leaves the region
-set until the program goes on.
+Limits: a full-screen program (an editor) that is started meanwhile is painted into, and Ctrl-Z leaves the region set
+until the program continues.
 
-Whatever ends this process, a small `sh` beside it sees the end of a pipe and gives the terminal back.
+However this process ends, a small `sh` beside it sees the end of a pipe and gives the terminal back.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ import weakref
 from collections.abc import Callable
 from typing import ClassVar
 
-__all__ = ["Terminal", "fits"]
-
 _PAINT_S = 0.125
 _REPAINT_S = 2.0
-"""Seconds after which every line is painted again: something may have wiped them."""
+"""Seconds after which all lines are painted again, because something may have erased them."""
 _AWAY_S = 3.0
-"""Seconds without a look after which this program was stopped: a shell has used the terminal meanwhile."""
+"""Seconds without a paint that mean that this program was stopped, and a shell has used the terminal meanwhile."""
 _LAST_WORDS_S = 2.0
-"""How long `remove` waits for a terminal that has stalled."""
+"""Seconds that `remove` waits for a terminal that has stalled."""
 _LEAST_ROWS, _LEAST_COLUMNS = 10, 40
 _CHUNK = 1800
-"""Bytes. A terminal takes up to 2048 in one piece; between two pieces others may write."""
+"""Bytes of one write. A terminal takes up to 2048 at once; others may write between two writes."""
 
 _SAVE, _RESTORE, _WHOLE_SCREEN = "\x1b7", "\x1b8", "\x1b[r"
 _GIVE_BACK = f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}\x1b[J"
@@ -43,11 +41,11 @@ IFS= read -r said || printf %s '{_GIVE_BACK}'
 """
 
 Lines = Callable[[int, int], list[str]]
-"""(width, most rows) -> lines, none wider than that. Called by the painting thread."""
+"""(width, rows at most) -> lines that fit the width. Called by the painting thread."""
 
 
 def fits(fd: int) -> bool:
-    """Whether the terminal is large enough to give lines away."""
+    """Return whether the terminal has room to spare for such lines."""
     try:
         size = os.get_terminal_size(fd)
     except OSError:  # no terminal
@@ -56,7 +54,7 @@ def fits(fd: int) -> bool:
 
 
 class Terminal:
-    """The bottom of one terminal. Thread-safe; several may add lines, which stand one below the other."""
+    """Bottom of one terminal. Thread-safe. Lines of several callers stand one below the other."""
 
     _of_fd: ClassVar[weakref.WeakValueDictionary[int, Terminal]] = weakref.WeakValueDictionary()
     _lock_of_all: ClassVar[threading.Lock] = threading.Lock()
@@ -66,7 +64,7 @@ class Terminal:
         self._changed = threading.Condition()
         self._parts: list[Lines] = []
         self._painted: list[Lines] = []
-        """The parts as they were when it was painted last."""
+        """Parts of the last paint."""
         self._shown: list[str] = []
         self._size = os.terminal_size((0, 0))
         self._height = 0
@@ -78,7 +76,7 @@ class Terminal:
 
     @classmethod
     def at(cls, fd: int) -> Terminal:
-        """The one of that descriptor: two pools share it."""
+        """Return the terminal of a descriptor; two pools share it."""
         with cls._lock_of_all:
             terminal = cls._of_fd.get(fd)
             if terminal is None or terminal._owner != os.getpid():
@@ -86,7 +84,7 @@ class Terminal:
             return terminal
 
     def add(self, lines: Lines) -> None:
-        """Show these lines too, about eight times a second, until they are removed."""
+        """Show these lines, and ask for them about eight times a second, until they are removed."""
         with self._changed:
             self._parts.append(lines)
             if self._thread is None:
@@ -94,9 +92,9 @@ class Terminal:
                 self._thread.start()
 
     def remove(self, lines: Lines) -> None:
-        """Leave the terminal as it was, once the last lines are removed. Idempotent.
+        """Remove lines, and give the terminal back after the last ones. Idempotent.
 
-        A terminal that has stalled is given back when it goes on, by the painting thread or by the guard.
+        A terminal that has stalled is given back once it continues, by the painting thread or by the guard.
         """
         with self._changed:
             if lines in self._parts:
@@ -106,7 +104,7 @@ class Terminal:
                 self._changed.wait_for(lambda: lines not in self._painted or self._thread is None, _LAST_WORDS_S)
 
     # Painting -------------------------------------------------------------------------------------------------------
-    # By one thread, and without the lock: the terminal may stall, and then nobody else may wait for it.
+    # One thread paints, without the lock: the terminal may stall, and nobody else may wait for it then.
 
     def _run(self) -> None:
         while True:
@@ -114,7 +112,7 @@ class Terminal:
                 parts = list(self._parts)
             try:
                 self._paint(parts)
-            except Exception:  # a bug of ours, or a terminal that is gone, must cost nobody more than the view
+            except Exception:  # a bug here, or a terminal that is gone, must cost no more than the view
                 with contextlib.suppress(OSError):  # the terminal is gone
                     self._give_back()
                 with self._changed:
@@ -151,10 +149,10 @@ class Terminal:
         self._write_changes(lines)
 
     def _is_ours(self) -> bool:
-        """Whether the terminal is in the foreground for us; a stopped job must not paint over the shell."""
+        """Return whether this process is in the foreground; a stopped job must not paint over the shell."""
         try:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
-        except OSError:  # not our controlling terminal: nobody else's either
+        except OSError:  # not the controlling terminal of this process, so no shell uses it
             return True
 
     def _write_changes(self, lines: list[str]) -> None:
@@ -178,9 +176,9 @@ class Terminal:
             self._guard = _start_guard(self._fd)
         sequence = ""
         if self._height:
-            # Nobody knows where the old lines are now, but below the cursor.
+            # The old lines may be anywhere below the cursor.
             sequence += _GIVE_BACK if has_moved else self._blanks()
-        # Downwards and up again, without touching the column: the screen scrolls if there is too little room.
+        # Down and up again, in the same column: the screen scrolls if there is too little room.
         sequence += "\x1bD" * height + f"\x1b[{height}A"
         sequence += f"{_SAVE}\x1b[1;{size.lines - height}r{_RESTORE}"
         self._write(sequence)
@@ -196,7 +194,7 @@ class Terminal:
             _end_guard(guard)
 
     def _blanks(self) -> str:
-        """The whole screen scrolls again, and our lines are gone from it."""
+        """Return the sequence that erases the lines and lets the whole screen scroll again."""
         first = self._size.lines - self._height + 1
         rows = "".join(f"\x1b[{row};1H\x1b[0m\x1b[K" for row in range(first, self._size.lines + 1))
         return f"{_SAVE}{_WHOLE_SCREEN}{rows}{_RESTORE}"
@@ -206,17 +204,17 @@ class Terminal:
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # the program has made it non-blocking
+            except BlockingIOError:  # the program has made the terminal non-blocking
                 time.sleep(0.01)
 
     def forget_in_child(self) -> None:
-        """After a fork: the terminal, and its guard, are the parent's."""
+        """Forget the terminal and its guard in a forked child: both are the parent's."""
         self._parts, self._painted, self._height, self._thread = [], [], 0, None
         self._changed = threading.Condition()
         guard, self._guard = self._guard, None
         if guard is not None and guard.stdin is not None:
             with contextlib.suppress(OSError):  # closed already
-                os.close(guard.stdin.fileno())  # else the end of the parent would not be seen
+                os.close(guard.stdin.fileno())  # otherwise the guard would not see the end of the parent
 
 
 def _start_guard(fd: int) -> subprocess.Popen[bytes] | None:
@@ -227,9 +225,9 @@ def _start_guard(fd: int) -> subprocess.Popen[bytes] | None:
             stdout=fd,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            start_new_session=True,  # a Ctrl-C, or a kill of our process group, is not for it
+            start_new_session=True,  # it must survive a Ctrl-C, and a kill of this process group
         )
-    except OSError:  # no process to be had: the terminal is given back by this one alone
+    except OSError:  # no process can be started: this one gives the terminal back alone
         return None
 
 

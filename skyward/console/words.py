@@ -1,14 +1,13 @@
-"""Times, sums and texts as people read them."""
+"""Formats for people: durations, sums, rates, and texts that fit a number of columns."""
 
 from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["columns", "duration", "fitted", "usd"]
-
 
 def duration(seconds: float) -> str:
-    """
+    """Return a duration in one or two units.
+
     >>> [duration(s) for s in (0.04, 3.14, 42, 192, 4000, 200_000)]
     ['0.0 s', '3.1 s', '42 s', '3 m 12 s', '1 h 06 m', '2 d 07 h']
     """
@@ -27,7 +26,8 @@ def duration(seconds: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """
+    """Return a sum of money in US dollars.
+
     >>> [usd(a) for a in (0, 0.0042, 0.41, 12.3, 1234.5)]
     ['$0', '$0.0042', '$0.41', '$12.30', '$1,234.50']
     """
@@ -36,8 +36,30 @@ def usd(amount: float) -> str:
     return f"${amount:.4f}" if abs(amount) < 0.01 else f"${amount:,.2f}"
 
 
+def rate(per_s: float) -> str:
+    """Return calls per second, or per minute where they are rare.
+
+    >>> [rate(r) for r in (0.02, 3.14, 42.4, 12345)]
+    ['1.2/min', '3.1/s', '42/s', '12,345/s']
+    """
+    if per_s < 0.5:
+        return f"{per_s * 60:.1f}/min"
+    return f"{per_s:.1f}/s" if per_s < 9.95 else f"{per_s:,.0f}/s"
+
+
+def calls_summary(calls: int, failed: int) -> str:
+    """Return the calls of a pool that has closed; empty if there were none.
+
+    >>> calls_summary(1204, 4), calls_summary(1, 0), calls_summary(0, 0)
+    ('1,204 calls, 4 failed', '1 call', '')
+    """
+    if not calls:
+        return ""
+    return f"{calls:,} call{'s' if calls != 1 else ''}" + (f", {failed:,} failed" if failed else "")
+
+
 def columns(text: str) -> int:
-    """How many columns of a terminal the text takes.
+    """Return the number of columns that a text takes in a terminal.
 
     >>> columns("é"), columns("日本"), columns("e\\u0301")
     (1, 4, 1)
@@ -48,7 +70,7 @@ def columns(text: str) -> int:
 
 
 def fitted(text: str, width: int, ending: str = "…") -> str:
-    """The text, or its beginning and `ending` where it is wider than `width` columns.
+    """Return the text; if it is wider than `width` columns, its beginning and `ending`.
 
     >>> fitted("packages", 6), fitted("日本語", 4)
     ('packa…', '日…')

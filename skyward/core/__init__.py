@@ -1,1 +1,1 @@
-"""Processes, limits, signals and messages: the base of every other room, without knowledge of any of them."""
+"""Processes, limits, signals and messages: the base that every other room builds on."""

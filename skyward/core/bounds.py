@@ -6,11 +6,9 @@ from math import inf
 from numbers import Real
 from typing import TypeGuard
 
-__all__ = ["is_positive"]
-
 
 def is_positive(value: object, *, or_zero: bool = False) -> TypeGuard[float]:
-    """Whether a value is a finite number > 0 (`or_zero`: >= 0), and no bool."""
+    """Return whether a value is a finite number > 0 (with `or_zero`: >= 0) and not a bool."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     return 0 < float(value) < inf or (or_zero and value == 0)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-__all__ = ["FrozenMap"]
-
 V_co = TypeVar("V_co", covariant=True)
 
 
 class FrozenMap(Mapping[str, V_co]):
-    """A mapping from names to hashable values that nobody can change; equal to any mapping with the same items.
+    """Immutable mapping from names to hashable values; equal to any mapping with the same items.
 
-    Order is kept for reading but counts neither for equality nor for the hash, as with `dict`. Safe to share between
-    threads, picklable. `types.MappingProxyType` will not do: it can be neither hashed nor pickled.
+    Iteration keeps the order. Equality and the hash ignore it, as with `dict`. A map can be pickled and shared between
+    threads. `types.MappingProxyType` is not enough: it can be neither hashed nor pickled.
 
+    Raises:
+        TypeError: A value cannot be hashed.
+
+    Example:
         >>> FrozenMap({"a": 1})["a"]
         1
         >>> hash(FrozenMap({"a": 1, "b": 2})) == hash(FrozenMap({"b": 2, "a": 1}))
         True
-
-    Raises TypeError when a value cannot be hashed.
     """
 
     __slots__ = ("_hash", "_items")
@@ -49,5 +49,5 @@ class FrozenMap(Mapping[str, V_co]):
         return repr(self._items)
 
     def __reduce__(self) -> tuple[type[FrozenMap[V_co]], tuple[dict[str, V_co]]]:
-        # The hash of a string differs in every process, so it is made anew where the map is unpickled.
+        # Strings hash differently in every process, so unpickling computes the hash again.
         return type(self), (self._items,)

@@ -1,19 +1,19 @@
-"""Hold signal handlers back while the engine's ledger is locked.
+"""Deferral of signal handlers while the engine's ledger is locked.
 
-Python runs signal handlers in the main thread, between any two bytecodes, and a handler may raise: KeyboardInterrupt
-for Ctrl-C, SystemExit for SIGTERM, an exception of a time limit for SIGALRM. A call from the main thread changes the
-scheduler and reads the socket in that very thread (one change of thread less for each call), and an exception in the
-middle of that would lose other calls' results, or leave a lock taken. So in those few microseconds a signal is only
-noted, and its handler runs when they are over.
+Python runs signal handlers in the main thread between any two bytecodes, and a handler may raise: KeyboardInterrupt for
+Ctrl-C, SystemExit for SIGTERM, a time limit's exception for SIGALRM. A call from the main thread updates the scheduler
+and reads the socket in that same thread, which saves a thread switch per call. An exception in the middle would lose
+results of other calls, or leave a lock held. So during those few microseconds a signal is only recorded, and its
+handler runs afterwards.
 
-Blocking the signals would not do: another thread would receive them, and Python would still run the handler here.
-Asking for the handlers of all signals costs about one microsecond for each `hold`; there is no event for a handler
-that is installed, and one for a time limit is installed again and again.
+Blocking the signals does not help: another thread would receive them, and Python would still run the handler here.
+Reading all handlers costs about one microsecond per `hold`. There is no notification for a new handler, and time limits
+install theirs again and again.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # its getsignal makes no enums: it is asked for each call
+import _signal  # type: ignore[import-not-found]  # its getsignal creates no enum, and it runs for every call
 import _thread
 import os
 import signal
@@ -23,24 +23,22 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["hold", "is_from_handler", "let_go", "restore", "wait_for", "waiting"]
-
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _LAST_STANDARD = 31
 _SLICE_S = 0.25
 _STANDARD = tuple(number for number in _ALL if number <= _LAST_STANDARD)
-"""Asked each time. Real-time signals, which hardly anybody uses, double the cost: they are asked with the first hold
-and whenever another handler has changed."""
+"""Signals whose handlers are read in every `hold`. Reading the rarely used real-time signals too would double the cost;
+they are read in the first hold and whenever another handler has changed."""
 _get_ident, _getsignal = threading.get_ident, _signal.getsignal
 _main = threading.main_thread().ident
 _depth = 0
 _noted: dict[int, FrameType | None] = {}
 _known: list[Any] = []
-"""The handlers of `_STANDARD` when they were looked at last."""
+"""Handlers of `_STANDARD` at the last check."""
 
 
 class _Deferring:
-    """Stand before a handler of the user's."""
+    """Wrapper around a handler of the user, which defers it during `hold`."""
 
     def __init__(self, previous: Any) -> None:
         self.previous = previous
@@ -49,7 +47,8 @@ class _Deferring:
         if _depth:
             _noted[number] = frame
         elif _is_within_del(frame):
-            _thread.start_new_thread(_send_again, (number,))  # Python would print and forget it there
+            # Python prints and drops exceptions raised inside `__del__`, so the signal is sent again a little later.
+            _thread.start_new_thread(_send_again, (number,))
         else:
             self.previous(number, frame)
 
@@ -68,7 +67,7 @@ def _is_within_del(frame: FrameType | None) -> bool:
 
 
 def hold() -> None:
-    """From here on signal handlers wait, if this is the main thread. Nests."""
+    """Defer signal handlers from here on, if this is the main thread. Nests."""
     global _depth
     if _get_ident() != _main:
         return
@@ -86,7 +85,7 @@ def _stand_before_all() -> None:
 
 
 def let_go() -> None:
-    """End a `hold`. Raises here what a handler would have raised there."""
+    """End a `hold`. Raises here whatever a deferred handler raises."""
     global _depth
     if _get_ident() != _main:
         return
@@ -96,7 +95,7 @@ def let_go() -> None:
 
 
 def _call_noted() -> None:
-    """All of them, even if one raises."""
+    """Run all deferred handlers, even if one raises."""
     number = next(iter(_noted))
     frame, handler = _noted.pop(number), _getsignal(number)
     try:
@@ -108,7 +107,7 @@ def _call_noted() -> None:
 
 
 def waiting(wait: Callable[[float], bool], timeout_s: float) -> bool:
-    """`wait(timeout_s)` within `hold`: it may be interrupted."""
+    """Call `wait(timeout_s)` within a `hold`, but let signals interrupt it."""
     global _depth
     if _get_ident() != _main:
         return wait(timeout_s)
@@ -116,14 +115,14 @@ def waiting(wait: Callable[[float], bool], timeout_s: float) -> bool:
         let_go()
         return wait(timeout_s)
     finally:
-        _depth += 1  # without a look at the handlers: the next `hold` sees what a handler installed meanwhile
+        _depth += 1  # without reading the handlers; the next `hold` notices new ones
 
 
 def wait_for(wait: Callable[[float | None], bool]) -> None:
-    """Call `wait(timeout_s)` until it is true, so that no signal is late.
+    """Call `wait(timeout_s)` until it returns true, without delaying signals.
 
-    CPython looks for signals before it blocks on a lock, but not in the same step: a Ctrl-C that comes in between,
-    while another thread takes the GIL, is seen only when the wait ends. So the main thread waits in slices.
+    CPython checks for signals before it blocks on a lock, but not atomically. A Ctrl-C in between, while another thread
+    takes the GIL, is noticed only when the wait ends. So the main thread waits in slices.
     """
     if _get_ident() != _main:
         wait(None)
@@ -133,8 +132,8 @@ def wait_for(wait: Callable[[float | None], bool]) -> None:
 
 
 def is_from_handler(error: BaseException) -> bool:
-    """Whether a signal handler raised it: it is for the user, whatever was going on."""
-    if isinstance(error, KeyboardInterrupt):  # by Python's own handler, which may stand alone
+    """Return whether a signal handler raised the error. Then it is meant for the user, whatever was going on."""
+    if isinstance(error, KeyboardInterrupt):  # from Python's own handler, perhaps without our wrapper
         return _get_ident() == _main
     frames = error.__traceback__
     while frames is not None:
@@ -145,7 +144,7 @@ def is_from_handler(error: BaseException) -> bool:
 
 
 def restore() -> None:
-    """Put the user's handlers back. For when the last pool is closed."""
+    """Put the user's handlers back, after the last pool is closed."""
     if _get_ident() != _main:
         return
     for number in _ALL:

@@ -1,8 +1,7 @@
-"""How much of the machine this process may use: memory and open files.
+"""Limits of this process on its machine: memory and open files.
 
-In a container the machine has more memory than its control group allows, and whoever counts on the machine's is killed.
-So the smallest of all limits counts: the machine's memory, those of the control group and the groups above it, and the
-process's own (`ulimit`).
+A container often allows less memory than the machine has, and the kernel kills a process that exceeds it. So the
+smallest limit counts: the machine's memory, the control group and its ancestors, and the process's own `ulimit`.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import os
 import resource
 from collections.abc import Iterator
 
-__all__ = ["file_limit", "memory_bytes", "raise_file_limit"]
-
 _MANY_FILES = 1 << 20
-"""Where there is no limit."""
+"""Stand-in for "unlimited"."""
 
 
 def memory_bytes(proc: str = "/proc/self") -> int:
-    """Bytes of memory that this process may use at most. `proc`: where its control groups and mounts are listed."""
+    """Return how many bytes of memory this process may use. `proc` is the folder with its `cgroup` and `mountinfo`."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits(proc)]
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         soft, _ = resource.getrlimit(kind)
@@ -29,10 +26,10 @@ def memory_bytes(proc: str = "/proc/self") -> int:
 
 
 def _group_limits(proc: str) -> Iterator[int]:
-    """Of the process's memory control group and all above it; version 1 or 2, whichever is mounted."""
+    """Yield the limits of the process's memory control group and its ancestors, in version 1 or 2."""
     for folder, top, name in _memory_groups(proc):
         while True:
-            # No such file, or "max".
+            # The file is missing, or holds "max" (no limit).
             with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name)) as file:
                 yield int(file.read())
             if folder == top or len(folder) <= len(top):
@@ -41,7 +38,7 @@ def _group_limits(proc: str) -> Iterator[int]:
 
 
 def _memory_groups(proc: str) -> Iterator[tuple[str, str, str]]:
-    """(folder of the group, where its hierarchy is mounted, name of the file that holds the limit)"""
+    """Yield (folder of the group, mount point of its hierarchy, name of the limit file)."""
     try:
         with open(os.path.join(proc, "cgroup")) as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]
@@ -62,19 +59,19 @@ def _memory_groups(proc: str) -> Iterator[tuple[str, str, str]]:
             continue
         root, place = mount[3], mount[4]
         if path is not None:
-            # In a container the mount may begin at the process's own group, whose path is told from the machine's top.
+            # In a container the mount may start at the process's own group, but the path still starts at the host's.
             below = os.path.relpath(path, root) if path.startswith(root) else "."
             yield os.path.normpath(os.path.join(place, below)), place, name
 
 
 def file_limit() -> int:
-    """How many files this process may have open."""
+    """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_file_limit() -> None:
-    """Let this process, and those that it starts, open as many files as it may: each blob is one."""
+    """Raise this process's soft limit of open files to the hard limit, because each blob is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS names a limit that it does not grant
+    with contextlib.suppress(ValueError, OSError):  # macOS reports a hard limit that it does not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Processes as the system knows them: their names for good, ties between parent and child, where they import us."""
+"""Processes as the system knows them: permanent names, ties between parent and child, and the import path."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ import signal
 import subprocess
 import sys
 
-__all__ = ["PACKAGE_ROOT", "adopt_orphans", "die_with_parent", "start_time"]
-
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""The folder on `sys.path` that holds this package: a new process must find the same one."""
+"""Folder on `sys.path` that holds this package. New processes must import the same one."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
 
 
 def start_time(pid: int) -> str:
-    """Return when the process began, in whatever unit the system has; "" where there is none, or a zombie.
+    """Return the start of a process, in whatever unit the system uses; "" if it does not exist or is a zombie.
 
-    Numbers are given again: number and start together name a process for good.
+    Process numbers are reused. Number and start together identify a process for good.
     """
     if not os.path.isdir("/proc/self"):
         argv = ["ps", "-o", "lstart=", "-p", str(pid)]
         return "-".join(subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split())
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # pid (command, which may hold anything) state ppid ...; the start is in ticks since boot.
+            # Format: pid (command) state ppid ... A command may contain ")". The start is in ticks since boot.
             fields = file.read().rpartition(")")[2].split()
     except OSError:  # no such process
         return ""
@@ -35,12 +33,12 @@ def start_time(pid: int) -> str:
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent dies (Linux; elsewhere nothing)."""
+    """Have the kernel send this process a signal when its parent dies (Linux; no effect elsewhere)."""
     _prctl(_PR_SET_PDEATHSIG, by)
 
 
 def adopt_orphans() -> None:
-    """Make descendants whose parent has died children of this process, whatever their session (Linux)."""
+    """Make this process the new parent of orphaned descendants, whatever their session (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

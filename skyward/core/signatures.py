@@ -1,4 +1,4 @@
-"""Check the arguments of a call against the signature before anything is sent or made."""
+"""Argument checks against a signature, before anything is sent or created."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from typing import Any, TypeVar, overload
 from ..errors import UsageError, WrongArguments
 from .spellings import advice, foreign, suggestion
 
-__all__ = ["check_arguments", "checked_options", "innermost", "name_of"]
-
 C = TypeVar("C")
 
 _NO_ALIASES: Mapping[str, str] = types.MappingProxyType({})
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name of any callable: of a partial, that of its function; of a callable object, that of its class."""
+    """Return the name of a callable; for a partial its function's, for a callable object its class's."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", None)
@@ -27,7 +25,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that runs in the end: below decorators and partials; of a callable object, its `__call__`."""
+    """Return the function below decorators and partials; for a callable object, its `__call__`."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)
@@ -38,10 +36,10 @@ def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise WrongArguments where Python would raise TypeError, before it runs.
+    """Raise WrongArguments where Python itself would raise TypeError, before the function runs.
 
-    Only functions and methods written in Python are checked. Of other callables, and of functions that carry a
-    signature of their own choice, `inspect` may say something else than what they take.
+    Only plain Python functions and methods are checked. For other callables, and for functions that set
+    `__signature__`, `inspect` may report a signature that differs from the real one.
     """
     function = _below_ours(function)
     if not isinstance(function, types.FunctionType | types.MethodType) or hasattr(function, "__signature__"):
@@ -53,11 +51,11 @@ def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
         name = name_of(function)
         takes = f"{name}({', '.join(_without_annotation(p) for p in signature.parameters.values())})"
         hint = _hint(kwargs, signature.parameters)
-        raise WrongArguments(f"{name}(): {error}; the function is {takes}{hint}") from None
+        raise WrongArguments(f"{name}(): {error}; call it as {takes}{hint}") from None
 
 
 def _below_ours(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Below our own decorators, which pass all arguments on. What a user's decorator passes on is not known."""
+    """Unwrap skyward's own decorators, which pass all arguments on. A user's decorator may not, so it stays."""
     while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
         if not str(function.__globals__.get("__name__")).startswith("skyward."):
             break
@@ -94,12 +92,13 @@ def checked_options(
     aliases: Mapping[str, str] = _NO_ALIASES,
     check: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Any:
-    """Make a class or function of ours refuse unknown options by a UsageError that names what was meant.
+    """Make a class or function refuse unknown options with a UsageError that suggests the right name.
 
     Args:
-        place: what the options belong to, in messages; the name of the class or function by default.
-        aliases: other names of options. Where they are given, a `**aliases` of the function is for type checkers only.
-        check: is called with all arguments by name, those that were left out by their defaults, before the function.
+        thing: The class or function, when the decorator is used without arguments.
+        place: Owner of the options in messages. Default: the name of the class or function.
+        aliases: Other names of options. With aliases, a `**aliases` parameter serves type checkers only.
+        check: Called before the function with all arguments by name, defaults included.
     """
     if thing is None:
         return functools.partial(_checked, place=place, aliases=aliases, check=check)
@@ -140,20 +139,26 @@ def _checked(
 
 
 def _with_proper_names(kwargs: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Rename arguments that came by an alias. Raises UsageError if one came by two names."""
+    """Rename aliases to their options. Raises UsageError if an option was passed under two names."""
     for name in aliases.keys() & kwargs.keys():
         if aliases[name] in kwargs:
-            raise UsageError(f"{name}: given twice ({aliases[name]} is the same option)", field=name)
+            raise UsageError(repeated(name, aliases[name]), field=name)
     return {aliases.get(name, name): value for name, value in kwargs.items()}
 
 
+def repeated(alias: str, name: str) -> str:
+    """Message for an option that was passed under its name and under an alias."""
+    return f"{alias}: given twice, because {name} is the same option; pass only {name}="
+
+
 def _wrong_option(place: str, error: TypeError, unknown: str | None, options: list[str]) -> WrongArguments:
+    # The value of an unknown option stays out of the message: it may be a password or a key.
     if unknown is not None:
         text = f"{unknown}: not an option of {place}; {advice(place, unknown, options)}"
         return WrongArguments(text, field=unknown)
     if "missing" in str(error):
         name = str(error).split("'")[1]
         hint = foreign(place, name) or f"write {place}({name}=...)"
-        return WrongArguments(f"{name}: {place} needs it; {hint}", field=name)
-    hint = foreign(place, "*") or f"give options by name: {', '.join(f'{name}=' for name in options)}"
+        return WrongArguments(f"{name}: {place} requires it; {hint}", field=name)
+    hint = foreign(place, "*") or f"pass options by name: {', '.join(f'{name}=' for name in options)}"
     return WrongArguments(f"{place}: {error}; {hint}")

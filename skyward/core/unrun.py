@@ -1,7 +1,7 @@
-"""The answer to every use of a call that has not run as if it were its value: what to write instead.
+"""Errors for every use of a pending call as if it were its value, with advice.
 
-`f(x) + 1`, `f(x)[0]`, `f(x).shape` and `for item in f(x)` are what one writes after a day without `>> pool`. The
-operators that send a call are in `calls`; a class that derives from `Unrun` and defines an operator itself keeps it.
+`f(x) + 1`, `f(x)[0]`, `f(x).shape` and `for item in f(x)` are what people write when they forget `>> pool`. The
+operators that send a call are in `calls`. A class that derives from `Unrun` keeps the operators that it defines.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import reprlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import NotRun
-
-__all__ = ["Unrun", "short"]
 
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 _BITS = {"lshift": "<<", "rshift": ">>", "xor": "^", "or": "|", "and": "&", "matmul": "@"}
@@ -26,7 +24,7 @@ _USES = {
     "__neg__": "-",
     "__pos__": "+",
     "__invert__": "~",
-    "__bool__": "if",  # `a > pool > b` means something else, too
+    "__bool__": "if",  # `a > pool > b` ends up here too
     "__call__": "()",
     "__contains__": "in",
     "__getitem__": "[]",
@@ -37,28 +35,28 @@ _USES = {
     "__aenter__": "async with",
     "__aiter__": "async for",
 }
-"""Method -> what the user wrote."""
+"""Method -> the source form that called it."""
 
 
 class Unrun:
-    """A call, or several, that have not run. Every use but sending them raises NotRun."""
+    """One or several calls that have not run. Every use except sending them raises NotRun."""
 
     __slots__ = ()
 
     @property
     def as_written(self) -> str:
-        """The call as its caller wrote it."""
+        """Source form of the call, as its caller wrote it."""
         raise NotImplementedError
 
     def refuse(self, use: str) -> NoReturn:
         call = self.as_written
         raise NotRun(
             f"`{use}`: {call} has not run, so it has no value yet; send it first: ({call} >> pool), "
-            "or run the function here by its .local(...)"
+            "or run the function here with its .local(...)"
         )
 
     def refuse_equality(self, other: object) -> bool:
-        """False for None, which no call is. Of anything else one asks whether the value is equal."""
+        """Return False for None, which no call equals. Raises NotRun for anything else: users mean the value."""
         return False if other is None else self.refuse("==")
 
     def __await__(self) -> NoReturn:
@@ -71,8 +69,8 @@ class Unrun:
     def __reduce__(self) -> NoReturn:
         call = self.as_written
         raise NotRun(
-            f"{call} has not run, so it has no value to pass on; send it first: value = {call} >> pool. "
-            "Inside a task, run the function in place by its .local(...)"
+            f"{call}: has not run, so it has no value to pass on; send it first: value = {call} >> pool. "
+            "Inside a task, run the function in place with its .local(...)"
         )
 
     def __copy__(self) -> Any:
@@ -81,10 +79,10 @@ class Unrun:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
 
-    if not TYPE_CHECKING:  # a checker is to find these mistakes itself
+    if not TYPE_CHECKING:  # type checkers must find these mistakes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith("_"):  # asked by libraries that look what an object can do
+            if name.startswith("_"):  # libraries probe for these names, and expect AttributeError
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             self.refuse(f".{name}")
 
@@ -105,6 +103,6 @@ _REPR.maxstring = _REPR.maxother = 40
 
 
 def short(value: Any) -> str:
-    """Describe a value in a few words of one line, for messages."""
+    """Describe a value in a few words on one line, for messages."""
     text = value.as_written if isinstance(value, Unrun) else _REPR.repr(value)
     return " ".join(text.split())

@@ -1,34 +1,33 @@
-"""What to do about a module or a file that a call did not find on its node, and that may well be on this machine."""
+"""Advice about modules and files that a call did not find on its node but that may exist on this machine."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["advise"]
-
 
 def advise(error: BaseException, node: int) -> str:
-    """Say how what is missing gets to a node that shares neither packages nor files with this machine.
+    """Explain how to get a missing module or file to a node that shares neither with this machine.
 
-    Returns: a sentence; empty where the error is about nothing of the kind.
+    Returns:
+        The advice; empty if the error is about something else.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
-        from ..bootstrap.preflight import projects_of  # reads what is installed: nothing that every pool needs
+        from ..bootstrap.preflight import projects_of  # imported late: few pools need it, and it lists all packages
 
         module = error.name.partition(".")[0]
         project = next(iter(projects_of(module)), module)
         return (
-            f"Node {node} has packages of its own: give the pool Image(pip=[{project!r}]). A module of yours travels "
-            "if its folder is on sys.path, or is named in Image(includes=[...])."
+            f"Node {node} does not share this machine's packages. Add Image(pip=[{project!r}]) to the pool. Your own "
+            "modules are sent if their folder is on sys.path or is listed in Image(includes=[...])."
         )
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
         path = error.filename
         is_here = os.path.exists(path)
-        is_program = not any(mark in path for mark in (os.sep, "."))  # of subprocess.run(["ffmpeg"])
+        is_program = not any(mark in path for mark in (os.sep, "."))  # as in subprocess.run(["ffmpeg"])
         if is_here or not (is_program or os.path.isabs(path)):
-            found = "This machine has it: give" if is_here else "To take a file of this machine along, give"
+            condition = "The file exists on this machine: add" if is_here else "To send a file of this machine, add"
             return (
-                f"Node {node} has files of its own. {found} the pool Image(includes=[{path!r}]). Relative paths are "
-                "looked up in the working folder of the node."
+                f"Node {node} does not share this machine's files. {condition} Image(includes=[{path!r}]) to the pool. "
+                "Relative paths start at the working folder of the node."
             )
     return ""

@@ -1,4 +1,4 @@
-"""Tasks and gangs made from packed calls, alike for calls of the client and for calls from inside a task."""
+"""Construction of tasks and gangs from packed calls, both those of the client and those made inside tasks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from ..wire.tasks import CallKind, Mode, TaskHead
 from .gang import Gang
 from .tasks import Task, WireFunction
 
-__all__ = ["PackedCall", "Place", "TaskBuilder", "refuse_gang_options"]
-
 TaskT = TypeVar("TaskT", bound=Task)
 
 Place = tuple[int, int, int]
-"""Of a broadcast: (this part, number of parts, number of the first node)."""
+"""Place of a task in a broadcast: (this part, number of parts, number of the first node)."""
 
 _ALONE: Place = (0, 1, 0)
 
 _LAUNCH_LIMIT = 64 * 1024
-"""Bytes: an order to fork is one packet."""
+"""Bytes. The agent sends the order to start a rank to the zygote in one packet."""
 
 
 class PackedCall(NamedTuple):
-    """One call, ready to travel."""
+    """Call that is ready to travel."""
 
     name: str
     function: WireFunction
@@ -38,13 +36,13 @@ class PackedCall(NamedTuple):
 
 
 class TaskBuilder:
-    """Make the tasks and gangs of one engine. Thread-safe.
+    """Builder of the tasks and gangs of one engine. Thread-safe.
 
     Args:
-        next_id: returns a number that no other task or gang has.
-        ranks_per_node: returns how many ranks of a launch one node runs.
-        cancel_gang: stops the gang of that number.
-        default_timeout_s: for calls that set no `timeout_s`; None: no limit.
+        next_id: Returns a number that no other task or gang has.
+        ranks_per_node: Returns how many ranks of a launch one node runs.
+        cancel_gang: Stops the gang of the given number.
+        default_timeout_s: Timeout of calls without `timeout_s`; None: no limit.
     """
 
     def __init__(
@@ -72,15 +70,21 @@ class TaskBuilder:
         window: int = 0,
         **fields: Any,
     ) -> TaskT:
-        """Make the task of a plain call or of one part of a broadcast.
+        """Build the task of a plain call or of one part of a broadcast.
 
         Args:
-            inputs: number of iterators among the arguments that the client feeds.
-            window: items of a stream that may be on their way.
-            fields: what only this class of tasks has.
+            task_class: Class of the task.
+            task_id: Number of the task.
+            call: The packed call.
+            kind: Kind of the call, a `CallKind`.
+            place: Place of the task in a broadcast.
+            mode: Form of the payload, a `Mode`.
+            inputs: Number of iterators among the arguments that the client feeds.
+            window: Number of items of a stream that may be in flight.
+            **fields: Further fields of `task_class`.
 
         Raises:
-            UsageError: the call has options that only ranks can have.
+            UsageError: The call has options that only gangs support.
         """
         name, function, payload, options = call
         if options.max_restarts or options.hang_timeout_s:
@@ -107,16 +111,16 @@ class TaskBuilder:
         one_of: tuple[int, ...] | None,
         is_nested: bool = False,
     ) -> Gang:
-        """Make the gang of a call under an integration, on all of `nodes` or on one of `one_of`; see `Gang`.
+        """Build the gang of a call under an integration, on all of `nodes` or on one of `one_of`; see `Gang`.
 
         Raises:
-            UsageError: the options of the integrations are too large.
+            UsageError: The options of the integrations are too large.
         """
         if len(launch_bytes) > _LAUNCH_LIMIT:
             names = ", ".join(integration.name for integration in launch.integrations)
             raise UsageError(
-                f"the options of the integration ({names}) are {len(launch_bytes)} bytes; the limit is "
-                f"{_LAUNCH_LIMIT}. Pass large things as arguments of the function"
+                f"integration options ({names}): {len(launch_bytes)} bytes exceed the limit of {_LAUNCH_LIMIT}; "
+                "pass large objects as arguments of the function"
             )
         options = call.options
         if options.timeout_s is None and self._default_timeout_s is not None:
@@ -142,10 +146,10 @@ class TaskBuilder:
 
 
 def refuse_gang_options(options: CallOptions, name: str) -> None:
-    """Raise UsageError if a plain call has options that only ranks can have."""
+    """Raise UsageError if a plain call has options that only gangs support."""
     for field in ("max_restarts", "hang_timeout_s"):
-        if getattr(options, field):
+        if value := getattr(options, field):
             raise UsageError(
-                f"{field}: {name!r} is under no integration, so it has no ranks; for a plain call there are "
-                "retries=, retry_on= and timeout_s="
+                f"{field}={value!r}: {name!r} uses no integration, so it has no ranks; "
+                "use retries=, retry_on= or timeout_s= for a plain call"
             )

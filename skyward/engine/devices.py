@@ -1,13 +1,11 @@
-"""Which calls share devices. Nothing books devices yet, so who shares them is told of it.
+"""Warnings about calls that share devices. skyward does not reserve devices, so it warns users instead.
 
-Devices are named by node facts: no two of one machine, and none of two machines, have the same name.
+Devices have unique names, within a machine and across machines; the facts of a node list them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-
-__all__ = ["are_shared", "sharing_of_gangs", "sharing_of_pool"]
 
 _CHOOSE = (
     "choose one in the function, such as torch.cuda.set_device(info.worker % info.accelerators) with "
@@ -16,14 +14,24 @@ _CHOOSE = (
 
 
 def are_shared(devices: Iterable[Collection[str]], processes: int) -> bool:
-    """Whether two processes meet on a device where each node has `devices` and runs `processes`."""
+    """Tell whether processes share a device if each node runs that many.
+
+    Args:
+        devices: Devices of each node.
+        processes: Number of processes on each node.
+    """
     nodes = [own for own in devices if own]
     distinct = {device for own in nodes for device in own}
     return len(distinct) < sum(map(len, nodes)) or any(len(own) < processes for own in nodes)
 
 
 def sharing_of_pool(devices: Mapping[int, Collection[str]], slots: int) -> str:
-    """What is shared in a pool whose nodes have these devices, and what to do about it; empty: nothing is."""
+    """Describe which calls of a pool share devices, and what to do about it. Return "" if none do.
+
+    Args:
+        devices: Devices of each node, by node number.
+        slots: Number of slots on each node.
+    """
     distinct = {device for own in devices.values() for device in own}
     if not distinct:
         return ""
@@ -36,18 +44,25 @@ def sharing_of_pool(devices: Mapping[int, Collection[str]], slots: int) -> str:
     if are_shared(devices.values(), 1):
         return (
             f"nodes={len(devices)}: nodes on one machine share its {_count(len(distinct))}, so calls that run at once "
-            "share memory and time of a GPU; set nodes to the number of GPUs, or to 1"
+            "share a GPU's memory and time; set nodes to the number of GPUs, or to 1"
         )
     return ""
 
 
 def sharing_of_gangs(name: str, other: str, nodes: Collection[int], count: int) -> str:
-    """What to say when a gang starts where another one runs: both have `count` devices of the nodes."""
+    """Describe a gang that starts on the devices of another one.
+
+    Args:
+        name: Name of the gang that starts.
+        other: Name of the gang that runs.
+        nodes: Nodes that both use.
+        count: Number of devices on these nodes.
+    """
     where = f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, sorted(nodes)))}"
     return (
         f"{name!r} starts beside {other!r}, which runs on the same {_count(count)} of {where}: both begin with the "
-        "first. Set concurrency=1, and one waits for the other; or give each its own GPUs: "
-        "torch.cuda.set_device(...), CUDA_VISIBLE_DEVICES"
+        "first; set concurrency=1 to run one after the other, or give each its own GPUs with "
+        "torch.cuda.set_device(...) or CUDA_VISIBLE_DEVICES"
     )
 
 

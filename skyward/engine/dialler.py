@@ -1,4 +1,4 @@
-"""Links to an agent by a command whose standard input and output are the stream."""
+"""Links to an agent through a command, such as ssh, whose standard input and output are the stream."""
 
 from __future__ import annotations
 
@@ -22,46 +22,45 @@ from ..wire.ends import Ends
 from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, FrameKind, pack
 from ..wire.stream import MAGIC, StreamChannel
 
-__all__ = ["LINK_TIMES", "CommandEnds", "Dialler", "Forgotten", "LinkTimes"]
-
 _BUFFER_SIZE = 256 << 10
 _STDERR_TAIL = 2000
 _KILLED_S = 2.0
 _CHATTER_LIMIT = 64 * 1024
-"""Bytes that a user's shell may print before the agent speaks."""
+"""Most bytes that a user's shell may print before the agent's first bytes."""
 
 
 _NO_AGENT = 69
-"""Exit code of the stub: it is on the node, and no agent is."""
+"""Exit code of the stub on the node if there is no agent."""
 _EXIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTimes:
-    """Seconds. `ping_s` and `dead_s` are shorter where a lease is short."""
+    """Times for links in seconds. A short lease shortens `ping_s` and `dead_s`."""
 
     ping_s: float = 2.0
-    """Of silence, after which a link is asked."""
+    """Silence after which a link gets a PING."""
     dead_s: float = 8.0
-    """Of silence, after which it is dead."""
+    """Silence after which a link is dead."""
     measure_s: float = 5.0
-    """Between two measurements of the round trip of a busy link."""
+    """Interval of round-trip measurements on a busy link."""
     dial_s: float = 20.0
-    """For one attempt to reach a node."""
+    """Timeout of one attempt to reach a node."""
     backoff_s: float = 0.1
-    """Before the second attempt; twice as much before each further one, at most `most_backoff_s`."""
+    """Pause before the second attempt. It doubles with each further one, up to `most_backoff_s`."""
     most_backoff_s: float = 5.0
     margin_s: float = 2.0
-    """Beyond the lease, until a node counts as lost: its watchdog's, and that of clocks that do not agree."""
+    """Time beyond the lease until a node counts as lost, for its watchdog's reaction and for clocks that drift."""
 
 
 LINK_TIMES = LinkTimes()
 
 
 class Forgotten(Exception):
-    """The agent that knew the session is gone. Never seen by users.
+    """Loss of the agent that knew the session. Users never see it.
 
-    Attributes: `gone` (why its machine is; None: it may still run).
+    Attributes:
+        gone: Why the machine is gone; None: it may still run.
     """
 
     def __init__(self, message: str, gone: Gone | None = None) -> None:
@@ -72,44 +71,45 @@ class Forgotten(Exception):
 class CommandEnds(Ends):
     """One end of a socket whose other end is a command's standard input and output.
 
-    The command leads a session of its own, so that a Ctrl-C at the terminal passes it by; `close` kills it and what
-    it started there.
+    The command leads its own session, so Ctrl-C at the terminal does not reach it. `close` kills it and its children.
+
+    Raises:
+        Unreachable: There is no such command, or no free descriptor or process for it.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """Raises Unreachable: there is no such command, or no descriptor or process for it."""
         with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
             try:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
                 kept.callback(ours.close)
                 passed.callback(theirs.close)
-                for sock in (ours, theirs):  # a piece of a blob must fit at once
+                for sock in (ours, theirs):  # room for a whole piece of a blob
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_SIZE)
                 self._stderr, stderr = os.pipe()
                 kept.callback(os.close, self._stderr)
                 passed.callback(os.close, stderr)
                 os.set_blocking(self._stderr, False)
-                os.set_blocking(stderr, False)  # what is too much is lost, and holds up nobody
+                os.set_blocking(stderr, False)  # a full pipe loses output instead of blocking the command
                 self._process = subprocess.Popen(
                     list(argv), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
                 )
             except OSError as error:
-                raise Unreachable(f"{argv[0]}: it cannot be run: {error.strerror}", node=None) from error
+                raise Unreachable(f"{argv[0]}: cannot run the command: {error.strerror}", node=None) from error
             kept.pop_all()
-        self._said = ""
+        self._stderr_tail = ""
         fd = ours.detach()
         super().__init__(fd, fd)
 
     def said(self) -> str:
-        """The last of what the command wrote to its standard error."""
-        with contextlib.suppress(OSError):  # nothing is there
+        """Return the end of the command's standard error."""
+        with contextlib.suppress(OSError):  # nothing to read
             while self._stderr >= 0 and (piece := os.read(self._stderr, 65536)):
-                self._said = (self._said + piece.decode(errors="replace"))[-_STDERR_TAIL:]
-        return self._said.strip()
+                self._stderr_tail = (self._stderr_tail + piece.decode(errors="replace"))[-_STDERR_TAIL:]
+        return self._stderr_tail.strip()
 
     def finish(self, deadline: float) -> None:
-        """Say that nothing more is sent, and give the command until `deadline` (monotonic) to end by itself."""
-        with contextlib.suppress(OSError):  # the command ended before: nobody is left to tell
+        """Close the sending direction, and give the command until `deadline` (monotonic) to end by itself."""
+        with contextlib.suppress(OSError):  # the command has ended already
             sock = socket.socket(fileno=self.write_fd)
             try:
                 sock.shutdown(socket.SHUT_WR)
@@ -118,10 +118,11 @@ class CommandEnds(Ends):
             _read_to_end(self.read_fd, deadline)
 
     def exit_code(self, limit_s: float) -> int | None:
-        """Of the command, once it has ended by itself; None: not within that time."""
+        """Return the exit code of the command once it has ended by itself; None if it does not within `limit_s`."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            # Not `wait`: until it is reaped its number is its own, and `close` may kill what it started.
+            # Do not reap it yet (WNOWAIT): until then the kernel does not reuse its process group's number, so `close`
+            # can still kill the children.
             ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
             if ended is not None:
                 return ended.si_status if ended.si_code == os.CLD_EXITED else None
@@ -129,15 +130,15 @@ class CommandEnds(Ends):
         return None
 
     def kill(self) -> None:
-        """By any thread; the reader sees the end of the stream."""
-        if self._process.returncode is None:  # nobody has waited for it, so the number is still its own
+        """Kill the command. Any thread may call this; the reader then sees the end of the stream."""
+        if self._process.returncode is None:  # not reaped, so the kernel cannot have reused its number
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         super().close()
         self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel; it dies when that lets go
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a system call; it dies when that returns
             self._process.wait(_KILLED_S)
         self.said()
         self._close_stderr()
@@ -162,13 +163,14 @@ def _read_to_end(fd: int, deadline: float) -> None:
 
 
 class Dialler:
-    """Makes the links of one session with an agent, one after another, each by running `argv`.
+    """Dialler of the links of one session with an agent, one after another. Each link is a run of `argv`.
 
-    `dial` is for one thread at a time, and so is `widen`; `close` may be called by another, and ends them.
+    Only one thread at a time may call `dial`, and the same is true of `widen`. Any other thread may call `close`, which
+    makes both fail.
 
-    HELLO is json. Beside what each says, that of a client says `token`, which names the session, `link`, which counts
-    its links, and either `is_resumed` and `received`, or, for a further channel of that link, `stripe` and `stripes`:
-    it is that one of so many, the first being 0.
+    HELLO is JSON. That of a client has these fields beyond the common ones: `token` names the session, and `link`
+    counts its links. The first channel of a link sends `is_resumed` and `received`. Each further channel sends `stripe`
+    and `stripes`, its number (the first channel is 0) and the total.
     """
 
     def __init__(self, argv: Sequence[str], *, role: str, pool: str, node: int) -> None:
@@ -181,14 +183,17 @@ class Dialler:
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._dialled: set[CommandEnds] = set()
-        """Of a `dial` or a `widen` that has not returned."""
+        """Commands of a `dial` or `widen` that has not returned yet."""
         self.link = 0
-        """The number of the link that was dialled last."""
+        """Number of the link that was dialled last."""
 
     def dial(self, timeout_s: float) -> tuple[Ends, dict[str, Any]]:
-        """A new link, and the facts that the agent says of itself; `facts["received"]` is for `attach`.
+        """Dial once. Return the link and the agent's facts, of which `facts["received"]` is for `attach`.
 
-        Raises Unreachable when it does not answer in time, Forgotten, InternalError when it speaks another version.
+        Raises:
+            Unreachable: The agent does not answer in time.
+            Forgotten: There is no agent any longer, or it does not know the session.
+            InternalError: The agent speaks another version of the protocol.
         """
         self.link += 1
         ends = CommandEnds(self._argv)
@@ -198,6 +203,8 @@ class Dialler:
             self._say_hello(ends, hello)
             facts = self._greeting(ends, time.monotonic() + timeout_s)
         except (OSError, EOFError, TimeoutError) as error:
+            # Only the stub's exit code proves that the agent is gone. Any other end may be the network's, so the node
+            # must count as alive until its lease is over.
             code = ends.exit_code(_EXIT_S) if isinstance(error, EOFError) else None
             ends.close()
             if code == _NO_AGENT and self._is_known:
@@ -212,37 +219,39 @@ class Dialler:
         return ends, facts
 
     def widen(self, stripes: int, timeout_s: float) -> list[Ends]:
-        """So many channels for the link that was dialled last, less the one that it has.
+        """Open further channels for the link that was dialled last, so that it has `stripes` of them.
 
-        Raises Unreachable where not all of them come in time, or the link is no more.
+        Raises:
+            Unreachable: Not all channels are open in time, or the link has ended.
         """
         deadline = time.monotonic() + timeout_s
-        made: list[CommandEnds] = []
+        opened: list[CommandEnds] = []
         try:
             for number in range(1, stripes):
-                made.append(CommandEnds(self._argv))
-                self._begin(made[-1])
-                self._say_hello(made[-1], {"stripe": number, "stripes": stripes})
-            for ends in made:
+                opened.append(CommandEnds(self._argv))
+                self._begin(opened[-1])
+                self._say_hello(opened[-1], {"stripe": number, "stripes": stripes})
+            for ends in opened:
                 self._greeting(ends, deadline)
         except BaseException as error:
-            for ends in made:
+            for ends in opened:  # all first: `close` waits for each to die
                 ends.kill()
-            for ends in made:
+            for ends in opened:
                 ends.close()
             if isinstance(error, OSError | EOFError | TimeoutError | Forgotten | InternalError):
                 raise Unreachable(f"no further channels: {error}", node=None) from error
             raise
         finally:
-            for ends in made:
+            for ends in opened:
                 self._end(ends)
-        return list(made)
+        return list(opened)
 
     def _begin(self, ends: CommandEnds) -> None:
+        # Add and check under one lock: either `close` finds the command here, or this finds the pool closed.
         with self._lock:
             self._dialled.add(ends)
             if self._closed.is_set():
-                raise Unreachable("the pool was closed", node=None)
+                raise Unreachable(f"node {self._node}: not dialled, because the pool was closed", node=None)
 
     def _end(self, ends: CommandEnds) -> None:
         with self._lock:
@@ -251,9 +260,9 @@ class Dialler:
     def dial_until(
         self, deadline: float, times: LinkTimes, why_gone: Callable[[], Gone | None] = lambda: None
     ) -> tuple[Ends, dict[str, Any]]:
-        """`dial` again and again, until `deadline` (monotonic). Raises as `dial` does, Unreachable also when closed.
+        """Dial repeatedly until `deadline` (monotonic). Raises the errors of `dial`, and Unreachable after `close`.
 
-        `why_gone` is asked after each failure; Forgotten is raised with what it says.
+        `why_gone` is called after each failure. If it returns a reason, that is raised as Forgotten.
         """
         backoff_s = times.backoff_s
         while True:
@@ -267,39 +276,39 @@ class Dialler:
             backoff_s = min(2 * backoff_s, times.most_backoff_s)
 
     def close(self) -> None:
-        """Make no more links, and end those that are being made."""
+        """Stop dialling, and kill the attempts under way."""
         with self._lock:
             self._closed.set()
             for ends in self._dialled:
                 ends.kill()
 
-    def _say_hello(self, ends: CommandEnds, said: dict[str, Any]) -> None:
-        hello = {**self._hello, "link": self.link, **said}
+    def _say_hello(self, ends: CommandEnds, fields: dict[str, Any]) -> None:
+        hello = {**self._hello, "link": self.link, **fields}
         os.write(ends.write_fd, pack(FrameKind.HELLO, body=json.dumps(hello).encode()))
 
     def _greeting(self, ends: CommandEnds, deadline: float) -> dict[str, Any]:
         self._skip_chatter(ends, deadline)
         length, kind, _, _, _ = HEADER.unpack(_read_exactly(ends, HEADER.size, deadline))
         if length > MAX_BODY:
-            raise InternalError(f"the agent's greeting cannot be one: {length} bytes of kind {kind}")
-        said: dict[str, Any] = json.loads(_read_exactly(ends, length, deadline))
+            raise InternalError(f"agent of node {self._node}: invalid greeting, {length} bytes of kind {kind}")
+        answer: dict[str, Any] = json.loads(_read_exactly(ends, length, deadline))
         if kind == FrameKind.WELCOME:
-            return said
-        if said.get("is_unknown"):
-            raise Forgotten(said["reason"])
-        raise InternalError(f"the agent refused: {said.get('reason', said)}")
+            return answer
+        if answer.get("is_unknown"):
+            raise Forgotten(answer["reason"])
+        raise InternalError(f"agent of node {self._node}: refused the link: {answer.get('reason', answer)}")
 
     def _skip_chatter(self, ends: CommandEnds, deadline: float) -> None:
-        seen = _read_exactly(ends, len(MAGIC), deadline)
+        window = _read_exactly(ends, len(MAGIC), deadline)
         skipped = 0
-        while seen != MAGIC:
-            seen = seen[1:] + _read_exactly(ends, 1, deadline)
+        while window != MAGIC:
+            window = window[1:] + _read_exactly(ends, 1, deadline)
             skipped += 1
             if skipped > _CHATTER_LIMIT:
-                raise EOFError(f"it printed {skipped} bytes and never spoke as an agent")
+                raise EOFError(f"no greeting in the first {skipped} bytes of output")
 
     def _why(self, ends: CommandEnds, error: Exception) -> str:
-        why = f"the agent of node {self._node} does not answer: {error}"
+        why = f"agent of node {self._node}: does not answer: {error}"
         return f"{why}\n{ends.said()}" if ends.said() else why
 
 
@@ -310,9 +319,9 @@ def _read_exactly(ends: CommandEnds, count: int, deadline: float) -> bytes:
     while len(data) < count:
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not poll.poll(left_s * 1000):
-            raise TimeoutError("nothing came in time")
+            raise TimeoutError("timed out")
         piece = os.read(ends.read_fd, count - len(data))
         if not piece:
-            raise EOFError("the stream ended")
+            raise EOFError("stream ended")
         data += piece
     return data

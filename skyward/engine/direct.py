@@ -1,28 +1,28 @@
-"""The direct engine: the client holds a channel to each node's agent and hosts the scheduler.
+"""Direct engine: the client holds a channel to each node's agent and hosts the scheduler.
 
-Threads: any thread may submit and cancel. One I/O thread reads all channels and keeps the deadlines. A submitting
-thread writes to the socket itself, so that a call costs one change of thread and not two.
+Threads: any thread may submit and cancel. One I/O thread reads all channels and runs the deadlines. A submitting thread
+writes to the socket itself, so that a call costs one thread switch instead of two.
 
-It consists of parts that share one `ledger` under one lock. Each part gets its collaborators in its constructor
+The engine consists of parts that share one `ledger` under one lock. Each part gets its collaborators in its constructor
 and knows no part above it:
 
-    reader                the I/O thread; `leader` lets a caller that waits read in its place
-    frame_handlers        what each frame from a node means
+    reader                the I/O thread; `leader` lets a waiting caller read in its place
+    frame_handlers        a handler for each kind of frame from a node
     link_repair           links that break, nodes that are lost
     nested_calls          calls that tasks make
     gangs                 ranks that start and end as one
     nodes, open_streams   links to the agents; items to and from running tasks
     questions, width      questions to running calls; more channels for a link
     task_dispatcher       tasks on their way to nodes and back
-    direct_lines          sockets that pass the agent by
-    ledger                what is open, and the lock
+    direct_lines          sockets that bypass the agent
+    ledger                open tasks and gangs, and the lock
 
-An engine that runs on another machine than its client can use all of them but these, which know a client:
+An engine that runs on another machine than its client can use all parts except these, which know a client:
 
-- `leader` reads for a thread of this process that waits, and its `may_pull` lets slots read this process's memory.
+- `leader` reads for a waiting thread of this process, and its `may_pull` lets slots read this process's memory.
 - `direct_lines` are sockets between processes of one machine, for the calls of `leader`.
 - `log_router` puts lines together for the terminal and the sinks of this process.
-- `link_repair` asks the pool (`Machines`), which is in this process, for other machines.
+- `link_repair` gets other machines from the pool (`Machines`), which is in this process.
 - Tasks and gangs get their outcomes by method calls (`on_result`) and futures. They unpickle the user's errors if
   `retry_on` is set, and `nested_calls` unpickles options and errors of nested calls, so both need the user's modules.
 """
@@ -35,6 +35,7 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from ..calls.futures import refuse_to_wait
+from ..console.activity import RunningTask
 from ..console.logs import LogLines
 from ..core import interrupts
 from ..core.limits import raise_file_limit
@@ -57,21 +58,20 @@ from .nodes import NodeLinks
 from .open_streams import OpenStreams
 from .questions import OpenQuestions
 from .reader import Reader
+from .running import running_tasks
 from .task_dispatcher import TaskDispatcher
 from .task_events import TaskCounts, TaskEvents
 from .tasks import Task
 from .width import Width
 
-__all__ = ["DirectEngine"]
-
 _CANCELLED_AT_ONCE = 1000
-"""Calls that are cancelled under one lock: some milliseconds of work."""
+"""Most calls to cancel under one hold of the lock: some milliseconds of work."""
 
 _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 
 
 class DirectEngine:
-    """An `Engine` (see `skyward.engine.engine`) whose scheduler is in this process."""
+    """Engine (see `skyward.engine.engine`) whose scheduler runs in this process."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class DirectEngine:
         with self.ledger.lock:
             open_tasks = [task for task in self.ledger.tasks.values() if not isinstance(task, RankTask)]
             gangs = list(self.ledger.gangs.values())
-        error = reason or PoolClosed("the pool was closed before the call ended")
+        error = reason or _closed_early()
         for task in open_tasks:
             if not task.is_cancelled:
                 task.on_failed(error)
@@ -179,7 +179,7 @@ class DirectEngine:
         ledger = self.ledger
 
         def have_stopped() -> bool:
-            # What is behind a broken link says nothing, and ends with its node.
+            # A call behind a broken link cannot report its end. It ends with its node.
             return not ledger.is_open or not (
                 any(self._is_reachable(task) for task in ledger.tasks.values())
                 or (ledger.gangs and self.nodes.are_attached)
@@ -210,7 +210,7 @@ class DirectEngine:
         with ledger:
             self.questions.close()
         self.nested_calls.close()
-        _fail(tasks, gangs, PoolClosed("the pool was closed before the call ended"))
+        _fail(tasks, gangs, _closed_early())
         ledger.watcher.wake()
         self.reader.join()
         self.nested_calls.join()
@@ -224,8 +224,8 @@ class DirectEngine:
         _engines.discard(self)
 
     def _die(self, cause: BaseException) -> None:
-        """Fail everything that is open: the I/O thread has given up."""
-        error = InternalError(f"the pool's I/O thread died: {type(cause).__name__}: {cause}; please report this")
+        """Fail everything that is open, because the I/O thread has given up."""
+        error = InternalError(f"I/O thread of the pool: died of {type(cause).__name__}: {cause}; report this bug")
         error.__cause__ = cause
         with self.ledger.lock:
             tasks, gangs = self.ledger.close_all()
@@ -257,9 +257,10 @@ class DirectEngine:
             self._dispatcher.cancel(task_id)
 
     def _cancel_each(self, task_ids: Iterable[int]) -> None:
-        """Cancel several tasks, the newest first: no waiting one begins in the place of one that was stopped.
+        """Cancel several tasks, in batches so that other threads and Ctrl-C get their turn in between.
 
-        It takes them in batches and releases the ledger in between, so that other threads and Ctrl-C get their turn.
+        The newest go first. Otherwise each cancelled task would make room for a waiting one, which would be sent to a
+        node only to be cancelled there.
         """
         newest_first = sorted(task_ids, reverse=True)
         for start in range(0, len(newest_first), _CANCELLED_AT_ONCE):
@@ -282,12 +283,20 @@ class DirectEngine:
             ended, failed = self._task_events.calls_ended, self._task_events.calls_failed
         return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed)
 
+    def running(self) -> tuple[RunningTask, ...]:
+        with self.ledger.lock:
+            return running_tasks(self.ledger, self._logs)
+
     def tell_tasks(self, is_heard: bool) -> None:
         self._task_events.is_heard = is_heard
 
 
+def _closed_early() -> PoolClosed:
+    return PoolClosed("pool: closed before the call ended; wait for its value inside the `with` block")
+
+
 def _fail(tasks: list[Task], gangs: list[Gang], error: SkywardError) -> None:
-    """Fail everything that was open, without the lock. Gangs tell their own ranks."""
+    """Fail all these tasks and gangs, without the lock. A gang's future stands for its ranks."""
     for task in tasks:
         if not isinstance(task, RankTask):
             task.on_failed(error)

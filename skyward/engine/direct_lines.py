@@ -1,6 +1,6 @@
-"""Direct lines: sockets from the client to the first slot of each node, on which short calls pass the agent by.
+"""Direct lines: sockets from the client to the first slot of each node, on which short calls bypass the agent.
 
-The agent hands such a socket over when the slot starts. It learns of a call on a line only when it must (HOLD).
+The agent passes such a socket to the client when the slot starts. It learns of a call on a line only if it must (HOLD).
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from ..wire.frames import Frame
 from .ledger import Ledger
 from .link import DirectLine, NodeLink, Readable
 
-__all__ = ["DirectLines"]
-
 
 class DirectLines:
-    """Open and drop the direct lines of all nodes. The ledger is locked in every call except `gone`."""
+    """Direct lines of all nodes. Call every method except `gone` with the ledger locked."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def on_line(self, node: int, frame: Frame) -> None:
-        """Take the line that a node offers in the place of the one before."""
+        """Take the line that a node offers, and drop its previous one."""
         link = self._ledger.links[node]
         self.drop(link)
-        if frame.fd < 0:  # it could not be received: this process may open no more files
+        if frame.fd < 0:  # this process may open no more files, so the node has no line
             return
         link.line = DirectLine(node, Channel(socket.socket(fileno=frame.fd)), frame.ident)
 
     def gone(self, line: Readable) -> None:
-        """Drop a line whose slot has died. The agent is told of the call on it, and reports what became of it."""
+        """Drop a line whose slot has died. The agent then reports the outcome of the call on it."""
         with self._ledger:
             link = self._ledger.links.get(line.node)
             if link is not None and link.line is line:
@@ -44,5 +42,5 @@ class DirectLines:
         line.is_led = False
         self._ledger.watcher.remove(line)
         line.channel.close()
-        link.hold()
+        link.hold()  # only the agent knows how far the call on the line came
         self._ledger.dirty.add(link)

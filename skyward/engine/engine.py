@@ -1,7 +1,7 @@
-"""The contract of an engine: the seam between calls and whatever turns them into results.
+"""Contract of an engine: the seam between calls and the code that turns them into results.
 
-There is one engine, `direct`. Only the pool, which makes it, knows its class; everything else above this layer sees
-these protocols. An engine without a faster way for waiting callers implements `WaitingCallers` by its ordinary one.
+There is one engine, `direct`. Only the pool, which creates it, knows its class. Everything else above this layer sees
+these protocols. An engine without a fast path for waiting callers implements `WaitingCallers` with its ordinary path.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..calls.futures import Future
+from ..console.activity import RunningTask
 from ..errors import SkywardError
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine, Machines
@@ -17,8 +18,6 @@ from .builder import TaskBuilder
 from .gang import Gang
 from .task_events import TaskCounts
 from .tasks import Task
-
-__all__ = ["Engine", "NodeFacts", "Questions", "Streams", "WaitingCallers"]
 
 
 class NodeFacts(Protocol):
@@ -30,11 +29,11 @@ class NodeFacts(Protocol):
         ...
 
     def ranks_per_node(self, launch: ProcessLaunch) -> int:
-        """Return the ranks of a gang on each node; "auto": the fewest accelerators of any node, at least 1."""
+        """Return the number of ranks per node; for "auto", the fewest accelerators of any node, and at least 1."""
         ...
 
     def devices(self, node: int) -> tuple[str, ...]:
-        """Return the accelerators that calls see on a node; none while it is down. Nodes may share some."""
+        """Return the accelerators that calls see on a node; none while it is down. Nodes can share accelerators."""
         ...
 
     def agent_pids(self) -> dict[int, int]:
@@ -47,22 +46,22 @@ class NodeFacts(Protocol):
 
 
 class WaitingCallers(Protocol):
-    """Let callers that wait at once do the work of a thread of the engine. Thread-safe."""
+    """Fast path for callers that wait at once: they do the work of an engine thread themselves. Thread-safe."""
 
     def may_pull(self) -> bool:
-        """Whether the buffers of a call with a waiting caller may stay in this process's memory (`PulledTask`)."""
+        """Tell whether the buffers of a waiting caller's call may stay in this process's memory (`PulledTask`)."""
         ...
 
     def stop_pulling(self) -> None:
-        """Send all buffers from now on: slots cannot read this process's memory."""
+        """Send all buffers from now on, because slots cannot read this process's memory."""
         ...
 
     def submit(self, task: Task, future: Future[Any], nodes: tuple[int, ...] | None = None) -> None:
-        """Submit a task, and perhaps wait for its outcome in this thread for a moment."""
+        """Submit a task. If that is faster, wait briefly for its outcome in the calling thread."""
         ...
 
     def lead(self, task_id: int, future: Future[Any]) -> None:
-        """Wait for the outcome of a submitted task in this thread for a moment, if that is faster."""
+        """Wait briefly for the outcome of a submitted task in the calling thread, if that is faster."""
         ...
 
 
@@ -78,11 +77,11 @@ class Streams(Protocol):
         ...
 
     def end_input(self, task_id: int, kind: int, lane: int) -> None:
-        """Tell a task that its input iterator has ended (IN_END) or raised (IN_ERROR)."""
+        """Report to a task that its input iterator has ended (`kind` is IN_END) or raised (IN_ERROR)."""
         ...
 
     def close(self, task_id: int) -> None:
-        """Close a generator whose reader is gone, or forget it if it was not sent yet."""
+        """Close a generator whose reader is gone. Forget it if it was not sent yet."""
         ...
 
     def close_all(self) -> None:
@@ -94,11 +93,11 @@ class Questions(Protocol):
     """Questions to running calls. Thread-safe."""
 
     def call_named(self, name: str) -> int:
-        """Return the open call of that name; for an empty name, the only open call that no task has made.
+        """Return the number of the open call of that name; for an empty name, the only call outside of tasks.
 
         Raises:
-            ControlFailed: there is none.
-            UsageError: there are several.
+            ControlFailed: There is no such call.
+            UsageError: There are several.
         """
         ...
 
@@ -106,7 +105,7 @@ class Questions(Protocol):
         """Ask a running call, or rank 0 of a gang, and wait for the answer.
 
         Raises:
-            ControlFailed: there is no answer; `is_gone`: the call has ended.
+            ControlFailed: There is no answer. `is_gone` is set if the call has ended.
         """
         ...
 
@@ -128,67 +127,80 @@ class Engine(Protocol):
     # Life -----------------------------------------------------------------------------------------------------------
 
     def start(self, machines: list[Machine], source: Machines) -> None:
-        """Connect to all agents. `source`: gives replacements for lost machines.
+        """Connect to all agents.
+
+        Args:
+            machines: The machines of the pool's nodes.
+            source: Source of replacements for lost machines.
 
         Raises:
-            Unreachable: an agent does not answer; the links that were opened are closed.
+            Unreachable: An agent does not answer. All links are closed again.
         """
         ...
 
     @property
     def was_started(self) -> bool:
-        """Whether the agents were reached, so that `close` tells them to end."""
+        """Return whether the agents were reached, so that `close` has to stop them."""
         ...
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until every call has its outcome or is cancelled. False: the time was up."""
+        """Wait until every call has its outcome or is cancelled. Return False on timeout."""
         ...
 
     def cancel_all(self, reason: SkywardError | None = None) -> None:
-        """Fail every open call with `reason`, by default PoolClosed, and stop it where it runs."""
+        """Fail every open call with `reason` (PoolClosed by default), and stop it where it runs."""
         ...
 
     def wait_stopped(self) -> bool:
-        """Wait for the grace period of cancelled calls. False: some still run, and end with their node."""
+        """Wait for cancelled calls during their grace period. Return False if some still run."""
         ...
 
     def close(self) -> None:
-        """Tell the agents to end, and fail open calls with PoolClosed. Idempotent."""
+        """Stop the agents, and fail open calls with PoolClosed. Idempotent."""
         ...
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None) -> None:
-        """Submit a task, which gets its outcome by its own methods.
+        """Submit a task. The engine reports its outcome by calling the task's methods.
 
         Args:
-            nodes: where it may go; None: any node that is kept for no role.
+            task: The task.
+            nodes: Nodes that may run it; None: any node without a role.
 
         Raises:
-            PoolClosed
+            PoolClosed: The pool is closed.
         """
         ...
 
     def submit_gang(self, gang: Gang) -> None:
-        """Start the ranks of a gang once all its nodes have room; its future gets the outcome. Raises PoolClosed."""
+        """Start the ranks of a gang once all its nodes have room. Its future gets the outcome.
+
+        Raises:
+            PoolClosed: The pool is closed.
+        """
         ...
 
     def cancel(self, task_id: int) -> None:
-        """Stop a task wherever it is; nobody gets its outcome. Idempotent."""
+        """Stop a task wherever it is, and drop its outcome. Idempotent."""
         ...
 
     def cancel_gang(self, gang_id: int) -> None:
-        """Stop all ranks of a gang; nobody gets its outcome. Idempotent."""
+        """Stop all ranks of a gang, and drop its outcome. Idempotent."""
         ...
 
     def abandon(self, task_id: int) -> None:
-        """Stop a task or a stream soon, in another thread: for finalizers, which may interrupt any code of ours."""
+        """Stop a task or a stream soon, in another thread. For finalizers, which can run while the ledger is locked."""
         ...
 
     # Monitoring -----------------------------------------------------------------------------------------------------
 
     def counts(self) -> TaskCounts:
         """Return how many slots are busy, and how many calls wait, ended and failed."""
+        ...
+
+    def running(self) -> tuple[RunningTask, ...]:
+        """Return the tasks that fill the slots of the nodes, with the progress lines they show."""
         ...
 
     def tell_tasks(self, is_heard: bool) -> None:

@@ -1,6 +1,6 @@
-"""What nodes send: outcomes of tasks, their parts, items and output, and frames for other parts of an engine.
+"""Handlers for the frames of nodes: outcomes of tasks, their parts, items and output.
 
-Everything here is called with the ledger locked.
+The table also has the handlers of other parts of the engine. All of them are called with the ledger locked.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from .task_dispatcher import TaskDispatcher
 from .tasks import Loss, Task, TaskFailure, loss_error
 from .threads import in_words, report
 
-__all__ = ["FrameHandlers", "Handler"]
-
 Handler = Callable[[Readable, Frame], object]
-"""Takes a frame, and the channel that it came by."""
+"""Function that takes the channel and the frame that it brought."""
 
 
 class FrameHandlers:
-    """Take what nodes send.
+    """Table of handlers by kind of frame.
 
     Args:
-        on_rank_stack: takes the stack of a rank; that of any other task goes to `task_dispatcher`.
-        others: handlers, by the kind of frame, for what is about no task.
+        ledger: Shared state of the engine.
+        dispatcher: Takes ended tasks and stacks of tasks.
+        logs: Takes output.
+        on_rank_stack: Takes the stack of a rank.
+        others: Further handlers, by kind of frame.
     """
 
     def __init__(
@@ -59,22 +60,22 @@ class FrameHandlers:
             FrameKind.ELSEWHERE: self._on_elsewhere,
             **others,
         }
-        """By the kind of frame; a kind without one is ignored."""
+        """Handlers by kind of frame. Frames of other kinds are ignored, because newer agents may send them."""
 
     def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
-        """Fail the task of a frame that could not be handled."""
+        """Fail the task of a frame whose handler raised, so that its caller does not wait forever."""
         report(error)
         task = self._ledger.tasks.get(frame.ident)
         if task is None:
             return
-        failure = InternalError(f"{task.name!r} failed in the client: {in_words(error)}; please report this")
+        failure = InternalError(f"{task.name!r}: its outcome could not be handled, {in_words(error)}; report this bug")
         failure.__cause__ = error
         if not task.is_cancelled or isinstance(task, RankTask):
             self._ledger.after.append(lambda: task.on_failed(failure))
         self._dispatcher.finish(task, link.node)
 
     def _about_task(self, handle: Callable[[Task, int, Frame], object]) -> Handler:
-        """Look up the task of a frame; what is about a task that has ended is dropped."""
+        """Wrap a handler so that it gets the task of the frame. Frames about ended tasks are dropped."""
 
         def look_up(link: Readable, frame: Frame) -> None:
             task = self._ledger.tasks.get(frame.ident)
@@ -83,14 +84,14 @@ class FrameHandlers:
 
         return look_up
 
-    # Values: also of a task that has ended they are received, because their blobs must not pile up --------------------
+    # Values. They are received even if their task has ended: otherwise their blobs would pile up in the link. ---------
 
     def _on_result(self, link: Readable, frame: Frame) -> None:
         received = link.received(frame)
         task = self._ledger.tasks.get(frame.ident)
         if task is None:
             return
-        if not task.is_cancelled:  # noted before anything is sent: a value that is here is never lost
+        if not task.is_cancelled:  # queued before `finish` may raise, so a value that arrived is never lost
             self._ledger.after.append(lambda: task.on_result(received))
         elif isinstance(task, RankTask):
             self._ledger.after.append(lambda: task.ended(task))
@@ -114,7 +115,7 @@ class FrameHandlers:
         self._logs.add(link.node, self._ledger.tasks.get(frame.ident), frame.lane, frame.body)
 
     def _on_elsewhere(self, link: Readable, _: Frame) -> None:
-        """The answer comes by another channel: the caller that reads this one stops."""
+        """Stop the caller that reads this line, because the answer comes by the link."""
         link.is_led = False
 
     def _on_input_credit(self, task: Task, _: int, frame: Frame) -> None:
@@ -149,20 +150,20 @@ class FrameHandlers:
         self._dispatcher.finish(task, node)
 
     def _on_lost(self, task: Task, node: int, frame: Frame) -> None:
-        said = json.loads(frame.body)
+        fields = json.loads(frame.body)
         loss = Loss(
             node=node,
-            signal=said["signal"],
-            exit_code=said["exit_code"],
-            started=said["started"],
-            index=said["index"],
-            at=said["at"],
-            stack=said["stack"],
-            why=said.get("why", ""),
+            signal=fields["signal"],
+            exit_code=fields["exit_code"],
+            started=fields["started"],
+            index=fields["index"],
+            at=fields["at"],
+            stack=fields["stack"],
+            why=fields.get("why", ""),
         )
         if task.is_cancelled or task.handles_loss:
             self._dispatcher.finish(task, node)
-            if task.handles_loss:  # told in turn, behind the parts that came before
+            if task.handles_loss:  # queued, so that it comes behind the parts that arrived before
                 self._ledger.after.append(lambda: task.on_lost(loss))
         elif not task.may_move:
             self._dispatcher.finish(task, node)
@@ -172,7 +173,7 @@ class FrameHandlers:
             self._logs.end(task)
             self._dispatcher.release(task, node)
             self._ledger.losses[task.id] = loss
-            self._dispatcher.perform(self._ledger.scheduler.lost(task.id, started=bool(said["started"])))
+            self._dispatcher.perform(self._ledger.scheduler.lost(task.id, started=bool(fields["started"])))
 
     def _on_recalled(self, task: Task, node: int, _: Frame) -> None:
         if isinstance(task, RankTask):

@@ -1,4 +1,4 @@
-"""A gang on the client's side: its ranks start together, and fail or succeed as one."""
+"""Gangs on the client's side: their ranks start together, and succeed or fail as one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from .devices import are_shared
 from .hangs import Hang, Late
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
-__all__ = ["Gang", "RankTask", "class_name", "make_ranks"]
-
 _FAIL_AGAIN = (
     "ArgumentNotPicklable",
     "MissingDependency",
@@ -30,19 +28,22 @@ _FAIL_AGAIN = (
     "TaskTimeout",
     "UsageError",
 )
-"""Errors that another start would end with too; one has cost the whole training already."""
+"""Errors that every restart would repeat, at the cost of the whole training."""
 
 _OF_ANOTHER = "RankFailed"
-"""Of `skyward.training`, which this layer does not know."""
+"""Error of `skyward.training` that means that another rank failed. Compared by name, because this layer must not import
+that package.
+"""
 
-_ADVICE = re.compile(r"\. (?:The pool goes on|Give the call)")
+_ADVICE = re.compile(r"(?: \(the pool continues\))?; set (?:retries|max_restarts)=")
 
 
 @dataclass(eq=False, kw_only=True)
 class Gang:
-    """One gang call. `nodes` None: any one node of `one_of`, or of those that are kept for no role.
+    """Gang call.
 
-    `future` gets a list, one value for each node, or one value.
+    It runs on all of `nodes`, and then `future` gets a list with one value per node. If `nodes` is None, it runs on one
+    node of `one_of`, or on any node without a role if that is None too, and `future` gets one value.
     """
 
     id: int
@@ -58,68 +59,69 @@ class Gang:
     ranks_per_node: int
     future: Future[Any]
     retries_left: int = 0
-    """Further starts after the loss of a process or node, or after what `retry_on` names."""
+    """Restarts left for lost processes and nodes, and for the errors of `retry_on`."""
     restarts_left: int = 0
-    """Further starts after any other failure, but what would fail again."""
+    """Restarts left for any other failure, except those that would be repeated."""
     placed: tuple[int, ...] = ()
     port: int = 0
     tasks: dict[int, RankTask] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     values: dict[int, Received] = field(default_factory=dict)
     failures: list[tuple[float, int, BaseException | TaskFailure]] = field(default_factory=list)
-    """(when it happened on its node, rank, error as it came), in the order they arrived."""
+    """(time by its node's clock, rank, error as it arrived) of each failure, in the order of arrival."""
     is_stopping: bool = False
     is_cancelled: bool = False
     is_final: bool = False
-    """It cannot be started again: nodes that it needs are gone for good."""
+    """Whether nodes that it needs are gone for good, so that it cannot be restarted."""
     port_retries: int = 1
     hang: Hang | None = None
-    """What was found of a hang in this start."""
+    """Hang that was detected in this start."""
     late: Late | None = None
-    """Set when the time of this start is up."""
+    """Set when this start has exceeded its timeout."""
     is_nested: bool = False
-    """A task has called it."""
+    """Whether a task made the call."""
     parent: int | None = None
-    """That task, or the gang that it is a rank of."""
+    """Task that made the call, or the gang that this task is a rank of."""
     past: list[str] = field(default_factory=list)
-    """Of each start that failed before this one: why, in a line."""
+    """Reason of each earlier start's failure, in one line."""
 
     @property
     def is_complete(self) -> bool:
         return len(self.values) == (1 if self.nodes is None else len(self.placed))
 
     def value(self) -> Any:
-        """What the caller gets: of each node, the value of its first rank."""
+        """Return the caller's value: that of each node's first rank."""
         firsts = [self.values[rank].decode() for rank in sorted(self.values)]
         return firsts[0] if self.nodes is None else firsts
 
     def wait_shown(self) -> None:
-        """Wait a moment until what its ranks printed is shown."""
+        """Wait briefly until the output of its ranks is shown."""
         for task in self.tasks.values():
             if task.shown is not None:
                 task.shown()
 
     def cause(self) -> tuple[int, BaseException | TaskFailure]:
-        """The rank that failed first, and how.
+        """Return the rank that failed first, and its error.
 
-        Ranks fail because one failed: the first by the clock of its node is the cause, and a rank whose process was
-        killed is a cause before all that raised or aborted. `RankFailed` only says that another rank has failed.
+        One failing rank makes the others fail, so the earliest failure by its node's clock is the cause. A rank whose
+        process was killed counts as earlier than ranks that raised or aborted (time 0). `RankFailed` is never the cause
+        unless there is nothing else, because it only reports the failure of another rank.
         """
         own = [failure for failure in self.failures if class_name(failure[2]) != _OF_ANOTHER]
         _, rank, error = min(own or self.failures, key=lambda failure: failure[0])
         return rank, error
 
     def raise_error(self) -> NoReturn:
-        """Raise the cause, with the other failures as notes. To be called once: notes are added."""
-        rank, came = self.cause()
-        error = _exception(came)
+        """Raise the cause, with the other failures as notes. Call it once, because each call adds notes."""
+        rank, failure = self.cause()
+        error = _exception(failure)
         others = sorted(((r, e) for _, r, e in self.failures if r != rank), key=lambda other: other[0])
         if isinstance(error, GangHung | TaskTimeout):
             error.add_note("All ranks were stopped.")
         elif self.launch.is_gang and len(self.tasks) > 1:
             error.add_note(f"Rank {rank} of {len(self.tasks)} failed first; the other ranks were stopped.")
         for other_rank, other in others:
-            error.add_note(f"Rank {other_rank} then: {_one_line(other)}")
+            error.add_note(f"Rank {other_rank} then failed: {_one_line(other)}")
         if self.past:
             starts = "\n".join(f"  {number}: {why}" for number, why in enumerate([*self.past, "this error"], start=1))
             error.add_note(f"The gang was started {len(self.past) + 1} times:\n{starts}")
@@ -128,18 +130,20 @@ class Gang:
     # Starting again -------------------------------------------------------------------------------------------------
 
     def spend_restart(self) -> bool:
-        """Whether it is started again after the failures it has; if so, one of what allows it is used up."""
+        """Decide whether to restart after the recorded failures. If so, use up one of the allowed restarts."""
         if self.is_final:
             return False
+        # Bad luck with the port is not the user's failure, so it has an allowance of its own and comes first.
         if self.port_retries > 0 and any(class_name(e) == RendezvousFailed.__name__ for _, _, e in self.failures):
             self.port_retries -= 1
             return True
-        _, came = self.cause()
-        name = class_name(came)
-        is_wanted = name in ("SlotLost", "NodeLost", "Preempted")
-        if self.retries_left > 0 and not is_wanted and self.options.retry_on:  # only then is it unpickled here
-            is_wanted = isinstance(_exception(came), self.options.retry_on)
-        if self.retries_left > 0 and is_wanted:
+        _, failure = self.cause()
+        name = class_name(failure)
+        is_retryable = name in ("SlotLost", "NodeLost", "Preempted")
+        if self.retries_left > 0 and not is_retryable and self.options.retry_on:
+            # Only `retry_on` needs the class itself. Otherwise the I/O thread must not unpickle the user's exception.
+            is_retryable = isinstance(_exception(failure), self.options.retry_on)
+        if self.retries_left > 0 and is_retryable:
             self.retries_left -= 1
             return True
         if self.restarts_left > 0 and name not in _FAIL_AGAIN:
@@ -148,33 +152,33 @@ class Gang:
         return False
 
     def reset(self) -> None:
-        """Before it is started again."""
-        rank, came = self.cause()
-        # Without what could be done about it: it is done.
-        self.past.append(f"rank {rank}: {_ADVICE.split(_one_line(came))[0]}")
+        """Clear the state of the failed start before a restart."""
+        rank, failure = self.cause()
+        # Leave out the advice to allow restarts: this gang has just been allowed one.
+        self.past.append(f"rank {rank}: {_ADVICE.split(_one_line(failure))[0]}")
         self.tasks, self.open, self.values = {}, set(), {}
         self.failures, self.is_stopping, self.port, self.placed, self.hang = [], False, 0, (), None
         self.late = None
 
 
-def _exception(came: BaseException | TaskFailure) -> BaseException:
-    return came.error() if isinstance(came, TaskFailure) else came
+def _exception(error: BaseException | TaskFailure) -> BaseException:
+    return error.error() if isinstance(error, TaskFailure) else error
 
 
-def class_name(came: BaseException | TaskFailure) -> str:
-    """Of the exception, without unpickling it: that is for the caller's thread."""
-    return came.failure.type_name.rpartition(".")[2] if isinstance(came, TaskFailure) else type(came).__name__
+def class_name(error: BaseException | TaskFailure) -> str:
+    """Return the name of the exception's class without unpickling it, which only the caller's thread may do."""
+    return error.failure.type_name.rpartition(".")[2] if isinstance(error, TaskFailure) else type(error).__name__
 
 
-def _one_line(came: BaseException | TaskFailure) -> str:
-    message = came.failure.message if isinstance(came, TaskFailure) else str(came)
-    return printable(f"{class_name(came)}: {(message.splitlines() or [''])[0]}")
+def _one_line(error: BaseException | TaskFailure) -> str:
+    message = error.failure.message if isinstance(error, TaskFailure) else str(error)
+    return printable(f"{class_name(error)}: {(message.splitlines() or [''])[0]}")
 
 
 def make_ranks(
     gang: Gang, peers: dict[int, Peer], devices: dict[int, tuple[str, ...]], interfaces: dict[int, str]
 ) -> list[Rank]:
-    """The ranks of a gang that was placed: node by node, so a node's ranks are neighbours."""
+    """Return the ranks of a placed gang, numbered node by node, so that a node's ranks are neighbours."""
     members = tuple(peers[node] for node in gang.placed)
     local = gang.ranks_per_node
     shares_devices = are_shared((devices[node] for node in gang.placed), local)
@@ -203,7 +207,7 @@ def make_ranks(
 
 @dataclass(eq=False, kw_only=True)
 class RankTask(Task):
-    """One rank. It reports to its gang through the engine."""
+    """Task of one rank, which reports to its gang."""
 
     handles_loss = True
 
@@ -238,7 +242,8 @@ class RankTask(Task):
         assert self.rank is not None
         if not self.is_cancelled:
             error = loss_error(loss, f"{self.name} (rank {self.rank})", self.tail, again="max_restarts=1")
-            # Frameworks abort a process when another one is gone: that death counts from its time.
+            # Frameworks abort a process when a peer is gone, so an abort keeps its time and may be an effect. Any other
+            # death gets time 0 and counts as the cause.
             at = loss.at if loss.signal == signal.SIGABRT else 0.0
             self.gang.failures.append((at, self.rank, error))
         self.ended(self)

@@ -1,6 +1,9 @@
-"""Gangs: started when their nodes have room, stopped as one, started again, and judged when they hang.
+"""Life of gangs: they start when their nodes have room, stop as one, restart, and are diagnosed when they hang.
 
-Everything here is called with the ledger locked.
+Everything here is called with the ledger locked, except `_rank_ended` and `_read_stack`, which lock it themselves.
+
+Frames and deadlines of a failed start may still arrive after the gang was restarted. A restart makes new rank tasks, so
+each handler checks that its task belongs to the current start (`gang.open`, `_of_start`).
 """
 
 from __future__ import annotations
@@ -21,20 +24,25 @@ from .log_router import LogRouter
 from .nodes import NodeLinks
 from .task_dispatcher import TaskDispatcher
 
-__all__ = ["Gangs"]
-
 _GRACE_S = 1.0
 _STACKS_LIMIT_S = 4.0
-"""Seconds to wait for the stack of a rank before the gang is judged without it."""
+"""Seconds to wait for the stacks of ranks. After that the gang is judged without the missing ones."""
 _SETTLE_S = 0.2
-"""Seconds between the first failure of a rank and the stop of the others: one of those may fail with the cause."""
+"""Seconds between the first failure of a rank and the stop of the others.
+
+Failures arrive in any order. The rank that failed first may report after a rank that failed because of it.
+"""
 
 
 class Gangs:
-    """Start, stop and judge the gangs that are in the ledger.
+    """Start, stop and diagnose the gangs of a ledger.
 
     Args:
-        grace_s: seconds that a cancelled rank has to end by itself before it is killed.
+        ledger: Shared state of the engine.
+        dispatcher: Sends the tasks of ranks.
+        nodes: Facts about the nodes.
+        logs: Takes messages to the user.
+        grace_s: Seconds that a cancelled rank has to end by itself before it is killed.
     """
 
     def __init__(
@@ -58,7 +66,7 @@ class Gangs:
         )
 
     def drop(self, gang: Gang) -> None:
-        """Remove a gang that never started, and that the scheduler has forgotten; the caller tells its future."""
+        """Remove a gang that never started and that the scheduler has forgotten. The caller settles its future."""
         self._ledger.gangs.pop(gang.id, None)
         if not self._ledger.tasks and not self._ledger.gangs:
             self._ledger.idle.notify_all()
@@ -77,7 +85,7 @@ class Gangs:
     # Starting -------------------------------------------------------------------------------------------------------
 
     def _start(self, action: StartGang) -> None:
-        """Ask the first node for a rendezvous port: the nodes have room for the gang."""
+        """Ask the first node for a rendezvous port, now that the nodes have room for the gang."""
         gang = self._ledger.gangs[action.gang]
         gang.placed = action.nodes
         if gang.is_cancelled:
@@ -86,18 +94,18 @@ class Gangs:
         self._ledger.tell(action.nodes[0], FrameKind.RESERVE_PORT, gang.id)
 
     def on_port(self, frame: Frame) -> None:
-        """Start the ranks of a gang at the port that its first node has picked, or fail the gang."""
+        """Start the ranks of a gang with the port that its first node has picked, or fail the gang."""
         gang = self._ledger.gangs.get(frame.ident)
         if gang is None:
             return
         gang.port = frame.lane
         if gang.is_cancelled or any(node not in self._ledger.links for node in gang.placed):
-            gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
+            gang.failures += [(0.0, 0, NodeLost(f"{gang.name!r}: a node was lost during its start", started=False))]
             self._end(gang)
             return
         if not gang.port:
             why = frame.body.decode(errors="replace")
-            error = RendezvousFailed(f"{gang.name!r} cannot meet on node {gang.placed[0]}: {why}", task=gang.name)
+            error = RendezvousFailed(f"{gang.name!r}: no rendezvous on node {gang.placed[0]}: {why}", task=gang.name)
             gang.failures += [(0.0, 0, error)]
             self._end(gang)
             return
@@ -137,7 +145,7 @@ class Gangs:
         gang.future.set_running()
 
     def _tell_of_sharing(self, gang: Gang) -> None:
-        """Log that a running gang shares devices with this one, once for each pair of functions."""
+        """Log that a running gang shares devices with this one, once per pair of functions."""
         own = self._devices_of(gang)
         for other in self._ledger.gangs.values():
             names = frozenset((gang.name, other.name))
@@ -157,7 +165,7 @@ class Gangs:
         with self._ledger:
             gang = task.gang
             if task.id not in gang.open:
-                return  # of an earlier start, or it was told already
+                return  # a rank of an earlier start, or reported before
             gang.open.discard(task.id)
             if not gang.open:
                 self._end(gang)
@@ -193,7 +201,7 @@ class Gangs:
             rank = gang.tasks.get(gang.cause()[0])
             gang.reset()
             if rank is not None:
-                self._logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
+                self._logs.say(rank, rank.node, f"{gang.name!r} is restarted after {gang.past[-1]}")
             self._ledger.gangs[gang.id] = gang
             actions += self._submit(gang)
         else:
@@ -203,7 +211,7 @@ class Gangs:
             self._ledger.idle.notify_all()
 
     def _fail(self, action: FailGang) -> None:
-        """Fail a gang that can never start: nodes that it needs are gone for good."""
+        """Fail a gang that can never start because nodes that it needs are gone for good."""
         gang = self._ledger.gangs.get(action.gang)
         if gang is not None:
             gang.is_final = True
@@ -211,31 +219,33 @@ class Gangs:
 
     def node_lost(self, node: int) -> None:
         for gang in list(self._ledger.gangs.values()):
-            if gang.placed[:1] == (node,) and not gang.port:  # the port it waits for will not come
+            # Ranks on the node fail by themselves. Before that, only a gang that waits for its port would wait forever.
+            if gang.placed[:1] == (node,) and not gang.port:
                 self._lose(gang, node)
 
     def _lose(self, gang: Gang, node: int | None) -> None:
-        error = NodeLost(f"node {node} was lost before {gang.name!r} began", node=node, started=False)
+        error = NodeLost(f"node {node} was lost before {gang.name!r} had begun", node=node, started=False)
         gang.failures.append((0.0, 0, error))
         self._end(gang)
 
     # Hangs ----------------------------------------------------------------------------------------------------------
 
     def on_stack(self, task: RankTask, frame: Frame) -> None:
-        """Take the stack of a rank, which the client asked for or which came because the rank has stopped."""
+        """Take the stack of a rank, requested by the client or sent because the rank has stopped."""
         self._ledger.after.append(lambda: self._read_stack(task, frame))
 
     def _read_stack(self, task: RankTask, frame: Frame) -> None:
         assert task.rank is not None
-        said = json.loads(frame.body)
-        stack = read_stack(task.rank, task.node, said["stack"], said["state"])
-        stack.text()  # reads the files of the user's that it names: later, under the lock, they are known
+        answer = json.loads(frame.body)
+        stack = read_stack(task.rank, task.node, answer["stack"], answer["state"])
+        # Format the stack once before taking the lock. That reads the user's source files, and linecache keeps them.
+        stack.text()
         with self._ledger:
             if task.id in task.gang.open and not task.gang.is_stopping:
-                self._on_stack(task, stack, said.get("stopped_s"))
+                self._on_stack(task, stack, answer.get("stopped_s"))
 
     def _on_stack(self, task: RankTask, stack: RankStack, stopped_s: float | None) -> None:
-        """`stopped_s`: for how long the rank has stood still; None: the client asked for its stack."""
+        """Handle a stack. `stopped_s` is the time without progress; None: the client requested the stack."""
         gang = task.gang
         if stopped_s is None:
             for questions, judge in ((gang.hang, self._judge_hang), (gang.late, self._judge_late)):
@@ -250,17 +260,17 @@ class Gangs:
             self._ledger.at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
 
     def _ask(self, gang: Gang, *, will_end: bool) -> set[int]:
-        """Ask the ranks that have not ended for their stacks, and return their numbers."""
+        """Request the stacks of the ranks that have not ended, and return their numbers."""
         asked = set()
         for rank, task in gang.tasks.items():
             if task.id in gang.open:
-                # To write the stacks of all threads may hurt a process that is well: only those that end next do.
+                # Writing the stacks of all threads can harm a healthy process, so only ranks that will be stopped do.
                 self._ledger.tell(task.node, FrameKind.TAKE_STACK, task.id, lane=int(will_end))
                 asked.add(rank)
         return asked
 
     def _time_out(self, task_id: int, _: int) -> None:
-        """Ask all ranks for their stacks: the time limit of one is that of the gang."""
+        """Request the stacks of all ranks. The first timeout of a rank is that of the gang."""
         task = self._ledger.tasks.get(task_id)
         if not isinstance(task, RankTask) or task.is_cancelled:
             return
@@ -278,7 +288,7 @@ class Gangs:
         self._stop_ranks(gang, self._grace_s)
 
     def _judge_hang(self, gang_id: int, task_id: int) -> None:
-        """Decide whether the gang hangs, now that all stacks are here or the time for them is over."""
+        """Decide whether the gang hangs, once all stacks have arrived or the time for them is over."""
         gang = self._of_start(gang_id, task_id)
         if gang is None or gang.hang is None or gang.is_stopping or gang.hang.is_judged:
             return
@@ -289,8 +299,8 @@ class Gangs:
         error = gang.hang.error(gang.name)
         rank = min(error.ranks, default=gang.hang.first.rank)
         if gang.options.hang_timeout_s is None:
-            said = [str(error), *error.__notes__, "It goes on waiting; hang_timeout_s= would stop it."]
-            self._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
+            report = [str(error), *error.__notes__, "The call keeps waiting; set hang_timeout_s= to stop such a call."]
+            self._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(report))
             return
         gang.failures.append((0.0, rank, error))
         self._stop_ranks(gang, _GRACE_S)
@@ -299,11 +309,11 @@ class Gangs:
 def _settle(gang: Gang) -> None:
     gang.future.shown = gang.wait_shown
     if gang.failures:
-        # Unpickled by the caller, as values are: it may import modules of the user's.
+        # The caller unpickles the error, as it does values, because that may import the user's modules.
         gang.future.settle_error(Undecoded(gang.raise_error))
     elif gang.is_cancelled:
-        gang.future.settle_error(InternalError("a cancelled gang was asked for its value"))
+        gang.future.settle_error(InternalError(f"{gang.name!r}: cancelled, but its value was requested"))
     elif not gang.is_complete:
-        gang.future.settle_error(InternalError(f"{gang.name!r} ended without the values of all its nodes"))
+        gang.future.settle_error(InternalError(f"{gang.name!r}: ended without the values of all its nodes"))
     else:
         gang.future.settle(Undecoded(gang.value))

@@ -1,4 +1,4 @@
-"""Where the ranks of a gang stand when one of them has waited too long for the others, and what to make of it."""
+"""Diagnosis of hangs: stacks of a gang's ranks when one of them has waited too long for the others."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 from ..errors import GangHung, TaskTimeout
 
-__all__ = ["REPORT_AFTER_S", "Hang", "Late", "RankStack", "Stacks", "read_stack", "timed_out"]
-
 REPORT_AFTER_S = 300.0
-"""Seconds after which the stacks of a gang that does not move are logged where no `hang_timeout_s` ends it."""
+"""Seconds without progress after which a gang's stacks are logged if no `hang_timeout_s` stops it."""
 
 _FRAMEWORKS = ("-packages/torch/", "-packages/jax/", "-packages/jaxlib/", "-packages/tensorflow/")
-"""Whose code a rank stands in while it waits for other ranks. As installed: a project of the user's may lie in a folder
-called jax."""
+"""Folders of frameworks: a rank that waits for other ranks is inside their code. The paths are those of installed
+packages, because a project of the user's may be in a folder called jax.
+"""
 _OWN_WAITS = (
     "/torch/utils/data/",
     "/torch/multiprocessing/",
@@ -26,7 +25,7 @@ _OWN_WAITS = (
     "/torch/hub.py",
     "/torch/_inductor/",
 )
-"""But in these it waits for processes of its own, a disk or a network."""
+"""Parts of frameworks in which a rank waits for its own processes, a disk or a network instead of other ranks."""
 _CALLER = "/skyward/node/slot/execute.py"
 _INTEGRATIONS = "/skyward/integrations/"
 _SESSION = f"{_INTEGRATIONS}base.py"
@@ -46,7 +45,7 @@ class _Frame(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Empty where this process does not have the file."""
+        """Source line; empty if this process does not have the file."""
         return linecache.getline(self.file, self.line).strip()
 
     @property
@@ -56,12 +55,12 @@ class _Frame(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankStack:
-    """Where one rank stands. `threads`: the frames of each, innermost first; the main thread's come last."""
+    """Stack of one rank. `threads` has the frames of each thread, innermost first, and the main thread last."""
 
     rank: int
     node: int
     state: str
-    """Of the process, as its kernel says it."""
+    """State of the process as reported by the kernel, such as "S (sleeping)"."""
     threads: tuple[tuple[_Frame, ...], ...]
 
     @property
@@ -70,13 +69,13 @@ class RankStack:
 
     @property
     def waits_in(self) -> str:
-        """The collective (or what else of the framework's) that it waits in; empty if it is somewhere else."""
+        """Collective, or other function of the framework, that the rank waits in; empty if it is elsewhere."""
         if not self.main:
             return ""
         inside = list(itertools.takewhile(lambda frame: frame.is_framework, self.main))
         caller = self.main[len(inside) : len(inside) + 1]
         if caller and _INTEGRATIONS in caller[0].file:
-            return ""  # before the function, or behind it: ranks may be long in coming, and have a limit there
+            return ""  # before or after the user's function, where ranks may wait long and have another timeout
         if any(part in frame.file for frame in inside for part in _OWN_WAITS):
             return ""
         if inside:
@@ -86,19 +85,19 @@ class RankStack:
 
     @property
     def place(self) -> str:
-        """The line of the user's that it is at."""
+        """Line of the user's code that the rank is at."""
         others = [frame for frame in self.main if not frame.is_framework]
         frame = next((frame for frame in others if "/site-packages/" not in frame.file), next(iter(others), None))
-        return frame.place if frame else f"a place unknown (its process: {self.state or 'no answer'})"
+        return frame.place if frame else f"an unknown place (its process: {self.state or 'no answer'})"
 
     def text(self) -> str:
-        """As a traceback, the innermost frame last."""
+        """Describe the rank's state, followed by its traceback."""
         does = f"waits in {self.waits_in}" if self.waits_in else "is in no collective"
         head = f"Rank {self.rank} (node {self.node}) {does}; its process: {self.state}"
-        return f"{head}\n{self.traceback() or '  it wrote no stack'}"
+        return f"{head}\n{self.traceback() or '  no stack available'}"
 
     def traceback(self) -> str:
-        """Format the frames of all threads, the innermost last. Empty: the process wrote no stack."""
+        """Format the frames of all threads, innermost last. Return "" if the process wrote no stack."""
         lines: list[str] = []
         for frames in reversed(self.threads):
             if frames is not self.main:
@@ -110,19 +109,19 @@ class RankStack:
 
 
 def read_stack(rank: int, node: int, text: str, state: str) -> RankStack:
-    """From what `faulthandler` wrote."""
+    """Parse the output of `faulthandler`."""
     threads: list[list[_Frame]] = []
     for line in text.splitlines():
         if _THREAD.match(line):
             threads.append([])
-        elif threads and (found := _FRAME.match(line)):
-            threads[-1].append(_Frame(found[1], int(found[2]), found[3]))
+        elif threads and (frame := _FRAME.match(line)):
+            threads[-1].append(_Frame(frame[1], int(frame[2]), frame[3]))
     users = (tuple(_without_ours(frames)) for frames in threads)
     return RankStack(rank=rank, node=node, state=state, threads=tuple(frames for frames in users if frames))
 
 
 def _without_ours(frames: list[_Frame]) -> Iterable[_Frame]:
-    """Without what called the user's function."""
+    """Remove the frames that called the user's function."""
     end = next((at for at, frame in enumerate(frames) if _CALLER in frame.file), len(frames))
     while end and _SESSION in frames[end - 1].file:
         end -= 1
@@ -131,10 +130,10 @@ def _without_ours(frames: list[_Frame]) -> Iterable[_Frame]:
 
 @dataclass(eq=False, kw_only=True)
 class Stacks:
-    """The ranks of a gang that have not ended are asked where they stand."""
+    """Stacks requested from the ranks of a gang that have not ended."""
 
     asked: set[int]
-    """Ranks that have not answered."""
+    """Ranks that have not answered yet."""
     stacks: dict[int, RankStack] = field(default_factory=dict)
     is_judged: bool = False
 
@@ -146,7 +145,7 @@ class Stacks:
 
 @dataclass(eq=False, kw_only=True)
 class Hang(Stacks):
-    """One rank has waited in one collective for `waited_s`."""
+    """Suspected hang: one rank has waited in one collective for `waited_s`."""
 
     first: RankStack
     waited_s: float
@@ -154,7 +153,7 @@ class Hang(Stacks):
     """Ranks whose function has returned."""
 
     def is_real(self) -> bool:
-        """False: the rank went on while the others were asked."""
+        """Tell whether the rank is still at the same place now that all ranks have answered."""
         now = self.stacks.get(self.first.rank)
         return now is None or now.main[:1] == self.first.main[:1]
 
@@ -180,17 +179,17 @@ class Hang(Stacks):
 
 @dataclass(eq=False, kw_only=True)
 class Late(Stacks):
-    """The time of the call is up."""
+    """Stacks for a call that exceeded its timeout."""
 
     rank: int
-    """The one whose time was up first."""
+    """Rank whose timeout expired first."""
 
     def error(self, name: str, timeout_s: float) -> TaskTimeout:
         return timed_out(name, timeout_s, [stack.text() for _, stack in sorted(self.stacks.items())])
 
 
 def timed_out(name: str, timeout_s: float, notes: Iterable[str]) -> TaskTimeout:
-    """Build the error of a call that ran too long; the notes say where it stood and what it printed last."""
+    """Build the error of a call that ran too long. The notes show its stack and its last output."""
     error = TaskTimeout(
         f"{name!r} ran longer than its timeout_s={timeout_s:g} and was stopped", task=name, timeout_s=timeout_s
     )

@@ -1,10 +1,12 @@
-"""The keeper: one small process beside the client that renews the leases of its nodes, and ends them when it dies.
+"""Keeper: a small process beside the client that renews the leases of its nodes and stops them when the client dies.
 
-It is not the client, so a client that holds its GIL for an hour keeps its nodes; and it watches the client by pidfd,
-so a client that is killed loses them at once. It reaches a node as the client does: by its socket, or by a link of its
-own that the machine's `channel` makes. It leads a session of its own: a Ctrl-C at the terminal and a kill of the
-client's process group pass it by. The nodes' own watchdogs are behind it: without a sign of it for `lease_s` they end
-by themselves.
+It is a process of its own, so a client that holds its GIL for an hour keeps its nodes. It watches the client by pidfd,
+so the nodes of a killed client stop at once. It reaches a node as the client does: by its socket, or by a separate link
+through the machine's `channel`. It leads its own session, so neither Ctrl-C at the terminal nor a kill of the client's
+process group reaches it. If the keeper dies too, the watchdogs of the nodes stop them after `lease_s`.
+
+The client keeps all orders in tables (`_watched`, `_guarded`). A keeper that died is replaced, and the new one gets the
+whole tables, so no order depends on which keeper received it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,6 @@ from typing import IO, Any
 from ..core.process import PACKAGE_ROOT
 from ..values.machine import Machine
 
-__all__ = ["Keeper"]
-
 _END_LIMIT_S = 3.0
 _REAP_LIMIT_S = 600.0
 _RESTART_PAUSE_S = 0.5
@@ -37,9 +37,9 @@ main(int(sys.argv[1]), int(sys.argv[2]))
 
 
 class Keeper:
-    """The client's handle of its keeper process; one for each client process, started with the first pool.
+    """Client's handle of its keeper process: one for each client process, started with the first pool. Thread-safe.
 
-    Thread-safe. A keeper that dies is started again.
+    A keeper that dies is restarted.
     """
 
     _instance: Keeper | None = None
@@ -60,7 +60,7 @@ class Keeper:
             return cls._instance
 
     def watch(self, machine: Machine) -> None:
-        """From now on the node's lease is renewed, and the node ended when this process dies."""
+        """Renew the node's lease from now on, and stop the node when this process dies."""
         order = {
             "op": "watch",
             "key": _key(machine),
@@ -75,7 +75,7 @@ class Keeper:
             self._tell(order)
 
     def forget(self, machine: Machine) -> None:
-        """The node was ended by its pool. The keeper ends with the last that it has to do."""
+        """Stop watching a node that its pool has stopped. The keeper ends with the last of its orders."""
         with self._lock:
             if self._watched.pop(_key(machine), None) is not None:
                 self._drop({"op": "forget", "key": _key(machine)})
@@ -83,10 +83,15 @@ class Keeper:
     def guard(
         self, name: str, argv: Sequence[str], *, log_path: str = os.devnull, limit_s: float = _REAP_LIMIT_S
     ) -> None:
-        """From now on the command is run when this process dies, behind the end of its nodes.
+        """Register a command to run when this process dies, after its nodes have ended.
 
-        Call it before anything is rented. `name` is the pool's; `log_path`: the file that what it prints is added to;
-        `limit_s`: seconds after which it is killed. One that fails is tried again, twice.
+        Call it before anything is rented. A command that fails is retried twice.
+
+        Args:
+            name: Name of the pool.
+            argv: The command.
+            log_path: File to which its output is appended.
+            limit_s: Seconds after which it is killed.
         """
         order = {
             "op": "guard",
@@ -94,7 +99,7 @@ class Keeper:
             "argv": list(argv),
             "log_path": log_path,
             "cwd": _working_folder(),
-            "env": dict(os.environ),  # of now: the keeper may be older than what names the account
+            "env": dict(os.environ),  # the current one: the variables of the cloud account may be newer than the keeper
             "limit_s": limit_s,
         }
         with self._lock:
@@ -102,7 +107,7 @@ class Keeper:
             self._tell(order)
 
     def release(self, name: str) -> None:
-        """All that was rented has been given back: there is nothing to run. Idempotent."""
+        """Remove the command of a pool whose rented machines have all been returned. Idempotent."""
         with self._lock:
             if self._guarded.pop(name, None) is not None:
                 self._drop({"op": "release", "name": name})
@@ -114,33 +119,35 @@ class Keeper:
         if not self._watched and not self._guarded:
             process, self._process = self._process, None
             assert process.stdin is not None
-            # Closing the pipe would not do: a process that the client forked may hold its other end too.
-            with contextlib.suppress(OSError):  # it has ended already
+            # Closing the pipe is not enough: a process that the client forked may hold its other end open too.
+            with contextlib.suppress(OSError):  # the keeper has ended already
                 process.stdin.write(b'{"op": "end"}\n')
                 process.stdin.close()
             try:
                 process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:  # it watches over nothing any longer, so it may be killed
+            except subprocess.TimeoutExpired:  # it has no orders left, so killing it harms nothing
                 process.kill()
                 process.wait()
 
     def _tell(self, order: dict[str, Any]) -> None:
         if self._process is None or self._process.poll() is not None:
-            self._start()
-            return  # `_start` tells it everything
+            self._start()  # sends all orders, this one included
+            return
         self._write(order)
 
     def _write(self, order: dict[str, Any]) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it died: the next order, or `_restart`, starts another
+        with contextlib.suppress(OSError):  # the keeper died: the next order or `_restart` starts another
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
     def _start(self) -> None:
         if self._process is not None:
             _close_input(self._process)
-        with _file_in_memory() as first:  # whenever we die from here on, it has its orders
+        # The first orders travel in a file, not in the pipe. If the client dies right after the start, the keeper has
+        # all of them; a pipe might have taken only some.
+        with _file_in_memory() as first:
             for order in [*self._guarded.values(), *self._watched.values()]:
                 first.write(json.dumps(order).encode() + b"\n")
             first.flush()
@@ -156,11 +163,11 @@ class Keeper:
                 cwd="/",
                 start_new_session=True,
             )
-        with contextlib.suppress(RuntimeError):  # no more threads: the next order sees whether it lives
+        with contextlib.suppress(RuntimeError):  # without a thread, the next order still notices a dead keeper
             threading.Thread(target=self._restart, args=(self._process,), name="skyward-keeper", daemon=True).start()
 
     def _restart(self, process: subprocess.Popen[bytes]) -> None:
-        """In a thread of its own: nodes end when nobody renews their leases, so it tries until there is a keeper."""
+        """Restart a keeper that died, in a separate thread, until one runs. Without one, the leases of nodes expire."""
         process.wait()
         while True:
             try:
@@ -168,19 +175,19 @@ class Keeper:
                     if self._process is process and (self._watched or self._guarded):
                         self._start()
                 return
-            except OSError:  # no descriptor, no process, no memory: perhaps in a moment
+            except OSError:  # no free descriptor, process or memory right now
                 time.sleep(_RESTART_PAUSE_S)
 
 
 def _key(machine: Machine) -> str:
-    """Two hosts may use the same path."""
+    """Return a key for a machine. The path of its socket is not enough, because hosts may use the same path."""
     return "\0".join((machine.socket_path, *machine.channel))
 
 
 def _working_folder() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it was removed
+    except FileNotFoundError:  # the folder was removed
         return "/"
 
 
@@ -192,19 +199,21 @@ def _file_in_memory() -> IO[bytes]:
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it died with an order unread
+    with contextlib.suppress(OSError):  # the keeper died before it read an order
         process.stdin.close()
 
 
 def _let_go_in_child() -> None:
-    """A fork of the client holds the keeper's input no longer than the client, which may end by becoming another
-    program. The descriptor is replaced, not closed: its file object may be in use at the moment of the fork.
+    """Drop the keeper's input in a forked child.
+
+    The keeper takes the end of its input for the end of the client. A child that outlives the client must not hold it
+    open. The descriptor is replaced instead of closed, because its file object may be in use at the moment of the fork.
     """
     Keeper._instance_lock = threading.Lock()
     keeper = Keeper._instance
     if keeper is None or keeper._process is None or keeper._process.stdin is None:
         return
-    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+    with contextlib.suppress(OSError, ValueError):  # ValueError: already closed
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(null, keeper._process.stdin.fileno(), inheritable=False)
         os.close(null)

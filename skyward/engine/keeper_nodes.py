@@ -1,6 +1,6 @@
-"""The nodes that a keeper watches: on this machine by their socket, elsewhere by the command that reaches them.
+"""Nodes that a keeper watches: local ones by their socket, remote ones by the command that reaches them.
 
-Nothing here waits: what one node does, or does not do, delays the lease of no other.
+Nothing here blocks, so that no node delays the lease of another.
 """
 
 from __future__ import annotations
@@ -22,49 +22,51 @@ from ..wire.frames import PROTOCOL_VERSION, FrameKind, pack
 if TYPE_CHECKING:
     from .dialler import CommandEnds
 
-__all__ = ["LocalNode", "KeptNode", "RemoteNode", "node_of"]
-
 _RENEW_S = 15.0
-"""Seconds between two signs of life at most; shorter leases need more."""
+"""Longest time in seconds between two renewals. Short leases need more of them."""
 _DEAD_S = 8.0
 _DIAL_S = 30.0
-"""Seconds for a command to reach its node."""
+"""Timeout in seconds of a command that has to reach its node."""
 _BACKOFF_S = 0.25, 5.0
 
 
 class KeptNode(Protocol):
-    """What the keeper does with a node. Times are monotonic."""
+    """Node as the keeper sees it. Times are monotonic."""
 
     def fileno(self) -> int:
-        """What to wait for; -1: nothing."""
+        """Return the descriptor to poll for input; -1: none."""
         ...
 
     def read(self, now: float) -> None:
-        """It can be read."""
+        """Read input. Call it when `fileno` is readable."""
         ...
 
     def tick(self, now: float) -> float:
-        """Renew the lease if it is time. When to call it again."""
+        """Renew the lease if it is time. Return when to call this again."""
         ...
 
     def end(self) -> None:
-        """Tell it to end."""
+        """Request the node to end."""
         ...
 
     @property
     def has_ended(self) -> bool: ...
 
     def kill(self) -> None:
-        """It had its time to end; leave nothing of it that can be reached from here."""
+        """Kill whatever of the node is reachable from this machine, after its time to end is over."""
         ...
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the resources for the node, which goes on."""
         ...
 
 
 def node_of(order: dict[str, Any]) -> KeptNode:
-    """Raises OSError: it has ended already."""
+    """Create the node of a "watch" order.
+
+    Raises:
+        OSError: The node has ended already.
+    """
     if order["channel"]:
         return RemoteNode(order["channel"], order["lease_s"])
     return LocalNode(order["socket"], order["folder"], order["pid"], order["lease_s"])
@@ -76,7 +78,7 @@ def _hello() -> bytes:
 
 
 class LocalNode:
-    """A node of this machine. One that does not answer is left to its own watchdog."""
+    """Node on this machine. If it does not answer, its own watchdog has to stop it."""
 
     def __init__(self, socket_path: str, folder: str, pid: int, lease_s: float) -> None:
         self._socket_path = socket_path
@@ -90,7 +92,7 @@ class LocalNode:
         return -1
 
     def read(self, now: float) -> None:
-        """It says nothing that matters here."""
+        """Do nothing: a local node sends nothing that matters here."""
 
     def tick(self, now: float) -> float:
         if now >= self._renewed + self._interval_s:
@@ -99,7 +101,7 @@ class LocalNode:
         return self._renewed + self._interval_s
 
     def _send(self, kind: FrameKind) -> None:
-        with contextlib.suppress(OSError):  # the agent is gone or busy; `has_ended` and the next round tell which
+        with contextlib.suppress(OSError):  # the agent is gone (`has_ended` will tell) or busy (retried next time)
             self._connected().send(pack(kind), socket.MSG_DONTWAIT)
 
     def _connected(self) -> socket.socket:
@@ -126,7 +128,7 @@ class LocalNode:
 
     def kill(self) -> None:
         if hasattr(signal, "pidfd_send_signal"):
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # the node has ended
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -137,7 +139,7 @@ class LocalNode:
 
 
 class RemoteNode:
-    """A node behind a command. A link that is silent though it was asked is killed and made anew."""
+    """Node behind a command. A link that does not answer a PING in time is killed, and dialled again."""
 
     def __init__(self, argv: Sequence[str], lease_s: float) -> None:
         self._argv = tuple(argv)
@@ -147,7 +149,7 @@ class RemoteNode:
         self._failures = 0
         self._next_at = 0.0
         self._asked_at: float | None = None
-        """Since when the link owes an answer."""
+        """Time since which the link owes an answer; None: it owes none."""
         self._has_spoken = False
         self._is_ending = False
         self.has_ended = False
@@ -160,16 +162,17 @@ class RemoteNode:
             return
         try:
             data = os.read(self._ends.read_fd, 65536)
-        except BlockingIOError:  # nothing has come yet
+        except BlockingIOError:  # nothing to read
             return
-        except OSError:  # a broken link is handled as an ended one
+        except OSError:  # treat a broken link like one that ended
             data = b""
         if data:
             self._asked_at = None
             self._has_spoken = True
             self._failures = 0
         else:
-            # Its answer to SHUTDOWN is the end of the stream; but a link that never reached it ends like that too.
+            # The agent answers SHUTDOWN by ending the stream. A link that never reached the agent ends in the same way,
+            # so the end counts only if the agent has answered on this link before.
             self.has_ended = self._is_ending and self._has_spoken
             self._drop(now)
 
@@ -188,23 +191,23 @@ class RemoteNode:
         return min(self._next_at, self._asked_at + (self._dead_s if self._has_spoken else _DIAL_S))
 
     def forgive(self, now: float) -> None:
-        """This process did not run, so silence proves nothing."""
+        """Ignore the silence so far, because this process did not run and could not read."""
         if self._asked_at is not None:
             self._asked_at = now
 
     def _dial(self, now: float) -> None:
-        from .dialler import CommandEnds  # a keeper of local nodes starts faster without
+        from .dialler import CommandEnds  # imported late: a keeper of local nodes starts faster without it
 
         try:
             self._ends = CommandEnds(self._argv)
-        except (Unreachable, OSError):  # tried again after a pause, until the node is given up
+        except (Unreachable, OSError):  # retried after a pause, until the client forgets the node
             self._back_off(now)
             return
         self._has_spoken = False
         self._send(_hello() + pack(FrameKind.SHUTDOWN if self._is_ending else FrameKind.LEASE), now)
 
     def _send(self, frames: bytes, now: float) -> None:
-        """And ask for an answer. The socket has room for all that a node which answers is ever sent."""
+        """Send frames and a PING. If the socket is full, the node has not read for long, so drop the link."""
         assert self._ends is not None
         self._next_at = now + self._interval_s
         if self._asked_at is None:
@@ -213,7 +216,7 @@ class RemoteNode:
         try:
             if os.write(self._ends.write_fd, frames) < len(frames):
                 self._drop(now)
-        except OSError:  # the link broke; it is dialled again
+        except OSError:  # the link broke, and `tick` dials again
             self._drop(now)
 
     def _drop(self, now: float) -> None:
@@ -237,7 +240,7 @@ class RemoteNode:
             self._send(pack(FrameKind.SHUTDOWN), now)
 
     def kill(self) -> None:
-        """Its lease ends what could not be told."""
+        """Close the link. A node that could not be reached ends with its lease."""
         self.close()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The keeper's own process; see keeper. It lives as long as the client's pools, and nothing in it waits for one node.
+"""Main program of the keeper; see `keeper`. It lives as long as the client's pools, and never waits for a single node.
 
-When the client dies: nodes are told to end, those that do not are killed where that is possible, and then the commands
-of the pools it guards are run, which end what was rented.
+When the client dies, the keeper requests all nodes to end and kills local ones that do not. Then it runs the guarded
+commands of the pools, which return rented machines.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from .keeper_nodes import KeptNode, LocalNode, RemoteNode, node_of
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["main"]
-
 _END_LIMIT_S = 6.0
-"""Seconds a node gets to end by itself when the client died; then its watchdog is killed, and all with it."""
+"""Seconds that a node has to end by itself after the client's death. Then its watchdog is killed, and all with it."""
 _LONGEST_WAIT_S = 1.0
 _PAUSE_S = 2.0
-"""A wait that took so much longer: this process, or the machine, was stopped."""
+"""Excess time of a wait in seconds from which this process or its machine must have been stopped."""
 _REAP_TRIES = 3
 _REAP_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True)
 class _Guarded:
-    """What to run when the client died."""
+    """Command to run after the client's death."""
 
     argv: list[str]
     log_path: str
@@ -52,9 +50,9 @@ class _Keeper:
         self._is_over = False
 
     def run(self, first: int) -> None:
-        """Until the client dies, or says that its last pool is closed. `first`: a file with the first orders."""
+        """Work until the client dies or ends the keeper. `first` is the descriptor of a file with the first orders."""
         with open(first, "rb") as file:
-            file.seek(0)  # the writer's position is ours
+            file.seek(0)  # the descriptor shares its position with the client's, which wrote the file
             for line in file:
                 self._obey(json.loads(line))
         next_at = 0.0
@@ -64,7 +62,7 @@ class _Keeper:
             ready = _poll([0, self._client_fd, *(node.fileno() for node in self._nodes.values())], wait_s)
             now = time.monotonic()
             has_died = self._client_fd in ready or (self._client_fd < 0 and os.getppid() != self._client)
-            if 0 in ready or has_died:  # its last order may have come between the looks at the two
+            if 0 in ready or has_died:  # read again at its death: the last order may have come after the poll
                 self._read_orders()
             if has_died:
                 break
@@ -86,7 +84,7 @@ class _Keeper:
                 node.forgive(now)
 
     def _read_orders(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # all that came is read
+        with contextlib.suppress(BlockingIOError):  # everything that arrived is read
             while piece := os.read(0, 65536):
                 *lines, self._rest = (self._rest + piece).split(b"\n")
                 for line in lines:
@@ -98,7 +96,7 @@ class _Keeper:
             case "end":
                 self._is_over = True
             case "watch":
-                with contextlib.suppress(OSError):  # it has ended already
+                with contextlib.suppress(OSError):  # the node has ended already
                     self._nodes[order["key"]] = node_of(order)
                     self._nodes[order["key"]].tick(time.monotonic())
             case "forget":
@@ -114,8 +112,8 @@ class _Keeper:
 
 
 def main(client: int, first: int) -> None:
-    """Until the client dies, or says that its last pool is closed. `first`: a file with its first orders."""
-    # A client that ignores it passes that on: no exit code would be known.
+    """Run the keeper of the process `client`. `first` is the descriptor of a file with the first orders."""
+    # A client that ignores SIGCHLD passes that on, and then the kernel drops the exit codes of our commands.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -124,11 +122,11 @@ def main(client: int, first: int) -> None:
 
 
 def _pidfd(pid: int) -> int:
-    if not hasattr(os, "pidfd_open"):  # macOS: the parent's number tells
+    if not hasattr(os, "pidfd_open"):  # macOS: `run` compares the parent's process id instead
         return -1
     try:
         return os.pidfd_open(pid)
-    except OSError:  # it died already; the orders it left are still obeyed, and then its nodes ended
+    except OSError:  # the client died already; `run` then reads its last orders and stops its nodes
         return -1
 
 
@@ -158,7 +156,7 @@ def _end_all(nodes: list[KeptNode]) -> None:
 
 
 def _reap_all(guarded: list[_Guarded]) -> None:
-    """Run the commands, side by side; one that fails again, for networks come back."""
+    """Run the commands in parallel. Retry those that fail, because a network outage may be short."""
     for attempt in range(_REAP_TRIES):
         if attempt:
             time.sleep(_REAP_AGAIN_S)
@@ -174,7 +172,7 @@ def _start(guarded: _Guarded) -> subprocess.Popen[bytes] | None:
 
     try:
         log = os.open(guarded.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError:  # nobody will read why, but it must run
+    except OSError:  # the command must run even if nobody can read its output
         log = os.open(os.devnull, os.O_WRONLY)
     try:
         cwd = guarded.cwd if os.path.isdir(guarded.cwd) else "/"
@@ -188,7 +186,7 @@ def _start(guarded: _Guarded) -> subprocess.Popen[bytes] | None:
             start_new_session=True,
         )
     except OSError as error:
-        os.write(log, f"skyward: {guarded.argv[0]} cannot be run: {error.strerror}\n".encode())
+        os.write(log, f"skyward: cannot run {guarded.argv[0]}: {error.strerror}\n".encode())
         return None
     finally:
         os.close(log)
@@ -199,8 +197,8 @@ def _succeeds(process: subprocess.Popen[bytes], deadline: float) -> bool:
 
     try:
         return process.wait(max(0.0, deadline - time.monotonic())) == 0
-    except subprocess.TimeoutExpired:  # counts as a failure, and leaves no process behind
-        with contextlib.suppress(ProcessLookupError):  # it ended this very moment
+    except subprocess.TimeoutExpired:  # counts as a failure, and must leave no process behind
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return False

@@ -1,7 +1,18 @@
 """Callers that wait for a short call and read its answer themselves.
 
-While nothing else is open, a call needs neither agent nor thread switch: it goes on the direct line to the first slot
-of its node, and the waiting thread reads the line while the I/O thread steps aside.
+If nothing else is open, a call needs neither agent nor thread switch. It takes the direct line to the first slot of its
+node, and the waiting thread leads: it reads the line, or the node's link, while the I/O thread steps aside.
+
+Rules:
+
+- `Readable.is_led`, changed under the ledger's lock, says that a caller reads a channel. The watcher then does not wait
+  for its input, so the I/O thread sleeps on.
+- The I/O thread may still be inside a read of that channel from before. So every read also takes `Readable.reading`;
+  the thread that comes second finds nothing to read, or the lock taken, and returns.
+- A caller leads for at most `LEAD_S`. `_give_up` then gives the channel back to the watcher, also on Ctrl-C. Without it
+  nobody would read the channel again.
+- Signals are held while a caller leads. Frames that were read belong to the whole engine and must all be handled; only
+  the wait for input lets handlers run.
 """
 
 from __future__ import annotations
@@ -18,14 +29,14 @@ from .link import LEAD_S, DirectLine, NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
 from .tasks import Task
 
-__all__ = ["Leader"]
-
 
 class Leader:
-    """Let waiting callers do the work of the I/O thread.
+    """Fast path on which waiting callers do the work of the I/O thread.
 
     Args:
-        read: handles the frames that have come by a channel, in the calling thread.
+        ledger: Shared state of the engine.
+        dispatcher: Sends the tasks.
+        read: Reads a channel and handles its frames in the calling thread.
     """
 
     def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher, read: Callable[[Readable], None]) -> None:
@@ -33,32 +44,35 @@ class Leader:
         self._dispatcher = dispatcher
         self._read_channel = read
         self.can_pull = pull.is_possible()
-        """Whether slots can read this process's memory, as far as known."""
+        """Whether slots can read this process's memory. True until a slot was refused."""
         self._unled = 0
-        """Number of the last task on a direct line that nobody has waited for yet."""
+        """Number of the last task that went on a direct line without a waiting caller."""
 
     # For callers ----------------------------------------------------------------------------------------------------
 
     def may_pull(self) -> bool:
-        """Whether a call would probably go on a direct line now, to a slot that can read this process's memory."""
+        """Tell whether a call would probably take a direct line now, to a slot that can read this process's memory.
+
+        It is only a guess, because no lock is held. `PulledTask` handles a wrong one.
+        """
         if not self.can_pull or not self.is_idle:
             return False
         return all(link.line is not None for link in tuple(self._ledger.links.values()))
 
     def stop_pulling(self) -> None:
-        """Send all buffers from now on: a slot was not allowed to read this process's memory."""
+        """Send all buffers from now on, because the kernel refused a slot access to this process's memory."""
         self.can_pull = False
 
     def submit(self, task: Task, future: Future[Any], nodes: tuple[int, ...] | None = None) -> None:
-        """Submit a task, and wait for its outcome in this thread for a moment (`LEAD_S`).
+        """Submit a task, and wait for its outcome in this thread for up to `LEAD_S`.
 
-        If nothing else is open, the task takes the direct line of its node if it can, and this thread reads the
-        answer: a short call then costs no thread switch at all. Afterwards the I/O thread takes over.
+        If nothing else is open, the task takes the direct line of its node if it can, and this thread reads the answer.
+        A short call then costs no thread switch. After that time the I/O thread takes over.
         """
         refuse_to_wait("`>> pool`")
         try:
             self._submit_and_lead(task, future, nodes)
-        except BaseException:  # Ctrl-C: the caller never gets the future
+        except BaseException:  # Ctrl-C: the caller never gets the future, so nobody else could cancel the task
             with self._ledger:
                 self._dispatcher.cancel(task.id)
             raise
@@ -75,19 +89,22 @@ class Leader:
             if led is not None:
                 self._read(led, future)
         finally:
+            # If `is_led` is clear, a handler has taken the channel away already: the line was dropped, or the answer
+            # comes by another channel. Without an answer yet, an open line must still get back to the I/O thread.
             if led is not None and (led.is_led or not future.done()):
                 self._give_up(led, future)
             interrupts.let_go()
 
     def lead(self, task_id: int, future: Future[Any]) -> None:
         """Read the answer of a task of `submit_unled` in this thread, if it is still on its line."""
-        if task_id != self._unled:  # told without the lock: most futures are one of many
+        if task_id != self._unled:  # a quick check without the lock, because most futures are one of many
             return
         led: Readable | None = None
         interrupts.hold()
         try:
             with self._ledger.lock:
                 link = self._ledger.links.get(self._ledger.scheduler.node_of(task_id) or 0)
+                # Several threads may wait for one future. The first leads, the others wait for it as usual.
                 if link is not None and link.on_line == task_id and link.line is not None and not link.line.is_led:
                     led = self._take(task_id, link)
             if led is not None:
@@ -101,29 +118,32 @@ class Leader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open and callers may read channels."""
+        """Return whether nothing is open and the watcher allows callers to read channels."""
         ledger = self._ledger
         return ledger.watcher.can_lead and not ledger.tasks and not ledger.gangs
 
     def submit_unled(self, task: Task) -> None:
-        """Submit the only open task, which nobody waits for yet; see `lead`."""
+        """Submit the only open task before anybody waits for it; see `lead`."""
         link = self._submit_alone(task, None)
         if link is not None and link.line is not None and link.on_line == task.id:
-            self._ledger.watcher.add(link.line)  # until somebody waits for the value
+            self._ledger.watcher.add(link.line)  # the I/O thread reads the line until somebody waits for the value
             self._unled = task.id
 
     def _submit_alone(self, task: Task, nodes: tuple[int, ...] | None) -> NodeLink | None:
-        """Submit the only open task, by a direct line if possible. Returns the link to its node."""
+        """Submit the only open task, by a direct line if possible. Return the link to its node."""
         self._dispatcher.submit(task, nodes, is_alone=True)
         return self._ledger.links.get(self._ledger.scheduler.node_of(task.id) or 0)
 
     # Reading --------------------------------------------------------------------------------------------------------
 
     def _take(self, task_id: int, link: NodeLink | None) -> Readable | None:
+        """Take over the channel on which the answer will come. Needs the ledger's lock."""
         if link is None:
             return None
         if link.on_line == task_id and link.line is not None:
-            if link.line.is_watched:  # nobody but callers reads a line, as long as their calls are short
+            # A line is watched only between `_give_up` and the end of a long call. Short calls never add it to the
+            # watcher, which would cost two system calls each.
+            if link.line.is_watched:
                 self._ledger.watcher.remove(link.line)
             link.line.is_led = True
             return link.line
@@ -132,6 +152,7 @@ class Leader:
         return link
 
     def _give_up(self, led: Readable, future: Future[Any]) -> None:
+        """Give the channel back to the I/O thread."""
         with self._ledger.lock:
             led.is_led = False
             if isinstance(led, DirectLine) and not future.done() and led.channel.fileno() >= 0:
@@ -146,7 +167,9 @@ class Leader:
             if left_s <= 0:
                 return
             if link.wait_readable(left_s):
-                this_thread.brings_values = True  # done-callbacks of other calls may run in here
+                # Done-callbacks of any call may run in here. If one waits for another value, it must fail at once
+                # (`refuse_to_wait`): this thread is the one that would have to read it.
+                this_thread.brings_values = True
                 try:
                     self._read_channel(link)
                 finally:

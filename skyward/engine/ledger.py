@@ -1,8 +1,17 @@
-"""The state that all parts of an engine share, under one lock: open tasks and gangs, links to nodes, the scheduler.
+"""State that all parts of an engine share under one lock: open tasks and gangs, links to nodes, the scheduler.
 
-A block `with ledger:` locks it: no other thread changes it meanwhile. At its end the frames that it queued are
-sent, and then, without the lock, the callbacks that it queued are called. Code in such a block is short and does no
-I/O that can block.
+A block `with ledger:` holds the lock. At the end of the block, the ledger first sends the queued frames, still with
+the lock. Then it releases the lock and calls the queued callbacks. Code inside a block is short and never blocks on
+I/O.
+
+Rules that keep this safe:
+
+- Lock order: `Readable.reading` first, then the ledger. No thread waits for `reading` while it holds the ledger.
+- Outcomes reach the user's code (futures, done-callbacks) only from `after`. Under the lock that code could deadlock
+  with another thread of the user's, or stop all other calls while it runs.
+- Callbacks of one block run in the order in which they were queued. Those of different threads have no order.
+- Signals are held for the whole block, callbacks included. A KeyboardInterrupt between two changes would leave the
+  scheduler and the tables at odds, and one between two callbacks would lose an outcome.
 """
 
 from __future__ import annotations
@@ -23,43 +32,42 @@ from .link import NodeLink, Readable
 from .tasks import Loss, Task
 from .watcher import Watcher
 
-__all__ = ["Ledger"]
-
 _LONGEST_WAIT_S = 3600.0
-"""A selector refuses to wait for weeks; waking up once an hour costs nothing."""
+"""Longest timeout for a selector, which refuses to wait for weeks. One wake-up per hour costs nothing."""
 
 
 class Ledger:
-    """Shared state; see the module. Use it inside `with ledger:`, or under `lock`, unless it says otherwise.
+    """Shared state of an engine; see the module. Use it inside `with ledger:` or under `lock`, unless stated otherwise.
 
-    As a block it is cheaper than a generator, and nests: only the end of the outermost block sends and tells.
+    Blocks nest: only the end of the outermost block sends frames and calls callbacks. `__enter__` and `__exit__` are
+    methods because a generator-based context manager costs more, and every call passes here.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
-        """Notified when the last open call ends, or when fewer calls are to be waited for."""
+        """Condition that is notified when the last open call ends, or when `wait_idle` has fewer calls to wait for."""
         self.is_open = False
-        """Whether calls are accepted: from the start of the engine to its end."""
+        """Whether calls are accepted, which is so from the start of the engine to its end."""
         self.scheduler = scheduler
         self.tasks: dict[int, Task] = {}
         self.gangs: dict[int, Gang] = {}
-        """Gangs without an outcome yet."""
+        """Gangs that have no outcome yet."""
         self.losses: dict[int, Loss] = {}
-        """By task: a loss that it survived, or that the scheduler has not judged yet."""
+        """Losses by task: survived ones, and those that the scheduler has not decided about yet."""
         self.machines: dict[int, Machine] = {}
         self.links: dict[int, NodeLink] = {}
         """Links to the nodes that are up."""
         self.taken_back: set[int] = set()
         """Nodes whose last lost machine was taken back by its provider."""
         self.watcher = Watcher()
-        """Any thread may wake it."""
+        """Set of channels that the I/O thread waits for. Any thread may wake it."""
         self.dirty: set[Readable] = set()
         """Channels to flush at the end of the block."""
         self.after: list[Callable[[], object]] = []
-        """Callbacks for when the lock is free: they tell the user, or may take time."""
+        """Callbacks to call without the lock, because they run the user's code or take time."""
         self.numbers = itertools.count(1)
-        """Numbers of tasks, gangs and deadlines. Any thread may take one."""
+        """Source of numbers for tasks, gangs and deadlines. Any thread may take one, also without the lock."""
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
         self._depth = 0
 
@@ -74,6 +82,7 @@ class Ledger:
             try:
                 if self._depth == 1:
                     self.flush()
+                    # Take the list under the lock: the next thread to enter starts with an empty one.
                     after, self.after = self.after, after
             finally:
                 self._depth -= 1
@@ -83,7 +92,7 @@ class Ledger:
             interrupts.let_go()
 
     def forget_in_child(self) -> None:
-        """Close the ledger in a forked child, without the lock: the thread that held it is not here."""
+        """Close the ledger in a forked child. Do not take the lock: its holder may not exist in the child."""
         self.is_open = False
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
@@ -91,10 +100,10 @@ class Ledger:
     def require_open(self) -> None:
         """Raise PoolClosed unless calls are accepted."""
         if not self.is_open:
-            raise PoolClosed("the pool is closed; calls go to a pool inside its `with` block")
+            raise PoolClosed("pool: closed; make calls inside its `with` block")
 
     def node_loss(self, node: int, *, started: bool | None) -> Loss:
-        """Describe what the loss of a node does to a task on it. `started`: None where nobody knows."""
+        """Describe the loss of a node to a task on it. `started` is None if nobody knows whether the task had begun."""
         return Loss(node=node, started=started, is_node=True, is_preempted=node in self.taken_back)
 
     # Frames ---------------------------------------------------------------------------------------------------------
@@ -107,19 +116,19 @@ class Ledger:
             self.dirty.add(link)
 
     def flush(self) -> None:
-        """Send as much as the sockets take; the I/O thread sends the rest."""
+        """Send as much as the sockets take without blocking. The I/O thread sends the rest."""
         for link in tuple(self.dirty):
             try:
                 link.flush()
             except ChannelClosed:
-                continue  # the I/O thread sees it too, and acts
+                continue  # the I/O thread reads the end of the link too, and only it repairs links
             self.watcher.update(link)
         self.dirty.clear()
 
     # Open calls -----------------------------------------------------------------------------------------------------
 
     def close_all(self) -> tuple[list[Task], list[Gang]]:
-        """Accept no further calls. Returns the open ones, which the caller tells."""
+        """Stop accepting calls. Return the open tasks and gangs, which the caller must fail without the lock."""
         self.is_open = False
         tasks, gangs = list(self.tasks.values()), list(self.gangs.values())
         self.tasks.clear()
@@ -129,25 +138,32 @@ class Ledger:
 
     # Deadlines ------------------------------------------------------------------------------------------------------
 
-    def at(self, delay_s: float, what: Callable[[int, int], None], subject: int, attempt: int) -> None:
-        """Call `what(subject, attempt)` later. Numbers, not objects: most calls end long before their time is up."""
-        if len(self._deadlines) > 1000 + 4 * len(self.tasks):
+    def at(self, delay_s: float, action: Callable[[int, int], None], subject: int, attempt: int) -> None:
+        """Call `action(subject, attempt)` after `delay_s`.
+
+        Deadlines are not removed when their call ends, which most calls do long before. So they hold numbers, which
+        keep no task alive, and `action` has to check that its subject still exists.
+        """
+        if len(self._deadlines) > 1000 + 4 * len(self.tasks):  # mostly outdated: keep those of open calls
             self._deadlines = [d for d in self._deadlines if d[3] in self.tasks or d[3] in self.gangs]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (time.monotonic() + delay_s, next(self.numbers), what, subject, attempt))
+        heapq.heappush(self._deadlines, (time.monotonic() + delay_s, next(self.numbers), action, subject, attempt))
         self.watcher.wake()
 
     def run_deadlines(self) -> float | None:
-        """Call what is due. Seconds until the next one is; None: there is none."""
+        """Run the deadlines that are due. Return the seconds until the next one; None if there is none."""
         now = time.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, what, subject, attempt = heapq.heappop(self._deadlines)
-            what(subject, attempt)
+            _, _, action, subject, attempt = heapq.heappop(self._deadlines)
+            action(subject, attempt)
         return min(_LONGEST_WAIT_S, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
 
 
 def _call_each(callbacks: list[Callable[[], object]]) -> None:
-    """Call all of them, whatever one raises, and raise the first error at the end."""
+    """Call all callbacks even if some raise, and raise the first error at the end.
+
+    Each one brings an outcome to somebody who waits, so one that raises must not keep the others from theirs.
+    """
     first: BaseException | None = None
     for callback in callbacks:
         try:

@@ -1,4 +1,4 @@
-"""The client's side of one node: its channel, and what the node has."""
+"""Client's side of one node: its channel, and a record of the functions and blobs that the node has."""
 
 from __future__ import annotations
 
@@ -25,97 +25,107 @@ from ..wire.tasks import Mode, pack_task, parse
 from .dialler import Dialler
 from .tasks import Received, Task, WireFunction
 
-__all__ = ["LEAD_S", "AnyChannel", "DirectLine", "NodeLink", "Readable"]
-
 AnyChannel = Channel | StreamChannel
 
 _BLOB_BODY_TAIL = bytes(8)
 _LOADED_SIZE = 4 << 20
-"""Bytes. Smaller results are copied out of their file: a thousand arrays must not be a thousand open descriptors. So
-are larger ones, where many descriptors are open."""
+"""Bytes. Smaller results are copied out of their file, because a thousand arrays must not hold a thousand descriptors
+open. Larger ones are copied too when many descriptors are in use.
+"""
 LEAD_S = 0.02
-"""Seconds that a caller reads its node's channel itself. For longer calls a change of thread is nothing."""
+"""Seconds for which a caller reads its node's channel itself. For longer calls a thread switch costs little."""
 _LINE_WAIT = struct.pack("@ll", 0, int(LEAD_S * 1e6))  # a timeval
 _SPIN_NS = 70_000
-"""Nanoseconds that a caller looks for its answer before it sleeps, while answers are that quick: waking up a thread on
-a core that fell idle takes about as long as such a call does."""
+"""Nanoseconds for which a caller spins before it sleeps, if the last answer came that quickly. Waking a thread on an
+idle core takes about as long as such a call.
+"""
 _LINE_LIMIT = 64 * 1024
-"""Bytes of function and arguments that go on the line: with the frames' heads they fit an empty socket."""
+"""Most bytes of function and arguments for the line. With the frame headers they fit into an empty socket buffer."""
 _FUNCTION_COUNT = 256
-"""Functions that a node remembers; those that open tasks use come on top."""
+"""Functions that a node remembers, beyond those that open tasks use."""
 _BLOB_COUNT = 512
-"""Blobs that stay on a node beyond their calls, at most: each is a descriptor there."""
+"""Most blobs that stay on a node beyond their calls. Each holds a descriptor open there."""
 _FILES_PER_BLOB = 8
-"""Of the files that a node's agent may open: it needs more of them for slots, output and what is on its way."""
+"""Number of files that the agent may open for each stored blob. The others serve slots, output and data in transit."""
 _FEW_FILES = 1024
-"""An agent of the version before does not say how many it may open."""
+"""Assumed limit of open files of an agent of the previous version, which does not report it."""
 
 
 @dataclass
 class _Function:
-    """One that the node knows, and how many open tasks use it."""
+    """Function that the node knows, with the number of open tasks that use it."""
 
     blobs: tuple[Blob, ...]
     users: int = 0
 
 
 class Readable:
-    """What the I/O thread, or a caller in its place, reads frames from. Used under the engine's lock."""
+    """Source of frames for the I/O thread, or for a caller in its place. Used under the ledger's lock."""
 
     def __init__(self, node: int, channel: AnyChannel) -> None:
         self.node = node
         self.channel = channel
         self.is_blocked = False
         self.pongs = 0
-        """Of its channel, as far as the scheduler was told of the round trip."""
+        """Number of the channel's PONGs that the scheduler's round trip accounts for."""
         self.is_watched = False
-        """Set by the watcher that waits for its channel."""
+        """Whether the watcher waits for its channel. Set by the watcher."""
         self.is_led = False
-        """A caller reads the channel itself; see `engine.leader`."""
+        """Whether a caller reads the channel itself; see `engine.leader`."""
         self.reading = threading.Lock()
+        """Lock of the thread that reads and handles frames. Taken before the ledger's lock, never after it."""
         self.is_narrow = False
-        """More channels would bring more, once there is much to bring."""
+        """Whether more channels would speed it up, once there is much to send."""
         self.waits_apart = False
-        """What says that its channel takes more is another descriptor, which is then readable."""
+        """Whether a separate descriptor becomes readable when its channel takes more output."""
         self._poll = select.poll()
         self.follow()
 
     def follow(self) -> None:
-        """Its channel has another descriptor than before."""
+        """Follow the channel to its new descriptor."""
         self._poll = select.poll()
         self._poll.register(self.channel.fileno(), select.POLLIN)
         self.waits_apart = self.channel.write_fileno() != self.channel.fileno()
 
     def receive(self) -> Iterable[Frame]:
-        """Frames of one read. Raises ChannelClosed, or BlockingIOError where there is nothing to read."""
+        """Read once and return the complete frames.
+
+        Raises:
+            ChannelClosed: The channel has ended.
+            BlockingIOError: There is nothing to read.
+        """
         return self.channel.receive()
 
     def received(self, frame: Frame) -> Received:
-        """The payload of a result with its blobs."""
+        """Return the payload of a result with its blobs."""
         return Received(parse(frame.body), ())
 
     def wait_readable(self, timeout_s: float) -> bool:
-        """False: nothing came. A signal's handler may raise here."""
+        """Wait for input. Return False on timeout. The only place where a leading caller lets signal handlers run."""
         return interrupts.waiting(self._poll_once, timeout_s)
 
     def _poll_once(self, timeout_s: float) -> bool:
         return bool(self._poll.poll(max(1, int(timeout_s * 1000))))
 
     def flush(self) -> None:
-        """Send what the socket takes; `is_blocked` says whether something is left. Raises ChannelClosed."""
+        """Send as much as the socket takes. `is_blocked` then says whether output is left.
+
+        Raises:
+            ChannelClosed: The channel has ended.
+        """
         self.is_blocked = not self.channel.flush()
 
 
 class DirectLine(Readable):
-    """The direct line to a node's first slot: one short call at a time goes there with no agent in between.
+    """Direct line to a node's first slot: it carries one short call at a time, without the agent in between.
 
-    The agent learns of the call only when it must (HOLD): when another task comes to the node, when the call is
-    cancelled, when the slot is gone.
+    The agent learns of the call (HOLD) only when it has to act: another task comes to the node, the call is cancelled,
+    or the slot is gone.
     """
 
     def __init__(self, node: int, channel: Channel, number: int) -> None:
         super().__init__(node, channel)
-        # It blocks, but not for long: one system call then waits and reads.
+        # A blocking socket with a short timeout: one system call waits and reads.
         channel.sock.setblocking(True)
         channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LINE_WAIT)
         self.number = number
@@ -124,7 +134,7 @@ class DirectLine(Readable):
         self._functions: set[bytes] = set()
 
     def wait_readable(self, timeout_s: float) -> bool:
-        """At once: `receive` waits, `LEAD_S` at most. A signal's handler runs after that."""
+        """Return at once, because `receive` waits, for at most `LEAD_S`. Signal handlers run after that."""
         return True
 
     def receive(self) -> Iterable[Frame]:
@@ -139,7 +149,11 @@ class DirectLine(Readable):
             self._is_quick = self._may_spin and time.perf_counter_ns() - began < 2 * _SPIN_NS
 
     def takes(self, task: Task) -> bool:
-        """Whether it can go this way: a plain call, for no frame may follow, that fits the socket's buffer at once."""
+        """Tell whether a task can take this line.
+
+        It must be a plain call, because nothing may follow it on the line. It must fit into the socket's buffer,
+        because a blocked line would need somebody to send the rest.
+        """
         if task.head.mode != Mode.CALL or task.head.inputs:
             return False
         function = task.function
@@ -149,13 +163,18 @@ class DirectLine(Readable):
         return size <= _LINE_LIMIT and not (task.payload.blobs or function.payload.blobs)
 
     def send_task(self, task: Task) -> None:
-        """Raises ChannelClosed: nothing was sent."""
+        """Send a task that `takes` allows.
+
+        Raises:
+            ChannelClosed: The slot is gone, and nothing was sent.
+        """
         digest = task.function.digest
         frame = pack(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
         if digest not in self._functions:
             self._functions.add(digest)
             frame = pack(FrameKind.FUNCTION, body=digest + task.function.payload.body) + frame
-            if len(self._functions) > _FUNCTION_COUNT:  # all of them: the agent decides which it keeps
+            # Drop all others at once, without a record of their use. The slot keeps those that the agent sent it too.
+            if len(self._functions) > _FUNCTION_COUNT:
                 dropped = [known for known in self._functions if known != digest]
                 self._functions = {digest}
                 frame = b"".join(pack(FrameKind.DROP_FUNCTION, body=known) for known in dropped) + frame
@@ -163,10 +182,10 @@ class DirectLine(Readable):
 
 
 class NodeLink(Readable):
-    """Frames to one agent, and the record of what was sent to it. Used under the engine's lock.
+    """Frames to one agent, and a record of what was sent to it. Used under the ledger's lock.
 
-    Blobs stay on the node for the next call that needs them, up to `blob_limit` bytes; those of calls that have not
-    ended are never dropped.
+    Blobs stay on the node for the next call that needs them, up to `blob_limit` bytes. Blobs of open calls are never
+    dropped.
     """
 
     def __init__(
@@ -180,31 +199,36 @@ class NodeLink(Readable):
         super().__init__(node, channel)
         self.facts = facts
         self.dialler = dialler
-        """What makes its channel anew; None: a socket of this machine."""
+        """Dialler that reconnects its channel; None: the channel is a socket on this machine."""
         self.stripes = 1
-        """How many channels its link should have; see `engine.width`."""
+        """Number of channels that its link should have; see `engine.width`."""
         self.may_widen = dialler is not None and bool(facts.get("can_stripe"))
         self.line: DirectLine | None = None
         self.on_line: int = 0
-        """The task that was sent on a line and has not ended; 0: none."""
+        """Open task that was sent on a line; 0: none."""
         self._its_line = 0
+        """Number of the line that carries it. The line itself may be gone by now."""
         self.is_held = False
-        """The agent knows of it."""
+        """Whether the agent knows of that task."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
         self._blobs: OrderedDict[bytes, list[int]] = OrderedDict()  # digest -> [size, calls that need it]
         self._blob_bytes = 0
-        # In the node's memory and as much again in its folder; see `agent.blobs`.
+        # The agent keeps as much in memory as it may spill to its folder; see `agent.blobs`.
         self._blob_limit = blob_limit or int(facts.get("memory_bytes", 0)) // 2 or 2 * default_limit()
         self._blob_count = min(_BLOB_COUNT, int(facts.get("files", _FEW_FILES)) // _FILES_PER_BLOB)
         self._arrived: dict[bytes, Blob] = {}
         self._of_calls: dict[int, dict[bytes, Blob]] = {}
-        """Blobs of calls that tasks make, by the number of the call, until that comes."""
+        """Blobs of nested calls that arrived before the call itself, by the number of the call."""
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         self.channel.queue(kind, ident, body, lane=lane)
 
     def send_on_line(self, task: Task) -> bool:
-        """Whether the task could go that way. Raises ChannelClosed: it could not, and the line is gone."""
+        """Send a task on the direct line, and return True, if there is a free line that takes it.
+
+        Raises:
+            ChannelClosed: The line is gone, and nothing was sent.
+        """
         line = self.line
         if line is None or self.on_line or line.is_blocked or not line.takes(task):
             return False
@@ -213,14 +237,18 @@ class NodeLink(Readable):
         return True
 
     def hold(self) -> None:
-        """Tell the agent of the task that is on a line, if there is one."""
+        """Report the task on the line to the agent, if there is one, so that it counts the slot as busy."""
         if self.on_line and not self.is_held:
             self.is_held = True
             self.channel.queue(FrameKind.HOLD, self.on_line, self._its_line.to_bytes(8, "little"))
 
     def send_task(self, task: Task) -> None:
-        """The task and what it stands on that is not there yet. Raises OSError: it was not sent, for want of room."""
-        self.hold()
+        """Send a task, preceded by the function and blobs that the node does not have.
+
+        Raises:
+            OSError: There is no room to send a blob, and the task was not sent.
+        """
+        self.hold()  # before the task: otherwise the agent would give the slot of the line to this task too
         self._send_function(task.function)
         try:
             self._hold_blobs(task.payload.blobs)
@@ -230,7 +258,7 @@ class NodeLink(Readable):
         self.channel.queue(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
 
     def _hold_blobs(self, blobs: tuple[Blob, ...]) -> None:
-        """All of them, or, where that raises OSError, none."""
+        """Hold all of these blobs, or none if one raises OSError."""
         for count, blob in enumerate(blobs):
             try:
                 self.hold_blob(blob)
@@ -241,14 +269,15 @@ class NodeLink(Readable):
     def _send_function(self, function: WireFunction) -> None:
         known = self._functions.get(function.digest)
         if known is None:
-            self._hold_blobs(function.payload.blobs)  # as long as it is known: slots that start later need them too
+            # Held as long as the node knows the function: slots that start later need the blobs too.
+            self._hold_blobs(function.payload.blobs)
             self.channel.queue(FrameKind.FUNCTION, body=function.digest + function.payload.body)
             known = self._functions[function.digest] = _Function(function.payload.blobs)
         known.users += 1
         self._functions.move_to_end(function.digest)
 
     def release(self, task: Task) -> None:
-        """The task has ended, or goes elsewhere: what it stood on may be dropped."""
+        """Release the function and blobs of a task that has ended or goes to another node."""
         if task.id == self.on_line:
             if self.is_held:
                 self.channel.queue(FrameKind.UNHOLD, task.id)
@@ -263,7 +292,7 @@ class NodeLink(Readable):
             self._drop_function()
 
     def _drop_function(self) -> None:
-        """The one that was used longest ago: a loop over closures must not fill the nodes."""
+        """Drop the least recently used function: a loop that creates closures must not fill the nodes."""
         for digest, function in self._functions.items():
             if not function.users:
                 del self._functions[digest]
@@ -272,17 +301,26 @@ class NodeLink(Readable):
                 return
 
     def send_stream_item(self, ident: int, lane: int, item: Encoded) -> None:
-        """Send an item behind its blobs, in its turn: all of a stream has the priority of blobs. Raises OSError."""
+        """Send an item behind its blobs. All frames of a stream have the priority of blobs, to keep their order.
+
+        Raises:
+            OSError: There is no room to send a blob, and nothing was sent.
+        """
         self._hold_blobs(item.blobs)
         self.channel.queue(FrameKind.IN_ITEM, ident, item.body, lane=lane, priority=BLOBS)
-        self.release_blobs(item.blobs)  # the agent has passed them on before it can be told to drop them
+        # Released at once: a DROP_BLOB has the same priority, so it reaches the agent behind the item.
+        self.release_blobs(item.blobs)
 
     def end_stream(self, kind: int, ident: int, lane: int) -> None:
-        """`kind`: IN_END or IN_ERROR."""
+        """Send the end of an input stream. `kind` is IN_END or IN_ERROR."""
         self.channel.queue(kind, ident, lane=lane, priority=BLOBS)
 
     def hold_blob(self, blob: Blob) -> None:
-        """Send the blob unless it is there, and keep it there until it is released. Raises OSError."""
+        """Send a blob that the node does not have, and keep it there until it is released.
+
+        Raises:
+            OSError: There is no room to send it.
+        """
         entry = self._blobs.get(blob.digest)
         if entry is not None:
             entry[1] += 1
@@ -295,7 +333,7 @@ class NodeLink(Readable):
         self._drop_oldest()
 
     def release_blobs(self, blobs: tuple[Blob, ...]) -> None:
-        """A call that needed them has ended."""
+        """Release blobs whose call has ended."""
         for blob in blobs:
             entry = self._blobs.get(blob.digest)
             if entry is not None:
@@ -318,8 +356,8 @@ class NodeLink(Readable):
     # Its end --------------------------------------------------------------------------------------------------------
 
     def finish(self, deadline: float) -> None:
-        """Send what is waiting, until `deadline` (monotonic) at most, and close it."""
-        with contextlib.suppress(ChannelClosed):  # the node is gone, and takes nothing more
+        """Send waiting output until `deadline` (monotonic) at most, and close the link."""
+        with contextlib.suppress(ChannelClosed):  # the node is gone
             while not self.channel.flush() and (left_s := deadline - time.monotonic()) > 0:
                 poll = select.poll()
                 poll.register(self.channel.write_fileno(), select.POLLIN if self.waits_apart else select.POLLOUT)
@@ -328,15 +366,15 @@ class NodeLink(Readable):
         self.close()
 
     def close(self) -> None:
-        """Make no more links either."""
+        """Close the link for good."""
         if self.dialler is not None:
             self.dialler.close()
         self.channel.close()
 
-    # What arrives ---------------------------------------------------------------------------------------------------
+    # Coming in ------------------------------------------------------------------------------------------------------
 
     def receive(self) -> Iterator[Frame]:
-        """Frames of one read; blobs are put aside for the frame that needs them."""
+        """Read once and yield the frames, except blobs: those are kept for the frame that needs them."""
         for frame in self.channel.receive():
             if frame.kind == FrameKind.BLOB:
                 size = int.from_bytes(frame.body[16:24], "little")
@@ -347,7 +385,7 @@ class NodeLink(Readable):
                 yield frame
 
     def blobs_of_call(self, number: int) -> dict[bytes, Blob]:
-        """What came for a call that a task makes; they are the caller's now."""
+        """Hand over the blobs that arrived for a nested call."""
         return self._of_calls.pop(number, {})
 
     def received(self, frame: Frame) -> Received:

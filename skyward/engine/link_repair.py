@@ -1,4 +1,14 @@
-"""Links that break and nodes that are lost: a link is dialled again, another machine takes the place of a node."""
+"""Recovery from broken links and lost nodes: a link is redialled, a node is replaced by another machine.
+
+States of a node's link, all changed under the ledger's lock:
+
+- up: in `ledger.links`, attached and watched.
+- broken: in `ledger.links`, detached. One thread (`_reconnect`) redials it, and the scheduler sends it nothing new.
+- lost: no longer in `ledger.links`. One thread (`_replace`) gets another machine.
+
+The threads work for seconds without the lock. Meanwhile the pool may close or the node may be lost another way. So
+each one checks under the lock that `ledger.links` still has its link before it changes anything.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +30,23 @@ from .task_events import TaskEvents
 from .tasks import Task, loss_error
 from .threads import in_words, start_thread
 
-__all__ = ["LinkRepair"]
-
 _log = logging.getLogger(__name__)
 
 _REPLACEMENT_TRIES = 3
-"""Attempts to replace a lost node by a machine that can be reached."""
+"""Attempts to replace a lost node by a reachable machine."""
 _LOOK_S = 0.2
 
 
 class LinkRepair:
-    """Repair links that break, and replace nodes that are lost or are about to be.
+    """Repair of broken links, and replacement of nodes that are lost or about to be.
 
     Args:
-        on_lost: called with the number of each node that is lost, behind its tasks, with the ledger locked.
+        ledger: Shared state of the engine.
+        lines: Direct lines, which are dropped with their node.
+        dispatcher: Carries out the decisions of the scheduler.
+        nodes: Links to all nodes.
+        task_events: Gets the events of links and nodes.
+        on_lost: Functions that get the number of each lost node, after its tasks are handled, under the ledger's lock.
     """
 
     def __init__(
@@ -58,33 +71,36 @@ class LinkRepair:
     # Lost links -----------------------------------------------------------------------------------------------------
 
     def link_gone(self, link: NodeLink, why: str) -> None:
-        """Handle the end of a link: a local node is lost with it, a remote link is dialled again."""
+        """Handle the end of a link: a local node is lost with it, a remote link is redialled."""
         if link.dialler is None:
             self._node_gone(link, Gone(reason=why))
             return
         with self._ledger:
+            # Several threads may see the end of one link. The first detaches it, and the others find it detached.
             if not self._ledger.is_open or not link.channel.is_attached:
                 return
             self._nodes.unwatch(link)
-            ends = link.channel.release()
+            ends = link.channel.release()  # closed by the thread: it waits for the command to die
             self._task_events.link_lost(link.node, why)
             self._dispatcher.perform(self._ledger.scheduler.node_paused(link.node))
         start_thread(
             lambda: self._reconnect(link, ends),
             name="skyward-reconnect",
             failed=lambda error: self._node_gone(
-                link, Gone(reason=f"no other link to it could be made: {in_words(error)}")
+                link, Gone(reason=f"its link could not be restored: {in_words(error)}")
             ),
         )
 
     def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
-        """Dial the agent again, in a separate thread, until its lease must have expired; then the node is lost."""
+        """Redial the agent, in a separate thread, until its lease must have expired. Then the node is lost."""
         assert link.dialler is not None
         if ends is not None:
             ends.close()
+        # Nobody renews the lease over a broken link, so after this time the watchdog has ended the node for certain.
+        # Giving up earlier could run a call twice: here again, and there to its end.
         deadline = link.channel.heard_at + self._ledger.machines[link.node].lease_s + LINK_TIMES.margin_s
         try:
-            made, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
+            new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
         except Forgotten as error:
             self._node_gone(link, error.gone or Gone(reason=str(error)))
             return
@@ -93,9 +109,9 @@ class LinkRepair:
             return
         with self._ledger:
             if not self._ledger.is_open or self._ledger.links.get(link.node) is not link:
-                self._ledger.after.append(made.close)
+                self._ledger.after.append(new_ends.close)
                 return
-            link.dialler.channel.attach(made, facts["received"])
+            link.dialler.channel.attach(new_ends, facts["received"])
             link.follow()
             link.may_widen = bool(facts.get("can_stripe"))
             self._nodes.watch(link)
@@ -106,16 +122,18 @@ class LinkRepair:
     def _why_gone(self, node: int) -> Gone | None:
         try:
             return None if self.source is None else self.source.why_gone(node)
-        except SkywardError:  # the provider does not answer: its machine may well
+        except SkywardError:  # the provider does not answer, which says nothing about the machine
             return None
 
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
     def _node_gone(self, link: NodeLink, gone: Gone) -> None:
-        with self._ledger:  # closed under the lock: another thread may be about to write to it
+        with self._ledger:
             self._lines.drop(link)
             self._nodes.unwatch(link)
             if link.dialler is None:
+                # Close under the lock. Otherwise another thread could write to the descriptor's number after the
+                # kernel has reused it.
                 link.close()
             else:
                 self._ledger.after.append(link.close)
@@ -131,9 +149,10 @@ class LinkRepair:
             self._task_events.node_lost(node, will_return=will_return, reason=gone.reason)
             for task in list(self._ledger.tasks.values()):
                 self._lose(task, node)
+            # After `_lose`: the scheduler retries what it still knows, and needs the losses to judge.
             self._dispatcher.perform(self._ledger.scheduler.node_lost(node, will_return=will_return))
-            for is_told in self._on_lost:
-                is_told(node)
+            for on_lost in self._on_lost:
+                on_lost(node)
         if will_return:
             start_thread(
                 lambda: self._replace(node),
@@ -142,7 +161,7 @@ class LinkRepair:
             )
 
     def on_notice(self, node: int, notice: bytes) -> None:
-        """Send nothing new to a node whose machine will be taken, and look for another machine."""
+        """Stop using a node whose machine will be taken back, and start to look for another machine."""
         self._task_events.preemption_notice(node, notice)
         self._dispatcher.perform(self._ledger.scheduler.node_leaving(node))
         link = self._ledger.links.get(node)
@@ -151,22 +170,22 @@ class LinkRepair:
                 lambda: self._relieve(link),
                 name="skyward-relieve",
                 failed=lambda error: _log.error(
-                    "node %d: it is not replaced ahead of its end: %s", link.node, in_words(error)
+                    "node %d: could not prepare a replacement: %s", link.node, in_words(error)
                 ),
             )
 
     def _relieve(self, link: NodeLink) -> None:
-        """Give a node up, in a separate thread, once another machine is ready and nothing runs on this one."""
+        """Give up a node, in a separate thread, once another machine is ready and nothing runs on this one."""
         assert self.source is not None
         try:
             is_ready = self.source.prepare_replacement(link.node)
-        except Exception as error:  # then it is replaced once it is gone
-            _log.warning("node %d: no other machine yet: %s", link.node, in_words(error))
+        except Exception as error:  # the node is replaced later, once it is gone
+            _log.warning("node %d: no replacement is ready before its machine is taken: %s", link.node, in_words(error))
             return
         while is_ready:
             with self._ledger.lock:
                 if not self._ledger.is_open or self._ledger.links.get(link.node) is not link:
-                    return  # it is gone already
+                    return  # the node is gone already
                 if self._ledger.scheduler.is_idle(link.node):
                     break
             time.sleep(_LOOK_S)
@@ -174,7 +193,7 @@ class LinkRepair:
             self._node_gone(link, PREEMPTED)
 
     def _lose(self, task: Task, node: int) -> None:
-        """Fail the tasks of a lost node that cannot be retried, before the scheduler decides about the others."""
+        """Fail a task of a lost node that cannot be retried. Otherwise note its loss for the scheduler's decision."""
         if isinstance(task, RankTask):
             if task.node == node:
                 self._dispatcher.forget(task)
@@ -196,7 +215,7 @@ class LinkRepair:
             self._ledger.losses[task.id] = loss
 
     def _replace(self, node: int) -> None:
-        """Get another machine, in a separate thread, or give up on the node."""
+        """Get another machine for a node, in a separate thread, or give up on the node."""
         assert self.source is not None
         machine: Machine | None = None
         link: NodeLink | None = None
@@ -211,7 +230,7 @@ class LinkRepair:
                 except Unreachable:
                     if not tries_left:
                         raise
-        except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
+        except Exception as error:  # calls of the node fail with NodeLost, so the log must say why there is no other
             self._give_up(node, error)
         with self._ledger:
             if not self._ledger.is_open:
@@ -242,10 +261,10 @@ class LinkRepair:
 
     def _give_up(self, node: int, error: BaseException) -> None:
         if not self._ledger.is_open:
-            return  # the pool ends what there is
+            return  # closing the pool ends all machines
         assert self.source is not None
         _log.error("node %d could not be replaced: %s", node, in_words(error))
         try:
             self.source.give_up(node)
-        except Exception as failure:  # the calls of the node must be failed all the same
-            _log.error("node %d: and then: %s", node, in_words(failure))
+        except Exception as failure:  # the caller must still fail the calls of the node
+            _log.error("node %d: giving it up failed: %s", node, in_words(failure))

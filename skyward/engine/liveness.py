@@ -1,8 +1,11 @@
-"""Whether remote links live, and how long their nodes may be waited for.
+"""Detection of dead remote links.
 
-A cut network says nothing: a link that has been silent is asked for a sign of life, and one that does not answer is
-dead. A client that did not run (it held its GIL, it was stopped, its machine slept) has heard nothing either, so
-before a link is given up it is looked at once more, with the time to answer that it did not have.
+A cut network reports nothing. So a link that has been silent for `ping_s` gets a PING, and one that stays silent for
+`dead_s` counts as dead.
+
+The client itself may have paused: it held its GIL, was stopped, or its machine slept. Then it has heard nothing either,
+although the links are fine. So a late check declares no link dead. It looks for unread input and gives each link the
+full time to answer again.
 """
 
 from __future__ import annotations
@@ -13,8 +16,6 @@ from dataclasses import dataclass
 from .dialler import LINK_TIMES, LinkTimes
 from .link import NodeLink
 
-__all__ = ["Liveness"]
-
 
 @dataclass(slots=True)
 class _State:
@@ -22,21 +23,21 @@ class _State:
     dead_s: float
     pinged_at: float
     asked_at: float | None = None
-    """When the ping was sent that has had no answer."""
+    """Time of the oldest PING without an answer; None: there is none."""
 
 
 class Liveness:
-    """Of one engine's remote links; used by its I/O thread, under its lock. Times are monotonic."""
+    """Detector for one engine's remote links, used by its I/O thread under the ledger's lock. Times are monotonic."""
 
     def __init__(self, times: LinkTimes = LINK_TIMES) -> None:
         self.times = times
         self._links: dict[NodeLink, _State] = {}
         self.interval_s: float | None = None
-        """How often to call `check`; None: there is no remote link. It, and `is_due`, may be asked without the lock."""
+        """Interval of `check` in seconds; None: there is no remote link. Readable without the lock, as is `is_due`."""
         self._checked_at = 0.0
 
     def watch(self, link: NodeLink, lease_s: float, now: float) -> None:
-        """From now on, until `forget`; its round trip is measured at once."""
+        """Check a link from now on, until `forget`, and measure its round trip at once."""
         dead_s = min(self.times.dead_s, lease_s / 2)
         self._links[link] = _State(min(self.times.ping_s, dead_s / 4), dead_s, now)
         link.channel.ping()
@@ -54,13 +55,15 @@ class Liveness:
         return interval_s is not None and now - self._checked_at >= interval_s / 2
 
     def check(self, now: float) -> tuple[list[NodeLink], list[NodeLink]]:
-        """(links that were pinged and are to be flushed, links that are dead)"""
+        """Ping silent links. Return the links that were pinged and need a flush, and the links that are dead."""
         interval_s = self.interval_s or 0.0
+        # This process did not run for a while, so the silence may be its own.
         is_late = now - self._checked_at > 2 * interval_s
         self._checked_at = now
         pinged, dead = [], []
         for link, state in self._links.items():
             heard_at = link.channel.heard_at
+            # Unread input is a sign of life too: the answer may be there, but nobody has had the time to read it.
             if state.asked_at is not None and (heard_at >= state.asked_at or _is_readable(link)):
                 state.asked_at = None
             if state.asked_at is not None and is_late:

@@ -10,26 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..console.logs import LogLines
-from ..core.printable import coloured
+from ..console.logs import LogLines, Part
+from ..core.printable import coloured, printable_lines
 from ..values.machine import LogLine
 from .tasks import Task
 
-__all__ = ["LogRouter"]
-
 _STREAMS = ("stdout", "stderr")
 _LONGEST = 64 * 1024
-"""Characters after which a line without an end is shown all the same."""
+"""Length in characters from which a line is shown before its end."""
 _PROGRESS_S = 1.0
-"""Seconds between two states of a progress bar (a line that is overwritten by carriage returns)."""
+"""Seconds between two states of a progress bar, which is a line that carriage returns overwrite."""
 
 
 _TIMES = re.compile(r"\[[^][]*\]\s*$")
-"""What stands in brackets at the end of tqdm's bars."""
+"""Time and rate in brackets at the end of tqdm's bars."""
 
 
 class _Key(NamedTuple):
-    """Where output comes from; its lines are put together apart from all other's."""
+    """Origin of output. Lines are assembled separately for each origin."""
 
     task: int
     node: int
@@ -47,7 +45,7 @@ def _key(task: Task | None, node: int, stream: int) -> _Key:
 
 @dataclass
 class _Partial:
-    """A line that has not ended."""
+    """Line without its end."""
 
     text: str = ""
     decoder: codecs.IncrementalDecoder = field(
@@ -55,66 +53,80 @@ class _Partial:
     )
     shown_at: float = 0.0
     shown: str = ""
-    """The state of a progress bar that was shown last."""
+    """State of a progress bar that was shown last."""
+    progress: str = ""
+    """Current state of a progress bar."""
 
 
 class LogRouter:
-    """Puts lines together for each (node, task, stream) and queues them in `lines`; keeps the tail for errors.
+    """Assembler of lines for each (node, task, stream). It queues them in `lines` and keeps the tail for errors.
 
-    Called under the engine's lock, so it waits for nothing. Of each line only text and colours are left, and `mask` is
-    applied to it.
+    Called under the ledger's lock, so it never waits. It removes control sequences except colours, and applies `mask`
+    to each line.
     """
 
     def __init__(self, lines: LogLines | None, mask: Callable[[str], str] | None = None) -> None:
         self._sink = lines
         self._mask = mask
         self._partial: dict[_Key, _Partial] = {}
+        # Protects the table only, which `progress` reads from other threads. Lines keep their order although they are
+        # emitted without it, because the ledger's lock lets one thread at a time call the rest.
         self._lock = threading.Lock()
 
     def add(self, node: int, task: Task | None, stream: int, text: bytes) -> None:
         key = _key(task, node, stream)
         with self._lock:
             lines = self._lines(key, text)
-        for line in lines:
-            self._emit(key, line, task)
+        for line, part in lines:
+            self._emit(key, line, task, part)
 
-    def _lines(self, key: _Key, text: bytes) -> list[str]:
-        """The lines that `text` completes; the rest is kept."""
+    def _lines(self, key: _Key, text: bytes) -> list[tuple[str, Part]]:
+        """Return the lines that `text` completes, and keep the rest."""
         partial = self._partial.pop(key, None) or _Partial()
-        *lines, rest = (partial.text + partial.decoder.decode(text)).split("\n")
-        lines = [_overwritten(line.removesuffix("\r")) for line in lines]
-        if lines and partial.shown:
-            if _is_same_state(lines[0], partial.shown):
-                del lines[0]
-            partial.shown = ""
+        *ended, rest = (partial.text + partial.decoder.decode(text)).split("\n")
+        lines: list[tuple[str, Part]] = [(_overwritten(line.removesuffix("\r")), Part.LINE) for line in ended]
+        if lines:
+            if partial.shown and _is_same_state(lines[0][0], partial.shown):
+                lines[0] = lines[0][0] or partial.shown, Part.LAST_STATE
+            partial.shown = partial.progress = ""
         if "\r" in rest:
             rest = _overwritten(rest.removesuffix("\r"))
+            partial.progress = rest or partial.progress
             now = time.monotonic()
             is_new = not (partial.shown and _is_same_state(rest, partial.shown))
             if rest and is_new and now - partial.shown_at >= _PROGRESS_S:
-                lines.append(rest)
+                lines.append((rest, Part.STATE))
                 partial.shown, partial.shown_at = rest, now
                 rest = ""
         if len(rest) > _LONGEST:
-            lines.append(rest)
+            lines.append((rest, Part.LINE))
             rest = ""
         partial.text = rest
         self._partial[key] = partial
         return lines
 
     def end(self, task: Task) -> None:
-        """The task has ended: a last line without its newline counts."""
+        """Emit the last lines of a task that has ended, even without a newline."""
         if not self._partial:
             return
         with self._lock:
             ended = [key for key in self._partial if key.task == task.id]
             rests = [(key, self._partial.pop(key)) for key in ended]
         for key, rest in rests:
-            if rest.text and not (rest.shown and _is_same_state(rest.text, rest.shown)):
+            if rest.shown and _is_same_state(rest.text, rest.shown):
+                self._emit(key, rest.text or rest.shown, task, Part.LAST_STATE)
+            elif rest.text:
                 self._emit(key, rest.text, task)
 
+    def progress(self) -> dict[int, str]:
+        """Return the progress lines that are shown now, by task."""
+        with self._lock:
+            states = {key.task: partial.progress for key, partial in self._partial.items() if partial.progress}
+        mask = self._mask or str
+        return {task: mask(printable_lines(state)) for task, state in states.items()}
+
     def say(self, task: Task, node: int, text: str) -> None:
-        """Something of ours about the task, as if it had written it to standard error."""
+        """Emit a message of skyward about a task, as if the task had written it to standard error."""
         key = _key(task, node, 1)
         for line in text.splitlines():
             self._emit(key, f"skyward: {line}", None)
@@ -127,11 +139,11 @@ class LogRouter:
             if rest:
                 self._emit(key, rest, None)
 
-    def _emit(self, key: _Key, text: str, task: Task | None) -> None:
+    def _emit(self, key: _Key, text: str, task: Task | None, part: Part = Part.LINE) -> None:
         text = coloured(text)
         if self._mask is not None:
             text = self._mask(text)
-        if task is not None:
+        if task is not None and part is not Part.LAST_STATE:
             task.keep_line(text + "\n")
         if self._sink is None:
             return
@@ -144,16 +156,16 @@ class LogRouter:
             call=key.call[0],
             restart_count=key.call[1],
         )
-        shown = self._sink.put(line)
+        shown = self._sink.put(line, part)
         if task is not None:
             task.shown = shown
 
 
 def _is_same_state(line: str, shown: str) -> bool:
-    """Whether the last state of a progress bar was shown already, but for its time and rate: tqdm writes it twice."""
+    """Tell whether a state of a progress bar was shown before, apart from time and rate. tqdm writes the last twice."""
     return not line or _TIMES.sub("", line) == _TIMES.sub("", shown)
 
 
 def _overwritten(line: str) -> str:
-    """What a terminal shows of a line with carriage returns: its last state."""
+    """Return the last state of a line with carriage returns, which is the one that a terminal shows."""
     return line.rpartition("\r")[2]

@@ -1,6 +1,10 @@
 """Calls that tasks make (see `skyward.node.slot.handle`): each becomes a task or a gang, and its outcome is sent back.
 
-The I/O thread only takes the frames; another thread does what takes time, or unpickles what users made.
+The I/O thread only takes the frames. A separate thread does everything that takes time or unpickles the user's values.
+
+A call lives in `_calls` from its CALL frame to its one OUTCOME. `_take` removes it under the ledger's lock, and only
+the thread that got it from there sends an outcome. So a value, a cancellation and a lost node may race, and the caller
+still gets exactly one of them.
 """
 
 from __future__ import annotations
@@ -33,8 +37,6 @@ from .task_dispatcher import TaskDispatcher
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
 from .threads import in_words
 
-__all__ = ["NestedCalls"]
-
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
@@ -42,7 +44,7 @@ _JOIN_S = 5.0
 
 @dataclass(eq=False, kw_only=True)
 class _OpenCall:
-    """An open call. `node`: where the task that made it runs. `child`: the task or gang that it became."""
+    """Open call. `node` runs the task that made it, and `child` is the task or gang that it became."""
 
     number: int
     node: int
@@ -54,25 +56,25 @@ class _OpenCall:
 
 @dataclass(eq=False, kw_only=True)
 class _NestedTask(Task):
-    """Task of a nested call: passes its outcome to the thread that sends it back."""
+    """Task of a nested call. It passes its outcome to the thread that sends it back."""
 
     is_nested = True
 
     call_number: int
-    told: Callable[[int, str, Any], None]
+    report: Callable[[int, str, Any], None]
 
     def on_result(self, received: Received) -> None:
-        self.told(self.call_number, "value", received)
+        self.report(self.call_number, "value", received)
 
     def on_error(self, failed: TaskFailure) -> None:
-        self.told(self.call_number, "failed", failed)
+        self.report(self.call_number, "failed", failed)
 
     def on_failed(self, error: BaseException) -> None:
-        self.told(self.call_number, "error", error)
+        self.report(self.call_number, "error", error)
 
 
 class NestedCalls:
-    """Make tasks and gangs of the calls that tasks make, and send back what comes of them."""
+    """Open calls of tasks: each becomes a task or gang, whose outcome is sent back."""
 
     def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher, gangs: Gangs, builder: TaskBuilder) -> None:
         self._ledger = ledger
@@ -83,14 +85,14 @@ class NestedCalls:
         dispatcher.on_cancelled.append(self._ended)
         self._calls: dict[int, _OpenCall] = {}
         self._by_parent: dict[int, dict[int, None]] = {}
-        """In the order of the calls."""
+        """Numbers of open calls by calling task, in the order of the calls."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     # With the ledger locked -----------------------------------------------------------------------------------------
 
     def on_call(self, link: Readable, frame: Frame) -> None:
-        """Take a call that a task makes."""
+        """Take the CALL frame of a task."""
         if not isinstance(link, NodeLink):
             return
         blobs = link.blobs_of_call(frame.ident)
@@ -99,9 +101,9 @@ class NestedCalls:
             thread = threading.Thread(target=self._run, name="skyward-nested", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # no more threads: this call fails
+            except RuntimeError as error:  # this process cannot start another thread, so this call fails
                 self._take(frame.ident)
-                self._reply(call, _message("error", UsageError(f"the call cannot be made: {error}")))
+                self._reply(call, _message("error", _cannot_begin(str(error))))
                 return
             self._thread = thread
         self._inbox.put(lambda: self._begin(call, frame.body, blobs))
@@ -110,13 +112,13 @@ class NestedCalls:
         """Stop a call whose caller no longer waits for it."""
         if not isinstance(link, NodeLink):
             return
-        link.blobs_of_call(frame.ident)  # what came for it is dropped
+        link.blobs_of_call(frame.ident)  # drops them
         call = self._take(frame.ident)
         if call is not None:
             self._stop(call)
 
     def _ended(self, parent: int) -> None:
-        """Cancel the calls of a task that has ended or is being stopped, and send it that outcome."""
+        """Cancel the calls of a task that has ended or is being stopped, and report that to it."""
         if parent in self._by_parent:
             self._cancel_each(self._by_parent[parent])
 
@@ -129,9 +131,9 @@ class NestedCalls:
         task, gang = self._ledger.tasks.get(action.call), self._ledger.gangs.get(action.call)
         name = task.name if task is not None else gang.name if gang is not None else "?"
         error = UsageError(
-            f"{name!r} could never run: all slots that it may go to (of node {nodes}) are held by tasks that wait for "
-            "calls of their own, and one of those for this one; send it to another node, keep one for it by "
-            "roles={...}, or give the pool more slots (concurrency=)"
+            f"{name!r}: could never run, because all its possible slots (node {nodes}) are held by tasks that wait for "
+            "calls, one of them for this call; send it to another node, reserve a node for it with roles={...}, or "
+            "give the pool more slots with concurrency="
         )
         if task is not None:
             self._dispatcher.forget(task)
@@ -144,7 +146,7 @@ class NestedCalls:
         self._inbox.put(None)
 
     def join(self) -> None:
-        """Wait for the thread. Call it without the lock, which the last work of the thread may need."""
+        """Wait for the thread. Call it without the ledger's lock, which the thread may need for its last work."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
@@ -158,7 +160,7 @@ class NestedCalls:
         return call
 
     def _cancel_each(self, numbers: Iterable[int]) -> None:
-        """Cancel the newest calls first, so that no waiting one begins in the place of one that was stopped."""
+        """Cancel the newest calls first, so that none of them starts in the slot of one that was cancelled before."""
         for number in reversed(list(numbers)):
             self._cancel(number)
 
@@ -169,7 +171,10 @@ class NestedCalls:
             self._stop(call)
 
     def _stop(self, call: _OpenCall) -> None:
-        """Stop the task or gang of a call, once the ledger is closed and everything queued has been sent."""
+        """Stop the task or gang of a call at the end of this block of the ledger.
+
+        Not at once: this may run while the dispatcher is changing the very tables that a cancel changes.
+        """
         call.is_cancelled = True
         if call.child:
             self._ledger.after.append(lambda: self._cancel_child(call.child, is_gang=call.is_gang))
@@ -186,8 +191,8 @@ class NestedCalls:
             for blob in message.blobs:
                 body = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
                 link.channel.queue(FrameKind.BLOB, call.number, body, blob=blob, priority=BLOBS)
-        except OSError as error:  # this call gets no value; the others go on
-            message = _message("error", cannot_send("its value", error))
+        except OSError as error:  # this call gets an error instead of its value; others are not affected
+            message = _message("error", cannot_send("value of a call", error))
         link.channel.queue(FrameKind.OUTCOME, call.number, message.body, priority=BLOBS if message.blobs else CONTROL)
         self._ledger.dirty.add(link)
 
@@ -197,31 +202,32 @@ class NestedCalls:
         while (work := self._inbox.get()) is not None:
             try:
                 work()
-            except BaseException as error:  # of one call; the others go on
-                _log.error("a call of a task: %s", in_words(error))
-            del work  # it holds arrays
+            except BaseException as error:  # fails one call; the thread must go on for the others
+                _log.error("call made by a task: %s", in_words(error))
+            del work  # it may hold large arrays while the thread waits for the next
 
     def _begin(self, call: _OpenCall, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
         try:
-            asked = NestedCall(*message_of(body, blobs))
+            request = NestedCall(*message_of(body, blobs))
             packed_call = PackedCall(
-                asked.name,
-                WireFunction(content_digest(asked.function), payload_in(asked.function, blobs)),
-                payload_in(asked.arguments, blobs),
-                pickle.loads(asked.options),
+                request.name,
+                WireFunction(content_digest(request.function), payload_in(request.function, blobs)),
+                payload_in(request.arguments, blobs),
+                pickle.loads(request.options),
             )
-            make = self._gang_of if asked.kind == CallKind.GANG else self._task_of
-            submit = make(call, asked, packed_call)
+            make = self._gang_of if request.kind == CallKind.GANG else self._task_of
+            submit = make(call, request, packed_call)
+            # Check and submit under one lock: the caller may have gone while its call was unpickled.
             with self._ledger:
-                if self._adopt(call, asked.parent):
+                if self._adopt(call, request.parent):
                     submit()
         except SkywardError as error:
             self._settle(call.number, "error", error)
-        except BaseException as error:  # unpickling what the user gave: any exception can come
-            self._settle(call.number, "error", UsageError(f"the call cannot be made: {in_words(error)}"))
+        except BaseException as error:  # unpickling the user's values can raise anything
+            self._settle(call.number, "error", _cannot_begin(in_words(error)))
 
     def _adopt(self, call: _OpenCall, parent: int) -> bool:
-        """Tie a call to the task that made it. False: nobody wants it any longer."""
+        """Tie a call to the task that made it. Return False if nobody waits for it any longer."""
         task = self._ledger.tasks.get(parent)
         if call.is_cancelled or call.number not in self._calls or not self._ledger.is_open:
             return False
@@ -233,36 +239,36 @@ class NestedCalls:
         self._dispatcher.on_ended[parent].add(self._ended)
         return True
 
-    def _task_of(self, call: _OpenCall, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
+    def _task_of(self, call: _OpenCall, request: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
         task = self._builder.task(
             _NestedTask,
             self._builder.next_id(),
             packed_call,
-            asked.kind,
-            (asked.part, asked.parts, asked.first_node),
+            request.kind,
+            (request.part, request.parts, request.first_node),
             call_number=call.number,
-            told=self._told,
+            report=self._report,
         )
 
         def submit() -> None:
             call.child = task.id
-            self._dispatcher.submit(task, asked.nodes, parent=self._holder(call.parent))
+            self._dispatcher.submit(task, request.nodes, parent=self._holder(call.parent))
 
         return submit
 
-    def _gang_of(self, call: _OpenCall, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
+    def _gang_of(self, call: _OpenCall, request: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
         gang = self._builder.gang(
             packed_call,
-            pickle.loads(asked.launch),
-            asked.launch,
-            nodes=asked.nodes if asked.is_on_all else None,
-            one_of=None if asked.is_on_all else asked.nodes,
+            pickle.loads(request.launch),
+            request.launch,
+            nodes=request.nodes if request.is_on_all else None,
+            one_of=None if request.is_on_all else request.nodes,
             is_nested=True,
         )
 
         def ended(future: concurrent.futures.Future[Any]) -> None:
             if not future.cancelled():
-                self._told(call.number, "gang", gang)
+                self._report(call.number, "gang", gang)
 
         def submit() -> None:
             call.child, call.is_gang = gang.id, True
@@ -273,39 +279,43 @@ class NestedCalls:
         return submit
 
     def _holder(self, parent: int) -> int:
-        """Return what holds the slots of a calling task: the task itself, or the gang whose rank it is."""
+        """Return the holder of a calling task's slots: the task itself, or the gang whose rank it is."""
         task = self._ledger.tasks[parent]
         return task.gang.id if isinstance(task, RankTask) else parent
 
-    # What comes of them ----------------------------------------------------------------------------------------------
+    # Outcomes --------------------------------------------------------------------------------------------------------
 
-    def _told(self, number: int, what: str, came: Any) -> None:
-        self._inbox.put(lambda: self._settle(number, what, came))
+    def _report(self, number: int, status: str, outcome: Any) -> None:
+        self._inbox.put(lambda: self._settle(number, status, outcome))
 
-    def _settle(self, number: int, what: str, came: Any) -> None:
-        if number not in self._calls:
+    def _settle(self, number: int, status: str, outcome: Any) -> None:
+        if number not in self._calls:  # only saves the packing; `_take` below decides
             return
         try:
-            message = _message(what, came)
-        except BaseException as error:  # no room for a copy, say
-            message = _message("error", InternalError(f"a value could not be passed on: {in_words(error)}"))
+            message = _message(status, outcome)
+        except BaseException as error:  # such as no room for a copy
+            message = _message("error", InternalError(f"value of a call: cannot be passed on: {in_words(error)}"))
         with self._ledger:
             call = self._take(number)
             if call is not None and self._ledger.is_open:
                 self._reply(call, message)
 
 
-def _message(what: str, came: Any) -> Encoded:
-    if what == "value":
-        return _of_values("value", [came])
-    if what == "gang":
-        return _of_gang(came)
-    if what == "failed":
-        fields = (came.failure, came.where, came.node, came.task, came.log_tail)
+def _cannot_begin(reason: str) -> UsageError:
+    return UsageError(f"call made by a task: cannot start: {reason}; check its function, arguments and options")
+
+
+def _message(status: str, outcome: Any) -> Encoded:
+    if status == "value":
+        return _of_values("value", [outcome])
+    if status == "gang":
+        return _of_gang(outcome)
+    if status == "failed":
+        fields = (outcome.failure, outcome.where, outcome.node, outcome.task, outcome.log_tail)
         return packed(NestedOutcome("failed", (pickle.dumps(fields),)), ())
-    data, reason = encode_exception(came)
+    data, reason = encode_exception(outcome)
     if data is None:
-        data, _ = encode_exception(InternalError(f"{type(came).__name__}: {came} (it cannot be sent: {reason})"))
+        data, _ = encode_exception(InternalError(f"{type(outcome).__name__}: {outcome} (cannot be sent: {reason})"))
     return packed(NestedOutcome("error", (data or b"",)), ())
 
 
@@ -313,18 +323,18 @@ def _of_gang(gang: Gang) -> Encoded:
     try:
         if gang.future.has_failed:
             gang.future.result()
-    except BaseException as error:  # the error of the gang: the caller of the gang gets it
+    except BaseException as error:  # the caller of the gang gets its error
         return _message("error", error)
     values = [gang.values[rank] for rank in sorted(gang.values)]
     return _of_values("value" if gang.nodes is None else "values", values[:1] if gang.nodes is None else values)
 
 
 def _of_values(status: str, values: list[Received]) -> Encoded:
-    passed = [_passed_on(value) for value in values]
-    return packed(NestedOutcome(status, tuple(p.body for p in passed)), [blob for p in passed for blob in p.blobs])
+    payloads = [_forwarded(value) for value in values]
+    return packed(NestedOutcome(status, tuple(p.body for p in payloads)), [blob for p in payloads for blob in p.blobs])
 
 
-def _passed_on(value: Received) -> Encoded:
+def _forwarded(value: Received) -> Encoded:
     """Return the payload unchanged, with blobs named by content, because a slot names its results by number only."""
     if not value.blobs:
         return Encoded(HEAD.pack(0, 0, 0) + bytes(value.parsed.pickle))

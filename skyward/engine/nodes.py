@@ -1,7 +1,4 @@
-"""Nodes: a link to each agent, opened, watched and closed, and the facts about its machine.
-
-`link_repair` repairs links that break.
-"""
+"""Links to the agents of all nodes, and facts about their machines. `link_repair` repairs broken links."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ from .opener import Opener
 from .task_dispatcher import TaskDispatcher
 from .threads import report, start_thread
 
-__all__ = ["NodeLinks"]
-
 _CONNECT_S = 20.0
 _FINISH_S = 3.0
-"""Seconds for the last frames to a remote node and the end of the command that carries them."""
+"""Seconds for the last frames to a remote node, and for the end of the command that carries them."""
 
 
 def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
@@ -39,12 +34,16 @@ def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
 
 
 class NodeLinks:
-    """Open, watch and close the links to all nodes, and answer what is known of them.
+    """Links to all nodes, and facts about the nodes.
 
-    `up`, `watch` and `unwatch` are called with the ledger locked; everything else by any thread.
+    Call `up`, `watch` and `unwatch` with the ledger locked. Any thread may call everything else.
 
     Args:
-        initializer: run in each process of a node before its first call.
+        ledger: Shared state of the engine.
+        dispatcher: Carries out the decisions of the scheduler.
+        job_id: Name of the pool.
+        initializer: Pickled (function, args) that each process of a node runs before its first call.
+        emit: Takes events.
     """
 
     def __init__(
@@ -62,7 +61,11 @@ class NodeLinks:
     # Up and down ----------------------------------------------------------------------------------------------------
 
     def open(self, machines: Sequence[Machine]) -> None:
-        """Connect to all agents. Raises Unreachable, and then closes the links that were opened."""
+        """Connect to all agents.
+
+        Raises:
+            Unreachable: An agent does not answer. All links are closed again.
+        """
         self._ledger.machines.update((machine.node, machine) for machine in machines)
         self._ledger.links.update(self.opener.open_all(machines))
 
@@ -91,7 +94,7 @@ class NodeLinks:
         self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots))
 
     def watch(self, link: NodeLink) -> None:
-        """Read a link from now on, and check that it lives."""
+        """Read a link from now on, and check that it is alive."""
         self._ledger.watcher.add(link)
         if link.dialler is not None:
             self.liveness.watch(link, self._ledger.machines[link.node].lease_s, time.monotonic())
@@ -105,7 +108,7 @@ class NodeLinks:
         self._ledger.dirty.discard(link)
 
     def close(self) -> None:
-        """Flush the links to remote nodes in parallel, for a few seconds at most, and close all links."""
+        """Flush the links to remote nodes in parallel for at most a few seconds, and close all links."""
         links = list(self._ledger.links.values())
         deadline = time.monotonic() + _FINISH_S
         remote = [link for link in links if link.dialler is not None]
@@ -126,22 +129,22 @@ class NodeLinks:
             if link.line is not None:
                 link.line.channel.close_in_child()
 
-    # What is known of them ------------------------------------------------------------------------------------------
+    # Facts ----------------------------------------------------------------------------------------------------------
 
     def accelerators(self, node: int) -> int:
-        """Return how many accelerators a node has; 0 while it is not up."""
+        """Return the number of accelerators of a node; 0 while it is down."""
         return len(self.devices(node))
 
     def devices(self, node: int) -> tuple[str, ...]:
-        """Return the accelerators that calls see on a node; none while it is down. Nodes may share some."""
+        """Return the accelerators that calls see on a node; none while it is down. Nodes can share accelerators."""
         link = self._ledger.links.get(node)
         return tuple(link.facts["devices"]) if link else ()
 
     def ranks_per_node(self, launch: ProcessLaunch) -> int:
-        """Return the ranks of a gang on each node; "auto": the fewest accelerators of any node, at least 1."""
-        asked = launch.ranks_per_node
-        if asked != "auto":
-            return asked
+        """Return the number of ranks per node; for "auto", the fewest accelerators of any node, and at least 1."""
+        ranks = launch.ranks_per_node
+        if ranks != "auto":
+            return ranks
         return max(1, min((self.accelerators(n) for n in self._ledger.links), default=0))
 
     @property
@@ -156,7 +159,7 @@ class NodeLinks:
 
     @property
     def are_attached(self) -> bool:
-        """Whether no link is broken."""
+        """Return whether no link is broken."""
         return all(link.channel.is_attached for link in self._ledger.links.values())
 
     def ask_usage(self, every_s: float) -> None:

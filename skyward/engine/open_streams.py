@@ -9,25 +9,23 @@ from .ledger import Ledger
 from .task_dispatcher import TaskDispatcher
 from .tasks import StreamTask
 
-__all__ = ["OpenStreams"]
-
 
 class OpenStreams:
-    """Feed, grant and close the streams of running tasks. Thread-safe."""
+    """Input, credit and end of the streams of running tasks. Thread-safe."""
 
     def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher
 
     def grant(self, task_id: int, count: int) -> None:
-        """Let a generator yield `count` more items. Does nothing if the task has ended."""
+        """Let a generator yield `count` more items. Do nothing if the task has ended."""
         with self._ledger:
             node = self._ledger.scheduler.node_of(task_id)
             if node is not None:
                 self._ledger.tell(node, FrameKind.CREDIT, task_id, count.to_bytes(4, "little"))
 
     def send_item(self, task_id: int, lane: int, item: Encoded) -> None:
-        """Send an item of an input iterator. Does nothing if the task has ended."""
+        """Send an item of an input iterator. Do nothing if the task has ended."""
         with self._ledger:
             node = self._ledger.scheduler.node_of(task_id)
             if node is None:
@@ -39,7 +37,7 @@ class OpenStreams:
             self._ledger.dirty.add(link)
 
     def end_input(self, task_id: int, kind: int, lane: int) -> None:
-        """Tell a task that its input iterator has ended (IN_END) or raised (IN_ERROR)."""
+        """Report to a task that its input iterator has ended (`kind` is IN_END) or raised (IN_ERROR)."""
         with self._ledger:
             node = self._ledger.scheduler.node_of(task_id)
             if node is not None and node in self._ledger.links:
@@ -47,7 +45,7 @@ class OpenStreams:
                 self._ledger.dirty.add(self._ledger.links[node])
 
     def close(self, task_id: int) -> None:
-        """Close a generator whose reader is gone, or forget it if it was not sent yet."""
+        """Close a generator whose reader is gone. Forget it if it was not sent yet."""
         with self._ledger:
             task = self._ledger.tasks.get(task_id)
             if task is None:
@@ -69,9 +67,10 @@ class OpenStreams:
                 self._dispatcher.cancel(task_id)
 
     def close_all(self) -> None:
-        """Close all generators, which nobody may ever read to their end. Their readers get PoolClosed."""
+        """Close all generators, because nobody may ever read them to their end. Their readers get PoolClosed."""
         with self._ledger.lock:
             streams = [task for task in self._ledger.tasks.values() if isinstance(task, StreamTask)]
         for task in streams:
-            task.on_failed(PoolClosed(f"the pool was closed before {task.name!r} was read to its end"))
+            problem = f"{task.name!r}: the pool was closed before the generator was read to its end"
+            task.on_failed(PoolClosed(f"{problem}; read it inside the `with` block"))
             self.close(task.id)

@@ -1,4 +1,4 @@
-"""Links that are opened: one by one or side by side, and ended at once where nobody wants them any more."""
+"""Opening of links to agents, one by one or in parallel, with a way to stop at once."""
 
 from __future__ import annotations
 
@@ -21,29 +21,33 @@ from .dialler import Dialler
 from .link import NodeLink
 from .threads import run_side_by_side
 
-__all__ = ["Opener", "ask_to_end"]
-
 _PAUSES_S = 0.2, 0.5
-"""Between tries to open a link to a remote node."""
+"""Pauses between attempts to open a link to a remote node."""
 
 
 class Opener:
-    """Opens the client's links to the nodes of a pool. Thread-safe; after `close` it opens none."""
+    """Opener of the client's links to the nodes of a pool. Thread-safe. After `close` it opens none.
+
+    Args:
+        pool: Name of the pool.
+        timeout_s: Timeout for each link.
+    """
 
     def __init__(self, pool: str, *, timeout_s: float) -> None:
-        """`timeout_s`: for each link."""
         self._pool = pool
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._is_closed = False
         self._diallers: set[Dialler] = set()
-        """Of links that are being opened."""
+        """Diallers of links that are being opened."""
 
     def open(self, machine: Machine) -> NodeLink:
         """Connect to a machine's agent and greet it.
 
-        Raises Unreachable when it does not answer in time, PoolClosed after `close`, InternalError when it speaks
-        another version.
+        Raises:
+            Unreachable: The agent does not answer in time.
+            PoolClosed: `close` was called.
+            InternalError: The agent speaks another version of the protocol.
         """
         if not machine.channel:
             sock, facts = _connect(machine.socket_path, self._pool, self._timeout_s)
@@ -51,7 +55,7 @@ class Opener:
         dialler = Dialler(machine.channel, role="client", pool=self._pool, node=machine.node)
         with self._lock:
             if self._is_closed:
-                raise PoolClosed("the pool was closed")
+                raise PoolClosed("pool: closed while it was starting; open a new one")
             self._diallers.add(dialler)
         try:
             ends, facts = self._dialled(dialler)
@@ -62,7 +66,11 @@ class Opener:
         return NodeLink(machine.node, dialler.channel, facts, dialler=dialler)
 
     def _dialled(self, dialler: Dialler) -> tuple[Ends, dict[str, Any]]:
-        """A connection may break at this very moment; a command that always fails is not worth waiting for."""
+        """Dial, and try again a few times.
+
+        The first connection may break by chance. More attempts would only delay the error of a command that always
+        fails.
+        """
         deadline = time.monotonic() + self._timeout_s
         for pause_s in _PAUSES_S:
             try:
@@ -74,7 +82,10 @@ class Opener:
         return dialler.dial(max(1.0, deadline - time.monotonic()))
 
     def open_all(self, machines: Sequence[Machine]) -> dict[int, NodeLink]:
-        """`open` of each, by node; remote ones side by side. Raises the first error, and then none stays open."""
+        """Open all links, those of remote nodes in parallel, and return them by node.
+
+        Raises the first error, and closes all links before.
+        """
         opened: dict[int, NodeLink] = {}
         failed: list[BaseException] = []
         threads = [
@@ -89,11 +100,11 @@ class Opener:
                 if not machine.channel:
                     self._open_one(machine, opened, failed)
             _join(threads, failed)
-        except BaseException as error:  # Ctrl-C too
+        except BaseException as error:  # Ctrl-C too: no link may be left open
             failed.append(error)
         if failed:
             self.close()
-            _join(threads, [])  # soon: what they waited for has ended
+            _join(threads, [])  # takes little time, because `close` has killed what they wait for
             for link in opened.values():
                 link.close()
             raise failed[0]
@@ -102,11 +113,11 @@ class Opener:
     def _open_one(self, machine: Machine, opened: dict[int, NodeLink], failed: list[BaseException]) -> None:
         try:
             opened[machine.node] = self.open(machine)
-        except BaseException as error:  # it is raised by the thread that waits
+        except BaseException as error:  # `open_all` raises it
             failed.append(error)
 
     def close(self) -> None:
-        """End what is being opened. Idempotent."""
+        """Stop opening links, and kill the attempts under way. Idempotent."""
         with self._lock:
             self._is_closed = True
             for dialler in self._diallers:
@@ -114,7 +125,7 @@ class Opener:
 
 
 def _join(threads: list[threading.Thread], failed: list[BaseException]) -> None:
-    """Wait for those that were started, until one has failed."""
+    """Wait for the threads that were started, until one has failed."""
     for thread in threads:
         while thread.ident is not None and thread.is_alive() and not failed:
             thread.join(0.05)
@@ -132,22 +143,22 @@ def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dic
             for frame in receive(sock, parser):
                 if frame.kind == FrameKind.WELCOME:
                     return sock, json.loads(frame.body)
-                raise InternalError(f"the agent refused: {frame.body.decode(errors='replace')}")
+                raise InternalError(f"agent at {path}: refused the link: {frame.body.decode(errors='replace')}")
     except (OSError, ChannelClosed) as error:
         sock.close()
-        raise Unreachable(f"the agent at {path} does not answer: {error}", node=None) from error
+        raise Unreachable(f"agent at {path}: does not answer: {error}", node=None) from error
     except InternalError:
         sock.close()
         raise
 
 
 def ask_to_end(machines: Sequence[Machine], timeout_s: float) -> None:
-    """Tell agents that no link leads to to end, side by side; those that do not answer in time are left."""
+    """Stop agents that have no link, in parallel. Agents that do not answer in time are ignored."""
     run_side_by_side(functools.partial(_ask_one, machine, timeout_s) for machine in machines)
 
 
 def _ask_one(machine: Machine, timeout_s: float) -> None:
-    with contextlib.suppress(Unreachable, InternalError):  # its lease, or its provider, ends what does not listen
+    with contextlib.suppress(Unreachable, InternalError):  # its lease or its provider will end it
         link = Opener("", timeout_s=timeout_s).open(machine)
         link.send(FrameKind.SHUTDOWN)
         link.finish(time.monotonic() + timeout_s)

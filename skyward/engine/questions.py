@@ -1,4 +1,4 @@
-"""Questions to running calls, by the channels to their nodes; `skyward.node.slot.answers` answers there."""
+"""Questions to running calls over the channels to their nodes. `skyward.node.slot.answers` answers them there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from ..errors import ControlFailed, InternalError, UsageError
 from ..wire.frames import INLINE_LIMIT, Frame, FrameKind
 from .ledger import Ledger
 from .task_dispatcher import TaskDispatcher
-
-__all__ = ["NOBODY", "OpenQuestions"]
 
 _NUMBER = 8
 _LAST_S = 0.5
@@ -26,7 +24,11 @@ Answer = concurrent.futures.Future[bytes]
 
 
 class OpenQuestions:
-    """Ask running calls, and match their answers to the questions that are open."""
+    """Questions to running calls that wait for an answer.
+
+    A question gets exactly one end: an answer, the end of its call, a timeout, or the end of the pool. The one that
+    removes it from `_open` settles it.
+    """
 
     def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
         self._ledger = ledger
@@ -35,9 +37,11 @@ class OpenQuestions:
         self._numbers = itertools.count(1)
 
     def call_named(self, name: str) -> int:
-        """Return the open call of that name; for an empty name, the only open call that no task has made.
+        """Return the number of the open call of that name; for an empty name, the only call outside of tasks.
 
-        Raises: ControlFailed when there is none, UsageError when there are several.
+        Raises:
+            ControlFailed: There is no such call.
+            UsageError: There are several.
         """
         with self._ledger.lock:
             calls = {
@@ -50,24 +54,27 @@ class OpenQuestions:
                 for task in self._ledger.tasks.values()
                 if task.rank is None and not task.is_cancelled and (name or not task.is_nested)
             }
-        found = [call for call, called in calls.items() if called == (name or called)]
-        if not found:
+        matching = [call for call, call_name in calls.items() if call_name == (name or call_name)]
+        if not matching:
             raise ControlFailed(f"no call{f' of {name!r}' if name else ''} is open in the pool")
-        if len(found) > 1:
-            names = ", ".join(sorted(calls[call] for call in found))
-            raise UsageError(f"control: {len(found)} calls are open ({names}); give the future of the one you mean")
-        return found[0]
+        if len(matching) > 1:
+            names = ", ".join(sorted(calls[call] for call in matching))
+            raise UsageError(f"control: {len(matching)} calls are open ({names}); pass the future of one of them")
+        return matching[0]
 
     def ask(self, call: int, question: bytes, timeout_s: float) -> bytes:
         """Ask a running call, or rank 0 of a gang, and wait for the answer.
 
-        A done-callback cannot ask, because its thread reads the answers.
+        A done-callback must not ask, because its thread is the one that reads the answers.
 
         Raises:
-            ControlFailed: there is no answer; `is_gone`: the call has ended.
+            ControlFailed: There is no answer. `is_gone` is set if the call has ended.
+            UsageError: The question is too large.
         """
         if len(question) > INLINE_LIMIT:
-            raise UsageError(f"control: a question of {len(question)} bytes; the limit is {INLINE_LIMIT}")
+            raise UsageError(
+                f"control: question of {len(question)} bytes exceeds the limit of {INLINE_LIMIT}; send less at once"
+            )
         refuse_to_wait("control")
         answer = Answer()
         number = next(self._numbers).to_bytes(_NUMBER, "little")
@@ -111,26 +118,29 @@ class OpenQuestions:
             self._settle(answer, ControlFailed(why, reason=frame.lane))
 
     def _ended(self, task: int) -> None:
-        """Fail open questions to a task that ended, after a moment: answers on another socket may still come."""
-        if self._open and any(asked == task for asked, _ in self._open.values()):
+        """Fail open questions to a task that ended, but not at once.
+
+        Its last answers travel on another socket than its end, so they may arrive later.
+        """
+        if self._open and any(target == task for target, _ in self._open.values()):
             self._ledger.at(_LAST_S, self._give_up, task, 0)
 
     def _give_up(self, task: int, _: int) -> None:
-        for number in [number for number, (asked, _) in self._open.items() if asked == task]:
+        for number in [number for number, (target, _) in self._open.items() if target == task]:
             self._settle(self._open.pop(number)[1], ControlFailed("the call has ended", is_gone=True))
 
     def close(self) -> None:
-        """Fail all open questions: the engine has ended."""
+        """Fail all open questions, because the engine ends."""
         for number in list(self._open):
             self._settle(self._open.pop(number)[1], ControlFailed("the pool was closed", is_gone=True))
 
-    def _settle(self, answer: Answer, said: bytes | ControlFailed) -> None:
-        def tell() -> None:
-            if isinstance(said, ControlFailed):
-                answer.set_exception(said)
+    def _settle(self, answer: Answer, outcome: bytes | ControlFailed) -> None:
+        def settle() -> None:
+            if isinstance(outcome, ControlFailed):
+                answer.set_exception(outcome)
             else:
-                answer.set_result(said)
+                answer.set_result(outcome)
 
         if answer.done():
-            raise InternalError("a question was answered twice")
-        self._ledger.after.append(tell)
+            raise InternalError("control: question answered twice")
+        self._ledger.after.append(settle)

@@ -1,6 +1,7 @@
-"""The I/O thread: reads all channels, keeps deadlines, and checks that links live.
+"""I/O thread: it reads all channels, runs deadlines, and checks that links are alive.
 
-Callers that read their own answer (`leader`) use the same `read`.
+Callers that read their own answer (`leader`) use the same `read`. `Readable.reading` decides between the two: the
+thread that gets it reads and handles one batch of frames, so the frames of a channel are handled in order.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ from .liveness import Liveness
 from .threads import report
 from .width import Width
 
-__all__ = ["Reader"]
-
 _MOST_FAILURES = 50
-"""Consecutive failures before the thread gives up."""
+"""Number of consecutive failures after which the thread gives up."""
 _FAILURE_PAUSE_S = 0.02
 
 
 class Reader:
-    """Run the I/O thread; `start` once. It ends when the ledger is closed, once it is woken.
+    """Owner of the I/O thread. Call `start` once. The thread ends when it is woken after the ledger was closed.
 
     Args:
-        stop: stops a task that was abandoned.
-        died: called when the thread gives up; nothing is read afterwards.
+        ledger: Shared state of the engine.
+        frame_handlers: Handlers by kind of frame.
+        lines: Direct lines, for the end of one.
+        link_repair: Called when a link ends.
+        width: Called with round trips and busy links.
+        liveness: Finds silent links.
+        stop: Stops an abandoned task.
+        died: Called when the thread gives up. Nothing is read afterwards.
     """
 
     def __init__(
@@ -70,12 +75,15 @@ class Reader:
         self._thread = thread
 
     def join(self) -> None:
-        """Wait for the end of the thread, unless called by that thread."""
+        """Wait for the end of the thread, unless this is that thread."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=10)
 
     def abandon(self, task_id: int) -> None:
-        """Let the thread stop a task: for finalizers, which may interrupt any code of ours."""
+        """Let the thread stop a task soon.
+
+        For finalizers. The garbage collector may run one in a thread that holds any lock, so this takes none.
+        """
         self._abandoned.append(task_id)
         self._ledger.watcher.wake()
 
@@ -86,10 +94,10 @@ class Reader:
             try:
                 self._step()
                 failures = 0
-            except BaseException as error:  # a bug of ours: it may cost one call, but not all of them
+            except BaseException as error:  # a bug in skyward: it may cost one call, but not all of them
                 failures += 1
                 report(error)
-                if failures == _MOST_FAILURES:  # better an error in every call than a wait without an end
+                if failures == _MOST_FAILURES:  # failing every call is better than leaving callers to wait forever
                     self._died(error)
                     return
                 time.sleep(_FAILURE_PAUSE_S)
@@ -108,7 +116,7 @@ class Reader:
             self._check_links()
 
     def _run_deadlines(self) -> float | None:
-        """Run what is due. Returns seconds until the next deadline or check; None: there is none."""
+        """Run due deadlines. Return the seconds until the next deadline or check; None if there is none."""
         with self._ledger:
             wait_s = self._ledger.run_deadlines()
             check_s = self._liveness.interval_s
@@ -119,23 +127,23 @@ class Reader:
             pinged, dead = self._liveness.check(time.monotonic())
             self._ledger.dirty.update(pinged)
         for link in dead:
-            if link.reading.acquire(blocking=False):  # else a leading caller is reading it this moment
+            if link.reading.acquire(blocking=False):  # otherwise a leading caller is reading it, so it is not silent
                 try:
-                    self._link_repair.link_gone(link, "it has been silent for too long")
+                    self._link_repair.link_gone(link, "it was silent for too long")
                 finally:
                     link.reading.release()
 
     def read(self, link: Readable) -> None:
-        """Handle the frames that have come by a channel, unless another thread does.
+        """Read a channel and handle its frames, unless another thread is doing so.
 
-        A leading caller holds interrupts meanwhile, because frames that were read must be handled.
+        A leading caller has to hold signals while it is here, because frames that were read must be handled.
         """
         if not link.reading.acquire(blocking=False):
-            return  # a leading caller is at it
+            return  # another thread reads it, and the watcher signals again if input is left
         try:
-            if link.channel.fileno() >= 0:  # else it was closed by the thread that read it last
+            if link.channel.fileno() >= 0:  # otherwise the thread that read it last has closed it
                 self._receive(link)
-        except BaseException as error:  # it concerns no thread that happens to read: signals are held
+        except BaseException as error:  # a bug in skyward: the caller that happens to read here must not get it
             report(error)
         finally:
             link.reading.release()
@@ -143,7 +151,7 @@ class Reader:
     def _receive(self, link: Readable) -> None:
         try:
             frames = list(link.receive())
-        except BlockingIOError:  # another thread has read it
+        except BlockingIOError:  # another thread has read the input since
             return
         except (ChannelClosed, InternalError, OSError) as error:
             self._failed(link, error)
@@ -155,7 +163,7 @@ class Reader:
                     continue
                 try:
                     handlers[frame.kind](link, frame)
-                except BaseException as error:  # it costs one call, and no frame behind it
+                except BaseException as error:  # costs one call; the frames behind this one are still handled
                     self._handlers.give_up(link, frame, error)
             if link.channel.needs_flush:
                 ledger.dirty.add(link)
@@ -170,4 +178,5 @@ class Reader:
         elif isinstance(error, ChannelClosed):
             self._link_repair.link_gone(link, "its link ended")
         else:
-            self._link_repair.link_gone(link, str(error))  # something on the way wrote into the stream
+            # Not frames: something in between wrote to the stream. A new link repeats everything that is missing.
+            self._link_repair.link_gone(link, str(error))

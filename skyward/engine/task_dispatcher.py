@@ -1,7 +1,7 @@
-"""Tasks on their way: taken into the ledger, sent where the scheduler decides, and written off when they have ended.
+"""Path of a task: into the ledger, to the node that the scheduler chose, and out of the ledger when it has ended.
 
-Everything here is called with the ledger locked. Other parts add themselves to the tables of `TaskDispatcher`: those
-that carry out an action of the scheduler, and those that must know when a call ends.
+Everything here is called with the ledger locked, except `_read_stack`. Other parts register in the tables of
+`TaskDispatcher` to carry out actions of the scheduler, or to be called when a call ends.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from .log_router import LogRouter
 from .task_events import TaskEvents
 from .tasks import PulledTask, Task, cannot_send, loss_error, output_notes
 
-__all__ = ["TaskDispatcher"]
-
 _STACK_LIMIT_S = 2.5
-"""Seconds to wait for the stack of a call whose time is up. A node that answers at all needs 50 ms."""
+"""Seconds to wait for the stack of a call that exceeded its timeout. A healthy node answers within 50 ms."""
 
 
 class TaskDispatcher:
-    """Carry out the decisions of a scheduler.
+    """Executor of the scheduler's decisions.
 
     Args:
-        grace_s: seconds that a cancelled call has to end by itself before its process is killed.
+        ledger: Shared state of the engine.
+        lines: Direct lines, for the only open task.
+        task_events: Counts tasks and emits events.
+        logs: Output of tasks.
+        grace_s: Seconds that a cancelled call has to end by itself before its process is killed.
     """
 
     def __init__(
@@ -48,24 +50,25 @@ class TaskDispatcher:
             Recall: lambda action: ledger.tell(action.node, FrameKind.RECALL, action.task),
             FailTask: self._fail,
         }
-        """Carry out an action, by its type; the parts that own gangs and nested calls add theirs."""
+        """Functions that carry out actions, by type. The parts for gangs and nested calls add theirs."""
         self.on_ended: defaultdict[int, set[Callable[[int], object]]] = defaultdict(set)
-        """Called with the number of a task when it leaves the ledger. By task, so that most calls look up one key."""
+        """Functions to call with the number of a task when it leaves the ledger, by task. Most calls have none."""
         self.on_cancelled: list[Callable[[int], object]] = []
-        """Called with the number of each task that is about to be stopped."""
+        """Functions to call with the number of each task that is about to be stopped."""
 
     def submit(
         self, task: Task, nodes: tuple[int, ...] | None, *, parent: int | None = None, is_alone: bool = False
     ) -> None:
-        """Take a task into the ledger and send it once it has a place.
+        """Take a task into the ledger, and send it once it has a slot.
 
         Args:
-            nodes: where it may go; None: any node that is kept for no role.
-            parent: the task or gang that calls it.
-            is_alone: nothing else is open, so it may go on a direct line.
+            task: The task.
+            nodes: Nodes that may run it; None: any node without a role.
+            parent: Task or gang that made the call.
+            is_alone: Whether nothing else is open, so that it may go on a direct line.
 
         Raises:
-            PoolClosed
+            PoolClosed: The pool is closed.
         """
         ledger = self._ledger
         ledger.require_open()
@@ -74,7 +77,8 @@ class TaskDispatcher:
             task.id,
             nodes=nodes,
             retries=task.options.retries,
-            # The time of one begins when it is sent; the input of another goes with it and cannot be sent twice.
+            # Sending in advance would start the timeout before the task runs. And a task whose input goes with it
+            # could not be recalled and sent again.
             in_advance=task.timeout_s is None and task.may_move,
             expected_ns=task.expected_ns,
             parent=parent,
@@ -82,8 +86,8 @@ class TaskDispatcher:
         self.perform(actions, task if is_alone else None)
 
     def perform(self, actions: list[Action], alone: Task | None = None) -> None:
-        """Carry out what the scheduler decided. `alone`: the only open task, which may go on a direct line."""
-        for action in actions:  # which grows: what could not be sent makes room for others
+        """Carry out the scheduler's decisions. `alone` is the only open task, which may go on a direct line."""
+        for action in actions:  # the list grows meanwhile: a task that cannot be sent makes room for others
             if isinstance(action, Send):
                 task = self._ledger.tasks[action.task]
                 actions += self.send(task, action.node, is_alone=task is alone)
@@ -91,11 +95,11 @@ class TaskDispatcher:
                 self.handlers[type(action)](action)
 
     def send(self, task: Task, node: int, *, is_alone: bool = False) -> list[Action]:
-        """Send a task to the agent of a node, or by its direct line. Returns what to do if it could not be sent."""
+        """Send a task to the agent of a node, or by its direct line. Return further actions if it cannot be sent."""
         ledger = self._ledger
         link = ledger.links[node]
         if not (is_alone and self._send_on_line(link, task)):
-            if isinstance(task, PulledTask):  # another task came first; this one's caller sends it as blobs
+            if isinstance(task, PulledTask):  # another task came first, so this one's caller sends it as blobs
                 self.forget(task, ok=None)
                 ledger.after.append(task.send_again)
                 return ledger.scheduler.finished(task.id)
@@ -113,7 +117,7 @@ class TaskDispatcher:
         return []
 
     def _send_on_line(self, link: NodeLink, task: Task) -> bool:
-        """Send a task on the direct line of a node. False: the node has no line, or the task does not fit it."""
+        """Send a task on the direct line of a node. Return False if there is no line that takes it."""
         try:
             return link.send_on_line(task)
         except ChannelClosed:
@@ -121,24 +125,27 @@ class TaskDispatcher:
             return False
 
     def _not_sent(self, task: Task, node: int, error: OSError) -> list[Action]:
-        """No descriptor or no memory is left for it: this call fails, and the others go on."""
+        """Fail a call for which no descriptor or memory is left. Other calls continue."""
         failure = cannot_send(repr(task.name), error)
         self.forget(task)
         self._ledger.after.append(lambda: task.on_failed(failure))
         if isinstance(task, RankTask):
-            self._ledger.tell(node, FrameKind.CANCEL, task.id)  # its process waits for it
+            self._ledger.tell(node, FrameKind.CANCEL, task.id)  # its process has started and waits for the task
             return []
         return self._ledger.scheduler.finished(task.id)
 
     def cancel(self, task_id: int) -> None:
-        """Stop a task wherever it is; nobody gets its outcome. Idempotent."""
+        """Stop a task wherever it is, and drop its outcome. Idempotent.
+
+        A task that was sent stays in the ledger until its node reports the end, because its slot is busy until then.
+        """
         ledger = self._ledger
         task = ledger.tasks.get(task_id)
         if task is None or task.is_cancelled:
             return
         task.is_cancelled = True
-        for tell in self.on_cancelled:
-            tell(task_id)
+        for callback in self.on_cancelled:
+            callback(task_id)
         ledger.idle.notify_all()
         node = ledger.scheduler.cancel(task_id)
         if node is None:
@@ -164,13 +171,14 @@ class TaskDispatcher:
         self._ledger.at(_STACK_LIMIT_S, self._stop_late, task_id, attempt)
 
     def on_stack(self, task: Task, frame: Frame) -> None:
-        """Take the stack of a call whose time is up, and stop the call."""
+        """Take the stack of a call that exceeded its timeout, and stop the call."""
         attempt = task.attempt
         self._ledger.after.append(lambda: self._read_stack(task.id, attempt, frame))
 
     def _read_stack(self, task_id: int, attempt: int, frame: Frame) -> None:
-        said = json.loads(frame.body)
-        text = read_stack(0, 0, said["stack"], said["state"]).traceback()  # reads the user's files: not under the lock
+        answer = json.loads(frame.body)
+        # Without the lock, because this reads the user's source files.
+        text = read_stack(0, 0, answer["stack"], answer["state"]).traceback()
         with self._ledger:
             self._stop_late(task_id, attempt, text)
 
@@ -179,11 +187,11 @@ class TaskDispatcher:
         if task is None or task.is_cancelled or task.attempt != attempt:
             return
         self.cancel(task_id)
-        notes = [f"Where its Python code stood:\n{stack}"] if stack else []
+        notes = [f"Python stack at that moment:\n{stack}"] if stack else []
         error = timed_out(task.name, task.timeout_s or 0.0, [*notes, *output_notes(task.tail)])
         self._ledger.after.append(lambda: task.on_failed(error))
 
-    # Written off ----------------------------------------------------------------------------------------------------
+    # Ending ---------------------------------------------------------------------------------------------------------
 
     def _fail(self, action: FailTask) -> None:
         task = self._ledger.tasks[action.task]
@@ -196,7 +204,7 @@ class TaskDispatcher:
             self._ledger.after.append(lambda: task.on_failed(error))
 
     def finish(self, task: Task, node: int, elapsed_ns: int | None = None) -> None:
-        """Write off a task that ended on its node, after `elapsed_ns` if it gave its value."""
+        """Remove a task that ended on its node. `elapsed_ns` is its duration if it returned a value, else None."""
         self.release(task, node)
         self._logs.end(task)
         self.forget(task, ok=elapsed_ns is not None)
@@ -204,19 +212,19 @@ class TaskDispatcher:
             self.perform(self._ledger.scheduler.finished(task.id, elapsed_ns))
 
     def forget(self, task: Task, *, ok: bool | None = False) -> None:
-        """Remove a task from the ledger. `ok`: whether it gave its value; None: another takes its place."""
+        """Remove a task from the ledger. `ok` tells whether it returned a value; None: another task takes its place."""
         ledger = self._ledger
         ledger.tasks.pop(task.id, None)
         ledger.losses.pop(task.id, None)
-        for tell in self.on_ended.pop(task.id, ()):
-            tell(task.id)
+        for callback in self.on_ended.pop(task.id, ()):
+            callback(task.id)
         if ok is not None:
             self._task_events.ended(task, ok=ok)
         if not ledger.tasks and not ledger.gangs:
             ledger.idle.notify_all()
 
     def release(self, task: Task, node: int | None) -> None:
-        """Let a node drop what a task needed there."""
+        """Let a node drop the function and blobs of a task."""
         link = self._ledger.links.get(node) if node is not None else None
         if link is not None:
             link.release(task)

@@ -21,12 +21,10 @@ from ..events import (
 )
 from .tasks import Task
 
-__all__ = ["TaskCounts", "TaskEvents"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TaskCounts:
-    """`busy`: slots that have work; `queued`: tasks that wait for one; `ended` and `failed`: calls so far."""
+    """Numbers of an engine: `busy` slots, `queued` tasks, and calls that have `ended` and `failed` so far."""
 
     busy: int
     queued: int
@@ -35,12 +33,12 @@ class TaskCounts:
 
 
 class TaskEvents:
-    """Count tasks and emit events. Used under the engine's lock; while nobody listens a task costs two additions."""
+    """Counter of tasks and source of events. Used under the ledger's lock. Without listeners a task costs little."""
 
     def __init__(self, emit: Emit = ignore) -> None:
         self._emit = emit
         self.is_heard = False
-        """Whether each task gets events of its own; any thread may set it."""
+        """Whether to emit events for each task. Any thread may set it."""
         self.calls_ended = 0
         self.calls_failed = 0
         self._sent: dict[int, tuple[float, int]] = {}
@@ -58,11 +56,11 @@ class TaskEvents:
         if not ok and not task.is_cancelled:
             self.calls_failed += calls
         if self.is_heard or self._sent:
-            self._tell_end(task, ok)
+            self._emit_end(task, ok)
 
-    def _tell_end(self, task: Task, ok: bool) -> None:
+    def _emit_end(self, task: Task, ok: bool) -> None:
         sent_at, node = self._sent.pop(task.id, (0.0, -1))
-        if node >= 0:  # else it never left, or before anybody listened
+        if node >= 0:  # otherwise it was never sent, or sent before anybody listened
             seconds = time.monotonic() - sent_at
             self._emit(
                 TaskEnded(
@@ -77,9 +75,9 @@ class TaskEvents:
             )
 
     def usage(self, node: int, body: bytes) -> None:
-        said = json.loads(body)
-        devices = tuple(DeviceUsage(**{**device, "index": int(device["index"])}) for device in said.pop("devices"))
-        self._emit(NodeUsage(node=node, devices=devices, **said))
+        usage = json.loads(body)
+        devices = tuple(DeviceUsage(**{**device, "index": int(device["index"])}) for device in usage.pop("devices"))
+        self._emit(NodeUsage(node=node, devices=devices, **usage))
 
     def link_lost(self, node: int, reason: str) -> None:
         self._cut_at[node] = time.monotonic()
@@ -89,8 +87,8 @@ class TaskEvents:
         cut_at = self._cut_at.pop(node, time.monotonic())
         self._emit(LinkRestored(node=node, seconds=time.monotonic() - cut_at))
 
-    def preemption_notice(self, node: int, said: bytes) -> None:
-        self._emit(PreemptionNotice(node=node, notice=said.decode(errors="replace")))
+    def preemption_notice(self, node: int, notice: bytes) -> None:
+        self._emit(PreemptionNotice(node=node, notice=notice.decode(errors="replace")))
 
     def node_lost(self, node: int, *, will_return: bool, reason: str = "") -> None:
         self._lost_at.setdefault(node, time.monotonic())

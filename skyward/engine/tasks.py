@@ -1,4 +1,4 @@
-"""The client's record of a task, by kind. The engine calls the `on_` methods, never under its lock."""
+"""Records that the client keeps of tasks. The engine calls their `on_` methods without holding its lock."""
 
 from __future__ import annotations
 
@@ -23,35 +23,25 @@ from ..wire.pull import PullRefused
 from ..wire.tasks import Parsed, TaskHead
 from .absent import advise
 
-__all__ = [
-    "CallTask",
-    "Loss",
-    "Received",
-    "PulledTask",
-    "ResultStream",
-    "StreamTask",
-    "Task",
-    "TaskFailure",
-    "WireFunction",
-    "cannot_send",
-    "loss_error",
-]
-
 T = TypeVar("T")
 
 TAIL_LINES = 20
-"""Lines of a task's output that are kept for its error."""
+"""Last lines of a task's output that are kept for its error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A payload that arrived, with its blobs; nothing is unpickled yet."""
+    """Payload that arrived, with its blobs. Nothing is unpickled yet."""
 
     parsed: Parsed
     blobs: tuple[Blob, ...]
 
     def decode(self) -> Any:
-        """Raises whatever the unpickling raises, but nothing that would end a thread or the process."""
+        """Unpickle the value.
+
+        Raises what the unpickling raises, except errors that would end the thread or the process: those become
+        ResultNotPicklable.
+        """
         try:
             return decode(self.parsed, self.blobs)
         except Exception:
@@ -60,7 +50,7 @@ class Received:
             if interrupts.is_from_handler(error):
                 raise
             raise ResultNotPicklable(
-                f"a value cannot be loaded here: its unpickling raised {type(error).__name__}: {error}; "
+                f"value: cannot be loaded here, because its unpickling raised {type(error).__name__}: {error}; "
                 "return plain data or arrays"
             ) from error
 
@@ -71,7 +61,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """A failure that arrived, with where it happened."""
+    """Failure that arrived, with the place where it happened."""
 
     failure: EncodedFailure
     where: str
@@ -79,7 +69,7 @@ class TaskFailure:
     task: str
     log_tail: str
     is_elsewhere: bool = False
-    """The node has packages and files of its own."""
+    """Whether the node has its own packages and files instead of this machine's."""
 
     def error(self) -> BaseException:
         error = decode_failure(self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail)
@@ -93,7 +83,7 @@ class TaskFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """The death of a process or node under a task."""
+    """Death of the process or node that ran a task."""
 
     node: int
     signal: int | None = None
@@ -102,19 +92,18 @@ class Loss:
     index: int | None = None
     is_node: bool = False
     is_preempted: bool = False
-    """Of a node: its provider took the machine back."""
+    """Whether the provider took the node's machine back."""
     at: float = 0.0
-    """When it crashed, or else when the node saw that it was gone, by the node's clock, in seconds since the epoch; 0:
-    the node is gone itself."""
+    """Time of the crash or its detection, in seconds since the epoch by the node's clock; 0: the node itself died."""
     stack: str = ""
-    """Where its Python code crashed."""
+    """Python stack at the crash."""
     why: str = ""
-    """Why its process could not be started; empty: it was."""
+    """Reason why the process could not be started; empty if it was started."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireFunction:
-    """A function ready to travel; `digest` names its payload."""
+    """Function ready to travel. `digest` names its payload."""
 
     digest: bytes
     payload: Encoded
@@ -122,7 +111,7 @@ class WireFunction:
 
 @dataclass(eq=False, kw_only=True)
 class Task:
-    """One unit of work for one node."""
+    """Unit of work for one node."""
 
     id: int
     name: str
@@ -132,32 +121,32 @@ class Task:
     options: CallOptions
     rank: int | None = None
     tail: deque[str] | tuple[()] = ()
-    """The last lines that it printed."""
+    """Last lines of its output."""
     shown: Callable[[], None] | None = None
-    """Waits until the last line that it printed is shown; None: it has printed nothing. Always returns soon."""
+    """Function that waits briefly until the last line of its output is shown; None: it has no output."""
     is_cancelled: bool = False
     timeout_s: float | None = None
     expected_ns: float | None = None
-    """How long it will take, where that is known; else it is taken for one like those before it."""
+    """Expected duration; None: assume that of earlier tasks of the same function."""
     attempt: int = 0
-    """How often it was sent."""
+    """Number of times it was sent."""
     may_move: bool = True
-    """False: what goes with it (input, items that were delivered) cannot be had twice, so it is sent once."""
+    """Whether it can be sent again. False if its input, or items already delivered, cannot be repeated."""
 
     handles_loss: ClassVar[bool] = False
-    """Whether it is told of the loss of its process by `on_lost`, and is then finished for the engine."""
+    """Whether `on_lost` handles the loss of its process. The engine then does not retry the task."""
 
     is_nested: ClassVar[bool] = False
-    """Whether a task has called it."""
+    """Whether another task made the call."""
 
     def keep_line(self, line: str) -> None:
         """Add a line to `tail`."""
-        if not self.tail:  # most tasks print nothing, and an empty deque takes 600 bytes
+        if not self.tail:  # created late, because most tasks print nothing and an empty deque takes 600 bytes
             self.tail = deque(maxlen=TAIL_LINES)
         self.tail.append(line)
 
     def after_output(self, decode: Callable[[], T]) -> Callable[[], T]:
-        """`decode`, which first waits until what the task has printed so far is shown."""
+        """Make `decode` wait until the task's output so far is shown."""
         shown = self.shown
         if shown is None:
             return decode
@@ -170,16 +159,16 @@ class Task:
 
     @property
     def calls(self) -> int:
-        """How many calls of the user's it is."""
+        """Number of the user's calls that it contains."""
         return 1
 
     @property
     def call(self) -> tuple[int, int]:
-        """The number of the call that it is part of, and how often that was started again."""
+        """Number of the call that it belongs to, and how often that call was restarted."""
         return self.id, 0
 
     def on_sent(self) -> None:
-        """It is on its way to a node."""
+        """Handle that the task is on its way to a node."""
 
     def on_result(self, received: Received) -> None:
         raise NotImplementedError
@@ -188,26 +177,26 @@ class Task:
         self.on_failed(failed.error())
 
     def on_failed(self, error: BaseException) -> None:
-        """It failed here: the node was lost, the time was up."""
+        """Handle a failure that this process detected, such as a timeout or a lost node."""
         raise NotImplementedError
 
     def on_part(self, received: Received) -> None:
-        """Part of the results of a chunk."""
+        """Handle part of the results of a chunk."""
 
     def on_item(self, received: Received) -> None:
-        """One item of a stream."""
+        """Handle one item of a stream."""
 
     def on_input_credit(self, lane: int) -> None:
-        """The node took an item of an input stream."""
+        """Handle that the node took an item of an input stream."""
 
     def on_lost(self, loss: Loss) -> None:
-        """Its process died; see `handles_loss`."""
+        """Handle the death of the task's process; see `handles_loss`."""
         raise NotImplementedError
 
 
 @dataclass(eq=False, kw_only=True)
 class CallTask(Task):
-    """A plain call with one value."""
+    """Plain call with one value."""
 
     future: Future[Any]
 
@@ -229,21 +218,22 @@ class CallTask(Task):
 
 @dataclass(eq=False, kw_only=True)
 class PulledTask(CallTask):
-    """A call whose buffers stay in the caller's memory while it waits.
+    """Call whose buffers stay in the caller's memory while it waits.
 
-    It is sent once, and on a direct line only. Where that does not work out, whoever waits for its value makes the
-    call again, with its buffers as blobs: packing them takes time, and only that thread may be sure of their memory.
+    It is sent once, and only on a direct line. If that fails, the thread that waits for the value repeats the call with
+    its buffers as blobs. No other thread may do that: packing takes time, and only the waiting caller guarantees that
+    the buffers stay unchanged.
     """
 
     handles_loss = True
 
     call_again: Callable[[], Any]
-    """Makes the call anew and waits for its value."""
+    """Function that repeats the call and waits for its value."""
     stop_pulling: Callable[[], None]
-    """Called if the slot was refused to read this process's memory."""
+    """Function to call if the kernel did not let the slot read this process's memory."""
 
     def send_again(self) -> None:
-        """Let the thread that asks for the value make the call anew."""
+        """Let the thread that waits for the value repeat the call."""
         self.future.settle(Undecoded(self.call_again))
 
     def on_error(self, failed: TaskFailure) -> None:
@@ -261,10 +251,10 @@ class PulledTask(CallTask):
 
 
 class ResultStream(Generic[T]):
-    """The values that a remote generator yields, as they come.
+    """Iterator over the values of a remote generator, as they arrive. Not for several threads at once.
 
-    An iterator with `close()`, which stops the generator; closing also happens when it is dropped. At most a window
-    of items is on its way: a slow consumer slows the generator down. Not for several threads at once.
+    `close()` stops the generator, and so does dropping the iterator. The generator may be at most `window` items ahead
+    of the consumer, so a slow consumer slows it down.
     """
 
     def __init__(
@@ -279,7 +269,7 @@ class ResultStream(Generic[T]):
         self._taken = 0
         self._condition = threading.Condition()
         self.value: Any = None
-        """What the generator returned, once it has ended."""
+        """Return value of the generator, once it has ended."""
 
     def __repr__(self) -> str:
         state = "open" if self._end is None else "ended"
@@ -304,6 +294,7 @@ class ResultStream(Generic[T]):
                     drop_our_frames(error)
                     raise
                 raise StopIteration(self.value)
+        # Grant credit in batches of half a window: one frame for many items, and the generator need not pause.
         self._taken += 1
         if self._taken * 2 >= self._window:
             taken, self._taken = self._taken, 0
@@ -325,7 +316,7 @@ class ResultStream(Generic[T]):
             self._close()
 
     def __del__(self) -> None:
-        # Not `close`: a finalizer may run within anything of ours, and must not touch its state.
+        # Not `close`: the garbage collector may run this in a thread that holds the condition or the ledger's lock.
         if self._end is None:
             self._end = _stopped
             self._abandon()
@@ -343,7 +334,7 @@ class ResultStream(Generic[T]):
                 self._condition.notify()
 
     def finish(self, end: Callable[[], Any]) -> None:
-        """`end` is called by the consumer: it returns the generator's value or raises its error."""
+        """End the stream. The consumer calls `end`, which returns the generator's value or raises its error."""
         with self._condition:
             if self._end is None:
                 self._end = end
@@ -356,7 +347,7 @@ def _stopped() -> None:
 
 @dataclass(eq=False, kw_only=True)
 class StreamTask(Task):
-    """A generator. The consumer holds the stream, which must not be kept alive from here: `stream` is a weak call."""
+    """Generator call. `stream` is a weak reference: if the consumer drops the stream, it closes."""
 
     stream: Callable[[], ResultStream[Any] | None]
     inputs: tuple[Callable[[], None], ...] = ()
@@ -386,42 +377,49 @@ class StreamTask(Task):
 
 
 def cannot_send(what: str, error: OSError) -> UsageError:
-    """The error of a call that this machine has no room to send."""
+    """Return the error of a call that this machine has no room to send."""
     return UsageError(
-        f"{what} cannot be sent: {error.strerror or error}; this process may open {file_limit()} files (ulimit -n) and "
-        f"use {memory_bytes() / 2**30:.1f} GiB of memory: free some, or raise the limit"
+        f"{what}: cannot be sent, {error.strerror or error} (this process may open {file_limit()} files and use "
+        f"{memory_bytes() / 2**30:.1f} GiB of memory); free some, or raise the limit (ulimit -n)"
     )
 
 
 def loss_error(loss: Loss, name: str, tail: Iterable[str] = (), *, again: str = "retries=1") -> NodeError:
-    """The error of a call whose process died, with the last lines of its output. `again`: the option that helps."""
+    """Return the error of a call whose process died, with the last lines of its output.
+
+    Args:
+        loss: The death of the process.
+        name: Name of the call.
+        tail: Last lines of its output.
+        again: Option that allows another attempt, for the advice in the message.
+    """
     error = _loss_error(loss, name, again)
     if loss.stack:
-        error.add_note(f"Where its Python code stood:\n{loss.stack}")
+        error.add_note(f"Python stack at that moment:\n{loss.stack}")
     for note in output_notes(tail):
         error.add_note(note)
     return error
 
 
 def output_notes(tail: Iterable[str]) -> list[str]:
-    """Give the note about the last lines that a task printed; none if it printed nothing."""
+    """Return a note with the last lines of a task's output; none if there is no output."""
     text = printable_lines("".join(tail)).rstrip()
     return [f"Last output of the task:\n{text}"] if text else []
 
 
 def _loss_error(loss: Loss, name: str, again: str) -> NodeError:
     if loss.is_node:
-        state = {True: "had begun", False: "had not begun", None: "had been sent; whether it had begun is not known"}
+        state = {True: "had begun", False: "had not begun", None: "was sent, but may not have begun"}
         kind, what = (Preempted, "taken back by its provider") if loss.is_preempted else (NodeLost, "lost")
         return kind(
-            f"node {loss.node} was {what}; the call {name!r} {state[loss.started]}. "
-            f"Give the call {again} (or more) if it may be run again",
+            f"node {loss.node} was {what}: the call {name!r} {state[loss.started]}; "
+            f"set {again} or more if it may run again",
             node=loss.node,
             started=loss.started,
         )
     return SlotLost(
-        f"the process that ran {name!r} on node {loss.node} {_death(loss)}. "
-        f"The pool goes on; give the call {again} (or more) if it may be run again",
+        f"{name!r} on node {loss.node}: its process {_death(loss)} (the pool continues); "
+        f"set {again} or more if the call may run again",
         node=loss.node,
         started=True,
         signal=loss.signal,
@@ -439,8 +437,8 @@ def _death(loss: Loss) -> str:
     except ValueError:  # a real-time signal has no name
         name = "unknown"
     hint = {
-        "SIGKILL": "; nobody but the kernel's out-of-memory killer usually sends that: see if the memory ran out",
-        "SIGSEGV": "; a C extension crashed",
-        "SIGABRT": "; a C extension gave up",
+        "SIGKILL": ", most likely by the kernel's out-of-memory killer",
+        "SIGSEGV": ", because a C extension crashed",
+        "SIGABRT": ", because a C extension aborted",
     }.get(name, "")
     return f"was killed by signal {loss.signal} ({name}){hint}"

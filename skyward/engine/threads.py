@@ -1,4 +1,4 @@
-"""Threads that the engine starts: whatever goes wrong in one is told to whoever must act on it."""
+"""Threads of the engine whose failures reach the code that must act on them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-__all__ = ["in_words", "report", "run_side_by_side", "start_thread"]
-
 _log = logging.getLogger(__name__)
 
 
 def start_thread(run: Callable[[], object], *, name: str, failed: Callable[[BaseException], object]) -> None:
-    """Call `run` in a thread of its own. If it raises, or no thread can be had, `failed` is called with the error.
+    """Call `run` in a new thread.
 
-    `failed` runs in that thread, or, where there is none, in this one.
+    Args:
+        run: The work.
+        name: Name of the thread.
+        failed: Called with the error if `run` raises, in that thread. If no thread can be started, it is called in
+            the current one.
     """
 
     def guarded() -> None:
         try:
             run()
-        except BaseException as error:  # SystemExit ends a thread silently
+        except BaseException as error:  # SystemExit too, which would end the thread silently
             failed(error)
 
     try:
         threading.Thread(target=guarded, name=name, daemon=True).start()
-    except RuntimeError as error:  # no more threads
+    except RuntimeError as error:  # this process cannot start another thread
         failed(error)
 
 
 def run_side_by_side(actions: Iterable[Callable[[], object]]) -> None:
-    """Call each in a thread of its own, and wait for all. Where there are no more threads, one after another."""
+    """Call each action in its own thread, and wait for all. Without more threads, call it in the current one."""
     threads: list[threading.Thread] = []
     for action in actions:
         thread = threading.Thread(target=action, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no more threads
+        except RuntimeError:  # this process cannot start another thread
             action()
         else:
             threads.append(thread)
@@ -45,7 +47,7 @@ def run_side_by_side(actions: Iterable[Callable[[], object]]) -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """Type and message of an error, in one line where it has one. Its `__str__` may be the user's, and raise."""
+    """Describe an error by its type and message. Copes with a `__str__` of the user's that raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException as another:
@@ -53,5 +55,5 @@ def in_words(error: BaseException) -> str:
 
 
 def report(error: BaseException) -> None:
-    """Log a bug of ours in a thread that goes on."""
-    _log.error("an error in a thread of the pool, which goes on; please report this", exc_info=error)
+    """Log a bug of skyward in a thread that continues."""
+    _log.error("pool: error in an internal thread, which continues; please report this bug", exc_info=error)

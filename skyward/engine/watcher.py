@@ -1,4 +1,4 @@
-"""Which channels can be read or written: epoll for the I/O thread, with a way to step aside for a caller."""
+"""Readiness of the engine's channels: epoll for the I/O thread, which can step aside for a leading caller."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 
 from .link import Readable
 
-__all__ = ["Watcher"]
-
 _READ, _WRITE = select.POLLIN, select.POLLOUT  # the same numbers as EPOLLIN and EPOLLOUT
 
 
 class Watcher:
-    """Waits for the engine's channels. One thread waits; any thread may change what is waited for.
+    """Set of channels to wait for. One thread waits; others change the set with the ledger locked.
 
-    Where there is no epoll (macOS) a poll object serves, which must not change while another thread waits on it: then
-    every change wakes the waiting thread, and callers do not lead.
+    epoll allows changes while a thread waits. Without epoll (macOS), each wait builds a poll object, every change wakes
+    the waiting thread, and callers do not lead.
     """
 
     def __init__(self) -> None:
@@ -26,7 +24,7 @@ class Watcher:
         self._epoll: Any = select.epoll() if self.can_lead else None
         self._links: dict[int, Readable] = {}
         self._blocked: dict[int, Readable] = {}
-        """By the descriptor that says when they take more, where it is another."""
+        """Blocked channels by the separate descriptor that signals room for output; see `Readable.waits_apart`."""
         self._events: dict[int, int] = {}
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -39,7 +37,7 @@ class Watcher:
         self._set(link.channel.fileno(), _READ)
 
     def remove(self, link: Readable) -> None:
-        """Before its channel is closed."""
+        """Stop waiting for a channel. Call it before the channel is closed, while its descriptor is known."""
         link.is_watched = False
         fd = link.channel.fileno()
         if self._links.pop(fd, None) is not None:
@@ -50,7 +48,7 @@ class Watcher:
     def _drop(self, fd: int) -> None:
         self._events.pop(fd, None)
         if self._epoll is not None:
-            with contextlib.suppress(OSError):  # its descriptor was closed, which removes it
+            with contextlib.suppress(OSError):  # closing a descriptor removes it from the epoll
                 self._epoll.unregister(fd)
 
     def _update_blocked(self, fd: int, link: Readable | None) -> None:
@@ -61,7 +59,7 @@ class Watcher:
             self._set(fd, _READ)
 
     def update(self, link: Readable) -> None:
-        """Wait for what the link's state asks for."""
+        """Adapt the awaited events to the link's state: no input while a caller leads, output while it is blocked."""
         fd = link.channel.fileno()
         if link.waits_apart:
             if fd in self._links:
@@ -82,22 +80,24 @@ class Watcher:
             self.wake()
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: the thread wakes anyhow; or closed: nobody waits
+        """Wake the waiting thread. Any thread may call it, without a lock."""
+        with contextlib.suppress(OSError):  # a full socket wakes the thread as well; a closed one has no waiter
             self._wake_write.send(b"\0")
 
     def wait(self, timeout_s: float | None) -> list[tuple[Readable, bool, bool]]:
-        """(link, can be read, can be written); may be empty."""
-        found = []
+        """Wait, and return (link, can be read, can be written) of each ready channel. The list may be empty."""
+        ready = []
         for fd, events in self._poll(timeout_s):
             link = self._links.get(fd)
             if link is not None:
-                found.append((link, bool(events & ~_WRITE), bool(events & _WRITE)))
+                ready.append((link, bool(events & ~_WRITE), bool(events & _WRITE)))
             elif fd in self._blocked:
-                found.append((self._blocked[fd], False, True))
+                ready.append((self._blocked[fd], False, True))
             elif fd == self._wake_read.fileno():
-                with contextlib.suppress(BlockingIOError):  # it was read already
+                with contextlib.suppress(BlockingIOError):  # already read
                     self._wake_read.recv(4096)
-        return found
+            # Any other descriptor was removed after the wait began.
+        return ready
 
     def _poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
         if self._epoll is not None:
@@ -115,5 +115,5 @@ class Watcher:
         self._wake_write.close()
 
     def close_in_child(self) -> None:
-        """After a fork: closing our copies does not change what the parent waits for."""
+        """Close this process's copies after a fork. That does not change the parent's epoll."""
         self.close()

@@ -1,8 +1,8 @@
-"""How many channels a remote link has: over a distance one of ssh is narrow, whatever the line could carry.
+"""Number of channels of a remote link: over a long distance, one ssh channel is slow however fast the network is.
 
-OpenSSH lets 2 MiB be on their way in each channel and direction, so one carries 20 MB/s where a round trip takes
-100 ms. A link that is as long as that, once it carries much, gets some more channels of the same connection, and
-uses them in turn (`wire.ends.Stripes`). Near ones, and those that carry little, stay as they are.
+OpenSSH allows 2 MiB in flight per channel and direction. With a round trip of 100 ms, that is 20 MB/s. So a distant
+link that carries much data gets more channels of the same connection, and uses them in turn (`wire.ends.Stripes`).
+Near links, and links that carry little, keep one channel.
 """
 
 from __future__ import annotations
@@ -20,36 +20,34 @@ from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
 from .threads import in_words, start_thread
 
-__all__ = ["MOST_CHANNELS", "Width", "channels_for"]
-
 _log = logging.getLogger(__name__)
 
 MOST_CHANNELS: Final = 6
-"""Of one link. sshd allows 10 sessions of a connection (MaxSessions); the keeper has one, commands have some."""
+"""Most channels of one link. sshd allows 10 sessions per connection (MaxSessions); the keeper and commands use some."""
 _WINDOW: Final = 2 * 2**20
-"""Bytes that may be on their way in one channel and direction. Source: CHAN_SES_WINDOW_DEFAULT of OpenSSH."""
+"""Bytes in flight per channel and direction. Source: CHAN_SES_WINDOW_DEFAULT of OpenSSH."""
 _RATE: Final = 125e6
-"""Bytes per second that are worth a process on each side: 1 Gbit/s."""
+"""Target rate in bytes per second: 1 Gbit/s is worth a further process on each side."""
 _MEASURED = 5
-"""Pings that tell how far a link is: under load a few of a near one wait long for a processor, but not all."""
+"""Pings to measure before a link counts as distant. Under load some pings of a near link wait long, but not all."""
 _MUCH: Final = 2**20
-"""Bytes that a link has carried before it gets more channels."""
+"""Bytes that a link must have carried before it gets more channels."""
 
 
 def channels_for(round_trip_s: float) -> int:
-    """Return how many channels carry 1 Gbit/s over this distance: 1 to `MOST_CHANNELS`."""
+    """Return the number of channels that carry 1 Gbit/s with this round trip: 1 to `MOST_CHANNELS`."""
     return max(1, min(MOST_CHANNELS, math.ceil(round_trip_s * _RATE / _WINDOW)))
 
 
 class Width:
-    """Measure links, and give them more channels. Everything but its thread is called with the ledger locked."""
+    """Measurement of links, and more channels for those that need them. Call its methods with the ledger locked."""
 
     def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher
 
     def measured(self, link: Readable) -> None:
-        """Take note of a round trip that its channel has measured."""
+        """Record a round trip that the link's channel has measured."""
         link.pongs = link.channel.pongs
         round_trip_ns = link.channel.round_trip_s * 1e9
         self._dispatcher.perform(self._ledger.scheduler.set_round_trip(link.node, round_trip_ns))
@@ -73,28 +71,30 @@ class Width:
         start_thread(
             lambda: self._widen(link),
             name="skyward-widen",
-            failed=lambda error: _log.warning("node %d: its link stays narrow: %s", link.node, in_words(error)),
+            failed=lambda error: _log.warning("node %d: could not open more channels: %s", link.node, in_words(error)),
         )
 
     def _widen(self, link: NodeLink) -> None:
-        """Open more channels, in a separate thread. The link goes on unchanged if none can be opened."""
+        """Open more channels, in a separate thread. The link continues unchanged if that fails."""
         channel, dialler = link.channel, link.dialler
         assert isinstance(channel, StreamChannel)
         assert dialler is not None
         number = dialler.link
         try:
             more: list[Ends] = dialler.widen(link.stripes, LINK_TIMES.dial_s)
-        except Unreachable:  # the link is as fast as it was
+        except Unreachable:  # the link keeps its one channel and its speed
             return
+        # `reading` keeps readers out, because `StreamChannel.widen` must not run during a receive. It comes first, as
+        # the lock order demands.
         with link.reading, self._ledger:
             is_there = self._ledger.is_open and self._ledger.links.get(link.node) is link and channel.is_attached
-            if not is_there or dialler.link != number:  # the link broke meanwhile
+            if not is_there or dialler.link != number:  # the link broke meanwhile; the channels belong to the old one
                 self._ledger.after.append(lambda: _close_each(more))
                 return
             self._ledger.watcher.remove(link)
             try:
                 channel.widen(more, turns=True)
-            except OSError:  # no descriptors are left
+            except OSError:  # no free descriptors for the epolls
                 self._ledger.after.append(lambda: _close_each(more))
             link.follow()
             self._ledger.watcher.add(link)

@@ -17,12 +17,12 @@ _OTHER_EXTRAS = {
     "joblib_backend": "joblib",
     "sklearn_backend": "sklearn",
 }
-"""The extra that a name needs, where it is not called by that name."""
+"""Extras whose name differs from that of the integration."""
 
 __getattr__, _, _names = _lazy_names(__name__, __file__, extra=_OTHER_EXTRAS)
 
 REGISTRY: dict[str, str] = {name: _OTHER_EXTRAS.get(name, name) for name in _names}
-"""Name -> the extra that it needs."""
+"""Extra that each name needs."""
 
 __all__ = ["REGISTRY", *_names]  # noqa: PLE0604  # all are strings
 
@@ -32,8 +32,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(_ModuleType):
-    """Importing the file `torch.py` makes Python set the attribute `torch` of this package to that module. The name
-    is the decorator's, whichever is imported first: a rank imports the file before the user's code.
+    """Package whose names stay decorators when the modules of the same names are imported.
+
+    Importing `torch.py` makes Python set the attribute `torch` of this package to that module. A rank does so before it
+    loads the user's code, which expects the decorator there.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

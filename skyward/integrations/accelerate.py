@@ -1,8 +1,8 @@
-"""Hugging Face Accelerate: `Accelerator()` in each rank is one process of the world that skyward has opened.
+"""Hugging Face Accelerate: `Accelerator()` in each rank becomes one process of the process group that skyward opens.
 
-It stands on PyTorch's integration, which opens the process group: Accelerate takes a group that is open as its own.
-What it cannot see by itself is that a world without accelerators is one too: without ACCELERATE_USE_CPU, which
-`accelerate launch` sets there, each rank on the CPU would believe that it is alone, and train alone.
+It builds on the PyTorch integration, which opens the group; Accelerate uses a group that is already open. Accelerate
+does not recognise a world without accelerators. `accelerate launch` sets ACCELERATE_USE_CPU there, and so does this
+integration. Without it each rank on the CPU would train alone.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from ..values.topology import Rank
 from .base import decorator_of, load_framework
 from .torch import TorchIntegration
 
-__all__ = ["AccelerateIntegration", "accelerate"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateIntegration(TorchIntegration):
-    """Runs the function as the processes of an Accelerate world; use it bare or with options.
+    """Run the function as the processes of an Accelerate world; use it bare or with options.
 
-    `Accelerator()` then has the `process_index`, `num_processes` and device of the rank, on GPUs and on the CPU. Its
-    own configuration (mixed precision, FSDP) is given to it as ever: by its arguments, or by the variables that
-    `accelerate launch` sets, in `Image(env={...})`. All that `sky.integrations.torch` says holds here too, its
-    options among it; where both stand on a function, the process group is opened once, by the upper one.
+    `Accelerator()` then has the rank's `process_index`, `num_processes` and device, on GPUs and on the CPU. Configure
+    mixed precision or FSDP as usual: by its arguments, or by `accelerate launch`'s variables in `Image(env={...})`.
+
+    `@ pool` starts ranks on all nodes, `>> pool` on one node. Outside a pool, and in `.local(...)`, the function is
+    called as it is. Write the decorator below `@sky.compute`. If `sky.integrations.torch` is on the same function, the
+    upper one opens the process group.
 
     Args:
-        backend: "nccl", "gloo" or what else `init_process_group` takes; None: nccl where each rank of the node has a
-            GPU of its own, gloo otherwise.
-        processes_per_node: ranks on each node, >= 1; "auto" is one for each accelerator, at least one.
-        seed: in [0, 2**32); seeds `random`, numpy and torch alike in every rank. None: they are not touched.
-        timeout_s: seconds, > 0, that a collective waits for the other ranks; None: torch's own.
+        backend: "nccl", "gloo" or another backend of `init_process_group`. None: nccl if each rank of the node has a
+            GPU of its own, otherwise gloo.
+        processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
+        seed: in [0, 2**32). Seeds `random`, numpy and torch with the same value in every rank. None: leaves the
+            generators as they are.
+        timeout_s: seconds, > 0, that a collective waits for the other ranks. None: torch's default.
 
     Raises:
-        UsageError: an option is not legal, or what is decorated cannot be.
+        UsageError: an option is out of range, or the decorated object is not a plain function.
         MissingDependency: in the rank: Accelerate or torch is not installed on the node.
-        RendezvousFailed: in the rank: the ranks could not meet.
+        RendezvousFailed: in the rank: the ranks could not connect to each other.
 
     Example:
         >>> @accelerate(seed=0)
@@ -60,7 +61,7 @@ class AccelerateIntegration(TorchIntegration):
     def session(self, rank: Rank) -> Iterator[None]:
         load_framework("accelerate", extra=self.extra)
         with super().session(rank):
-            # Here and not in `environment`: only torch knows which devices it can use.
+            # Here and not in `environment`, because only torch knows which devices it can use.
             if not _has_accelerator(load_framework("torch", extra=self.extra)):
                 os.environ.setdefault("ACCELERATE_USE_CPU", "true")
             yield

@@ -1,9 +1,12 @@
-"""The seam between skyward and a framework: what an integration is, and the decorator that puts it on a function.
+"""Base class of integrations, and the decorator that attaches one to a function.
 
-A framework's distributed runtime needs three things, and an integration gives each at its moment: variables that
-stand before anything of the user's is imported (`environment`), a number of processes on each node
-(`ranks_per_node`), and something to enter before the user's function and leave after it (`session`). `integrate`
-records the integration on the function, where `@sky.compute` finds it, and enters the session in every rank.
+A framework's distributed runtime needs three things from skyward:
+
+- environment variables that are set before any user code is imported (`environment`),
+- a number of processes on each node (`ranks_per_node`),
+- a context that is entered before the user's function and left after it (`session`).
+
+`integrate` records the integration on the function, where `@sky.compute` reads it. In every rank it enters the session.
 """
 
 from __future__ import annotations
@@ -26,18 +29,6 @@ from ..values.launch import Integration, RanksPerNode
 from ..values.topology import Rank
 from ..wire.failures import stamp_failure
 
-__all__ = [
-    "IntegrationBase",
-    "IntegrationDecorator",
-    "OptionalDecorator",
-    "check_seed",
-    "decorator_of",
-    "integrate",
-    "integrations_of",
-    "load_framework",
-    "numeric_threads",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 Options = ParamSpec("Options")
@@ -45,21 +36,21 @@ Options = ParamSpec("Options")
 
 _ATTRIBUTE = "__skyward_integrations__"
 _MAX_SEED = 2**32 - 1
-"""Of numpy's generator; torch and random take more."""
+"""Largest seed that numpy's generator takes; torch and random take more."""
 _entered: set[str] = set()
-"""Names of the integrations whose sessions are open in this process; a rank runs one call."""
+"""Names of the integrations whose sessions are open in this process. A rank runs one call, so one set is enough."""
 
 
 class IntegrationDecorator(Protocol):
-    """A decorator that keeps the function's signature and type."""
+    """Decorator that keeps the function's signature and type."""
 
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 class OptionalDecorator(Protocol[Options]):
-    """A decorator that is used bare, or with options by keyword."""
+    """Decorator that is used bare, or with options by keyword."""
 
-    @overload  # options are given by keyword, so no call fits both
+    @overload  # options are passed by keyword, so no call fits both
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, *args: Options.args, **options: Options.kwargs) -> IntegrationDecorator: ...
@@ -67,54 +58,88 @@ class OptionalDecorator(Protocol[Options]):
 
 @dataclass(frozen=True, kw_only=True)
 class IntegrationBase(ABC):
-    """What every integration shares. Instances travel to nodes, so a subclass imports its framework in methods only.
+    """Base class of every integration.
 
-    processes_per_node: ranks on each node, >= 1; "auto" is one for each accelerator, and one where there is none.
+    Instances travel to nodes that may lack the framework. A subclass therefore imports it inside methods only.
+
+    Args:
+        processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, or one on a node without any.
+
+    Raises:
+        UsageError: `processes_per_node` is neither a whole number >= 1 nor "auto".
+
+    Example:
+        @dataclass(frozen=True, kw_only=True)
+        class MpiIntegration(IntegrationBase):
+            name: ClassVar[str] = "mpi"
+            extra: ClassVar[str] = "mpi"
+            packages: ClassVar[tuple[str, ...]] = ("mpi4py",)
+
+            @contextmanager
+            def session(self, rank: Rank) -> Iterator[None]:
+                yield
+
+        mpi = decorator_of(MpiIntegration)
     """
 
     name: ClassVar[str]
     extra: ClassVar[str]
     """The extra of skyward that brings the framework: `pip install 'skyward[<extra>]'`."""
     packages: ClassVar[tuple[str, ...]]
-    """What a node must have installed, as requirements."""
+    """Packages that a node must have, as pip requirements."""
     preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that a node may import once, before ranks are forked, and variables to set first; see `Integration`.
-    Importing them must start no thread.
+    """Modules that a node may import once, before it forks ranks, and variables to set first; see `Integration`.
+    Importing them must not start a thread, because a process with threads cannot be forked safely.
     """
 
     processes_per_node: RanksPerNode = 1
 
     def __post_init__(self) -> None:
-        asked = self.processes_per_node
-        is_number = isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1
-        if not (is_number or asked == "auto"):
-            raise UsageError(f'{self.name}: processes_per_node={asked!r}; it is a whole number >= 1, or "auto"')
+        value = self.processes_per_node
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not (is_number or value == "auto"):
+            raise UsageError(
+                f'processes_per_node={value!r}: @{self.name} takes a whole number >= 1, or "auto"; '
+                "set processes_per_node=1 or more"
+            )
 
     @property
     def ranks_per_node(self) -> RanksPerNode:
         return self.processes_per_node
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        """Variables for the rank's process, set before anything of the user's is unpickled. Imports no framework."""
+        """Return variables for the rank's process. They are set before any user code is unpickled.
+
+        An override must not import the framework.
+        """
         return {}
 
     def prepare(self, rank: Rank) -> None:  # noqa: B027  # most have nothing to do here
-        """Called in the rank when the variables of all integrations stand and nothing of the user's is unpickled, for
-        what must come before the user's module and arguments. It is part of the call: its output is the call's, and
-        what it raises is the rank's failure.
+        """Prepare the rank before the user's module and arguments are unpickled.
+
+        It runs after the variables of all integrations are set. It is part of the call: its output is the call's
+        output, and its exceptions fail the rank.
         """
 
     @abstractmethod
     def session(self, rank: Rank) -> AbstractContextManager[None]:
-        """Entered around the user's function in every rank. Left also when the function raised, and then it must not
-        wait for other ranks: they may be gone.
+        """Return the context that surrounds the user's function in every rank.
+
+        The context is left after an exception too. It must not wait for other ranks then: they may be gone.
         """
 
 
 def decorator_of(integration: Callable[Options, IntegrationBase]) -> OptionalDecorator[Options]:
-    """Make the decorator of an integration's class: its name, its documentation, and its fields as options.
+    """Make the decorator of an integration class, with its name, its documentation and its fields as options.
 
-    Raises (the decorator): WrongArguments: an option that the class does not have.
+    Args:
+        integration: a subclass of `IntegrationBase`.
+
+    Returns:
+        The decorator. It raises WrongArguments for an option that the class does not have.
+
+    Example:
+        torch = decorator_of(TorchIntegration)
     """
     kind = cast("type[IntegrationBase]", integration)
 
@@ -135,18 +160,28 @@ def decorator_of(integration: Callable[Options, IntegrationBase]) -> OptionalDec
 
 
 def integrate(fn: Callable[P, R], integration: Integration) -> Callable[P, R]:
-    """`fn`, run in a session of `integration` in every rank of a gang, and plainly everywhere else.
+    """Wrap `fn` so that it runs in a session of `integration` in every rank of a gang, and plainly everywhere else.
 
-    Integrations stack: all their environments are applied, and their sessions are entered from the outermost in.
+    Integrations stack: all their environments apply, and their sessions are entered from the outermost inwards.
+
+    Args:
+        fn: a plain function.
+        integration: the integration to attach.
+
+    Returns:
+        The wrapped function, with the signature of `fn`.
 
     Raises:
-        UsageError: `fn` is no function, is decorated by `@sky.compute` or by this integration already, or is a
-            generator or async function.
+        UsageError: `fn` is not a function, already has `@sky.compute` or this integration, or is a generator or async
+            function.
+
+    Example:
+        train = integrate(train, TorchIntegration(seed=0))
     """
     _check_function(fn, integration.name)
 
-    # It names functions of this module only: a function of the user's `__main__` travels by value, and what its
-    # wrapper names would travel with it.
+    # The wrapper may refer to functions of this module only. A function of the user's `__main__` is pickled by value,
+    # and everything that its wrapper refers to is pickled with it.
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with _session(integration):
@@ -157,7 +192,7 @@ def integrate(fn: Callable[P, R], integration: Integration) -> Callable[P, R]:
 
 
 def integrations_of(fn: Callable[..., Any]) -> tuple[Integration, ...]:
-    """The integrations on a function, outermost first."""
+    """Return the integrations of a function, outermost first."""
     integrations: tuple[Integration, ...] = getattr(fn, _ATTRIBUTE, ())
     return integrations
 
@@ -165,7 +200,7 @@ def integrations_of(fn: Callable[..., Any]) -> tuple[Integration, ...]:
 @contextmanager
 def _session(integration: Integration) -> Iterator[None]:
     rank = current_rank()
-    # A decorated function that calls another one's `.local(...)` is in the session already.
+    # A decorated function may call `.local(...)` of another one. The session is open then, and is not entered twice.
     if rank is None or integration.name in _entered:
         yield
         return
@@ -175,7 +210,7 @@ def _session(integration: Integration) -> Iterator[None]:
             try:
                 yield
             except BaseException as error:
-                # Leaving the session may make other ranks fail: this one was first.
+                # Leaving the session can make other ranks fail. The stamp records that this failure came first.
                 stamp_failure(error)
                 raise
     finally:
@@ -183,27 +218,29 @@ def _session(integration: Integration) -> Iterator[None]:
 
 
 def load_framework(module: str, *, extra: str) -> Any:
-    """The framework's module. Raises MissingDependency, naming the extra, where it is not installed."""
+    """Import the framework's module. Raise MissingDependency, which names the extra, if it is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            f"{module} is not installed here ({error}); install it with `pip install 'skyward[{extra}]'`, "
-            f"on remote nodes with `Image(pip=[{module!r}])`",
+            f"{module}: not installed here ({error}); run `pip install 'skyward[{extra}]'`, "
+            f"or set Image(pip=[{module!r}]) for remote nodes",
             name=module,
         ) from error
 
 
 def check_seed(integration: str, seed: object) -> None:
-    """Raises UsageError."""
+    """Raise UsageError unless `seed` is None or fits in 32 bits."""
     is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _MAX_SEED
     if seed is not None and not is_seed:
-        raise UsageError(f"{integration}: seed={seed!r}; it is a whole number in [0, 2**32), or None")
+        raise UsageError(f"seed={seed!r}: @{integration} takes a whole number in [0, 2**32), or None; set seed=0")
 
 
 def numeric_threads(rank: Rank) -> int:
-    """The threads of a rank's numeric code, >= 1: what OMP_NUM_THREADS says, which may be a list with a number for
-    each level of nesting; else its part of the cores.
+    """Return the number of threads for a rank's numeric code, >= 1.
+
+    OMP_NUM_THREADS decides if it is set; of a list, which has one number per nesting level, the first one counts.
+    Otherwise each rank gets an equal share of the cores.
     """
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return max(1, int(first) if first.isdecimal() else (os.cpu_count() or 1) // rank.local_world_size)
@@ -211,17 +248,17 @@ def numeric_threads(rank: Rank) -> int:
 
 def _check_function(fn: object, name: str) -> None:
     if isinstance(fn, ComputeFunction):
-        called = fn.__name__
+        function = fn.__name__
         raise UsageError(
-            f"@{name} stands below @sky.compute, not above it. Write:\n"
-            f"    @sky.compute\n    @sky.integrations.{name}\n    def {called}(...): ..."
+            f"@{name}: stands above @sky.compute; move it below @sky.compute:\n"
+            f"    @sky.compute\n    @sky.integrations.{name}\n    def {function}(...): ..."
         )
     if not callable(fn) or isinstance(fn, type):
-        raise UsageError(f"@{name} decorates functions, not {fn!r}; its options are given by keyword")
-    named = getattr(fn, "__qualname__", repr(fn))
+        raise UsageError(f"@{name}: decorates functions, not {fn!r}; pass its options by keyword")
+    function = getattr(fn, "__qualname__", repr(fn))
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
-        raise UsageError(f"@{name} does not take async functions, and {named} is one")
+        raise UsageError(f"@{name}: {function} is an async function; decorate a plain function")
     if inspect.isgeneratorfunction(fn):
-        raise UsageError(f"@{name}: {named} is a generator function; ranks return values, they do not stream")
+        raise UsageError(f"@{name}: {function} is a generator function, and ranks cannot stream; return a value")
     if any(integration.name == name for integration in integrations_of(fn)):
-        raise UsageError(f"@{name} stands twice on {named}; once is enough")
+        raise UsageError(f"@{name}: decorates {function} twice; remove one of the two")

@@ -1,7 +1,7 @@
-"""JAX: one program over the devices of all ranks, met by `jax.distributed.initialize` before the user's code is loaded.
+"""JAX: one program over the devices of all ranks, joined by `jax.distributed.initialize` before user code is loaded.
 
-Before, not around the function as other frameworks are: the first array that is made, by a line at the top of the
-user's module or by an argument that is unpickled, fixes which devices there are, and JAX refuses to meet after that.
+Other frameworks can be initialised around the function; JAX cannot. The first array fixes the set of devices, and JAX
+refuses to join after that. A line at the top of the user's module can create it, and so can an unpickled argument.
 """
 
 from __future__ import annotations
@@ -21,33 +21,31 @@ from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, past_the_proxy, wait_for_head
 
-__all__ = ["JaxIntegration", "jax"]
-
 _LEAVING_LIMIT_S = 30 * 24 * 3600
-"""Seconds that a rank which is done waits for the others. JAX aborts the process after five minutes; here a rank that
-fails stops the rest, and one that works on, such as the one that evaluates, may take its time."""
+"""Seconds that a finished rank waits for the others. JAX's own limit of five minutes aborts the process. Here a rank
+that fails stops the rest anyway, and a rank that works longer, for example on an evaluation, may take its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JaxIntegration(IntegrationBase):
-    """Runs the function as the processes of one JAX program; use it bare or with options.
+    """Run the function as the processes of one JAX program; use it bare or with options.
 
-    With `@ pool` the processes are those of all nodes, with `>> pool` those of one node. `jax.devices()` are the
-    devices of all of them, `jax.local_devices()` those of this process. They have met before the user's code is
-    loaded, also for a world of one, and part when all functions have ended. Every rank is a new process that no call
-    has used before. Outside a pool, and in `.local(...)`, the function is simply called. It stands below
-    `@sky.compute`, and stacks with other integrations and output decorators in any order.
+    `@ pool` starts processes on all nodes, `>> pool` on one node. `jax.devices()` lists the devices of all processes,
+    `jax.local_devices()` those of the current one. The processes join before user code is loaded, even if there is only
+    one, and separate when all functions have ended. Every rank is a new process. Outside a pool, and in `.local(...)`,
+    the function is called as it is. Write the decorator below `@sky.compute`; it stacks with other integrations and
+    output decorators in any order.
 
     Args:
-        processes_per_node: ranks on each node, >= 1; they share its accelerators evenly. "auto" is one for each
-            accelerator, at least one. JAX itself is at its best with 1: a process uses all devices of its node.
-        local_device_count: devices that a process without accelerators has, >= 1; None: what JAX's own settings say,
-            which is one.
+        processes_per_node: ranks on each node, >= 1; they share its accelerators evenly. "auto" starts one per
+            accelerator, at least one. JAX works best with 1, because one process can use all devices of its node.
+        local_device_count: number of devices, >= 1, of a process without accelerators. None: JAX's own settings decide;
+            their default is one.
 
     Raises:
-        UsageError: an option is not legal, or what is decorated cannot be.
+        UsageError: an option is out of range, or the decorated object is not a plain function.
         MissingDependency: in the rank: JAX is not installed on the node.
-        RendezvousFailed: in the rank: the ranks could not meet.
+        RendezvousFailed: in the rank: the ranks could not connect to each other.
 
     Example:
         >>> @jax(processes_per_node=2)
@@ -62,8 +60,8 @@ class JaxIntegration(IntegrationBase):
     name: ClassVar[str] = "jax"
     extra: ClassVar[str] = "jax"
     packages: ClassVar[tuple[str, ...]] = ("jax",)
-    # Importing them starts no thread where OpenBLAS is told to have one (jax 0.10), and takes 0.45 s of each rank
-    # otherwise. Devices are looked for later, when the first of them is asked for.
+    # Preloading saves 0.45 s in each rank. It starts no thread if OpenBLAS is limited to one (jax 0.10), and looks for
+    # no device: JAX does so when the first one is used.
     preload: ClassVar[tuple[str, ...]] = ("jax", "jax.numpy", "numpy.random")
 
     local_device_count: int | None = None
@@ -73,21 +71,24 @@ class JaxIntegration(IntegrationBase):
         count = self.local_device_count
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
         if count is not None and not is_count:
-            raise UsageError(f"jax: local_device_count={count!r}; it is a whole number >= 1, or None")
+            raise UsageError(
+                f"local_device_count={count!r}: @jax takes a whole number >= 1, or None; "
+                "set local_device_count=1 or more"
+            )
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        """Where the ranks meet. What is the user's choice is only set where there is none."""
+        """Return the address of the rendezvous and the rank's share of the node. The user's own variables win."""
         rank = _at_own_port(rank)
-        # The CPU backend else takes a thread for each core of the machine.
+        # By default the CPU backend starts one thread for each core of the machine.
         chosen = {"PJRT_NPROC": str(numeric_threads(rank))}
         if rank.interface:
             chosen["NCCL_SOCKET_IFNAME"] = rank.interface
-        if rank.shares_devices:  # else the first of two takes three quarters of the memory
+        if rank.shares_devices:  # otherwise the first of two ranks takes three quarters of the memory
             chosen["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         devices = _own_devices(rank)
         if devices:
             chosen["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, devices))
-        # In the environment, where it holds whichever integration on the function makes JAX's processes meet.
+        # Passed by the environment, so that it also holds if another integration on the function initialises JAX.
         on_cpu = {} if self.local_device_count is None else {"JAX_NUM_CPU_DEVICES": str(self.local_device_count)}
         cpus = on_cpu.get("JAX_NUM_CPU_DEVICES") or os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
         return {
@@ -102,39 +103,43 @@ class JaxIntegration(IntegrationBase):
 
     def prepare(self, rank: Rank) -> None:
         framework = load_framework("jax", extra=self.extra)
-        if framework.distributed.is_initialized():  # by another integration that stands on this one
+        if framework.distributed.is_initialized():  # by another integration that builds on this one
             return
         _read_environment(framework.config)
         _name_the_address(rank)
         rank = _at_own_port(rank)
         if rank.rank == 0:
-            PortLocks(rank.local_addr).hold(rank.head_port)  # until the process ends
+            PortLocks(rank.local_addr).hold(rank.head_port)  # until the process exits
         _meet(framework, rank)
 
     @contextmanager
     def session(self, rank: Rank) -> Iterator[None]:
         self.prepare(rank)
         framework = load_framework("jax", extra=self.extra)
-        # A function that raises leaves at once: JAX parts when all ranks do, and the others may be gone. The process
-        # ends next.
+        # A function that raises skips the shutdown: JAX separates only together with all ranks, and the others may be
+        # gone. The process exits next.
         yield
         _finish_computing(framework)
-        framework.distributed.shutdown()  # does nothing if the function has done it
+        framework.distributed.shutdown()  # does nothing if the function has called it
 
 
 jax = decorator_of(JaxIntegration)
 
 
 def _at_own_port(rank: Rank) -> Rank:
-    """JAX meets before the gang's port: there torch meets, which may stand on the same function."""
+    """Return the rank with a port of JAX's own: torch, which may be on the same function, meets at the gang's port."""
     return replace(rank, head_port=port_behind(rank.head_port, -1))
 
 
 def _meet(framework: Any, rank: Rank) -> None:
-    """Returns when all ranks have met. Raises RendezvousFailed."""
+    """Join the JAX program, and return when all ranks have.
+
+    Raises:
+        RendezvousFailed: the ranks could not connect to each other.
+    """
     options: dict[str, Any] = {}
     if rank.rank == 0:
-        # JAX would listen on all interfaces, and on a port that is shared with whoever else shares it.
+        # By itself JAX would listen on all interfaces, on a port that other processes can share.
         with listen_at_head(rank) as probe:
             options["coordinator_bind_address"] = _endpoint(*probe.getsockname()[:2])
     else:
@@ -146,30 +151,32 @@ def _meet(framework: Any, rank: Rank) -> None:
             coordinator_address=_endpoint(rank.head_addr, rank.head_port),
             num_processes=rank.world_size,
             process_id=rank.rank,
-            cluster_detection_method="deactivate",  # we know; a Slurm job around us would know something else
+            cluster_detection_method="deactivate",  # the address is known; a Slurm job around us would name another one
             initialization_timeout=int(MEETING_LIMIT_S),
             **options,
         )
     except framework.errors.JaxRuntimeError as error:
         raise RendezvousFailed(
-            f"rank {rank.rank} of {rank.world_size} could not meet the others at "
+            f"rank {rank.rank} of {rank.world_size} could not connect to the others at "
             f"{rank.head_addr}:{rank.head_port}: {error}"
         ) from error
 
 
 def _finish_computing(framework: Any) -> None:
-    """JAX computes behind the caller's back: what the function has begun, its value above all, may still need the
-    other ranks. Raises what went wrong there.
+    """Wait for computations that the function has started, and raise their errors.
+
+    JAX computes asynchronously. Those computations, above all the returned value, may still need the other ranks.
     """
     framework.effects_barrier()
-    # To ask for arrays would look for devices, which a function without any may do without.
+    # Listing arrays would initialise the devices, which a function without arrays does not need.
     if import_module("jax._src.xla_bridge").backends_are_initialized():
         framework.block_until_ready([array for array in framework.live_arrays() if not array.is_deleted()])
 
 
 def _read_environment(config: Any) -> None:
-    """JAX reads its variables when it is imported. The process that this one was forked from has done so, before the
-    variables of this rank stood.
+    """Apply the rank's JAX_ variables to JAX's configuration.
+
+    JAX reads them on import. The process that this one was forked from imported it before they were set.
     """
     for name, text in os.environ.items():
         option = name.lower()
@@ -188,8 +195,10 @@ def _like(current: object, text: str) -> bool | int | float | str:
 
 
 def _name_the_address(rank: Rank) -> None:
-    """Gloo, which carries the collectives of CPUs, listens at the address of the machine's own name, and many systems
-    say that this is 127.0.1.1: other machines would not find it. JAX has no option for it.
+    """Make Gloo, which carries the collectives of CPUs, listen at the rank's address.
+
+    By default it uses the address of the machine's own hostname. Many systems resolve that to 127.0.1.1, where other
+    machines cannot connect. JAX has no option for it, so its private factory is replaced.
     """
     native = import_module("jax._src.lib")._jax
     make = native.make_gloo_tcp_collectives
@@ -198,11 +207,11 @@ def _name_the_address(rank: Rank) -> None:
 
 
 def _own_devices(rank: Rank) -> list[int]:
-    """The rank's part of its node's accelerators, by their indexes; none: it sees all there are."""
+    """Return the indexes of the rank's accelerators; an empty list means all of the node's."""
     if rank.local_world_size == 1 or not rank.accelerators:
         return []
     share = rank.accelerators // rank.local_world_size
-    if not share:  # ranks share them
+    if not share:  # fewer accelerators than ranks: several ranks share one
         return [rank.local_rank % rank.accelerators]
     return list(range(rank.local_rank * share, (rank.local_rank + 1) * share))
 

@@ -1,8 +1,8 @@
 """joblib on a pool: every `Parallel` call, and so all of scikit-learn, runs on the pool's slots.
 
-joblib cuts the calls into batches, this backend sends each batch as one task. What joblib does in its process-based
-backends holds here: automatic batch sizes, `n_jobs`, generators, timeouts, nesting. Large arrays cross once to each
-node; a slot maps them and may write to its own view.
+joblib cuts the calls into batches, and this backend sends each batch as one task. Everything that joblib's
+process-based backends offer works here: automatic batch sizes, `n_jobs`, generators, timeouts and nesting. A large
+array crosses the network once per node; each slot maps it and may write to its own copy.
 """
 
 from __future__ import annotations
@@ -36,35 +36,33 @@ try:
         SequentialBackend,
     )
 except ImportError as error:
-    raise MissingDependency("joblib is not installed: pip install 'skyward[joblib]'") from error
+    raise MissingDependency("joblib: not installed here; run `pip install 'skyward[joblib]'`") from error
 
 from .joblib_batch import ThreadsOfSlot, run_batch, travelling
-
-__all__ = ["BatchWait", "SkywardBackend", "joblib_backend", "sklearn_backend"]
 
 _log = logging.getLogger(__name__)
 
 _LEAST_BATCH_S = 0.2
-"""As joblib has it. Its batches at the end of the input are small, so that few slots wait there."""
+"""Shortest batch to aim at. Source: joblib. It cuts small batches at the end of the input, so few slots idle."""
 _GAPS_PER_BATCH = 5.0
 _LONGEST_AIM_S = 0.5
 _LOOK_S = 0.25
-"""Seconds after which joblib looks again all the same."""
+"""Longest pause, in seconds, between two looks of joblib at the status of a batch."""
 _TIMEOUT_SHARE = 0.1
-"""Of a `timeout` of joblib's: the most that it may be late."""
+"""Greatest delay of joblib's `timeout`, as a share of it."""
 
 T = TypeVar("T")
 
 
 class JoblibProvider(Protocol):
-    """What is asked of a pool's provider."""
+    """Part of a provider that this backend needs."""
 
     @property
     def shares_files(self) -> bool: ...
 
 
 class Pool(Protocol):
-    """What is asked of a pool."""
+    """Part of a pool that this backend needs."""
 
     @property
     def provider(self) -> JoblibProvider: ...
@@ -78,17 +76,20 @@ PoolT = TypeVar("PoolT", bound=Pool)
 
 @contextlib.contextmanager
 def joblib_backend(pool: PoolT, *, n_jobs: int = -1, retries: int = 0) -> Iterator[PoolT]:
-    """Inside the block, joblib runs on `pool`; afterwards on what it ran on before.
+    """Run joblib on `pool` inside the block.
 
-    As joblib's own contexts it holds in this thread only. Nothing is registered and nothing stays.
+    Like joblib's own contexts, it applies to the current thread only. The previous backend is restored at the end.
 
     Args:
         pool: an open pool.
-        n_jobs: for calls that set none: -1 for every slot of the pool, n for n at once.
-        retries: how often a batch may be run again after the loss of its node or slot, >= 0.
+        n_jobs: default for calls that set none. -1 uses every slot of the pool, n runs n calls at once.
+        retries: how often a batch may run again after its node or slot was lost, >= 0.
+
+    Yields:
+        The pool.
 
     Raises:
-        UsageError: an argument is out of its range.
+        UsageError: an argument is out of range.
 
     Example:
         >>> with joblib_backend(pool):  # doctest: +SKIP
@@ -101,23 +102,49 @@ def joblib_backend(pool: PoolT, *, n_jobs: int = -1, retries: int = 0) -> Iterat
 
 @contextlib.contextmanager
 def sklearn_backend(pool: PoolT, *, n_jobs: int = -1, retries: int = 0) -> Iterator[PoolT]:
-    """`joblib_backend` for scikit-learn: estimators and searches with `n_jobs=None` or -1 run on `pool`.
+    """Run scikit-learn on `pool` inside the block: estimators and searches with `n_jobs=None` or -1 use its slots.
 
-    Raises MissingDependency where scikit-learn is not installed.
+    Args:
+        pool: an open pool.
+        n_jobs: default for calls that set none. -1 uses every slot of the pool, n runs n calls at once.
+        retries: how often a batch may run again after its node or slot was lost, >= 0.
+
+    Yields:
+        The pool.
+
+    Raises:
+        MissingDependency: scikit-learn is not installed.
+        UsageError: an argument is out of range.
+
+    Example:
+        >>> with sklearn_backend(pool):  # doctest: +SKIP
+        ...     GridSearchCV(SVC(), {"C": [1, 10]}).fit(X, y)
     """
     try:
         importlib.import_module("sklearn")
     except ImportError as error:
-        raise MissingDependency("scikit-learn is not installed: pip install 'skyward[sklearn]'") from error
+        raise MissingDependency("scikit-learn: not installed here; run `pip install 'skyward[sklearn]'`") from error
     with joblib_backend(pool, n_jobs=n_jobs, retries=retries):
         yield pool
 
 
 class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no types
-    """A joblib backend on an open pool; give it to `joblib.parallel_config` or `Parallel(backend=...)`.
+    """Joblib backend on an open pool; pass it to `joblib.parallel_config` or `Parallel(backend=...)`.
 
-    It holds no state of a call, so any number of `Parallel` objects may share it, in several threads too: each of
-    them gets a backend of its own when it is configured.
+    It keeps no state of a call. Any number of `Parallel` objects may share it, also in several threads, because each
+    of them gets a backend of its own when it is configured.
+
+    Args:
+        pool: an open pool.
+        retries: how often a batch may run again after its node or slot was lost, >= 0.
+        nesting_level: joblib's own.
+
+    Raises:
+        UsageError: `retries` is out of range.
+
+    Example:
+        with joblib.parallel_config(backend=SkywardBackend(pool=pool)):
+            Parallel()(delayed(sqrt)(i) for i in range(10))
     """
 
     supports_retrieve_callback = True
@@ -130,38 +157,40 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships
         self.options = CallOptions(retries=retries)
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many calls run at once: all slots for -1 and None, one less for -2, never more than there are."""
+        """Return how many calls run at once: all slots for -1 and None, one less for -2, never more than exist."""
         if n_jobs == 0:
-            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+            # joblib's own words, because callers and its tests match them.
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")  # words: ok
         slots = self.pool.total_slots
         if n_jobs is None:
             return slots
         return min(n_jobs, slots) if n_jobs > 0 else max(slots + 1 + n_jobs, 1)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
-        """Hand over: to this process for `n_jobs=1`, else to a backend of the call's own."""
+        """Hand over to this process for `n_jobs=1`, otherwise to a backend of this call only."""
         self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         raise FallbackToBackend(SkywardPoolBackend(self))
 
     def submit(self, func: Any, callback: Any = None) -> Any:
-        raise RuntimeError("SkywardBackend is configured by a Parallel object before anything is submitted")
+        raise RuntimeError("SkywardBackend: a Parallel object must configure it before it submits a batch")
 
 
 @dataclass(eq=False)
 class _Batch:
-    """What joblib keeps of a batch that it submitted."""
+    """Handle that joblib keeps of a submitted batch."""
 
     calls: Callable[[], list[Any]]
     callback: Callable[[Future[Any]], object] | None
 
 
 class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib ships no types
-    """The backend of one `Parallel` object: its batches under way, its arrays, its batch size.
+    """Backend of one `Parallel` object, with its running batches, its arrays and its batch size.
 
-    joblib calls `submit` from the user's thread and from the thread that runs its callbacks. That one is ours and not
-    the pool's: a callback reads the user's iterable, which may wait for the pool, and unpickles results.
+    joblib calls `submit` from the user's thread and from the thread that runs its callbacks. That thread belongs to
+    this backend. The pool's own thread must not run callbacks: a callback reads the user's iterable, which may wait for
+    the pool, and it unpickles results.
     """
 
     supports_retrieve_callback = True
@@ -172,7 +201,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         self._lock = threading.Lock()
         self._limit = 0
         self._waiting: deque[_Batch] = deque()
-        self._running: dict[_Batch, Future[Any] | None] = {}  # None: it is being sent
+        self._running: dict[_Batch, Future[Any] | None] = {}  # None while the batch is being sent
         self._is_aborted = False
         self._seen: SeenArrays | None = None
         self._ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None] | None = None
@@ -185,8 +214,8 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
     # Life -----------------------------------------------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        # Two at least: for one, joblib would run the calls in this process, and a pool of one slot is still
-        # somewhere else. `_limit` keeps to the true number.
+        # At least 2: with one, joblib would run the calls in this process, but a pool of one slot is elsewhere.
+        # `_limit` keeps the true number.
         return max(2, self._shared.effective_n_jobs(n_jobs))
 
     def configure(
@@ -197,9 +226,10 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         mmap_mode: str | None = "r",
         **options: Any,
     ) -> int:
-        """`max_nbytes` as for joblib's memmapping: from that size on an array is looked at once in a call.
+        """Take over joblib's memmapping options.
 
-        Arrays of a file travel by the file's name where the nodes have it, as joblib has it.
+        From `max_nbytes` on, an array is hashed once per call. Arrays of a file travel by the file's name if the nodes
+        have the same file, as in joblib.
         """
         self.parallel = parallel
         self._limit = self._shared.effective_n_jobs(n_jobs)
@@ -210,7 +240,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
 
     def start_call(self) -> None:
         self._is_aborted = False
-        # joblib keeps what it had cut for a call that failed, and would run it as the beginning of this one.
+        # joblib keeps batches that it cut for a failed call, and would run them at the start of this one.
         left = getattr(self.parallel, "_ready_batches", None)
         while left is not None and not left.empty():
             left.get_nowait()
@@ -229,12 +259,12 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
             ended.put(None)
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Stop what runs, wherever it is, and forget what waits."""
+        """Cancel all running batches, on every node, and drop the waiting ones."""
         with self._lock:
             self._is_aborted = True
             self._waiting.clear()
             futures = list(self._running.values())
-        for future in reversed(futures):  # or one that waits on its node begins when one before it is stopped
+        for future in reversed(futures):  # in the other order, stopping one batch would start the next on its node
             if future is not None:
                 future.cancel()
 
@@ -265,15 +295,16 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         with self._lock:
             self._running[batch] = future
             is_aborted = self._is_aborted
+        # Added only now: the callback removes the batch from `_running`, so it has to be in there.
         future.add_done_callback(lambda done: ended.put((batch, done)))
-        if is_aborted:  # meanwhile, in another thread
+        if is_aborted:  # another thread called `abort_everything` meanwhile
             future.cancel()
 
     def _send(self, batch: _Batch) -> Future[Any]:
         try:
             pending = PendingCompute(run_batch, (travelling(batch.calls),), {}, self._options(batch.calls))
             return self._shared.pool.submit_sharing(pending, self._seen)
-        except Exception as error:  # raised by the Parallel call: here it would end a thread of ours
+        except Exception as error:  # the Parallel call raises it later; raised here it would end the callback thread
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
@@ -306,19 +337,19 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
                 if batch.callback is not None:
                     batch.callback(future)
                     self._reader.ended(batch.callback)
-            except BaseException:  # joblib's callback has noted what its call raised; the other batches go on
-                _log.exception("a callback of joblib's raised:")
-            del entry, batch, future, following  # no result lives on in a thread that waits
+            except BaseException:  # joblib's callback has recorded the error of its call; the other batches continue
+                _log.exception("joblib: a callback raised an error")
+            del entry, batch, future, following  # otherwise the waiting thread would keep a result alive
 
     # Batch size -----------------------------------------------------------------------------------------------------
-    # joblib's rule, with two other numbers. It takes the time from sending a batch to its result for the time of the
-    # calls; on a far machine that is long for the shortest of batches, which then stay short. And 0.2 s is worth
-    # sending wherever the pool is. The size begins at 1 and is doubled, here twice while it is far too small: 10,000
-    # calls of 1 ms on 20 slots are then 410 batches instead of 515, and take 3 % less time.
+    # This is joblib's rule with two changes. joblib takes the time from sending a batch to its result for the time of
+    # its calls. On a distant machine that is long even for the shortest batches, so they would stay short. And a batch
+    # of 0.2 s is worth sending wherever the pool is. The size starts at 1 and doubles, here twice while it is far too
+    # small: 10,000 calls of 1 ms on 20 slots then make 410 batches instead of 515, and take 3 % less time.
 
     @property
     def MIN_IDEAL_BATCH_DURATION(self) -> float:
-        """Seconds that a batch should take: many times what a slot waits between two."""
+        """Duration that a batch should have, in seconds: many times the gap that a slot has between two batches."""
         return min(max(_LEAST_BATCH_S, _GAPS_PER_BATCH * self._gap_s), _LONGEST_AIM_S)
 
     def compute_batch_size(self) -> int:
@@ -332,29 +363,29 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         return values
 
     def batch_completed(self, batch_size: int, duration: float) -> None:
-        # In the thread that has just retrieved the result.
+        # joblib calls this in the thread that has just retrieved the result, so `_elapsed_s` belongs to this batch.
         self._measure_gap()
         super().batch_completed(batch_size, self._elapsed_s)
 
     def _measure_gap(self) -> None:
-        """While batches wait for slots, a slot's time is that of its calls and of the gaps between them."""
+        """Update the mean gap: while batches wait for slots, a slot's time consists of its calls and the gaps."""
         now = time.monotonic()
         between_s, self._last_end = now - self._last_end, now
         self._completed += 1
-        has_settled = self._completed > 2 * self._limit  # the first batches also import
+        has_settled = self._completed > 2 * self._limit  # the first batches also import modules
         if has_settled and len(self._running) >= self._limit:
             sample = self._limit * between_s - self._elapsed_s
-            # Slowly: slots that started together end together, and the gap of one is then seen as that of all.
+            # A small weight: slots that start together end together, and one slot's gap then looks like everyone's.
             self._gap_s += (sample - self._gap_s) / (8 * self._limit)
 
 
 class BatchWait:
-    """Wait for a batch of one `Parallel` object until it has ended, instead of looking for it all the time.
+    """Wait that blocks until a batch of one `Parallel` object ends, instead of polling.
 
-    joblib's `Parallel` looks every 10 ms whether the batch whose values come next is there, and that costs more than
-    all else that the client does for a batch of 0.3 s: a process that wakes up where every core is busy finds nothing
-    of its own in the caches. It looks by calling `get_status` of what it gave the backend as the batch's callback. So
-    that is made to wait; joblib itself does not change, and where it looks in another way it does so every 10 ms.
+    joblib's `Parallel` polls every 10 ms for the batch whose values come next. With batches of 0.3 s that costs more
+    than everything else the client does: a process that wakes up while every core is busy has lost its caches. joblib
+    polls by `get_status` of the callback that it passed with the batch. This class makes that call wait, and leaves
+    joblib itself alone. A version of joblib that polls in another way still does so every 10 ms.
     """
 
     def __init__(self) -> None:
@@ -362,20 +393,20 @@ class BatchWait:
         self._awaited: Any = None
 
     def watch(self, tracker: Any) -> None:
-        """`tracker`: what joblib gave as the callback of a batch."""
+        """Watch a batch; `tracker` is the callback that joblib passed with it."""
         if hasattr(tracker, "get_status") and hasattr(tracker, "status"):
-            # Weakly: a batch and its values must not live until the garbage collector comes.
+            # A weak reference: otherwise a cycle would keep the batch and its values until the garbage collector runs.
             tracker.get_status = functools.partial(self._status, weakref.ref(tracker))
 
     def ended(self, tracker: Any) -> None:
-        """Its callback has run."""
+        """Record that the callback of a batch has run."""
         awaited = self._awaited
         if awaited is not None and (awaited is tracker or awaited.status != TASK_PENDING or _aborts(awaited)):
             self._news.set()
 
     def _status(self, named: weakref.ref[Any], timeout: float | None = None) -> Any:
         tracker = named()
-        assert tracker is not None, "who asks it holds it"
+        assert tracker is not None, "the caller holds a reference"
         look = type(tracker).get_status
         look_s = _LOOK_S if timeout is None else min(_LOOK_S, _TIMEOUT_SHARE * timeout)
         deadline = time.monotonic() + look_s

@@ -1,4 +1,4 @@
-"""A batch of joblib's calls: what is done to it before it travels, and what runs it on the slot."""
+"""Batch of joblib's calls: its preparation before it travels, and the function that runs it on a slot."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from joblib.parallel import ThreadingBackend, cpu_count
 from ..calls.compute import compute
 from ..node.slot.runtime import instance_info
 
-__all__ = ["ThreadsOfSlot", "run_batch", "travelling"]
-
 
 @compute
 def run_batch(calls: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
-    """Make the calls: the seconds that they took, and their values."""
+    """Make the calls; return the seconds that they took, and their values."""
     started = time.perf_counter()
-    # The filters of the slot stay as they are, whatever the calls do to them. Not by `catch_warnings` around all:
-    # leaving it makes Python forget which warnings it has shown, and each batch would show them again.
+    # Restore the slot's warning filters if the calls change them. Wrapping the calls in `catch_warnings` was rejected:
+    # leaving it makes Python forget which warnings it has shown, so each batch would show them again.
     before = list(warnings.filters)
     try:
         values = calls()
@@ -30,12 +28,12 @@ def run_batch(calls: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
     finally:
         if list(warnings.filters) != before:
             with warnings.catch_warnings():
-                pass  # makes Python look at the filters anew
-            warnings.filters[:] = before  # type: ignore[index]  # a list, whatever its stub says
+                pass  # makes Python read the filters again
+            warnings.filters[:] = before  # type: ignore[index]  # a list, although its stub says otherwise
 
 
 class ThreadsOfSlot(ThreadingBackend):  # type: ignore[misc]  # joblib ships no types
-    """For `Parallel` within a call: threads, of which -1 means the slot's share of its node's cores."""
+    """Threads for a `Parallel` inside a call; `n_jobs=-1` means the slot's share of its node's cores."""
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         info = instance_info()
@@ -46,16 +44,16 @@ class ThreadsOfSlot(ThreadingBackend):  # type: ignore[misc]  # joblib ships no 
 
 
 # Warning filters ------------------------------------------------------------------------------------------------------
-# scikit-learn sends the caller's warning filters with every call. They may name classes of packages that a node does
-# not have (pytest's, a notebook's), and one of them would make the whole batch unreadable there.
+# scikit-learn sends the caller's warning filters with every call. They can name classes of packages that a node does
+# not have (pytest's, a notebook's). One such class would make the whole batch unreadable there.
 
 
 def travelling(calls: Any) -> Any:
-    """The batch with warning filters that every node can read; neither the caller's nor scikit-learn's are touched."""
+    """Copy the batch with warning filters that every node can read. The originals stay as they are."""
     items = getattr(calls, "items", None)
     if not items or not any(hasattr(function, "warning_filters") for function, _, _ in items):
         return calls
-    portable: dict[int, _Filters] = {}  # one for each list, so that it is pickled once
+    portable: dict[int, _Filters] = {}  # one entry for each list, so that pickle writes it once
 
     def prepared(function: Any) -> Any:
         filters = getattr(function, "warning_filters", None)
@@ -71,7 +69,7 @@ def travelling(calls: Any) -> Any:
 
 
 class _Filters:
-    """A list of warning filters; it arrives as a list, without those whose category is unknown there."""
+    """Warning filters that unpickle to a list, without the entries whose category is unknown there."""
 
     def __init__(self, filters: Any) -> None:
         self._filters = tuple(filters)
@@ -93,6 +91,6 @@ def _load_filters(filters: list[Any]) -> list[Any]:
             try:
                 kind = getattr(importlib.import_module(named[0]), named[1])
             except (ImportError, AttributeError):
-                continue  # nothing here can warn with it
+                continue  # no code here can raise that warning
         loaded.append((action, text, kind, *rest))
     return loaded

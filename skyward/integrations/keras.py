@@ -1,9 +1,8 @@
-"""Keras 3 on any of its backends: the backend is chosen before Keras can be imported, and the backend's own runtime
-stands before Keras uses it.
+"""Keras 3 on any of its backends: choose the backend before Keras is imported, and initialise its runtime before use.
 
-Keras reads KERAS_BACKEND once, when it is first imported, which may be at the top of the user's module; so it is set
-before that is loaded, and already where Keras is imported ahead of the ranks. What the ranks have to do with one
-another is `distribution`: nothing, or training one model together, see `keras_parallel`.
+Keras reads KERAS_BACKEND once, on its first import, which may be at the top of the user's module. The variable is
+therefore set before that module is loaded, and already in the process that imports Keras ahead of the ranks.
+`distribution` decides whether the ranks train separately or together; see `keras_parallel`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from ..errors import MissingDependency, UsageError
 from ..values.topology import Rank
 from .base import IntegrationBase, check_seed, decorator_of, load_framework
 from .jax import JaxIntegration
-from .keras_parallel import data_parallel, telling_of_idle_devices
+from .keras_parallel import data_parallel, warning_of_idle_devices
 from .tensorflow import TensorFlowIntegration
 from .torch import TorchIntegration
-
-__all__ = ["KerasBackend", "KerasIntegration", "keras"]
 
 KerasBackend = Literal["jax", "torch", "tensorflow"]
 Distribution = Literal["data_parallel"]
@@ -35,39 +32,40 @@ _RUNTIMES: dict[KerasBackend, type[IntegrationBase]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class KerasIntegration(IntegrationBase):
-    """Runs the function as ranks with Keras on the backend of your choice; use it bare or with options.
+    """Run the function as ranks that use Keras on the backend of your choice; use it bare or with options.
 
-    The runtime of the backend is initialised first, as `sky.integrations.jax`, `torch` or `tensorflow` does it: with
-    `@ pool` its ranks are those of all nodes, with `>> pool` those of one node. Every rank is a new process that no
-    call has used before. Outside a pool, and in `.local(...)`, the function is simply called. It stands below
-    `@sky.compute`, and stacks with other integrations and output decorators in any order.
+    The backend's runtime is initialised first, as by `sky.integrations.jax`, `torch` or `tensorflow`. `@ pool` starts
+    ranks on all nodes, `>> pool` on one node. Every rank is a new process. Outside a pool, and in `.local(...)`, the
+    function is called as it is. Write the decorator below `@sky.compute`; it stacks with other integrations and output
+    decorators in any order.
 
-    With `distribution=None` each rank trains a model of its own, usually on `sky.shard(x, y)`; on jax it uses the
-    first device of the rank alone, unless the function sets a `keras.distribution`. With "data_parallel"
-    all ranks train one: they begin each step with equal weights and take it with the mean of their gradients. What
-    `model.fit` is given follows the backend:
+    With `distribution=None` each rank trains a model of its own, usually on `sky.shard(x, y)`. On jax it then uses only
+    the rank's first device, unless the function sets a `keras.distribution`.
 
-    - jax and torch: the rank's own part, `sky.shard(x, y, drop_last=True)`, and the batch size of one rank. All ranks
-      need equally many batches, on jax of equal sizes; `fit` says so if they have not.
-    - tensorflow: the whole data in every rank, and the batch size of all ranks together; the strategy divides each
-      batch. The function runs in the scope of a `tf.distribute.MultiWorkerMirroredStrategy`.
+    With `distribution="data_parallel"` all ranks train one model: every step starts from equal weights and applies the
+    mean of all gradients. The input of `model.fit` depends on the backend:
 
-    Losses and metrics are those of all ranks; on torch they are averaged after each epoch of `fit`, `evaluate` alone
-    gives those of its rank.
+    - jax and torch: pass the rank's own part, `sky.shard(x, y, drop_last=True)`, and the batch size of one rank. All
+      ranks need the same number of batches, on jax also of the same size; otherwise `fit` raises UsageError.
+    - tensorflow: pass the whole data in every rank, and the batch size of all ranks together. The strategy divides
+      each batch. The function runs in the scope of a `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Losses and metrics cover all ranks. On torch, `fit` averages them after each epoch, and `evaluate` on its own
+    returns those of its rank.
 
     Args:
-        backend: "jax", "torch" or "tensorflow". It wins over KERAS_BACKEND and over Keras's configuration file.
-        seed: in [0, 2**32), given to `keras.utils.set_random_seed` in every rank before the function is called. None:
-            nothing is seeded, except that with "data_parallel" ranks on jax and torch agree on a seed, so that they
-            begin with equal weights.
+        backend: "jax", "torch" or "tensorflow". It overrides KERAS_BACKEND and Keras's configuration file.
+        seed: in [0, 2**32). Passed to `keras.utils.set_random_seed` in every rank before the function is called. None:
+            leaves the generators as they are, with one exception: with "data_parallel" on jax and torch, the ranks
+            agree on a random seed, so that they start with equal weights.
         distribution: None or "data_parallel".
-        processes_per_node: ranks on each node, >= 1; "auto" is one for each accelerator, at least one.
+        processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
 
     Raises:
-        UsageError: an option is not legal, or what is decorated cannot be; in the rank: Keras runs on another backend,
-            because the function's module chose one itself.
+        UsageError: an option is out of range, or the decorated object is not a plain function. In the rank: Keras uses
+            another backend, because the function's module selected one itself.
         MissingDependency: in the rank: Keras or the backend is not installed on the node.
-        RendezvousFailed: in the rank: the ranks could not meet.
+        RendezvousFailed: in the rank: the ranks could not connect to each other.
 
     Example:
         >>> @keras(backend="torch", seed=0, distribution="data_parallel")
@@ -91,19 +89,24 @@ class KerasIntegration(IntegrationBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backend not in get_args(KerasBackend):
-            raise UsageError(f'keras: backend={self.backend!r}; it is "jax", "torch" or "tensorflow"')
+            raise UsageError(
+                f'backend={self.backend!r}: must be "jax", "torch" or "tensorflow" for @keras; set backend="jax"'
+            )
         check_seed(self.name, self.seed)
         if self.distribution not in (None, *get_args(Distribution)):
-            raise UsageError(f'keras: distribution={self.distribution!r}; it is "data_parallel" or None')
+            raise UsageError(
+                f'distribution={self.distribution!r}: must be "data_parallel" or None for @keras; '
+                'set distribution="data_parallel"'
+            )
 
     @property
     def runtime(self) -> IntegrationBase:
-        """The integration of the backend."""
+        """Integration of the backend."""
         return _RUNTIMES[self.backend](processes_per_node=self.processes_per_node)
 
     @property
     def preload(self) -> tuple[str, ...]:  # type: ignore[override]  # it follows the backend
-        # Whatever the backend, Keras imports TensorFlow where it is installed: to seed it, and for tf.data.
+        # Keras imports TensorFlow with any backend, if it is installed: to seed it, and for tf.data.
         others = TensorFlowIntegration.preload
         return (f"KERAS_BACKEND={self.backend}", *self.runtime.preload, *others, "keras")
 
@@ -115,10 +118,10 @@ class KerasIntegration(IntegrationBase):
 
     @contextmanager
     def session(self, rank: Rank) -> Iterator[None]:
-        if find_spec("keras") is None:  # to import it would be to use the backend before its runtime stands
+        if find_spec("keras") is None:  # importing it would use the backend before its runtime is initialised
             raise MissingDependency(
-                "keras is not installed here; install it with `pip install 'skyward[keras]'`, on remote nodes with "
-                "`Image(pip=['keras'])`",
+                "keras: not installed here; run `pip install 'skyward[keras]'`, or set Image(pip=['keras']) for "
+                "remote nodes",
                 name="keras",
             )
         with self.runtime.session(rank):
@@ -126,15 +129,15 @@ class KerasIntegration(IntegrationBase):
             used = framework.config.backend()
             if used != self.backend:
                 raise UsageError(
-                    f"keras runs on {used} here, not on {self.backend}: something has set KERAS_BACKEND before it was "
-                    f"imported; take that out, or write backend={used!r}",
+                    f"backend={self.backend!r}: keras already runs on {used}, because KERAS_BACKEND was set before its "
+                    f"import; remove that setting, or write backend={used!r}",
                     field="backend",
                     value=self.backend,
                 )
             if self.seed is not None:
                 framework.utils.set_random_seed(self.seed)
             if self.distribution is None:
-                with telling_of_idle_devices(framework) if self.backend == "jax" and not rank.rank else nullcontext():
+                with warning_of_idle_devices(framework) if self.backend == "jax" and not rank.rank else nullcontext():
                     yield
                 return
             with data_parallel(framework, rank, is_seeded=self.seed is not None):

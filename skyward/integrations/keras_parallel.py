@@ -1,9 +1,9 @@
-"""Keras's `distribution="data_parallel"`: ranks that train one model together, on each of its backends.
+"""Keras's `distribution="data_parallel"`: ranks that train one model together, on each backend.
 
-Jax has it built in, `keras.distribution.DataParallel`, and TensorFlow its strategies. On torch, Keras up to 3.15 leaves
-it to the user, and torch's DistributedDataParallel does not fit in: Keras calls the model, not the wrapper, so that its
-gradients would stay each rank's own. There the optimizers take the mean of all ranks' gradients here, whoever calls
-them: `fit`, `train_on_batch`, or a loop of the user's.
+JAX has `keras.distribution.DataParallel` for it, and TensorFlow has its strategies. On torch, Keras up to 3.15 leaves
+it to the user. torch's DistributedDataParallel does not fit: Keras calls the model and not the wrapper, so each rank
+would keep its own gradients. Here the optimizers take the mean of all ranks' gradients instead. That covers every
+caller: `fit`, `train_on_batch`, and loops that the user writes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from typing import Any
 from ..errors import UsageError
 from ..values.topology import Rank
 
-__all__ = ["data_parallel", "telling_of_idle_devices"]
-
 _BUCKET_BYTES = 25 * 1024 * 1024
-"""Gradients are exchanged in parts of about this size, several at a time. As torch's DistributedDataParallel does."""
+"""Approximate size of the parts in which gradients are exchanged, several at a time.
+
+Source: torch's DistributedDataParallel.
+"""
 
 
 def data_parallel(keras: Any, rank: Rank, *, is_seeded: bool) -> AbstractContextManager[None]:
-    """While it is open, models that are made, compiled and trained are those of all ranks. The backend's runtime has
-    been initialised. Leaving waits for nobody.
+    """Return a context in which all ranks train each model together.
+
+    The backend's runtime must be initialised. Leaving the context does not wait for other ranks.
     """
     backend = keras.config.backend()
     if backend == "tensorflow":
@@ -39,24 +41,24 @@ def data_parallel(keras: Any, rank: Rank, *, is_seeded: bool) -> AbstractContext
 
 
 @contextmanager
-def telling_of_idle_devices(keras: Any) -> Iterator[None]:
-    """On jax: the first `fit` of a model that leaves devices of this rank idle says so."""
-    fit, is_told = keras.Model.fit, False
+def warning_of_idle_devices(keras: Any) -> Iterator[None]:
+    """Warn on the first `fit` on jax whose model leaves devices of this rank idle."""
+    fit, has_warned = keras.Model.fit, False
 
     @wraps(fit)
-    def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_told
+    def fit_with_warning(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal has_warned
         count = import_module("jax").local_device_count()
-        if count > 1 and not is_told and keras.distribution.distribution() is None:
-            is_told = True
+        if count > 1 and not has_warned and keras.distribution.distribution() is None:
+            has_warned = True
             warnings.warn(
-                f"distribution=None: this rank has {count} devices, and the model trains on the first alone; write "
+                f"distribution=None: the model trains on one of this rank's {count} devices; write "
                 '@sky.integrations.keras(distribution="data_parallel") to train on all of them',
                 stacklevel=2,
             )
         return fit(self, *args, **kwargs)
 
-    with _replaced(keras.Model, "fit", telling):
+    with _replaced(keras.Model, "fit", fit_with_warning):
         yield
 
 
@@ -79,7 +81,7 @@ def _together(keras: Any, exchange: Exchange, *, is_seeded: bool, averages: bool
         else:
             stack.enter_context(exchange.scope())
             for name in ("fit", "evaluate"):
-                checked = _of_equal_samples(getattr(keras.Model, name), keras, exchange)
+                checked = _with_equal_samples(getattr(keras.Model, name), keras, exchange)
                 stack.enter_context(_replaced(keras.Model, name, checked))
         stack.enter_context(_replaced(keras.Model, "fit", _watched_fit(keras.Model.fit, callback, exchange)))
         yield
@@ -87,7 +89,7 @@ def _together(keras: Any, exchange: Exchange, *, is_seeded: bool, averages: bool
 
 @contextmanager
 def _replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """The class has this method until the block ends; then what it had, or inherited, before."""
+    """Replace a method of a class for the length of the block, and restore what it had or inherited."""
     inherits = name not in vars(kind)
     before = getattr(kind, name)
     setattr(kind, name, method)
@@ -97,20 +99,20 @@ def _replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[Non
         delattr(kind, name) if inherits else setattr(kind, name, before)
 
 
-# What ranks tell one another --------------------------------------------------------------------------------------
+# Exchange between ranks -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Whole numbers between ranks; every rank has to call it."""
+    """Exchange of whole numbers between ranks. Every rank has to take part in each call."""
 
     of_all: Callable[[int], list[int]]
-    """What each rank has, by rank; the number in [0, 2**32)."""
+    """Return the number of each rank, by rank; numbers lie in [0, 2**32)."""
     scope: Callable[[], AbstractContextManager[None]] = nullcontext
-    """What Keras itself has for this."""
+    """Keras's own context for data parallelism, if the backend has one."""
 
     def of_first(self, value: int) -> int:
-        """What rank 0 has."""
+        """Return the number of rank 0."""
         return self.of_all(value)[0]
 
 
@@ -128,7 +130,7 @@ def _jax_exchange(keras: Any) -> Exchange:
         allgather = import_module("jax.experimental.multihost_utils").process_allgather
         return [int(number) for number in allgather(import_module("numpy").uint32(value)).reshape(-1)]
 
-    # Ranks give their own parts: Keras divides only tf.data's data sets by itself.
+    # Ranks pass their own parts. Keras would divide tf.data datasets once more, and only those.
     return Exchange(gather, lambda: keras.distribution.DataParallel(auto_shard_dataset=False).scope())
 
 
@@ -136,35 +138,36 @@ def _jax_exchange(keras: Any) -> Exchange:
 
 
 def _watched_fit(fit: Callable[..., Any], kind: type, exchange: Exchange) -> Callable[..., Any]:
-    """`fit` with one callback more, before those of the user."""
+    """Wrap `fit` so that it adds a callback ahead of the user's."""
     signature = inspect.signature(fit)
 
     class Watch(kind):  # type: ignore[misc]  # a class of Keras
         def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-            # Ranks with fewer batches would leave the others waiting for ever.
+            # Ranks with fewer batches would leave the others waiting forever.
             _check_equal(exchange, self.params.get("steps") or 0, "batches in an epoch")
             super().on_train_begin(logs)
 
     @wraps(fit)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs)
-        callbacks: Any = given.arguments.get("callbacks")
-        if hasattr(callbacks, "callbacks"):  # a CallbackList, which is ready and knows its model
+        bound = signature.bind(self, *args, **kwargs)
+        callbacks: Any = bound.arguments.get("callbacks")
+        if hasattr(callbacks, "callbacks"):  # a CallbackList, which is complete and knows its model
             watch = Watch()
             watch.set_model(self)
             watch.set_params(callbacks.params)
             callbacks.callbacks.insert(0, watch)
         else:
             own = [callbacks] if callbacks is not None and not isinstance(callbacks, list | tuple) else callbacks or []
-            given.arguments["callbacks"] = [Watch(), *own]
-        return fit(*given.args, **given.kwargs)
+            bound.arguments["callbacks"] = [Watch(), *own]
+        return fit(*bound.args, **bound.kwargs)
 
     return watched
 
 
-def _of_equal_samples(method: Callable[..., Any], keras: Any, exchange: Exchange) -> Callable[..., Any]:
-    """`fit` or `evaluate` for jax: it takes the ranks' batches for parts of equal size, and does not look. With others
-    it computes nonsense, or never ends.
+def _with_equal_samples(method: Callable[..., Any], keras: Any, exchange: Exchange) -> Callable[..., Any]:
+    """Wrap `fit` or `evaluate` for jax so that it refuses parts of unequal size.
+
+    JAX assumes equal parts without checking. With others it computes wrong values, or never ends.
     """
     signature = inspect.signature(method)
 
@@ -182,15 +185,15 @@ def _check_equal(exchange: Exchange, number: int, what: str) -> None:
     numbers = exchange.of_all(number)
     if len(set(numbers)) > 1:
         raise UsageError(
-            f"the ranks have unequal numbers of {what}: {numbers}; give each the same number of samples, as "
-            "sky.shard(..., drop_last=True) does",
+            f"x=...: the ranks have unequal numbers of {what}: {numbers}; give each rank equally many samples, "
+            "as sky.shard(..., drop_last=True) does",
             field="x",
             value=numbers,
         )
 
 
 def _averaging_callback(keras: Any) -> type:
-    """For torch: equal weights at the beginning, and what ranks have computed apart is averaged after each epoch."""
+    """Make torch's callback: it equalises weights at the start, and averages ungraded values after each epoch."""
     torch = import_module("torch")
     dist = torch.distributed
 
@@ -200,16 +203,16 @@ def _averaging_callback(keras: Any) -> type:
                 dist.broadcast(variable.value.data, src=0)
 
         def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-            # Of batch normalisation, which no gradient moves.
+            # These are the statistics of batch normalisation, which no gradient updates.
             moved = [v.value.data for v in self.model.non_trainable_weights if v.value.is_floating_point()]
             for value, mean in zip(moved, _means(torch, moved), strict=True):
                 value.copy_(mean)
             if not logs:
                 return
-            # In place: the callbacks behind this one, which may stop the training, are given the same ones, and have
-            # to decide alike in all ranks.
+            # In place, because the callbacks behind this one get the same dict. They may stop the training, and all
+            # ranks have to decide alike.
             names = sorted(name for name, value in logs.items() if isinstance(value, int | float))
-            # Where the weights are: nccl exchanges nothing that is not on a GPU.
+            # On the device of the weights, because nccl exchanges GPU tensors only.
             device = self.model.weights[0].value.device
             values = torch.tensor([float(logs[name]) for name in names], dtype=torch.float64, device=device)
             (means,) = _means(torch, [values])
@@ -222,7 +225,7 @@ def _averaging_callback(keras: Any) -> type:
 
 
 def _kinds_of_optimizers(keras: Any) -> list[Any]:
-    """Those that have an `apply` of their own; LossScaleOptimizer has one around that of the optimizer in it."""
+    """Return the classes with an `apply` of their own, such as LossScaleOptimizer, which wraps another optimizer."""
     kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
     base = keras.optimizers.Optimizer
     return [base, *(kind for kind in kinds if kind is not base and issubclass(kind, base) and "apply" in vars(kind))]
@@ -247,13 +250,13 @@ def _averaging_apply(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Applying:
-    """An optimizer within another is given gradients that are averaged already."""
+    """Mark of a running `apply`: an optimizer inside another gets gradients that are averaged already."""
 
     is_inner = False
 
 
 def _mean_gradients(torch: Any, grads: list[Any], variables: Sequence[Any] | None) -> list[Any]:
-    """A variable may have no gradient in this rank and one in another; it has none only if it has none anywhere."""
+    """Average gradients over the ranks. A variable has no gradient only if no rank has one for it."""
     if variables is None:
         return _means(torch, grads)
     filled = [torch.zeros_like(v.value) if g is None else g for g, v in zip(grads, variables, strict=True)]
@@ -263,7 +266,7 @@ def _mean_gradients(torch: Any, grads: list[Any], variables: Sequence[Any] | Non
 
 
 def _means(torch: Any, tensors: list[Any]) -> list[Any]:
-    """The mean over the ranks of each tensor; all ranks give the same shapes and types in the same order."""
+    """Average each tensor over the ranks. All ranks pass the same shapes and types in the same order."""
     means: list[Any] = [None] * len(tensors)
     begun = []
     for places in _buckets(tensors):
@@ -278,7 +281,7 @@ def _means(torch: Any, tensors: list[Any]) -> list[Any]:
 
 
 def _buckets(tensors: list[Any]) -> list[list[int]]:
-    """The places of the tensors, cut into parts of one type and device each, of `_BUCKET_BYTES` or one tensor."""
+    """Group tensor indexes by type and device into parts of `_BUCKET_BYTES`, or of one larger tensor."""
     open_ones: dict[Any, tuple[list[int], int]] = {}
     buckets: list[list[int]] = []
     for place, tensor in enumerate(tensors):

@@ -1,11 +1,11 @@
-"""Lightning: a `Trainer` in each rank finds the world that skyward has opened and starts no process of its own.
+"""Lightning: a `Trainer` in each rank joins the process group that skyward opens, and starts no process of its own.
 
-Lightning asks its cluster environments in turn whether they are at home, and takes the first: torchelastic's before
-all others, also before Slurm's. The list is closed, a class of ours could only be passed by the user in `plugins=`.
-Ours is exactly what that first one describes, processes that were started from outside with torchrun's variables, so
-each rank has torchelastic's mark too. Without it Lightning takes its own default environment: that one falls behind
-Slurm's where the client runs in a Slurm job, does not compare the trainer's size with the world's, and deletes
-WORLD_SIZE after the first `fit`.
+Lightning tries its cluster environments in a fixed order and takes the first that applies. Torchelastic's comes before
+all others, also before Slurm's. The list is closed: only the user could pass another class, in `plugins=`. But ranks
+are exactly what torchelastic's describes: processes that were started from outside with torchrun's variables. Each rank
+therefore sets torchelastic's marker too. Without it Lightning would take its default environment. That one yields to
+Slurm's if the client runs in a Slurm job, does not compare the trainer's size with the world's, and deletes WORLD_SIZE
+after the first `fit`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from ..values.topology import Rank
 from .base import decorator_of, load_framework
 from .torch import TorchIntegration
 
-__all__ = ["LightningIntegration", "lightning"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LightningIntegration(TorchIntegration):
-    """Runs the function as the ranks of one world that Lightning's `Trainer` finds; use it bare or with options.
+    """Run the function as the ranks of one world that Lightning's `Trainer` finds; use it bare or with options.
 
-    `Trainer(num_nodes=..., devices=...)` has the numbers of the gang where it is not given others, so
-    `Trainer(strategy="ddp")` is enough; numbers whose product is not the world's size are refused by Lightning. It
-    holds for `lightning` and for `pytorch_lightning`. All that `sky.integrations.torch` says holds here too, its
-    options among it; where both stand on a function, the process group is opened once, by the upper one.
+    `Trainer(strategy="ddp")` is enough: `num_nodes` and `devices` default to the numbers of the gang. Lightning refuses
+    other numbers if their product is not the world size. Both `lightning` and `pytorch_lightning` work.
+
+    `@ pool` starts ranks on all nodes, `>> pool` on one node. Outside a pool, and in `.local(...)`, the function is
+    called as it is. Write the decorator below `@sky.compute`. If `sky.integrations.torch` is on the same function, the
+    upper one opens the process group.
 
     Args:
-        backend: "nccl", "gloo" or what else `init_process_group` takes; None: nccl where each rank of the node has a
-            GPU of its own, gloo otherwise.
-        processes_per_node: ranks on each node, >= 1; "auto" is one for each accelerator, at least one.
-        seed: in [0, 2**32); seeds `random`, numpy and torch alike in every rank. None: they are not touched.
-        timeout_s: seconds, > 0, that a collective waits for the other ranks; None: torch's own.
+        backend: "nccl", "gloo" or another backend of `init_process_group`. None: nccl if each rank of the node has a
+            GPU of its own, otherwise gloo.
+        processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
+        seed: in [0, 2**32). Seeds `random`, numpy and torch with the same value in every rank. None: leaves the
+            generators as they are.
+        timeout_s: seconds, > 0, that a collective waits for the other ranks. None: torch's default.
 
     Raises:
-        UsageError: an option is not legal, or what is decorated cannot be.
+        UsageError: an option is out of range, or the decorated object is not a plain function.
         MissingDependency: in the rank: Lightning or torch is not installed on the node.
-        RendezvousFailed: in the rank: the ranks could not meet.
+        RendezvousFailed: in the rank: the ranks could not connect to each other.
 
     Example:
         >>> @lightning(seed=0)
@@ -62,7 +63,7 @@ class LightningIntegration(TorchIntegration):
     preload: ClassVar[tuple[str, ...]] = (*TorchIntegration.preload, "lightning.pytorch")
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        # Lightning reads PL_TRAINER_<ARGUMENT> as the default of that argument.
+        # Lightning reads the default of each Trainer argument from PL_TRAINER_<ARGUMENT>.
         chosen = {"PL_TRAINER_NUM_NODES": str(rank.nodes), "PL_TRAINER_DEVICES": str(rank.local_world_size)}
         return {
             **super().environment(rank),
@@ -72,7 +73,7 @@ class LightningIntegration(TorchIntegration):
 
     @contextmanager
     def session(self, rank: Rank) -> Iterator[None]:
-        # The same library under two names; to import the one that the user does not use would take seconds.
+        # The same library under two names. Importing the one that the user does not use would take seconds.
         if find_spec("pytorch_lightning") is None:
             load_framework("lightning", extra=self.extra)
         with super().session(rank):

@@ -13,28 +13,28 @@ from ..pool.pool import ComputePool
 from ..providers.base import Provider
 from ..values.image import DEFAULT_IMAGE, Image
 
-__all__ = ["JoblibPool", "ScikitLearnPool"]
-
 _RELEASE = re.compile(r"\d+(\.\d+)*(\.post\d+)?")
 
 
 @checked_options
 class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
-    """A `ComputePool` that every `joblib.Parallel` call inside the block runs on. Entering it gives the pool.
+    """`ComputePool` on which every `joblib.Parallel` call inside the block runs.
 
-    The default backend of joblib is back when the block is left. Usable once.
+    Entering it returns the pool. Leaving it closes the pool and restores joblib's previous backend. It can be entered
+    once.
 
     Args:
-        provider: where machines come from: `sky.Local()`.
-        nodes, concurrency: as for ComputePool; `n_jobs=-1` is nodes x concurrency.
-        image: of the nodes; joblib is added to its `pip` where the provider installs packages, everything else stays.
-        joblib_version: the release of joblib on the nodes; None: the one that is installed here.
-        retries: how often a batch of calls may be run again after the loss of its node or slot, >= 0.
-        options: the other options of ComputePool.
+        provider: where machines come from, such as `sky.Local()`.
+        nodes: number of nodes, as in `ComputePool`.
+        concurrency: slots per node, as in `ComputePool`. `n_jobs=-1` means nodes x concurrency.
+        image: image of the nodes. If the provider installs packages, joblib is added to its `pip`.
+        joblib_version: release of joblib on the nodes. None: the release that is installed here.
+        retries: how often a batch of calls may run again after its node or slot was lost, >= 0.
+        options: other options of `ComputePool`.
 
     Raises:
-        UsageError: a field is out of its range.
-        ProviderError: on entering, when the machines cannot be had.
+        UsageError: an argument is out of range.
+        ProviderError: on entering: the provider cannot deliver the machines.
 
     Example:
         >>> import skyward as sky
@@ -65,7 +65,7 @@ class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
         self, provider: Provider, image: Image | None, versions: dict[str, str | None], retries: int, **options: Any
     ) -> None:
         image = image or DEFAULT_IMAGE
-        # Only where it has an effect: a provider that installs nothing would warn about what the user never asked for.
+        # Only if it has an effect: other providers would warn about packages that the user never asked for.
         if "pip" in getattr(provider, "acts_on_image", ()):
             image = image.with_pip(*(_requirement(name, versions.get(name)) for name in self._packages))
         options["preload"] = (*self._preload, *options.get("preload", ()))
@@ -74,7 +74,7 @@ class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> ComputePool:
-        # Not at the top: on a machine without joblib this module still explains itself.
+        # Imported here, so that this module can be imported, and can explain itself, on a machine without joblib.
         from .joblib import joblib_backend
 
         with contextlib.ExitStack() as stack:
@@ -95,13 +95,24 @@ class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
 
 @checked_options
 class ScikitLearnPool(JoblibPool):
-    """A `ComputePool` for scikit-learn: searches and estimators with `n_jobs=None` or -1 run on all its slots.
+    """`ComputePool` for scikit-learn: searches and estimators with `n_jobs=None` or -1 run on all its slots.
 
-    As `JoblibPool`, with scikit-learn added to the image too.
+    It is a `JoblibPool` that also adds scikit-learn to the image.
 
     Args:
-        sklearn_version: the release of scikit-learn on the nodes; None: the one that is installed here. Estimators
-            cross between equal releases only.
+        provider: where machines come from, such as `sky.Local()`.
+        nodes: number of nodes, as in `ComputePool`.
+        concurrency: slots per node, as in `ComputePool`. `n_jobs=-1` means nodes x concurrency.
+        image: image of the nodes. If the provider installs packages, scikit-learn and joblib are added to its `pip`.
+        sklearn_version: release of scikit-learn on the nodes. None: the release that is installed here. Estimators
+            travel only between equal releases.
+        joblib_version: release of joblib on the nodes. None: the release that is installed here.
+        retries: how often a batch of calls may run again after its node or slot was lost, >= 0.
+        options: other options of `ComputePool`.
+
+    Raises:
+        UsageError: an argument is out of range.
+        ProviderError: on entering: the provider cannot deliver the machines.
 
     Example:
         >>> import skyward as sky
@@ -110,7 +121,7 @@ class ScikitLearnPool(JoblibPool):
     """
 
     _packages: ClassVar[tuple[str, ...]] = ("scikit-learn", "joblib")
-    # What imports most of the rest; an estimator's own module is small beside it.
+    # These import most of the rest; an estimator's own module is small in comparison.
     _preload: ClassVar[tuple[str, ...]] = (
         *JoblibPool._preload,
         "sklearn.model_selection",
@@ -135,7 +146,7 @@ class ScikitLearnPool(JoblibPool):
 
 
 def _requirement(package: str, version: str | None) -> str:
-    """That release, or the one that is installed here if an index can have it."""
+    """Pin `package` to `version`, or to the installed release if an index can have that one."""
     if version is None:
         try:
             version = importlib.metadata.version(package)

@@ -1,4 +1,4 @@
-"""Where the ranks of a gang meet: rank 0 listens at `head_addr:head_port`, the others come when it does."""
+"""Rendezvous of a gang: rank 0 listens at `head_addr:head_port`, and the other ranks connect once it does."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from errno import EADDRINUSE, EADDRNOTAVAIL
 from ..errors import RendezvousFailed
 from ..values.topology import Rank
 
-__all__ = ["MEETING_LIMIT_S", "listen_at_head", "past_the_proxy", "wait_for_head"]
-
 MEETING_LIMIT_S = 300.0
-"""Seconds that a rank waits for the others to come: the first call on a node pays for importing a framework from a
-disk that may be cold. The same as torch's and JAX's own limits."""
+"""Seconds that a rank waits for the others. The first call on a node may import a framework from a cold disk. The
+limits of torch and JAX are the same."""
 _MAX_PAUSE_S = 0.05
-"""Seconds between two looks whether rank 0 listens."""
+"""Longest pause, in seconds, between two attempts to reach rank 0."""
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
 
 
 def listen_at_head(rank: Rank) -> socket.socket:
-    """For rank 0: listen at the meeting place, on the pool's private address only.
+    """Listen at the rendezvous address as rank 0, on the pool's private address only.
 
     Raises:
-        RendezvousFailed: the port is taken. The engine starts the gang once more, on another port.
+        RendezvousFailed: the port is taken. The engine then retries the gang once on another port.
     """
     family = socket.AF_INET6 if ":" in rank.local_addr else socket.AF_INET
     try:
         return socket.create_server((rank.local_addr, rank.head_port), family=family)
     except OSError as error:
-        if error.errno == EADDRNOTAVAIL:  # translated on its way here: no interface of this machine has the address
+        # The address is translated on its way here (NAT): no interface of this machine has it.
+        if error.errno == EADDRNOTAVAIL:
             return socket.create_server(("", rank.head_port))
         if error.errno != EADDRINUSE:
             raise
         raise RendezvousFailed(
-            f"another process listens on {rank.local_addr}:{rank.head_port}, where the ranks were to meet"
+            f"rank 0 cannot listen on {rank.local_addr}:{rank.head_port}: another process uses this port"
         ) from error
 
 
 def wait_for_head(rank: Rank) -> None:
-    """For the others: return when rank 0 listens. Clients of the frameworks, refused once, come again only after up to
-    a second.
+    """Wait until rank 0 listens. All other ranks call this before their framework's client connects.
+
+    The clients of the frameworks back off for up to a second after the first refused connection; this loop looks again
+    within 50 ms.
 
     Raises:
-        RendezvousFailed: it did not within `MEETING_LIMIT_S`.
+        RendezvousFailed: rank 0 did not listen within `MEETING_LIMIT_S`.
     """
     deadline = time.monotonic() + MEETING_LIMIT_S
     pause_s = 0.001
@@ -64,9 +65,12 @@ def wait_for_head(rank: Rank) -> None:
 
 
 def past_the_proxy(addresses: Iterable[str]) -> dict[str, str]:
-    """Variables for gRPC, which takes the way through a proxy even to a neighbour; none where there is no proxy."""
+    """Return variables that make gRPC connect directly: it would use a proxy even to reach a neighbour.
+
+    The result is empty if no proxy is configured.
+    """
     if not any(name in os.environ or name.upper() in os.environ for name in _PROXIES):
         return {}
-    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")  # the first that is set is the one that gRPC reads
+    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")  # gRPC reads only the first of these that is set
     direct = next((os.environ[name] for name in names if os.environ.get(name)), "")
     return {"no_grpc_proxy": ",".join([*([direct] if direct else []), *dict.fromkeys(addresses)])}

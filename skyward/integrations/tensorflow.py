@@ -1,9 +1,9 @@
 """TensorFlow: the cluster that `tf.distribute.MultiWorkerMirroredStrategy` reads from TF_CONFIG.
 
-Every worker listens on a port of its own. The gang has one port, of rank 0; the workers' ports are counted from it,
-so each rank knows the whole cluster without asking anybody, and TF_CONFIG stands before the user's module is imported:
-a strategy may be made at its top. The port of a rank is locked on its machine while the function runs. Should it be
-taken all the same, the gang is started once more on other ports.
+Every worker listens on a port of its own. A gang has a single port, that of rank 0; the ports of the workers are
+computed from it. Each rank thus knows the whole cluster without communication, and TF_CONFIG is set before the user's
+module is imported: a strategy may be created at its top. The port of a rank is locked on its machine while the function
+runs. If a process takes the port nevertheless, the engine retries the gang once on other ports.
 """
 
 from __future__ import annotations
@@ -21,34 +21,32 @@ from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 from .rendezvous import past_the_proxy
 
-__all__ = ["TensorFlowIntegration", "tensorflow"]
-
 _LOG_LEVEL = "2"
-"""Of the C++ half, unless the user has chosen one: errors. What it tells and warns of in an ordinary `fit` is noise."""
+"""Log level of the C++ half unless the user sets one: errors only. An ordinary `fit` logs many needless warnings."""
 _SERVER_FAILED = "Could not start gRPC server"
-"""What a strategy raises when its port is taken."""
+"""Part of the message that a strategy raises when its port is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFlowIntegration(IntegrationBase):
-    """Runs the function as the workers of a TensorFlow cluster; use it bare or with options.
+    """Run the function as the workers of a TensorFlow cluster; use it bare or with options.
 
-    `tf.distribute.MultiWorkerMirroredStrategy()`, made in the function, finds the cluster by itself: with `@ pool` the
-    workers are the ranks of all nodes, with `>> pool` those of one node. Every rank is a new process that no call has
-    used before. Outside a pool, and in `.local(...)`, the function is simply called. It stands below `@sky.compute`,
-    and stacks with other integrations and output decorators in any order.
+    A `tf.distribute.MultiWorkerMirroredStrategy()` that the function creates finds the cluster by itself. `@ pool`
+    starts workers on all nodes, `>> pool` on one node. Every rank is a new process. Outside a pool, and in
+    `.local(...)`, the function is called as it is. Write the decorator below `@sky.compute`; it stacks with other
+    integrations and output decorators in any order.
 
-    While the function runs, Keras 3 trains under that strategy with `model.fit`: without us it fails there, see
-    keras-team/keras#20585.
+    While the function runs, Keras 3 can train under that strategy with `model.fit`. Without this integration it fails
+    there, see keras-team/keras#20585.
 
     Args:
-        processes_per_node: workers on each node, >= 1; "auto" is one for each accelerator, at least one. One worker
-            uses all GPUs of its node; several share them out.
+        processes_per_node: workers on each node, >= 1. "auto" starts one per accelerator, at least one. A single worker
+            uses all GPUs of its node; several workers divide them.
 
     Raises:
-        UsageError: an option is not legal, or what is decorated cannot be.
-        MissingDependency: in the rank: tensorflow is not installed on the node.
-        RendezvousFailed: in the rank: its port was taken, twice.
+        UsageError: an option is out of range, or the decorated object is not a plain function.
+        MissingDependency: in the rank: TensorFlow is not installed on the node.
+        RendezvousFailed: in the rank: its port was taken, and so was the port of the retry.
 
     Example:
         >>> @tensorflow
@@ -62,18 +60,18 @@ class TensorFlowIntegration(IntegrationBase):
     name: ClassVar[str] = "tensorflow"
     extra: ClassVar[str] = "tensorflow"
     packages: ClassVar[tuple[str, ...]] = ("tensorflow",)
-    # Its C++ half reads the level when it is loaded.
+    # TensorFlow's C++ half reads the level when it is loaded.
     preload: ClassVar[tuple[str, ...]] = (f"TF_CPP_MIN_LOG_LEVEL?={_LOG_LEVEL}", "tensorflow", "numpy.random")
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        """The cluster, this worker's place in it, and its share of the node. What the user has chosen stays."""
+        """Return the cluster, this worker's place in it and its share of the node. Variables of the user win."""
         threads = str(numeric_threads(rank))
         chosen = {
             "OMP_NUM_THREADS": threads,
             "TF_NUM_INTRAOP_THREADS": threads,
             "TF_CPP_MIN_LOG_LEVEL": _LOG_LEVEL,
         }
-        if rank.shares_devices:  # else the first of two takes all of the memory
+        if rank.shares_devices:  # otherwise the first of two workers takes all of the memory
             chosen["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
         config = {
             "cluster": {"worker": [f"{_in_url(host)}:{port}" for host, port in _addresses(rank)]},
@@ -90,7 +88,7 @@ class TensorFlowIntegration(IntegrationBase):
     def session(self, rank: Rank) -> Iterator[None]:
         framework = load_framework("tensorflow", extra=self.extra)
         if "reduce" in vars(framework.distribute.MultiWorkerMirroredStrategy):
-            yield  # another integration stands on this one, and has done all that follows
+            yield  # another integration builds on this one, and has already done all of the following
             return
         host, port = _addresses(rank)[rank.rank]
         locks = PortLocks(host)
@@ -112,7 +110,7 @@ tensorflow = decorator_of(TensorFlowIntegration)
 
 
 def _addresses(rank: Rank) -> list[tuple[str, int]]:
-    """Where each worker listens, by rank. Not on the gang's own port: another integration may meet there."""
+    """Return the address of each worker, by rank. The gang's own port stays free for another integration."""
     hosts = [peer.private_ip for peer in rank.peers for _ in range(rank.local_world_size)]
     return [(host, port_behind(rank.head_port, 1 + number)) for number, host in enumerate(hosts)]
 
@@ -122,7 +120,7 @@ def _in_url(host: str) -> str:
 
 
 def _own_devices(rank: Rank) -> dict[str, str]:
-    """A worker takes the whole memory of every GPU that it sees, so neighbours may not see the same ones."""
+    """Return the GPUs that the worker may see. It takes the whole memory of each, so neighbours must see others."""
     if rank.local_world_size == 1 or not rank.accelerators:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(rank.accelerators)))
@@ -134,10 +132,11 @@ def _own_devices(rank: Rank) -> dict[str, str]:
 
 @contextmanager
 def _complete_reduce(framework: Any) -> Iterator[None]:
-    """Let the strategy's `reduce` take what Keras 3 gives it: a structure of values, and scalars with an axis.
+    """Make the strategy's `reduce` accept the arguments of Keras 3: a structure of values, and scalars with an axis.
 
-    Both are errors otherwise. A structure is reduced value by value; a scalar has no axis, and is reduced over the
-    replicas alone. Source: keras/src/backend/tensorflow/trainer.py, `_maybe_symbolic_build`, `reduce_per_replica`.
+    TensorFlow raises an error for both. Here a structure is reduced value by value, and a scalar, which has no axis, is
+    reduced over the replicas alone. Source: keras/src/backend/tensorflow/trainer.py, `_maybe_symbolic_build`,
+    `reduce_per_replica`.
     """
     strategy = framework.distribute.MultiWorkerMirroredStrategy
     original = strategy.reduce

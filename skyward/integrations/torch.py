@@ -1,9 +1,9 @@
-"""PyTorch: the variables that torchrun sets, and a process group that is open while the user's function runs.
+"""PyTorch: torchrun's variables, and a process group that is open while the user's function runs.
 
-Which device belongs to a rank is as under torchrun: all devices of the node stay visible and `LOCAL_RANK` is the
-index of the rank's own, made current before the function is called. One device for each process by
-`CUDA_VISIBLE_DEVICES` was rejected: `cuda:{LOCAL_RANK}`, which scripts, Accelerate and Lightning compute, would then
-name a device that the process does not see (Ray went the same way back, ray-project/ray#40803).
+Devices are assigned as under torchrun. All devices of the node stay visible, `LOCAL_RANK` is the index of the rank's
+own device, and that one is made current before the function is called. Hiding all but one device by
+`CUDA_VISIBLE_DEVICES` was rejected: scripts, Accelerate and Lightning compute `cuda:{LOCAL_RANK}`, which the process
+would not see then (Ray tried it and went back, ray-project/ray#40803).
 """
 
 from __future__ import annotations
@@ -23,35 +23,33 @@ from ..values.topology import Rank
 from .base import IntegrationBase, check_seed, decorator_of, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, wait_for_head
 
-__all__ = ["TorchIntegration", "torch"]
-
 _LEAVING_LIMIT_S = 1.0
-"""Seconds that leaving the group may take after the function raised; the process ends next, and with it the group."""
+"""Seconds that leaving the group may take after an exception. The process ends next anyway, and its group with it."""
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchIntegration(IntegrationBase):
-    """Runs the function as the ranks of a `torch.distributed` process group; use it bare or with options.
+    """Run the function as the ranks of a `torch.distributed` process group; use it bare or with options.
 
-    With `@ pool` the ranks are those of all nodes, with `>> pool` those of one node. The group is open before the
-    function is called, also for a world of one, and destroyed when it ends. Every rank is a new process that no call
-    has used before. Outside a pool, and in `.local(...)`, the function is simply called. It stands below
-    `@sky.compute`, and stacks with other integrations and output decorators in any order.
+    `@ pool` starts ranks on all nodes, `>> pool` on one node. The group is open before the function is called, even if
+    there is a single rank, and is destroyed when the function ends. Every rank is a new process. Outside a pool, and in
+    `.local(...)`, the function is called as it is. Write the decorator below `@sky.compute`; it stacks with other
+    integrations and output decorators in any order.
 
     Args:
-        backend: "nccl", "gloo" or what else `init_process_group` takes; None: nccl where each rank of the node has a
-            GPU of its own, gloo otherwise.
-        processes_per_node: ranks on each node, >= 1; "auto" is one for each accelerator, at least one.
-        seed: in [0, 2**32); seeds `random`, numpy and torch (CPU and GPUs) alike in every rank before the function
-            is called. None: they are not touched.
-        timeout_s: seconds, > 0, that a collective waits for the other ranks; None: torch's own (30 minutes for gloo,
-            10 for nccl).
+        backend: "nccl", "gloo" or another backend of `init_process_group`. None: nccl if each rank of the node has a
+            GPU of its own, otherwise gloo.
+        processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
+        seed: in [0, 2**32). Seeds `random`, numpy and torch (CPU and GPUs) with the same value in every rank before the
+            function is called. None: leaves the generators as they are.
+        timeout_s: seconds, > 0, that a collective waits for the other ranks. None: torch's default (30 minutes with
+            gloo, 10 with nccl).
 
     Raises:
-        UsageError: an option is not legal, or what is decorated cannot be.
+        UsageError: an option is out of range, or the decorated object is not a plain function.
         MissingDependency: in the rank: torch is not installed on the node.
-        RendezvousFailed: in the rank: the ranks could not meet.
+        RendezvousFailed: in the rank: the ranks could not connect to each other.
 
     Example:
         >>> @torch(backend="gloo", seed=0)
@@ -67,7 +65,7 @@ class TorchIntegration(IntegrationBase):
     name: ClassVar[str] = "torch"
     extra: ClassVar[str] = "torch"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
-    # DistributedDataParallel and every optimizer load torch._dynamo when they are made: 1.8 s of the first step.
+    # DistributedDataParallel and every optimizer import torch._dynamo when they are created: 1.8 s of the first step.
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "torch._dynamo", "numpy.random")
 
     backend: str | None = None
@@ -77,13 +75,18 @@ class TorchIntegration(IntegrationBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backend is not None and not (isinstance(self.backend, str) and self.backend):
-            raise UsageError(f'{self.name}: backend={self.backend!r}; it is "nccl", "gloo", another name, or None')
+            raise UsageError(
+                f"backend={self.backend!r}: @{self.name} takes the name of a torch backend, or None; "
+                'set backend="nccl" or "gloo"'
+            )
         check_seed(self.name, self.seed)
         if self.timeout_s is not None and not self.timeout_s > 0:
-            raise UsageError(f"{self.name}: timeout_s={self.timeout_s!r}; it is a number of seconds > 0, or None")
+            raise UsageError(
+                f"timeout_s={self.timeout_s!r}: @{self.name} takes a number of seconds > 0, or None; set timeout_s=600"
+            )
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        """What torchrun sets, and where to listen. What is the user's choice is only set where there is none."""
+        """Return torchrun's variables and the interface to listen on. Variables that the user has set win."""
         chosen = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // rank.local_world_size))}
         if rank.interface:
             chosen.update(dict.fromkeys(_INTERFACE_VARIABLES, rank.interface))
@@ -106,7 +109,7 @@ class TorchIntegration(IntegrationBase):
     @contextmanager
     def session(self, rank: Rank) -> Iterator[None]:
         framework = load_framework("torch", extra=self.extra)
-        # Imported with one thread, so that the process could be forked.
+        # The module was imported with one thread, so that the node could fork this process.
         framework.set_num_threads(numeric_threads(rank))
         device = _own_device(framework, rank)
         if self.seed is not None:
@@ -122,27 +125,36 @@ class TorchIntegration(IntegrationBase):
         except BaseException:
             _leave_within_limit(dist)
             raise
-        if dist.is_initialized():  # unless the function has destroyed it
+        if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
 
     def _check_shared_group(self, dist: Any) -> None:
-        """The group is that of an integration further out, which also destroys it. Raises UsageError."""
+        """Check that the group of an outer integration, which also destroys it, fits these options.
+
+        Raises:
+            UsageError: this integration asks for another backend, or for a timeout.
+        """
         is_other = self.backend is not None and _devices_of(dist, self.backend) != dist.get_backend_config()
         if is_other or self.timeout_s is not None:
             option = f"backend={self.backend!r}" if is_other else f"timeout_s={self.timeout_s!r}"
             raise UsageError(
-                f"{self.name}: {option} comes too late: an integration above it has opened the process group "
-                f"({dist.get_backend_config()}); give the option to the uppermost of them"
+                f"{option}: @{self.name} cannot apply it, because an integration above has opened the process group "
+                f"({dist.get_backend_config()}); pass the option to the topmost integration"
             )
 
     def _open_group(self, framework: Any, rank: Rank, device: Any) -> None:
-        """Returns when all ranks have met. Raises RendezvousFailed."""
+        """Open the process group, and return when all ranks have connected.
+
+        Raises:
+            RendezvousFailed: the ranks could not connect to each other.
+            UsageError: the backend is nccl, and this node has no GPU.
+        """
         dist = framework.distributed
         backend = self.backend or ("nccl" if _each_has_a_gpu(framework, rank) else "gloo")
         if "nccl" in backend and not framework.cuda.is_available():
             raise UsageError(
-                f"{self.name}: backend={backend!r}: node {rank.node} has no GPU that torch can use; leave backend out, "
-                "which is nccl where each rank has a GPU of its own and gloo elsewhere",
+                f"backend={backend!r}: node {rank.node} has no GPU that torch can use; remove backend=: the default is "
+                "nccl if each rank has a GPU of its own, otherwise gloo",
                 field="backend",
                 value=backend,
             )
@@ -156,11 +168,11 @@ class TorchIntegration(IntegrationBase):
             dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, **options)
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise RendezvousFailed(
-                f"rank {rank.rank} of {rank.world_size} could not meet the others at "
+                f"rank {rank.rank} of {rank.world_size} could not connect to the others at "
                 f"{rank.head_addr}:{rank.head_port}: {error}"
             ) from error
-        # The store lives in rank 0. Without this, rank 0 could be done and gone before the others have what they
-        # need of it; behind a barrier every rank is connected.
+        # Rank 0 hosts the store. Without a barrier it could finish and exit before the others have read all that they
+        # need from the store. Behind the barrier every rank is connected, and the store is no longer needed.
         dist.barrier()
 
 
@@ -168,7 +180,7 @@ torch = decorator_of(TorchIntegration)
 
 
 def _open_store(dist: Any, rank: Rank) -> Any:
-    """The store that the ranks meet at. Rank 0 listens, on the pool's private address only."""
+    """Open the store of the rendezvous. Rank 0 listens, on the pool's private address only."""
     listener = None
     if rank.rank == 0:
         listener = listen_at_head(rank)
@@ -185,7 +197,7 @@ def _open_store(dist: Any, rank: Rank) -> Any:
 
 
 def _own_device(framework: Any, rank: Rank) -> Any:
-    """The rank's GPU, made the current one; None on CPU. Ranks share GPUs where there are fewer of these."""
+    """Make the rank's GPU the current one and return it; None on the CPU. Ranks share GPUs if there are too few."""
     if not framework.cuda.is_available():
         return None
     device = framework.device("cuda", rank.local_rank % framework.cuda.device_count())
@@ -194,14 +206,14 @@ def _own_device(framework: Any, rank: Rank) -> Any:
 
 
 def _each_has_a_gpu(framework: Any, rank: Rank) -> bool:
-    """Nccl refuses two ranks on one GPU. All ranks of a node answer alike."""
+    """Return whether each rank has a GPU of its own: nccl refuses two ranks on one. All ranks of a node agree."""
     if rank.shares_devices or not framework.cuda.is_available():
         return False
     return rank.local_world_size <= int(framework.cuda.device_count())
 
 
 def _devices_of(dist: Any, backend: str) -> str:
-    """Which backend serves which device, as `get_backend_config` writes it."""
+    """Return which backend serves which device, in the format of `get_backend_config`."""
     return str(dist.distributed_c10d.BackendConfig(dist.Backend(backend)))
 
 
@@ -209,11 +221,11 @@ def _seed_all(framework: Any, seed: int) -> None:
     random.seed(seed)
     with suppress(ModuleNotFoundError):  # torch works without numpy
         import_module("numpy.random").seed(seed)
-    framework.manual_seed(seed)  # of the CPU and of every accelerator
+    framework.manual_seed(seed)  # the CPU and every accelerator
 
 
 def _leave_within_limit(dist: Any) -> None:
-    """Destroy the group where it can be done: with ranks gone, a backend may wait for them."""
+    """Destroy the group if that succeeds in time: a backend may wait forever for ranks that are gone."""
 
     def destroy() -> None:
         if dist.is_initialized():

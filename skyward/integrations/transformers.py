@@ -1,6 +1,6 @@
-"""Hugging Face Transformers: `Trainer` in each rank trains, evaluates and saves as one world.
+"""Hugging Face Transformers: `Trainer` in each rank trains, evaluates and saves as part of one world.
 
-`Trainer` finds its world through Accelerate, so this is Accelerate's integration, with the tokenizers' threads.
+`Trainer` finds its world through Accelerate, so this extends Accelerate's integration by the tokenizers' threads.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from ..values.topology import Rank
 from .accelerate import AccelerateIntegration
 from .base import decorator_of, load_framework
 
-__all__ = ["TransformersIntegration", "transformers"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersIntegration(AccelerateIntegration):
-    """Runs the function as the ranks of one world that Transformers' `Trainer` finds; use it bare or with options.
+    """Run the function as the ranks of one world that Transformers' `Trainer` finds; use it bare or with options.
 
-    `TrainingArguments` needs nothing for it, on GPUs and on the CPU: gradients are averaged over all ranks, each
-    rank evaluates its part and has the metrics of the whole, rank 0 saves. `per_device_train_batch_size` is that of
-    a rank. All that `sky.integrations.torch` says holds here too, its options among it; where both stand on a
-    function, the process group is opened once, by the upper one.
+    `TrainingArguments` needs no settings for it, on GPUs or on the CPU. Gradients are averaged over all ranks. Each
+    rank evaluates its part and gets the metrics of the whole, and rank 0 saves. `per_device_train_batch_size` counts
+    the samples of one rank.
+
+    `@ pool` starts ranks on all nodes, `>> pool` on one node. Outside a pool, and in `.local(...)`, the function is
+    called as it is. Write the decorator below `@sky.compute`. If `sky.integrations.torch` is on the same function, the
+    upper one opens the process group.
 
     Args:
-        backend: "nccl", "gloo" or what else `init_process_group` takes; None: nccl where each rank of the node has a
-            GPU of its own, gloo otherwise.
-        processes_per_node: ranks on each node, >= 1; "auto" is one for each accelerator, at least one.
-        seed: in [0, 2**32); seeds `random`, numpy and torch alike in every rank before the function is called, so
-            that a model made from a config has the same first weights everywhere. `TrainingArguments(seed=...)` is
-            the trainer's own. None: they are not touched.
-        timeout_s: seconds, > 0, that a collective waits for the other ranks; None: torch's own.
+        backend: "nccl", "gloo" or another backend of `init_process_group`. None: nccl if each rank of the node has a
+            GPU of its own, otherwise gloo.
+        processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
+        seed: in [0, 2**32). Seeds `random`, numpy and torch with the same value in every rank before the function is
+            called, so that a model made from a config has the same initial weights everywhere. The trainer's own seed
+            is `TrainingArguments(seed=...)`. None: leaves the generators as they are.
+        timeout_s: seconds, > 0, that a collective waits for the other ranks. None: torch's default.
 
     Raises:
-        UsageError: an option is not legal, or what is decorated cannot be.
+        UsageError: an option is out of range, or the decorated object is not a plain function.
         MissingDependency: in the rank: Transformers, Accelerate or torch is not installed on the node.
-        RendezvousFailed: in the rank: the ranks could not meet.
+        RendezvousFailed: in the rank: the ranks could not connect to each other.
 
     Example:
         >>> @transformers(seed=0)
@@ -57,16 +58,16 @@ class TransformersIntegration(AccelerateIntegration):
     preload: ClassVar[tuple[str, ...]] = (*AccelerateIntegration.preload, "transformers.trainer")
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        """Accelerate's, and how many threads the tokenizers (in Rust, with rayon) make: as many as torch.
+        """Return Accelerate's variables, and as many threads for the tokenizers (Rust, with rayon) as for torch.
 
-        TOKENIZERS_PARALLELISM is left alone. Unset, the tokenizers use their threads, and stop using them in a process
-        that is forked from theirs, as the workers of data loaders are. "true" makes such a worker hang (seen with
-        tokenizers 0.23), and "false" makes the rank itself slow.
+        TOKENIZERS_PARALLELISM stays unset. The tokenizers then use their threads, and stop using them in a process that
+        is forked from theirs, such as a worker of a data loader. "true" makes such a worker hang (seen with tokenizers
+        0.23), and "false" makes the rank itself slow.
         """
         variables = super().environment(rank)
         if "RAYON_NUM_THREADS" not in os.environ:
             threads = variables.get("OMP_NUM_THREADS") or os.environ["OMP_NUM_THREADS"]
-            variables["RAYON_NUM_THREADS"] = threads.partition(",")[0]  # of OpenMP it may be a list
+            variables["RAYON_NUM_THREADS"] = threads.partition(",")[0]  # OpenMP allows a list, rayon does not
         return variables
 
     @contextmanager

@@ -1,55 +1,52 @@
-"""How large the chunks of a map are, and how many of them are on their way. Arithmetic only.
+"""Sizes of a map's chunks, and their number in flight. Arithmetic only.
 
-Where nodes are near, the size is measured first: a chunk of one call for each slot, then chunks of `TARGET_NS` of work,
-at most `GROWTH`-fold larger each time. Where a round trip is long, waiting for the first answers would cost as much as
-a whole map of small calls, so the sizes are guessed: a series of growing chunks goes out at once. No guess can be bad
-for long, because a slot ends a chunk when its time is up (`limit_ns`) and gives back what it has not begun.
-Chunks get smaller towards the end of the input, so that all slots end together.
+With near nodes, sizes are measured first: one call per chunk for each slot, then chunks of `TARGET_NS` of work, which
+grow at most `GROWTH`-fold each time. With a long round trip, waiting for the first answers would cost as much as a
+whole map of small calls. So sizes are guessed: a series of growing chunks goes out at once. A bad guess does not hurt
+for long, because a slot ends a chunk when its time is up (`limit_ns`) and returns the calls that have not begun.
+Chunks get smaller towards the end of the input, so that all slots finish together.
 """
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["ChunkSizes"]
-
 TARGET_NS = 25_000_000
-"""Nanoseconds of work in a chunk: long against a round trip, short against a progress bar's patience."""
+"""Target work of a chunk in nanoseconds: long compared with a round trip, short enough for a smooth progress bar."""
 LEAST_NS = 2_000_000
-"""Nanoseconds of work in a chunk at least, if there is that much: several times what sending one costs."""
+"""Least work of a chunk in nanoseconds, while enough is left: several times the cost of sending it."""
 GROWTH = 64
 MAX_ITEMS = 1 << 16
 _AHEAD = 2
-"""Chunks for each slot on their way: one that runs and one that waits behind it. What a round trip takes comes on top.
-"""
+"""Chunks in flight per slot: one that runs and one that waits. A round trip adds more."""
 _MOST_AHEAD = 64
 _MOST_LAZY = 1024
-"""Calls of a chunk at most, where the input is read as the values are taken."""
+"""Most calls of a chunk, if the input is read as values are consumed."""
 
 _LIMIT = 4
-"""Times `TARGET_NS` that a chunk may take. What a slot gives back is sent again, so it should be rare."""
+"""Longest duration of a chunk, in multiples of `TARGET_NS`. Calls that come back are sent again."""
 FAR_NS = 2_000_000
-"""Round trips from which on sizes are guessed; a network of one building is nearer."""
+"""Shortest round trip for which sizes are guessed. Networks within one building are faster."""
 _GUESSES = 12
-"""Guessed chunks for each slot: 1, 16, 256, 4096, and some of `MAX_ITEMS`. With the smallest calls there are, half a
-million of them, they keep a slot busy for some 50 ms."""
+"""Guessed chunks per slot: 1, 16, 256, 4096, and several of `MAX_ITEMS` calls. With the smallest possible calls, half a
+million of them, they keep a slot busy for about 50 ms."""
 _GUESS_GROWTH = 16
 _TELLING = 4
-"""Guessed chunks for each slot of which the last tells how long a call takes, however short all of them were."""
+"""Guessed chunks per slot after which the measured duration of a call is used, however short the chunks were."""
 _GUESSED_BYTES = 2 << 20
-"""Of all guessed chunks on their way: on a slow line no more must stand in the way of what turns out to be wanted."""
+"""Most bytes of all guessed chunks in flight. On a slow line, more would delay what is actually needed."""
 
 
 class ChunkSizes:
-    """Of one map. The owner tells what it sends and what comes back.
+    """Chunk sizes of one map. The owner reports what it sends and receives.
 
     Args:
-        slots: of the pool.
-        chunk: calls in each chunk; None: as this class finds best.
-        left: calls that were not sent; None: not known.
-        is_lazy: the input is read as the values are taken.
-        round_trip_ns: to the farthest node; 0 on this machine.
-        may_guess: False where each call has a time limit, which chunks would share.
+        slots: Slots of the pool.
+        chunk: Calls in each chunk; None to choose.
+        left: Calls that were not sent; None if not known.
+        is_lazy: Whether the input is read as values are consumed.
+        round_trip_ns: Round trip to the farthest node; 0 on this machine.
+        may_guess: False if each call has a time limit, which the calls of a chunk would share.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class ChunkSizes:
             return self._guess() if self._guesses else 1
         size = min(int(TARGET_NS / self._item_ns), self._last_size * GROWTH, MAX_ITEMS)
         if self._left is not None:
-            # Smaller towards the end, so that all slots end together; but not so small that sending costs more.
+            # Smaller towards the end, so that all slots finish together, but large enough to be worth sending.
             least = int(LEAST_NS / self._item_ns)
             size = min(size, max(least, -(-self._left // (self._slots * self._ahead()))))
         elif self._is_lazy:
@@ -94,27 +91,27 @@ class ChunkSizes:
 
     @property
     def limit(self) -> int:
-        """Chunks that may be on their way."""
+        """Most chunks in flight."""
         if self._chunk is not None or self._item_ns is not None:
             return self._slots * self._ahead()
-        # Until the first chunk came back nobody knows how long a call takes.
+        # The duration of a call is unknown until the first chunk returns.
         if not self._guesses or self._bytes >= _GUESSED_BYTES:
             return self._slots
         return self._slots * _GUESSES
 
     @property
     def limit_ns(self) -> int | None:
-        """How long a slot runs calls of a chunk; None: to its end."""
+        """Longest time that a slot works on a chunk; None for no limit."""
         if self._chunk is not None:
             return None
         if self._item_ns is None:
-            # All guesses together last longer than a round trip: what comes back is there again before they have ended.
+            # All guesses together outlast a round trip, so returned calls arrive again before the slot is idle.
             return int(max(TARGET_NS, 2 * self._round_trip_ns / _GUESSES))
         return _LIMIT * TARGET_NS
 
     @property
     def expected_ns(self) -> float | None:
-        """How long the next chunk will take; None: not known. Of a guess: so little that no node is refused it."""
+        """Expected duration of the next chunk; None if not known. Small for guesses, so that any node may get them."""
         if self._item_ns is not None:
             return self._item_ns * self.size
         return self._round_trip_ns / _GUESSES if self._guesses else None
@@ -123,12 +120,12 @@ class ChunkSizes:
         size: int = min(_GUESS_GROWTH ** min(self._guessed // self._slots, 8), MAX_ITEMS)
         if self._left is not None:
             size = min(size, -(-self._left // self._slots))
-        if self._guessed:  # as far as is known from those that were sent
+        if self._guessed:  # the size of an item is estimated from the chunks sent so far
             size = min(size, int(_GUESSED_BYTES / _GUESSES / self._slots / max(self._item_bytes, 1e-3)))
         return max(1, size)
 
     def _ahead(self) -> int:
-        """Chunks for each slot on their way, so that the next is there when one ends, however far the node is."""
+        """Return the chunks in flight per slot that keep the slot busy, however far the node is."""
         if not self._round_trip_ns or self._item_ns is None:
             return _AHEAD
         chunk_ns = max(min(self._item_ns * self._last_size, TARGET_NS), self._item_ns, LEAST_NS)
@@ -137,7 +134,7 @@ class ChunkSizes:
     # Events ---------------------------------------------------------------------------------------------------------
 
     def sent(self, count: int, size_bytes: int) -> None:
-        """A chunk of so many calls, and of so many bytes."""
+        """Record a chunk that was sent, with its number of calls and its size."""
         if self._left is not None:
             self._left -= count
         self._bytes += size_bytes
@@ -146,15 +143,15 @@ class ChunkSizes:
             self._item_bytes = size_bytes / count
 
     def returned(self, count: int) -> None:
-        """Calls of a chunk that were not begun."""
+        """Record calls of a chunk that came back without having begun."""
         if self._left is not None:
             self._left += count
 
     def ended(self, elapsed_ns: int, count: int, size_bytes: int, round_trip_ns: float) -> None:
-        """A chunk of so many bytes ended, in which so many calls ran."""
+        """Record a chunk that ended, with the number of calls that ran in it."""
         self._bytes -= size_bytes
         self._ended += 1
-        # By the number of calls, so that a small chunk, most of whose time is not its calls', says little.
+        # Weighted by the number of calls: in a small chunk, overhead dominates the time.
         self._timed_ns = 0.5 * self._timed_ns + elapsed_ns
         self._timed_items = 0.5 * self._timed_items + count
         self._last_size = max(self._last_size, count)

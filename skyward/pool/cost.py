@@ -1,4 +1,4 @@
-"""What a pool's machines cost, from when they are made until they are gone; and its end before its budget's."""
+"""Cost of a pool's machines from creation until they are gone, and the pool's end before its budget is spent."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from ..errors import BudgetExceeded
 from ..events import BudgetWarning, CostUpdated, Emit, Event, InstanceLaunched, InstanceTerminated
 from ..values.machine import Offer
 
-__all__ = ["Forecast", "Spending", "affordable", "forecast"]
-
 WARN_AT = 0.8
-"""The part of a budget at which it warns."""
+"""Fraction of the budget at which a warning is emitted."""
 _LONGEST_LOOK_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a pool would cost by its first offer, all nodes together; USD. Others may cost more: see `pool.offers()`.
+    """Cost of a pool with its first affordable offer, all nodes together, in USD. Other offers may cost more.
 
-    `minimum_usd`: what it costs even if it is closed at once. `lasts_s`: how long its `budget_usd` lasts, None without.
+    Args:
+        offer: The offer.
+        nodes: Number of nodes.
+        price_usd_per_hour: Price of all nodes.
+        minimum_usd: Cost even if the pool is closed at once.
+        lasts_s: Seconds until `budget_usd` is spent; None without a budget.
     """
 
     offer: Offer
@@ -32,12 +35,12 @@ class Forecast:
     lasts_s: float | None = None
 
     def after(self, seconds: float) -> float:
-        """The cost of so many seconds, in USD."""
+        """Return the cost of running for a number of seconds, in USD."""
         return max(self.minimum_usd, self.price_usd_per_hour * seconds / 3600)
 
 
 def affordable(offers: Sequence[Offer], *, nodes: int, minimum_s: float, budget_usd: float | None) -> list[Offer]:
-    """Those of which so many machines can run for `minimum_s` within the budget. Raises BudgetExceeded if none can."""
+    """Return the offers whose machines can run `minimum_s` within the budget. Raises BudgetExceeded if none can."""
     if budget_usd is None:
         return list(offers)
     fitting = [o for o in offers if o.price_usd_per_hour * nodes * minimum_s / 3600 < budget_usd]
@@ -46,8 +49,8 @@ def affordable(offers: Sequence[Offer], *, nodes: int, minimum_s: float, budget_
         cost = least.price_usd_per_hour * nodes * minimum_s / 3600
         raise BudgetExceeded(
             f"budget_usd={budget_usd:g}: {nodes} x {least.instance_type} at {least.price_usd_per_hour:g} USD/h cost "
-            f"{cost:.4g} USD even if they are given back at once ({minimum_s:g} s); nothing was launched. Raise it, or "
-            "ask for less",
+            f"{cost:.4g} USD even if they are returned at once ({minimum_s:g} s), so nothing was launched; raise the "
+            "budget, or ask for less",
             budget_usd=budget_usd,
             cost_usd=cost,
         )
@@ -55,7 +58,7 @@ def affordable(offers: Sequence[Offer], *, nodes: int, minimum_s: float, budget_
 
 
 def forecast(offers: Sequence[Offer], *, nodes: int, minimum_s: float, budget_usd: float | None) -> Forecast:
-    """Of so many machines by the first offer that is affordable. Raises BudgetExceeded if none is."""
+    """Forecast the cost with the first affordable offer. Raises BudgetExceeded if there is none."""
     offer = affordable(offers, nodes=nodes, minimum_s=minimum_s, budget_usd=budget_usd)[0]
     price = offer.price_usd_per_hour * nodes
     return Forecast(
@@ -68,15 +71,18 @@ def forecast(offers: Sequence[Offer], *, nodes: int, minimum_s: float, budget_us
 
 
 class Spending:
-    """The account of one pool. Thread-safe.
+    """Account of one pool. Thread-safe.
 
-    Each machine costs the price of its offer from its launch until the provider says that it is gone, by the second,
-    and `minimum_s` at least. (A spot price may move meanwhile; what was agreed at the launch is what is counted.)
+    Each machine costs its offer's price per second, from launch until the provider confirms that it is gone, and at
+    least for `minimum_s`. A spot price may move meanwhile; the price agreed at launch counts.
 
     Args:
-        budget_usd: before so much is spent `stop` is called, once, by a thread of ours; None: never.
-        ending_s: machines cost money for so long after the decision to end them.
-        tell: is told CostUpdated at each change, and BudgetWarning at 80 %.
+        minimum_s: Shortest billed time of a machine.
+        ending_s: Time that machines still cost money after the decision to end them.
+        budget_usd: Before this is spent, `stop` is called once, in a separate thread; None for never.
+        tell: Receives CostUpdated at each change, and BudgetWarning at 80 %.
+        stop: Ends the pool.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class Spending:
         self._is_watching = False
 
     def take(self, event: Event) -> None:
-        """An event of the pool; those that change what it costs count."""
+        """Record an event of the pool, if it changes the cost."""
         if isinstance(event, InstanceLaunched):
             with self._condition:
                 self._running[event.instance] = (self._clock(), event.price_usd_per_hour)
@@ -121,31 +127,31 @@ class Spending:
 
     @property
     def price_usd_per_hour(self) -> float:
-        """Of all machines that exist now."""
+        """Price of all current machines."""
         with self._condition:
             return sum(price for _, price in self._running.values())
 
     @property
     def spent_usd(self) -> float:
-        """Until now."""
+        """Cost so far."""
         return self.spent_after(0.0)
 
     def spent_after(self, seconds: float) -> float:
-        """What will have been spent in so many seconds, if nothing changes."""
+        """Return the cost after a number of seconds, if nothing changes."""
         with self._condition:
             at = self._clock() + seconds
             return self._ended_usd + sum(self._cost(began, price, at) for began, price in self._running.values())
 
     @property
     def left_usd(self) -> float | None:
-        """Of the budget, with what the machines that run would still cost if they were ended now; None: no limit."""
+        """Rest of the budget after ending all machines now, which takes time and money; None for no limit."""
         return None if self._budget_usd is None else self._budget_usd - self.spent_after(self._ending_s)
 
     def _cost(self, began: float, price: float, at: float) -> float:
         return price * max(self._minimum_s, at - began) / 3600 if price else 0.0
 
     def _watch(self) -> None:
-        """Until no machine runs, or the budget is as good as spent."""
+        """Wait until no machine runs, or the budget is about to be spent."""
         with self._condition:
             while self._running:
                 wait_s = self._due_s()
@@ -156,14 +162,14 @@ class Spending:
             is_over = bool(self._running)
         if is_over:
             error = self._exceeded()
-            # Not a daemon: the program must not end in the middle of this.
+            # Not a daemon thread: the program must not exit before the machines are ended.
             try:
                 threading.Thread(target=self._stop, args=(error,), name="skyward-budget-stop").start()
-            except RuntimeError:  # no more threads: then by this one
+            except RuntimeError:  # no thread can be started, so this one does it
                 self._stop(error)
 
     def _due_s(self) -> float:
-        """Seconds until the pool must end; warns on the way."""
+        """Return the seconds until the pool must end, and emit the warning when it is due."""
         assert self._budget_usd is not None
         assert self.left_usd is not None
         per_s = self.price_usd_per_hour / 3600
@@ -182,8 +188,8 @@ class Spending:
         assert self._budget_usd is not None
         spent = self.spent_usd
         return BudgetExceeded(
-            f"budget_usd={self._budget_usd:g}: {spent:.4g} USD are spent, and to end the machines costs the rest; the "
-            "pool was closed",
+            f"budget_usd={self._budget_usd:g}: {spent:.4g} USD are spent, and ending the machines costs the rest, so "
+            "the pool was closed; raise the budget to go on",
             budget_usd=self._budget_usd,
             cost_usd=spent,
         )

@@ -1,4 +1,4 @@
-"""From a pending call to tasks: packs the function and its arguments, and hands them to the engine."""
+"""Conversion of pending calls to tasks: packs the function and its arguments, and hands them to the engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ..calls.compute import PendingCompute
 from ..calls.futures import Failures, Future, value_of
+from ..console.activity import Progress, ProgressBoard
 from ..engine.builder import PackedCall, Place
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, PulledTask, ResultStream, Task
@@ -18,20 +19,25 @@ from ..wire.tasks import CallKind, Mode
 from .packer import Packer, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
 
-__all__ = ["Dispatch"]
-
 
 class Dispatch:
-    """Makes tasks for one pool. Thread-safe."""
+    """Creates tasks for one pool. Thread-safe."""
 
     def __init__(self, engine: Engine, failures: Failures | None = None) -> None:
         self._engine = engine
         self._builder = engine.builder
         self.failures = failures
         self.packing = Packer()
+        self.board = ProgressBoard()
 
     def close(self) -> None:
         self.packing.close()
+
+    def show_group(self, name: str, futures: list[Future[Any]]) -> None:
+        """Let the console show how many of these calls are done."""
+        progress = self.board.begin(Progress(name, len(futures)))
+        for future in futures:
+            future.add_done_callback(lambda _: progress.add(1))
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
@@ -45,11 +51,15 @@ class Dispatch:
         seen: SeenArrays | None = None,
         failures: Failures | None = None,
     ) -> Future[Any]:
-        """A future of the call's value, or of an iterator if the function is a generator function.
+        """Send a call to one node and return a future of its value, or of an iterator for a generator function.
 
-        `nodes`: those that it may go to; None: any that is kept for no role.
-        `leads`: the caller waits for it at once, and may do the reading; the future may be done when it is returned.
-        `failures`: where it is counted if it fails; for futures that users hold.
+        Args:
+            pending: The call.
+            nodes: Nodes that it may go to; None for any node without a role.
+            is_strict: Whether the future keeps the standard meaning: a running call cannot be cancelled.
+            leads: Whether the caller waits at once and may read the channel itself. The future may be done on return.
+            seen: Arrays that may have been sent before.
+            failures: Counter of failures, for futures that users hold.
         """
         if pending.fn.launch.is_gang:
             return self._gang(pending, nodes=None, one_of=nodes, failures=failures)
@@ -58,7 +68,7 @@ class Dispatch:
         )
 
     def on_each_node(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
-        """One future for each of the nodes; or, for a gang, one future of the whole list."""
+        """Send a call to each node. Returns one future per node; for a gang, one future of the whole list."""
         if pending.fn.launch.is_gang:
             return [self._gang(pending, nodes=nodes)]
         return [
@@ -97,7 +107,7 @@ class Dispatch:
             call = PackedCall(name, packing.function(pending.fn, name), payload, options)
             task = self._streaming(pending, future, call, sources, kind, place)
         else:
-            # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
+            # Buffers stay in this process's memory only while the caller waits. A retry may come after that.
             may_stay = engine.leader.may_pull if leads and not (options.retries or options.retry_on) else None
             payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
             call = PackedCall(name, packing.function(pending.fn, name), payload, options)
@@ -123,7 +133,7 @@ class Dispatch:
     def _call_again(
         self, pending: PendingCompute[Any], kind: CallKind, nodes: tuple[int, ...] | None, place: Place
     ) -> Any:
-        """Make a call whose buffers could not stay in this process's memory once more, and wait for its value."""
+        """Send a call once more whose buffers could not stay in this process's memory, and wait for its value."""
         return value_of(self._call(pending, kind=kind, nodes=nodes, place=place))
 
     def _streaming(
@@ -135,12 +145,12 @@ class Dispatch:
         kind: CallKind,
         place: Place,
     ) -> Task:
-        """A task that streams: in, from iterators among its arguments, or out, as a generator function, or both."""
+        """Make a task that streams: in, from iterators among its arguments; out, from a generator function; or both."""
         engine, task_id, is_generator = self._engine, future.call_id, pending.fn.is_generator
-        # Not of a stream: it must be garbage when its reader drops it.
-        told = None if is_generator else future
+        # A feed must not hold the future of a stream: the stream must become garbage when its reader drops it.
+        failing = None if is_generator else future
         feeds = tuple(
-            InputFeed(engine, task_id, lane, source, self.packing.put, told) for lane, source in enumerate(sources)
+            InputFeed(engine, task_id, lane, source, self.packing.put, failing) for lane, source in enumerate(sources)
         )
         make = partial(
             self._builder.task, task_id=task_id, call=call, kind=kind, place=place, inputs=len(feeds), feeds=feeds
@@ -168,8 +178,8 @@ class Dispatch:
         packing, launch, name = self.packing, pending.fn.launch, pending.name
         if pending.fn.is_generator:
             raise UsageError(
-                f"{name!r} is a generator function under an integration: ranks return values, they do not "
-                "stream; return the result, or print progress"
+                f"{name!r}: is a generator function under an integration, but ranks cannot stream; return the "
+                "result, or print progress"
             )
         function = packing.function(pending.fn, name)
         call = PackedCall(name, function, packing.arguments(pending.args, pending.kwargs, name), pending.options)
@@ -180,19 +190,19 @@ class Dispatch:
 
 
 def _close(close_stream: Callable[[int], None], task: int, feeds: tuple[InputFeed, ...]) -> None:
-    """The reader of a stream has gone."""
+    """Close a stream whose reader is gone."""
     stop_feeds(feeds)
     close_stream(task)
 
 
 def _refuse_retries(pending: PendingCompute[Any], *, reads: bool) -> None:
-    """What streams is sent once. Raises UsageError."""
+    """Refuse retries of a call that streams, because it can be sent only once. Raises UsageError."""
     options = pending.options
     if not (options.retries or options.retry_on):
         return
     if reads:
         raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
     raise UsageError(
-        f"retries: {pending.name!r} is a generator function; what it has yielded cannot be taken back: "
-        "use retries=0, and call it again from where it stopped"
+        f"retries: {pending.name!r} is a generator function, and its values cannot be taken back; set retries=0, and "
+        "call it again from where it stopped"
     )

@@ -1,6 +1,6 @@
-"""Every pool of this user: those that are open on this machine, and what is rented in the accounts that it knows.
+"""All pools of this user: those open on this machine, and those rented in the accounts that it knows.
 
-What `skyward ls`, `down` and `gc` print is what these give.
+`skyward ls`, `down` and `gc` print the results of these functions.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ if TYPE_CHECKING:
     from ..providers.cloud import CloudProvider
     from ..providers.reaper import Found
 
-__all__ = ["FleetPool", "Survey", "end", "names_meant", "output_of", "survey"]
-
 _FULL_NAME = re.compile(r".+-[0-9a-f]{8}")
 _END_LIMIT_S = 120.0
-"""Seconds that a program gets to close its pool when it is asked to, before what it rented is ended without it."""
+"""Seconds that a program gets to close its pool before its machines are ended without it."""
 _LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetPool:
-    """One pool. `state`: "open" (its program runs), "dead" (it does not), "elsewhere" (of another machine's program).
+    """One pool. `state` is "open" (its program runs), "dead" (it does not) or "elsewhere" (it runs on another machine).
 
-    What costs money and is "dead" is what `skyward gc` ends.
+    `skyward gc` ends the pools that are "dead" and cost money.
     """
 
     pool: str
@@ -43,53 +41,61 @@ class FleetPool:
     wanted: int
     price_usd_per_hour: float
     spent_usd: float
-    """By the prices of the machines that exist now."""
+    """Cost of the machines that exist now, by their prices."""
     age_s: float
     program: str = ""
     pid: int = 0
     instances: tuple[str, ...] = ()
-    """The provider's ids of what is rented."""
+    """The provider's ids of the rented machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """`failures`: accounts that could not be asked; nothing is known of what is there."""
+    """Pools that were found. `failures`: accounts that could not be queried, so nothing is known about them."""
 
     pools: tuple[FleetPool, ...]
     failures: tuple[SkywardError, ...] = field(default=())
 
 
 def survey(providers: Iterable[CloudProvider] = (), *, is_local_only: bool = False) -> Survey:
-    """All pools, oldest first; those of `providers` and of this machine's journals by asking the accounts.
+    """Return all pools, oldest first. Queries the accounts of `providers` and of this machine's journals.
 
-    Records of dead pools that rented nothing are removed: their nodes have ended with them.
+    Records of dead pools that rented nothing are removed: their nodes ended with them.
+
+    Args:
+        providers: Further accounts to query.
+        is_local_only: Query no account.
     """
     open_pools = {pool.pool: pool for pool in _worth_a_look(live.live_pools())}
-    found: list[Found] = []
+    machines: list[Found] = []
     failures: list[SkywardError] = []
-    given = list(providers)
-    if not is_local_only and (given or journals()):
-        from ..providers import reaper  # only where something is rented: its imports take their time
+    queried = list(providers)
+    if not is_local_only and (queried or journals()):
+        from ..providers import reaper  # slow to import, and needed only if something is rented
 
-        found, failures = reaper.ls(given)
+        machines, failures = reaper.ls(queried)
     by_pool: dict[str, list[Found]] = {}
-    for one in found:
-        by_pool.setdefault(one.pool, []).append(one)
+    for machine in machines:
+        by_pool.setdefault(machine.pool, []).append(machine)
     now = time.time()
     states = [_open_state(pool, by_pool.pop(name, []), now) for name, pool in open_pools.items()]
-    states += [_rented_state(name, machines, now) for name, machines in by_pool.items()]
+    states += [_rented_state(name, of_pool, now) for name, of_pool in by_pool.items()]
     return Survey(pools=tuple(sorted(states, key=lambda s: (-s.age_s, s.pool))), failures=tuple(failures))
 
 
 def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
-    """End one pool, wherever its program is: what was done, in words. `pool` is its full name, see `names_meant`.
+    """End one pool, wherever its program runs, and return what was done, in words.
 
-    A program that runs is asked to close it, and sees PoolClosed; what is left of a dead one is ended from here. When
-    nothing is left of it that is no error, so this may be done again and by several.
+    A running program is asked to close the pool, and its calls raise PoolClosed. The machines of a dead program are
+    ended from here. A pool of which nothing is left is not an error, so several callers may do this, and repeat it.
+
+    Args:
+        pool: Full name of the pool; see `names_meant`.
+        wait_s: Longest wait for the program, in seconds.
 
     Raises:
-        TerminateFailed: machines may still cost money; the error names them.
-        UsageError: its program runs and does not close it.
+        TerminateFailed: Machines may still cost money; the error names them.
+        UsageError: The program runs and does not close the pool.
     """
     alive = next((p for p in live.live_pools() if p.pool == pool and p.is_alive), None)
     is_closed = alive is not None and _asked(alive, wait_s)
@@ -100,17 +106,17 @@ def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
         ended = reaper.reap(pool)
     if alive is not None and not is_closed and not ended:
         raise UsageError(
-            f"pool {pool!r}: its program (process {alive.owner.pid}, {alive.program}) was asked to close it and has "
-            f"not within {wait_s:g} s; end the program, `kill {alive.owner.pid}`, and its nodes end with it"
+            f"pool {pool!r}: its program (process {alive.owner.pid}, {alive.program}) did not close it within "
+            f"{wait_s:g} s; end the program with `kill {alive.owner.pid}`, and its nodes end with it"
         )
     live.withdraw(pool)
     if ended:
         return f"ended {len(ended)} machine{'s' if len(ended) != 1 else ''}: {', '.join(ended)}"
-    return "its program has closed it" if is_closed else "nothing is left of it"
+    return "its program closed it" if is_closed else "nothing is left of it"
 
 
 def names_meant(name: str) -> list[str]:
-    """The full names of the pools that a user calls so: of a label, all that have it. Raises UsageError."""
+    """Return the full names of the pools that a user means: for a label, all pools with it. Raises UsageError."""
     known: dict[str, str] = {pool.pool: pool.label for pool in live.live_pools()}
     known |= {journal.pool: known.get(journal.pool, "") for journal in journals()}
     if name in known:
@@ -118,14 +124,14 @@ def names_meant(name: str) -> list[str]:
     meant = sorted(pool for pool, label in known.items() if name in (label, pool.rpartition("-")[0]))
     if meant:
         return meant
-    if _FULL_NAME.fullmatch(name):  # it has ended since whoever asks has read it
+    if _FULL_NAME.fullmatch(name):  # it ended after the user read its name
         return [name]
-    there = ", ".join(sorted(known)) or "none"
-    raise UsageError(f"no pool of this machine is called {name!r}; there: {there}")
+    advice = f"use one of {', '.join(sorted(known))}" if known else "open one first, because there are none"
+    raise UsageError(f"pool {name!r}: no such pool on this machine; {advice}")
 
 
 def output_of(name: str) -> str:
-    """The full name of the pool of that name or label whose output is kept: an open one, else the last one."""
+    """Return the full name of the pool whose output is kept: an open pool of that name or label, or the latest one."""
     from ..state.outputs import outputs
 
     meant = [pool for pool in live.live_pools() if name in (pool.pool, pool.label)]
@@ -134,12 +140,13 @@ def output_of(name: str) -> str:
     kept: Sequence[str] = outputs()
     closed = [pool for pool in kept if name == pool or name[:15] == pool.rpartition("-")[0]]
     if not closed:
-        raise UsageError(f"no output of a pool called {name!r} is kept here; there: {', '.join(kept) or 'none'}")
+        advice = f"use one of {', '.join(kept)}" if kept else "run a pool first, because no output is kept yet"
+        raise UsageError(f"pool {name!r}: no output is kept here; {advice}")
     return closed[-1]
 
 
 def _asked(pool: LivePool, wait_s: float) -> bool:
-    """Whether its program has closed it, or ended, in time."""
+    """Ask a program to close its pool. Returns whether it closed it, or ended, in time."""
     live.ask_to_end(pool.pool, f"the pool was ended by `skyward down {pool.label or pool.pool}`")
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
@@ -159,46 +166,50 @@ def _worth_a_look(pools: list[LivePool]) -> list[LivePool]:
     return kept
 
 
-def _open_state(pool: LivePool, found: list[Found], now: float) -> FleetPool:
-    price = sum(one.price_usd_per_hour or 0.0 for one in found) if found else pool.price_usd_per_hour
-    spent = max(pool.spent_usd(now), _spent(found, now))
+def _open_state(pool: LivePool, rented: list[Found], now: float) -> FleetPool:
+    price = _price(rented) if rented else pool.price_usd_per_hour
+    spent = max(pool.spent_usd(now), _spent(rented, now))
     return FleetPool(
         pool=pool.pool,
         label=pool.label,
         provider=pool.provider,
         state="open" if pool.is_alive else "dead",
-        nodes=max(len(pool.nodes), len(found)),
+        nodes=max(len(pool.nodes), len(rented)),
         wanted=pool.wanted,
         price_usd_per_hour=price,
         spent_usd=spent,
         age_s=now - pool.began,
         program=pool.program,
         pid=pool.owner.pid,
-        instances=tuple(one.instance.id for one in found),
+        instances=tuple(machine.instance.id for machine in rented),
     )
 
 
-def _rented_state(name: str, found: list[Found], now: float) -> FleetPool:
-    """Machines that this machine's records of open pools say nothing of."""
-    owners = {one.owner for one in found}
-    launched = [one.instance.launched_at for one in found if one.instance.launched_at]
+def _rented_state(name: str, rented: list[Found], now: float) -> FleetPool:
+    """Describe machines that no record of an open pool on this machine mentions."""
+    owners = {machine.owner for machine in rented}
+    launched = [machine.instance.launched_at for machine in rented if machine.instance.launched_at]
     return FleetPool(
         pool=name or "?",
         label="",
-        provider=found[0].provider,
+        provider=rented[0].provider,
         state="open" if "here" in owners else "dead" if owners == {"dead"} else "elsewhere",
-        nodes=len(found),
-        wanted=len(found),
-        price_usd_per_hour=sum(one.price_usd_per_hour or 0.0 for one in found),
-        spent_usd=_spent(found, now),
+        nodes=len(rented),
+        wanted=len(rented),
+        price_usd_per_hour=_price(rented),
+        spent_usd=_spent(rented, now),
         age_s=now - min(launched, default=now),
-        instances=tuple(one.instance.id for one in found),
+        instances=tuple(machine.instance.id for machine in rented),
     )
 
 
-def _spent(found: list[Found], now: float) -> float:
+def _price(rented: list[Found]) -> float:
+    return sum(machine.price_usd_per_hour or 0.0 for machine in rented)
+
+
+def _spent(rented: list[Found], now: float) -> float:
     return sum(
-        (one.price_usd_per_hour or 0.0) * max(0.0, now - one.instance.launched_at) / 3600
-        for one in found
-        if one.instance.launched_at
+        (machine.price_usd_per_hour or 0.0) * max(0.0, now - machine.instance.launched_at) / 3600
+        for machine in rented
+        if machine.instance.launched_at
     )

@@ -1,4 +1,4 @@
-"""Whether a value of a TOML file fits the annotation of the argument that it is for; what would, in words."""
+"""Checks that values from a TOML file fit the annotations of the arguments they are for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
-
-__all__ = ["class_in", "element_of", "illegal", "is_reference", "is_table", "takes"]
 
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -25,16 +23,16 @@ def _arms(hint: Any) -> tuple[Any, ...]:
 
 
 def illegal(value: Any, hint: Any) -> str:
-    """What would be legal, in words, where the value is not; "" where it is, or only its maker can tell."""
-    said = [_illegal_for(value, arm) for arm in _arms(hint) if arm is not type(None)]
-    return "" if not all(said) else " or ".join(dict.fromkeys(said))
+    """Describe the legal values if this one is illegal; "" if it is legal, or if only its class can tell."""
+    refusals = [_illegal_for(value, arm) for arm in _arms(hint) if arm is not type(None)]
+    return "" if not all(refusals) else " or ".join(dict.fromkeys(refusals))
 
 
 def _illegal_for(value: Any, arm: Any) -> str:  # a table
     origin = get_origin(arm) or arm
     if origin is Literal:
         legal = get_args(arm)
-        return "" if value in legal else f"one of {', '.join(repr(one) for one in legal)}"
+        return "" if value in legal else f"one of {', '.join(map(repr, legal))}"
     if arm in _PLAIN:
         classes, words = _PLAIN[arm]
         fits = isinstance(value, classes) and (arm is bool or not isinstance(value, bool))
@@ -43,7 +41,7 @@ def _illegal_for(value: Any, arm: Any) -> str:  # a table
         return ""
     if issubclass(origin, Mapping):
         fits = isinstance(value, dict) and not any(
-            illegal(one, element_of(arm)) for one in value.values() if not is_reference(one)
+            illegal(item, element_of(arm)) for item in value.values() if not is_reference(item)
         )
         return "" if fits else f"a table of {_words(element_of(arm))}"
     if issubclass(origin, os.PathLike):
@@ -53,7 +51,7 @@ def _illegal_for(value: Any, arm: Any) -> str:  # a table
         return "" if fits else f"a list of {_words(element_of(arm))}"
     if dataclasses.is_dataclass(origin):
         return "" if isinstance(value, dict) else "a table"
-    return f"a {origin.__name__}"  # which no file can hold
+    return f"a {origin.__name__}"  # no file can hold one
 
 
 def _all_fit(values: Iterable[Any], hint: Any) -> bool:
@@ -61,7 +59,7 @@ def _all_fit(values: Iterable[Any], hint: Any) -> bool:
 
 
 def is_reference(value: Any) -> bool:
-    """Whether it is `{ env = "NAME" }`: the value of a variable of the environment."""
+    """Return whether a value is `{ env = "NAME" }`, which stands for an environment variable."""
     return isinstance(value, dict) and set(value) == {"env"} and isinstance(value["env"], str)
 
 
@@ -71,26 +69,26 @@ def _words(hint: Any) -> str:
 
 
 def element_of(hint: Any) -> Any:
-    """What a list or table of this hint consists of."""
+    """Return the annotation of the elements of a list or table."""
     for arm in _arms(hint):
         args = [a for a in get_args(arm) if a is not Ellipsis]
         if args and get_origin(arm) is not Literal:
-            return args[-1]  # the first arm that has any: it is the widest, where there are several
+            return args[-1]  # our unions put the widest arm first
     return Any
 
 
 def class_in(hint: Any) -> Callable[..., Any] | None:
-    """The class of ours, if there is one, that a table stands for."""
+    """Return the dataclass that a table stands for, or None."""
     return next((arm for arm in _arms(hint) if dataclasses.is_dataclass(arm) and isinstance(arm, type)), None)
 
 
 def takes(hint: Any, kind: type) -> bool:
-    """Whether a value of that very class may stand there."""
+    """Return whether an annotation names exactly this class."""
     return any(arm is kind for arm in _arms(hint))
 
 
 def is_table(hint: Any) -> bool:
-    """Whether a table may stand there for a value of ours or a mapping, one of whose keys is `env`."""
+    """Return whether a table may stand for a dataclass or a mapping, so that `env` could be one of its keys."""
     return class_in(hint) is not None or any(
         isinstance(get_origin(arm), type) and issubclass(get_origin(arm), Mapping) for arm in _arms(hint)
     )

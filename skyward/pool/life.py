@@ -1,6 +1,6 @@
-"""The life of a pool, from its start to its end: its machines, its engine, and what it shows of itself.
+"""Life of a pool from start to end: its machines, its engine, and its display.
 
-`ComputePool` is what users hold; this is what it holds while calls can be sent, and what ends it.
+Users hold a `ComputePool`; it holds a `PoolLife`, which starts, serves and ends it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from ..calls.active import PoolLike, pop_active, push_active
+from ..console.activity import Counts
 from ..console.announcer import Announcer
 from ..console.console import Console, open_console
 from ..console.logs import LogFiles, LogLines
-from ..console.panel import Counts
 from ..core import interrupts
 from ..core.user_lines import warn_user
 from ..engine.devices import sharing_of_pool
 from ..engine.direct import DirectEngine
 from ..engine.engine import Engine
+from ..engine.task_events import TaskCounts
 from ..errors import PoolClosed, SkywardError, UsageError
 from ..events import Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
@@ -40,8 +41,6 @@ from .oversights import Oversights
 from .packer import packed_initializer
 from .replacement import Replaceable, make_way, withdraw
 
-__all__ = ["PoolLife"]
-
 _log = logging.getLogger(__name__)
 
 V = TypeVar("V")
@@ -51,23 +50,35 @@ _WANT_OF_ROOM = frozenset(
 )
 
 _USAGE_S = 2.0
-"""Seconds between two NodeUsage of a node, where somebody listens."""
+"""Seconds between two NodeUsage events of a node, while somebody listens."""
 
 
 class _Pool(Replaceable, PoolLike, Protocol):
-    """A pool as others know it: they send calls to it, or take its place."""
+    """Pool as others see it: they send calls to it, or take its place."""
 
 
 class PoolLife:
     """Starts and ends one pool. Thread-safe.
 
-    It keeps no pool alive: a pool that is dropped must not wait for a collection.
+    It keeps only a weak reference to its pool, so a dropped pool ends at once instead of at the next garbage
+    collection.
 
     Args:
-        spec: what is asked of the provider; the code of the user is added at the start.
-        name: unique. `label`: the user's own name for the pool, or empty.
-        kept: nodes that are kept for a role.
+        pool: The pool.
+        provider: Source of its machines.
+        spec: Request to the provider. The user's code is added at the start.
+        name: Unique name.
+        label: Name that the user gave the pool, or empty.
+        kept: Nodes reserved for a role.
+        initializer: Function and arguments that each process runs first, or None.
+        default_timeout_s: Time limit of calls without their own; None for no limit.
+        budget_usd: Highest cost; None for no limit.
+        logs: Destination of the calls' output.
+        console: Display; see `ComputePool`.
+        on_event: Receiver of the pool's events, or None.
     """
+
+    _last_counts: TaskCounts | None = None
 
     def __init__(
         self,
@@ -101,26 +112,26 @@ class PoolLife:
         self._presence: Presence | None = None
         self._lock = threading.Lock()
         self._ending = threading.Lock()
-        """Held while it starts and while it ends."""
+        """Held while the pool starts and while it ends."""
         self._telling = threading.RLock()
-        """Held until its end is told: the traceback of another thread's call comes after that. Before `_ending`."""
+        """Held until the end is announced, so that tracebacks of other threads follow it. Taken before `_ending`."""
         self._engine: Engine | None = None
         self._dispatch: Dispatch | None = None
         self._machines: PoolMachines | None = None
-        """Those of the last start; what they cost is known when they are gone, too."""
+        """Machines of the last start. They outlive its end, because users read the cost afterwards."""
         self._owner = os.getpid()
         on_heard = weakref.WeakMethod(self._on_heard)
         self.announcer = Announcer(on_event, lambda is_heard: _call_if_alive(on_heard(), is_heard))
-        weakref.finalize(self, self.announcer.close).atexit = False  # readers of one that was never entered
+        weakref.finalize(self, self.announcer.close).atexit = False  # frees readers of a pool that was never entered
         self._ended_by: SkywardError | None = None
         self._oversights = Oversights()
         self._began_at = 0.0
 
     def start(self, pool: _Pool, frame: FrameType) -> None:
-        """See `ComputePool.start`; `pool` is the one that this is the life of, `frame` its caller's."""
+        """Start the pool; see `ComputePool.start`. `pool` is the owner of this life, `frame` its caller's frame."""
         with self._ending, self._lock:
             if self._engine is not None:
-                raise UsageError(f"{pool!r} is open already")
+                raise UsageError(f"{pool!r}: is open already; close it first, or make another pool")
             self.spec = dataclasses.replace(self.spec, stop=threading.Event())
             self._check_image()
             make_way(pool, self.label, frame)
@@ -144,8 +155,8 @@ class PoolLife:
                     raise self._ended_by from error
                 if _lacks_room(error):
                     raise UsageError(
-                        f"{pool!r} cannot be started: {error}; this machine, its control group or `ulimit` allows no "
-                        "more: free some, or raise the limit"
+                        f"{pool!r}: cannot be started: {error}. This machine, its control group or `ulimit` has no "
+                        "room; free some, or raise the limit"
                     ) from error
                 raise
             self._engine = engine
@@ -154,29 +165,30 @@ class PoolLife:
                 engine.nodes.ask_usage(_USAGE_S)
             self.announcer.emit(PoolReady(pool=self.name, seconds=time.monotonic() - self._began_at))
             self._oversights = Oversights()
-            self._dispatch = Dispatch(engine, self._oversights.failures)
-        if self._ended_by is not None:  # in the last moment
+            self._dispatch = self._make_dispatch(engine)
+        # The budget's thread, or a request to end, may have come between the check in `_start_all` and here.
+        if self._ended_by is not None:
             self.close(cancel=True)
             raise self._ended_by
         push_active(pool)
 
     def give_way(self, why: str) -> None:
-        """Close for another pool: open calls, and later ones, raise PoolClosed."""
-        error = PoolClosed(f"{self.label or self.name}: this pool was closed: {why}")
-        _log.warning("%s: closing this pool: %s", self.label or self.name, why)
+        """Close in favour of another pool: open and later calls raise PoolClosed."""
+        error = PoolClosed(f"{self.label or self.name}: this pool was closed, because {why}; use the new one")
+        _log.warning("%s: closing this pool, because %s", self.label or self.name, why)
         if self._engine is not None:
             self._engine.cancel_all(error)
         self.close(cancel=True)
         self._ended_by = error
 
     def _end_early(self, error: SkywardError) -> None:
-        """End because the budget is spent or another process asks for it; open and later calls raise `error`."""
+        """End because the budget is spent, or another process asked for it. Open and later calls raise `error`."""
         self._ended_by = error
         engine = self._engine
         if engine is not None:
             engine.cancel_all(error)
             self.close(cancel=True)
-        elif self._machines is not None:  # it still starts
+        elif self._machines is not None:  # still starting: there is no engine to cancel, only a launch
             self._machines.stop_starting()
 
     def _on_heard(self, is_heard: bool) -> None:
@@ -188,23 +200,21 @@ class PoolLife:
 
     @property
     def cost_usd(self) -> float:
-        """What the machines have cost until now, by the prices of their offers; 0 where nothing is rented."""
+        """Cost of the machines so far, by the prices of their offers; 0 if nothing is rented."""
         return 0.0 if self._machines is None else self._machines.cost_usd
 
     @property
     def is_active(self) -> bool:
-        """Whether calls can be sent now."""
+        """Return whether calls can be sent now."""
         return self._engine is not None and self._owner == os.getpid()
 
     def running(self) -> tuple[Engine, Dispatch]:
-        """Return what sends calls. Raises PoolClosed, or why the pool ended early."""
+        """Return the engine and the dispatch. Raises PoolClosed, or the reason why the pool ended early."""
         engine, dispatch = self._engine, self._dispatch
         if self._ended_by is not None:
             raise self._ended_by
         if engine is None or dispatch is None or self._owner != os.getpid():
-            raise PoolClosed(
-                f"{self._pool()!r}: calls go to an open pool; use it inside its `with` block, or call start()"
-            )
+            raise PoolClosed(f"{self._pool()!r}: is not open; use it inside its `with` block, or call start()")
         return engine, dispatch
 
     def _make_machines(self, presence: Presence) -> PoolMachines:
@@ -231,6 +241,12 @@ class PoolLife:
             default_timeout_s=self._default_timeout_s,
         )
 
+    def _make_dispatch(self, engine: Engine) -> Dispatch:
+        dispatch = Dispatch(engine, self._oversights.failures)
+        if self._console is not None:
+            dispatch.board.on_end = self._console.settle
+        return dispatch
+
     def _start_all(self, engine: Engine, machines: PoolMachines, presence: Presence) -> None:
         self._presence = presence
         presence.open()
@@ -245,11 +261,11 @@ class PoolLife:
             warn_user(sharing)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
-        engine = self._engine  # looked at once: another thread may end the pool meanwhile
+        """Wait for open calls (`cancel`: cancel them instead), then end the machines. Idempotent."""
+        engine = self._engine  # read once, because another thread may end the pool meanwhile
         if engine is None:
             if self._owner == os.getpid():
-                with self._telling, self._ending:  # another thread may be at it: its budget is spent
+                with self._telling, self._ending:  # wait: another thread may be ending it
                     return
             return
         try:
@@ -269,19 +285,19 @@ class PoolLife:
                     shielded(self._end)
                     self._flush_lines()
                 finally:
-                    interrupts.restore()  # of this thread, which may be the main one
+                    interrupts.restore()  # no effect unless this is the main thread
                     self._announce_end("" if self._ended_by is None else _describe(self._ended_by))
             self.announcer.close()
 
     def _flush_lines(self) -> None:
-        """Show what the calls printed. Machines are gone by now, so a terminal that stalls costs time only."""
+        """Show the remaining output of the calls. The machines are gone, so a stalled terminal costs only time."""
         if self._lines is not None and self._owner == os.getpid():
             self._lines.flush()
         if isinstance(self._logs, LogFiles):
             self._logs.close()
 
     def _end(self) -> None:
-        """End once, whoever calls it: others wait until it is done. A Ctrl-C does not come between its steps."""
+        """End exactly once; concurrent callers wait until it is done. Ctrl-C cannot interrupt between its steps."""
         with self._ending:
             with self._lock:
                 engine, self._engine = self._engine, None
@@ -289,13 +305,16 @@ class PoolLife:
             try:
                 if engine is not None:
                     self._tear_down(engine)
+                    self._last_counts = engine.counts()
             finally:
                 if dispatch is not None:
                     dispatch.close()
 
     def _announce_end(self, reason: str = "") -> None:
         seconds = time.monotonic() - self._began_at
-        self.announcer.emit(ClosedEvent(pool=self.name, seconds=seconds, reason=reason))
+        counts, self._last_counts = self._last_counts, None
+        calls, failed = (counts.ended, counts.failed) if counts is not None else (0, 0)
+        self.announcer.emit(ClosedEvent(pool=self.name, seconds=seconds, reason=reason, calls=calls, failed=failed))
         self._withdraw(withdraw)
         console, self._console = self._console, None
         presence, self._presence = self._presence, None
@@ -323,17 +342,27 @@ class PoolLife:
         )
         if self._console is not None:
             self.announcer.attach(self._console.emit)
+            if self._lines is not None:
+                self._lines.shows_progress = self._console.shows_progress
+                self._lines.before_printing = self._console.settle
 
     def _count_calls(self) -> Counts | None:
-        engine = self._engine
-        if engine is None:
+        engine, dispatch = self._engine, self._dispatch
+        if engine is None or dispatch is None:
             return None
         now = engine.counts()
-        slots = self.spec.nodes * self.spec.concurrency
-        return Counts(slots=slots, busy=now.busy, queued=now.queued, ended=now.ended, failed=now.failed)
+        return Counts(
+            slots=self.spec.nodes * self.spec.concurrency,
+            busy=now.busy,
+            queued=now.queued,
+            ended=now.ended,
+            failed=now.failed,
+            running=engine.running(),
+            progress=dispatch.board.entries(),
+        )
 
     def _withdraw(self, forget: Callable[[_Pool], None]) -> None:
-        """Take the pool off a list of open ones."""
+        """Remove the pool from a list of open pools."""
         pool = self._pool()
         if pool is not None:
             forget(pool)
@@ -341,7 +370,7 @@ class PoolLife:
     def _tear_down(self, engine: Engine) -> None:
         machines = self._machines
         if self._owner != os.getpid() or machines is None:
-            return  # a fork of the client: the machines are the parent's
+            return  # a fork of the client: the machines belong to the parent
         try:
             machines.stop()
             engine.close()
@@ -353,12 +382,12 @@ class PoolLife:
         unused = self.spec.image.unused_fields(self.provider.acts_on_image)
         if unused:
             warn_user(
-                f"Image: {', '.join(unused)} has no effect with {self.provider!r}: its nodes use this environment; "
-                "install there what the calls need"
+                f"Image: {', '.join(unused)} has no effect with {self.provider!r}, whose nodes use this environment; "
+                "install here what the calls need"
             )
 
     def _check_image(self) -> None:
-        """Before anything is paid: warn of fields without effect and of what will fail, and gather the code."""
+        """Warn of ineffective fields and likely failures, and collect the user's code, before anything costs money."""
         self._warn_unused()
         if self.provider.shares_files or "pip" not in self.provider.acts_on_image:
             return
@@ -371,7 +400,7 @@ class PoolLife:
 
 
 def _lacks_room(error: BaseException) -> bool:
-    """Whether descriptors, threads, processes, memory or disk ran out."""
+    """Return whether descriptors, threads, processes, memory or disk space ran out."""
     if isinstance(error, SkywardError):
         return False
     lacks = isinstance(error, OSError) and error.errno in _WANT_OF_ROOM

@@ -1,4 +1,4 @@
-"""The machines of an open pool: what launches them, counts what they cost, replaces those that are lost, ends them."""
+"""Machines of an open pool: launching, counting their cost, replacing lost ones, ending them."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from ..state.journal import state_folder
 from ..values.machine import Gone, Machine, Offer, PoolSpec
 from .cost import Spending, affordable
 
-__all__ = ["PoolMachines"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_REPLACEMENTS = 16
 _ASK_S = 5.0
-"""Seconds to reach a node that is to end, and that perhaps nobody has told so."""
+"""Time limit in seconds for reaching a node to end it."""
 _LAUNCH_PAUSES_S = 1.0, 20.0
-"""Before the second try to launch a machine in the place of another, and at most between two."""
+"""First and longest pause between attempts to launch a replacement, in seconds."""
 _STOP_LAUNCHING_S = 60.0
-"""Seconds that a launch gets to end when its pool is closed."""
+"""Time limit in seconds for a launch in progress to end when its pool is closed."""
 
 
 class PoolMachines:
-    """The machines of one pool, from its start to its end; the `Machines` of its engine. Thread-safe.
+    """Machines of one pool from start to end; the `Machines` of its engine. Thread-safe.
 
-    The keeper of this process watches each of them from its launch until it is gone. First `launch`, then what the
-    engine asks for, at last `stop` and `end`.
+    The keeper of this process watches each machine from its launch until it is gone. First comes `launch`, then
+    whatever the engine requests, finally `stop` and `end`.
 
     Args:
-        pool: its unique name.
-        emit: is told what becomes of them, and what they cost.
-        on_changed: is called with those that there are, when these are others than before.
-        on_overspent: is called once, by a thread of ours, before more is spent than `budget_usd`.
+        provider: Source of the machines.
+        spec: Request of the pool.
+        pool: Unique name of the pool.
+        budget_usd: Highest cost; None for no limit.
+        emit: Receives events about the machines and their cost.
+        on_changed: Called with all current machines whenever they change.
+        on_overspent: Called once, in a separate thread, before more than `budget_usd` is spent.
     """
 
     def __init__(
@@ -67,14 +68,14 @@ class PoolMachines:
         self._is_open = True
         self._changed = threading.Condition()
         self._launching: Counter[int] = Counter()
-        """By node: how many threads launch, or wait to launch, a machine in the place of another."""
+        """Node -> number of threads that launch, or wait to launch, a replacement."""
         self._launch_locks: dict[int, threading.Lock] = {}
         self._offers: list[Offer] = []
         self._machines: dict[int, Machine] = {}
         self._spares: dict[int, Machine] = {}
-        """Machines that stand ready for nodes whose machines will be taken."""
+        """Machines that are ready to replace others that the provider will take."""
         self._left: list[Machine] = []
-        """When it has stopped: those that are to be ended."""
+        """Machines to end, once no more are launched."""
         self._replacements = 0
         self._spending: Spending | None = None
         if self._rented is not None:
@@ -88,20 +89,21 @@ class PoolMachines:
 
     @property
     def cost_usd(self) -> float:
-        """What they have cost until now, by the prices of their offers; 0 where nothing is rented."""
+        """Cost so far, by the prices of the offers; 0 if nothing is rented."""
         return 0.0 if self._spending is None else self._spending.spent_usd
 
     def __iter__(self) -> Iterator[Machine]:
-        """Those that nodes run on now."""
+        """Iterate over the machines that nodes run on now."""
         return iter(list(self._machines.values()))
 
     # Launching ------------------------------------------------------------------------------------------------------
 
     def launch(self) -> list[Machine]:
-        """All of them. Raises ProviderError; then what had been begun is ended."""
+        """Launch all machines. Raises ProviderError; then everything that had begun is ended."""
         nodes = self._spec.nodes
         self._offers = self._affordable(self._provider.offers(self._spec), nodes, self._budget_usd)
-        if self._rented is not None:  # before anything is rented
+        # The keeper must know the pool before anything is rented: this process may be killed during the launch.
+        if self._rented is not None:
             reaper, log_path = self._rented.reaper(self._pool), os.path.join(state_folder(), "keeper.log")
             Keeper.of_this_process().guard(self._pool, reaper, log_path=log_path)
         machines = self._launched(list(range(nodes)))
@@ -127,7 +129,7 @@ class PoolMachines:
         self._tell(event)
 
     def stop_starting(self) -> None:
-        """What `launch` waits for ends under it. Raises TerminateFailed."""
+        """End a launch in progress. Raises TerminateFailed."""
         self._spec.stop.set()
         if self._rented is not None:
             self._rented.settle(self._pool)
@@ -144,16 +146,17 @@ class PoolMachines:
                     self._machines[node] = machine
                     self._on_changed(list(self))
                     return machine
-            ask_to_end([machine], _ASK_S)  # the pool was closed meanwhile
+            # The pool was closed during the launch, so `end` does not know this machine.
+            ask_to_end([machine], _ASK_S)
             self._terminate(machine)
             return None
 
     def _stand_in(self, node: int) -> Machine | None:
-        """The spare, or another; the old one is ended."""
+        """Return the spare machine, or launch another; the old one is ended."""
         machine = self._spares.pop(node, None)
         if machine is None:
             self.give_up(node)
-        elif (old := self._machines.get(node)) is not None:  # its end may take a minute, and nobody need wait for it
+        elif (old := self._machines.get(node)) is not None:  # in a thread: ending a machine may take a minute
             threading.Thread(target=self._end_old, args=(old,), name="skyward-ending", daemon=True).start()
         self._replacements += 1
         if machine is None:
@@ -168,7 +171,7 @@ class PoolMachines:
                 return node in self._spares
             try:
                 self._spares[node] = self._launched_one(node)
-            except (NoCapacity, QuotaExceeded, BudgetExceeded):  # perhaps there is room when the old one is gone
+            except (NoCapacity, QuotaExceeded, BudgetExceeded):  # ending the old machine may make room
                 return False
             return True
 
@@ -184,7 +187,7 @@ class PoolMachines:
 
     @contextlib.contextmanager
     def _launching_one(self, node: int) -> Iterator[None]:
-        """One launch at a time for each node; `stop` waits for them."""
+        """Serialize the launches for one node; `stop` waits for them."""
         with self._changed:
             self._launching[node] += 1
             lock = self._launch_locks.setdefault(node, threading.Lock())
@@ -197,7 +200,7 @@ class PoolMachines:
                 self._changed.notify_all()
 
     def _launched_patiently(self, node: int) -> Machine:
-        """Another machine; where what prevents it may pass, again and again, for as long as machines may take."""
+        """Launch a machine. Temporary failures are retried as long as machines may take to start."""
         deadline = time.monotonic() + self._spec.provision_timeout_s
         pause_s, most_s = _LAUNCH_PAUSES_S
         while True:
@@ -210,27 +213,27 @@ class PoolMachines:
             pause_s = min(2 * pause_s, most_s)
 
     def _launched_one(self, node: int) -> Machine:
-        """A machine that the keeper watches."""
+        """Launch one machine and let the keeper watch it."""
         (machine,) = self._launched([node])
         try:
             Keeper.of_this_process().watch(machine)
-        except OSError as error:  # the keeper is dead, and there is no process for another
+        except OSError as error:  # the keeper died, and no process is left for another
             self._terminate(machine)
-            text = f"keeper: cannot be started: {error.strerror}; make room for its process"
+            text = f"keeper: cannot be started: {error.strerror}; free memory or processes for it"
             raise ProviderError(text, retryable=True) from error
         return machine
 
     def _may_pass(self, error: SkywardError) -> bool:
-        """Hosts of the user's own do not grow in number or size; a cloud may have more machines in a while."""
+        """Return whether a failure is temporary. The user's own hosts do not grow; a cloud may have machines later."""
         is_lasting = isinstance(error, NoCapacity) and self._rented is None
-        is_passing = error.retryable or isinstance(error, QuotaExceeded)  # it was enough for the one that was lost
+        is_passing = error.retryable or isinstance(error, QuotaExceeded)  # the quota sufficed for the lost machine
         is_final = isinstance(error, Unreachable) and error.is_final
         return is_passing and not is_lasting and not is_final
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Launch no more, and wait for what is being launched: who does so ends it. The engine gives up none either."""
+        """Launch no more machines, and wait for launches in progress, which end what they get."""
         with self._lock:
             self._is_open = False
         self._spec.stop.set()
@@ -244,31 +247,32 @@ class PoolMachines:
         self._spares.clear()
 
     def ask_to_end(self, *, were_told: bool) -> None:
-        """Tell the agents to end, if not `were_told`: by the engine, which may not have reached a replacement yet."""
+        """Ask the agents to end, unless the engine did (`were_told`). It may not have reached a new replacement."""
         if not were_told or self._replacements:
             ask_to_end(self._left, _ASK_S)
 
     def end(self) -> None:
-        """Give them back, and all else that was rented for the pool. Raises TerminateFailed, naming what is left."""
-        self._take_all()  # `stop` may have been interrupted
+        """End the machines and all other rented resources of the pool. Raises TerminateFailed, which names the rest."""
+        self._take_all()  # again, because `stop` may have been interrupted
         machines = self._left
         try:
             self._provider.terminate(machines)
             if self._rented is not None and self._rented.settle(self._pool):
-                Keeper.of_this_process().release(self._pool)  # not before: what is left is the keeper's then
+                # Released only now: if this process dies earlier, the keeper ends the rest.
+                Keeper.of_this_process().release(self._pool)
         finally:
             for machine in machines:
                 Keeper.of_this_process().forget(machine)
 
     def _end_old(self, machine: Machine) -> None:
-        """In a thread of its own: end one that another stands in for. What is left is ended with the pool."""
+        """End a replaced machine, in a separate thread. If that fails, the pool's end tries again."""
         try:
             self._terminate(machine)
         except SkywardError as error:
-            _log.error("node %d: its old machine: %s: %s", machine.node, type(error).__name__, error)
+            _log.error("node %d: cannot end its old machine: %s: %s", machine.node, type(error).__name__, error)
 
     def _terminate(self, machine: Machine) -> None:
-        """One of them. Whatever comes of it, its lease is not renewed for ever."""
+        """End one machine. Its lease is never renewed again, even if this fails."""
         try:
             self._provider.terminate([machine])
         finally:

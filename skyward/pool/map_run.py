@@ -1,7 +1,7 @@
 """`pool.map` and `pool.imap`: many calls of one function, in chunks of the right size (see `chunk_sizes`).
 
-A slot may give back the end of a chunk that takes longer than it should; it is cut anew. A chunk on a slot that dies is
-not lost as a whole: results that were sent stay, calls that had not begun are run elsewhere.
+A slot may return the end of a chunk that takes too long; those calls go out in new chunks. When a slot dies, its chunk
+is not lost as a whole: results that were sent are kept, and calls that had not begun run elsewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ..calls.futures import refuse_to_wait
 from ..calls.options import CallOptions
+from ..console.activity import Progress, ProgressBoard
 from ..core import interrupts
 from ..core.user_lines import drop_our_frames
 from ..engine.engine import Engine
@@ -28,11 +29,8 @@ from ..wire.tasks import Mode, TaskHead
 from .chunk_sizes import MAX_ITEMS, ChunkSizes
 from .packer import Packer
 
-__all__ = ["Chunk", "MapRun", "check_chunk"]
-
 _BUFFERED = 4
-"""Chunks for each slot that a lazy map reads ahead of its consumer: those on their way, and values that wait for an
-earlier one."""
+"""Chunks per slot that a lazy map reads ahead of its consumer, including values that wait for an earlier one."""
 
 Chunk = int | Literal["auto"]
 
@@ -40,12 +38,14 @@ Chunk = int | Literal["auto"]
 def check_chunk(chunk: Chunk) -> None:
     is_number = isinstance(chunk, int) and not isinstance(chunk, bool)
     if not (chunk == "auto" or (is_number and chunk >= 1)):
-        raise UsageError(f"chunk: {chunk!r}; it is 'auto' or a number of calls >= 1")
+        raise UsageError(
+            f"chunk={chunk!r}: not supported; pass 'auto' or a number of calls >= 1", field="chunk", value=chunk
+        )
 
 
 @dataclass(eq=False, kw_only=True)
 class _ChunkTask(Task):
-    """A chunk on its way. It tells the map's own thread, through the queue."""
+    """Chunk in flight. It reports to the map's own thread through the queue."""
 
     handles_loss = True
 
@@ -79,7 +79,7 @@ class _ChunkTask(Task):
 
 
 class MapRun:
-    """One map. Iterate over `results()`; closing that generator cancels what is on its way."""
+    """One map. Iterate over `results()`; closing that generator cancels the open calls."""
 
     def __init__(  # noqa: PLR0913  # keyword-only
         self,
@@ -96,6 +96,7 @@ class MapRun:
         ordered: bool,
         return_exceptions: bool,
         is_lazy: bool,
+        board: ProgressBoard,
         max_inflight: int | None = None,
     ) -> None:
         self._engine = engine
@@ -105,14 +106,17 @@ class MapRun:
         self._options = options
         self._star = len(iterables) != 1
         self._source: Iterator[Any] = zip(*iterables, strict=False) if self._star else iter(iterables[0])
-        # Sliced, not read one by one; and a slice of a range is three numbers on the wire.
+        # Sequences are sliced instead of read one by one. A sliced range is three numbers on the wire.
         self._sequence: Any = iterables[0] if not self._star and type(iterables[0]) in (list, tuple, range) else None
         self._slots = slots
         self._nodes = nodes
+        self._board = board
+        length = _length(iterables)
+        self._progress = Progress(name, length)
         self._sizes = ChunkSizes(
             slots=slots,
             chunk=None if chunk == "auto" else chunk,
-            left=_length(iterables),
+            left=length,
             is_lazy=is_lazy,
             round_trip_ns=engine.nodes.round_trip_s * 1e9,
             may_guess=options.timeout_s is None and max_inflight is None,
@@ -124,17 +128,17 @@ class MapRun:
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._open: dict[int, _ChunkTask] = {}
         self._given_back: list[tuple[int, Sequence[Any], int]] = []
-        """Heap of (index of the first call, items of a chunk, offset of that call in them)."""
+        """Heap of returned calls: (index of the first call, items of its chunk, offset of the call in them)."""
         self._next_index = 0
         self._taken = 0
         self._is_exhausted = False
         self._input_error: Exception | None = None
         self._retries: dict[int, int] = {}
         self._shown: Callable[[], None] | None = None
-        """Waits a moment until what the calls printed is shown."""
+        """Wait briefly until the output of the calls is shown."""
 
     def results(self) -> Iterator[Any]:
-        """Values in order (or as they come). Raises what the first failing call raised; the others are cancelled."""
+        """Yield values in order, or as they arrive. Raises the first call's exception, and cancels the other calls."""
         try:
             with closing(self.lists()) as lists:
                 for ready in lists:
@@ -144,13 +148,15 @@ class MapRun:
             raise
 
     def lists(self) -> Generator[list[Any], None, None]:
-        """`results`, as they arrive: some at a time."""
+        """Yield the values of `results` as they arrive, several at a time."""
         refuse_to_wait("map")
         waiting: dict[int, list[Any]] = {}
+        self._board.begin(self._progress)
         try:
             self._fill()
             while self._open:
                 for start, values in self._handle(self._next_event()):
+                    self._progress.add(len(values))
                     waiting[start if self._ordered else self._taken] = values
                     while self._taken in waiting:
                         ready = waiting.pop(self._taken)
@@ -162,13 +168,14 @@ class MapRun:
             if self._input_error is not None:
                 raise self._input_error
         finally:
+            self._progress.end()
             for task_id in list(self._open):
                 self._engine.abandon(task_id)  # this may be a finalizer
 
     # Sending --------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Keep every slot busy with one chunk and one behind it; read no more of the input than that."""
+        """Keep one chunk running on every slot and one behind it; read no more input than that."""
         while len(self._open) < self._sizes.limit:
             first, items = self._next_items()
             if not items:
@@ -176,7 +183,7 @@ class MapRun:
             self._send(first, items)
 
     def _next_items(self) -> tuple[int, Sequence[Any]]:
-        """(index of the first, items) of the next chunk; no items: nothing can be sent now."""
+        """Return (index of the first item, items) of the next chunk; no items if nothing can be sent now."""
         if self._given_back:
             return self._next_given_back()
         room = self._room()
@@ -198,21 +205,21 @@ class MapRun:
         return first, items[at : at + count]
 
     def _read(self, count: int) -> Sequence[Any]:
-        """Items of the input, fewer than `count` at its end. A lazy map raises its error behind what came before it."""
+        """Read items of the input; fewer than `count` at its end. A lazy map raises its error after earlier values."""
         if self._sequence is not None:
             part: Sequence[Any] = self._sequence[self._next_index : self._next_index + count]
             return part
         items: list[Any] = []
         try:
-            items.extend(islice(self._source, count))  # what came before an error stays in the list
-        except Exception as error:  # the user's iterator: any exception can come
+            items.extend(islice(self._source, count))  # keeps the items before an error
+        except Exception as error:  # the user's iterator may raise anything
             if not self._is_lazy:
                 raise
             self._input_error = error
         return items
 
     def _room(self) -> int:
-        """How many more calls may be read: to be on their way, or to wait here for the value of an earlier one."""
+        """Return how many more calls may be read: to be sent, or to wait here for the value of an earlier one."""
         room = self._inflight_room()
         if self._is_lazy:
             room = min(room, self._slots * _BUFFERED * self._sizes.size - (self._next_index - self._taken))
@@ -229,8 +236,8 @@ class MapRun:
             payload = self._packing.payload((items, self._star, self._return_exceptions, self._sizes.limit_ns))
         except Exception as error:
             raise ArgumentNotPicklable(
-                f"map: an item between {first} and {first + len(items) - 1} cannot be sent: "
-                f"{type(error).__name__}: {error}",
+                f"map(): an item between {first} and {first + len(items) - 1} cannot be sent: "
+                f"{type(error).__name__}: {error}; send plain data, arrays or paths",
                 argument=f"item {first}..{first + len(items) - 1}",
             ) from error
         task = _ChunkTask(
@@ -253,41 +260,41 @@ class MapRun:
     # Receiving ------------------------------------------------------------------------------------------------------
 
     def _next_event(self) -> tuple[Any, ...]:
-        came: list[tuple[Any, ...]] = []
+        events: list[tuple[Any, ...]] = []
 
         def wait(timeout_s: float | None) -> bool:
-            with contextlib.suppress(queue.Empty):  # `wait_for` asks again
-                came.append(self._events.get(timeout=timeout_s))
-            return bool(came)
+            with contextlib.suppress(queue.Empty):  # `wait_for` calls again
+                events.append(self._events.get(timeout=timeout_s))
+            return bool(events)
 
         interrupts.wait_for(wait)
-        return came[0]
+        return events[0]
 
     def _handle(self, event: tuple[Any, ...]) -> list[tuple[int, list[Any]]]:
-        """(first index, values) of what came."""
-        what, task, said = event
+        """Process an event. Returns pairs of (first index, values)."""
+        kind, task, content = event
         if task.id not in self._open:
             return []
         self._shown = task.shown or self._shown
-        # Lines come before the values that follow them. A map that returns a list waits for its last lines only.
-        if self._shown is not None and (self._is_lazy or what not in ("part", "done")):
+        # Output comes before the values that follow it. A map that returns a list waits only for its last lines.
+        if self._shown is not None and (self._is_lazy or kind not in ("part", "done")):
             self._shown()
-        if what == "part" or what == "done":
-            _, values = said.decode()
+        if kind == "part" or kind == "done":
+            _, values = content.decode()
             start = task.first + task.delivered
             task.delivered += len(values)
-            if what == "done":
-                self._after_end(task, said.elapsed_ns)
+            if kind == "done":
+                self._after_end(task, content.elapsed_ns)
             return [(start, self._decoded(values))] if values else []
         del self._open[task.id]
-        if what == "lost":
-            return self._after_loss(task, said)
-        if what == "failed":
-            return self._after_failure(task, said)
-        raise said
+        if kind == "lost":
+            return self._after_loss(task, content)
+        if kind == "failed":
+            return self._after_failure(task, content)
+        raise content
 
     def _after_end(self, task: _ChunkTask, elapsed_ns: int) -> None:
-        """Calls that were not begun when the chunk's time was up come again, in chunks of their own."""
+        """Queue calls again that had not begun when the chunk's time was up."""
         del self._open[task.id]
         self._sizes.ended(elapsed_ns, task.delivered, task.size_bytes, self._engine.nodes.round_trip_s * 1e9)
         if task.delivered < len(task.items):
@@ -320,14 +327,15 @@ class MapRun:
         raise error
 
     def _after_loss(self, task: _ChunkTask, loss: Loss) -> list[tuple[int, list[Any]]]:
-        """What was delivered stays; what had not begun runs again; what had begun is lost, unless it may run again."""
+        """Keep delivered values, run calls again that had not begun, and count the others against their retries."""
         first = task.first + task.delivered
         if loss.is_node:
             begun = len(task.items) if loss.started is not False else 0
         else:
             begun = loss.index + 1 if loss.started and loss.index is not None else 0
         lost = range(first, min(task.first + begun, task.first + len(task.items)))
-        if not lost or all([self._may_retry(index) for index in lost]):  # noqa: C419  # each is counted
+        # A list, not a generator: every lost call must be counted, even after the first without retries.
+        if not lost or all([self._may_retry(index) for index in lost]):  # noqa: C419
             self._give_back(task, first)
             return []
         error = loss_error(loss, self._name, task.tail)
@@ -344,7 +352,7 @@ class MapRun:
 
 
 def _without_retries(options: CallOptions) -> CallOptions:
-    """A map counts retries for each call, not for each chunk."""
+    """Return options without retries: a map counts them per call, not per chunk."""
     return CallOptions(name=options.name)
 
 

@@ -1,4 +1,4 @@
-"""The options of a pool: other spellings that users know, and checks that name the field, the value and the range."""
+"""Options of a pool: aliases that users know, and checks whose messages name field, value and range."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ..errors import UsageError
 from ..values.allocation import validate_allocation
 from ..values.image import Image
 from ..values.machine import LogSink
-
-__all__ = ["ALIASES", "PoolAliases", "check_nodes", "check_options", "check_roles", "is_pool_name"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -36,11 +34,11 @@ ALIASES = {
     "default_compute_timeout": "default_timeout_s",
     "provision_timeout": "provision_timeout_s",
 }
-"""Other names of options, in Python and in files."""
+"""Aliases of options, in Python and in files."""
 
 
 class PoolAliases(TypedDict, total=False):
-    """The other names with their types, for type checkers."""
+    """Types of the aliases, for type checkers."""
 
     memory_gb: float | None
     logging: bool | LogSink
@@ -49,12 +47,12 @@ class PoolAliases(TypedDict, total=False):
 
 
 def is_pool_name(name: str) -> bool:
-    """Whether a pool may be called so: 1 to 60 letters, digits, '-', '_' and '.', a letter first."""
+    """Return whether a pool may have this name: 1 to 60 letters, digits, '-', '_' and '.', a letter first."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """All arguments of a ComputePool, by name. Raises UsageError for the first that is not legal."""
+    """Check all arguments of a ComputePool, by name. Raises UsageError for the first illegal one."""
     for field in ("nodes", "concurrency"):
         _check_count(field, options[field])
     for field in ("max_inflight", "vcpus"):
@@ -63,22 +61,25 @@ def check_options(options: Mapping[str, Any]) -> None:
     for field, choices in _CHOICES.items():
         if options[field] not in choices:
             legal = ", ".join(map(repr, choices))
-            raise UsageError(f"{field}: {options[field]!r}; it is one of {legal}", field=field)
+            raise _refusal(field, options[field], f"not supported; use one of {legal}")
     for field, unit in _ABOVE_ZERO.items():
         if options[field] is not None and not is_positive(options[field]):
-            raise UsageError(f"{field}: {options[field]!r}; it is a number of {unit} > 0", field=field)
-    for field, (is_legal, legal) in _RULES.items():
+            raise _refusal(field, options[field], f"must be a number of {unit} > 0; pass a positive number or omit it")
+    for field, (is_legal, problem) in _RULES.items():
         if not is_legal(options[field]):
-            raise UsageError(f"{field}: {options[field]!r}{legal}", field=field)
+            raise _refusal(field, options[field], problem)
     validate_allocation(options["allocation"])
+
+
+def _refusal(field: str, value: object, problem: str) -> UsageError:
+    return UsageError(f"{field}={value!r}: {problem}", field=field, value=value)
 
 
 def _check_count(field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        hint = f"; {foreign('skyward', 'Nodes')}" if isinstance(value, tuple | list | dict) else ""
-        raise UsageError(
-            f"{field}: {value!r}; it is a whole number >= 1{hint if field == 'nodes' else ''}", field=field
-        )
+        is_elastic = field == "nodes" and isinstance(value, tuple | list | dict)
+        advice = foreign("skyward", "Nodes") if is_elastic else f"set {field}=1 or more"
+        raise _refusal(field, value, f"must be a whole number >= 1; {advice}")
 
 
 def _are_names(value: Any) -> bool:
@@ -87,69 +88,72 @@ def _are_names(value: Any) -> bool:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "provider": (
-        lambda v: hasattr(v, "launch") and not isinstance(v, type),  # a class has all methods, and no object for them
-        " is not a provider; give sky.Local(), for example",
+        lambda v: hasattr(v, "launch") and not isinstance(v, type),  # a class has the methods but is not an instance
+        "not a provider; pass an instance, such as sky.Local()",
     ),
-    "initializer": (lambda v: v is None or callable(v), " is not a function"),
-    "initargs": (lambda v: isinstance(v, tuple | list), "; it is a tuple of the initializer's arguments"),
+    "initializer": (lambda v: v is None or callable(v), "not a function; pass a function or None"),
+    "initargs": (lambda v: isinstance(v, tuple | list), "not a tuple; pass a tuple of the initializer's arguments"),
     "logs": (
         lambda v: isinstance(v, bool) or callable(v),
-        "; it is True, False, sky.LogFiles(folder) or a function of a LogLine",
+        "not supported; pass True, False, sky.LogFiles(folder) or a function of a LogLine",
     ),
-    "image": (lambda v: v is None or isinstance(v, Image), " is not a sky.Image"),
+    "image": (lambda v: v is None or isinstance(v, Image), "not an image; pass a sky.Image(...) or None"),
     "accelerator": (
         lambda v: v is None or isinstance(v, str | Accelerator),
-        "; it is one name, or one value of sky.accelerators",
+        "not one accelerator; pass one name, or one value of sky.accelerators",
     ),
-    "cancel_grace_s": (lambda v: is_positive(v, or_zero=True), "; it is a number of seconds >= 0"),
-    "preload": (_are_names, "; it is a list of names of modules"),
+    "cancel_grace_s": (
+        lambda v: is_positive(v, or_zero=True),
+        "must be a number of seconds >= 0; pass 0 to kill cancelled calls at once",
+    ),
+    "preload": (_are_names, 'not a list of module names; pass a list such as ["torch"]'),
     "name": (
         lambda v: v is None or (isinstance(v, str) and is_pool_name(v)),
-        "; it is 1 to 60 letters, digits, '-', '_' and '.', a letter first",
+        "not a valid name; use 1 to 60 letters, digits, '-', '_' and '.', with a letter first",
     ),
 }
-"""Field -> (what is legal, how the sentence about what is not goes on)."""
+"""Field -> (check, problem and advice of the error message)."""
 
 
 def check_nodes(field: str, numbers: Iterable[int], count: int) -> tuple[int, ...]:
-    """Return the numbers if they are nodes of a pool of `count`. Raises UsageError, which names the field."""
+    """Return the numbers if each is a node of a pool of `count`. Raises UsageError, which names the field."""
     if isinstance(numbers, str | bytes) or not isinstance(numbers, Iterable):
-        raise UsageError(f"{field}: {numbers!r}; it is a list of numbers of nodes, such as [0, 2]", field=field)
+        raise _refusal(field, numbers, "not a list of node numbers; pass a list such as [0, 2]")
     chosen = tuple(numbers)
     if not chosen:
-        raise UsageError(f"{field}: {numbers!r}; name at least one node", field=field)
+        raise _refusal(field, numbers, "empty; name at least one node")
     for number in chosen:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
-            there = "node 0 only" if count == 1 else f"nodes 0 to {count - 1}"
-            raise UsageError(f"{field}: there is no node {number!r}; the pool has {there}", field=field)
+            nodes = "node 0, the only one" if count == 1 else f"nodes 0 to {count - 1}"
+            raise _refusal(field, number, f"no such node; use {nodes}")
     if len(set(chosen)) < len(chosen):
-        raise UsageError(f"{field}: {list(chosen)!r}; a node is named twice", field=field)
+        raise _refusal(field, list(chosen), "repeats a node; name each node once")
     return chosen
 
 
 def check_roles(roles: Mapping[str, Sequence[int]] | None, count: int) -> dict[str, tuple[int, ...]]:
-    """Return which nodes of a pool of `count` are kept for which role. Raises UsageError."""
+    """Return the nodes of each role in a pool of `count`. Raises UsageError."""
     if roles is None:
         return {}
     if not isinstance(roles, Mapping):
-        raise UsageError(f"roles: {roles!r}; it is a dict from names to numbers of nodes", field="roles")
+        raise _refusal("roles", roles, 'not a dict; pass names with node numbers, such as {"evaluation": [2]}')
     checked: dict[str, tuple[int, ...]] = {}
     role_of: dict[int, str] = {}
     for name, numbers in roles.items():
         if not isinstance(name, str) or not name:
-            raise UsageError(f"roles: {name!r}; the name of a role is text that is not empty", field="roles")
+            raise UsageError(f"roles: {name!r} is not a role name; use text that is not empty", field="roles")
         checked[name] = check_nodes(f"roles[{name!r}]", numbers, count)
         for number in checked[name]:
             if number in role_of:
                 raise UsageError(
-                    f"roles: node {number} is in {role_of[number]!r} and in {name!r}; a node has one role",
+                    f"roles: node {number} is in {role_of[number]!r} and in {name!r}; give each node one role",
                     field="roles",
                 )
             role_of[number] = name
     if len(role_of) == count:
         raise UsageError(
-            f"roles: all {count} nodes have one, so none is left for ordinary calls (`>> pool`, map); "
-            "leave one out, or make more nodes",
+            f"roles: all {count} nodes have a role, so none is left for ordinary calls (`>> pool`, map); "
+            "leave one out, or add nodes",
             field="roles",
         )
     return checked

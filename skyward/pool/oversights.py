@@ -1,4 +1,4 @@
-"""What the program of a pool seems to have overlooked; the pool says it when it closes."""
+"""Likely mistakes of a pool's program, reported when the pool closes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from ..calls.active import activity, open_pools
 from ..calls.futures import Failures
 from ..engine.engine import Engine
 
-__all__ = ["Oversights"]
-
 
 class Oversights:
-    """Watches one pool, from its start: futures that failed and were never read, and calls that were never sent."""
+    """Watches one pool from its start: failed futures that nobody read, and calls that were never sent."""
 
     def __init__(self) -> None:
         self.failures = Failures()
@@ -21,7 +19,7 @@ class Oversights:
         self._is_alone = not open_pools()
 
     def found(self, engine: Engine) -> Iterator[str]:
-        """One sentence for each kind of oversight. Asked when no call is open any longer."""
+        """Yield one sentence for each kind of oversight. Call it when no call is open."""
         count = self.failures.unread
         if count:
             error = self.failures.first_error()
@@ -30,10 +28,10 @@ class Oversights:
             yield f"{calls} not read{kind if count == 1 else f', the first with{kind[1:]}' if kind else ''}"
         if self._sent_nothing(engine):
             call = f"{activity.last_made}(...)"
-            yield f"no call was sent; {call} alone runs nothing: write {call} >> pool"
+            yield f"no call was sent, and {call} alone runs nothing; write {call} >> pool"
 
     def _sent_nothing(self, engine: Engine) -> bool:
-        """Whether calls were made since the start, and sent neither here nor, as there is none, to another pool."""
+        """Return whether calls were made since the start but sent neither to this pool nor, lacking one, to another."""
         now = engine.counts()
         return (
             activity.calls_made > self._calls_made

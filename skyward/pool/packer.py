@@ -1,8 +1,8 @@
-"""Pack the parts of a call that travel: functions, arguments, options of integrations. Errors name the part.
+"""Pickling of a call's parts: functions, arguments, options of integrations. Errors name the part.
 
-A function is pickled once while nothing that it refers to has changed. A function of an importable module is two
-names. One of `__main__` (a script, a notebook) travels by value, with the globals that it uses; it is pickled again
-whenever one of those is another object, or is of a kind that can change in place.
+A function is pickled once while nothing it refers to has changed. A function of an importable module is sent as two
+names. A function of `__main__` (a script, a notebook) is sent by value, together with the globals that it uses. It is
+pickled again whenever one of those is replaced, or is of a kind that can change in place.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from ..wire.frames import INLINE_LIMIT
 from ..wire.payloads import Encoded, PutBlob, encode
 from ..wire.seen import SeenArrays
 
-__all__ = ["FunctionTable", "Packer", "packed_initializer", "packed_launch"]
-
 
 class Packer:
-    """Packs for one pool, and remembers what it packed. Thread-safe."""
+    """Pickles parts of calls for one pool, and remembers the results. Thread-safe."""
 
     def __init__(self) -> None:
         self._store = BlobStore()
@@ -42,20 +40,22 @@ class Packer:
         self._store.clear()
 
     def function(self, function: Callable[..., Any], name: str) -> WireFunction:
-        """Raises ArgumentNotPicklable."""
+        """Pickle a function. Raises ArgumentNotPicklable."""
         try:
             return self._functions.get(function)
         except NotRun as error:
-            raise ArgumentNotPicklable(f"the function {name!r} cannot be sent: {error}", argument=name) from error
+            raise ArgumentNotPicklable(
+                f"the function {name!r} cannot be sent: {error}", argument=name
+            ) from error  # words: ok
         except Exception as error:
             raise ArgumentNotPicklable(
-                f"the function {name!r} cannot be sent: {type(error).__name__}: {error}; "
-                "something it uses from outside (a global, a closure) cannot be pickled: make it inside the function",
+                f"the function {name!r} cannot be sent: {type(error).__name__}: {error}. It uses something from "
+                "outside (a global, a closure) that cannot be pickled; make it inside the function",
                 argument=name,
             ) from error
 
     def payload(self, value: Any) -> Encoded:
-        """Raises whatever its pickling raises."""
+        """Pickle a value. Raises whatever pickling raises."""
         return encode(value, self.put)
 
     def arguments(
@@ -67,7 +67,7 @@ class Packer:
         *,
         may_stay: Callable[[], bool] | None = None,
     ) -> Encoded:
-        """Raises ArgumentNotPicklable, naming the argument."""
+        """Pickle the arguments of a call. Raises ArgumentNotPicklable, which names the argument."""
         put = self.put
         try:
             if seen is None:
@@ -78,7 +78,9 @@ class Packer:
             reason = f"{type(error).__name__}: {error}; {_advice(value)}"
             if isinstance(error, NotRun):
                 reason = str(error)
-            raise ArgumentNotPicklable(f"{name}(): {which} cannot be sent: {reason}", argument=which) from error
+            raise ArgumentNotPicklable(
+                f"{name}(): {which} cannot be sent: {reason}", argument=which
+            ) from error  # words: ok
 
     def _unpicklable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, object]:
         named = [(f"argument {i + 1}", v) for i, v in enumerate(args)]
@@ -86,33 +88,33 @@ class Packer:
         for which, value in named:
             try:
                 encode(value, self.put)
-            except Exception:  # it has the culprit; why is the error that the caller has
+            except Exception:  # this argument is the culprit; the caller already has the error
                 return f"{which} (a {type(value).__qualname__})", value
         return "an argument", None
 
 
 def _advice(value: object) -> str:
-    """What to send instead of an argument that cannot be sent."""
+    """Return what to send instead of an argument that cannot be pickled."""
     if isinstance(value, StdFuture):
         return "send its value: .result()"
     if isinstance(value, Iterator):
-        return "annotate the parameter Iterator[...] and its items are streamed, or send a list of them"
-    return "send plain data, arrays or paths, and open files, locks and connections inside the function"
+        return "annotate the parameter Iterator[...] to stream the items, or send a list of them"
+    return "send plain data, arrays or paths, and create files, locks and connections inside the function"
 
 
 def packed_launch(launch: ProcessLaunch) -> bytes:
-    """Raises ArgumentNotPicklable."""
+    """Pickle the launch of a call's processes. Raises ArgumentNotPicklable."""
     try:
         return pickle.dumps(launch)
     except Exception as error:
         names = ", ".join(i.name for i in launch.integrations)
         raise ArgumentNotPicklable(
-            f"the options of the integration ({names}) cannot be sent: {type(error).__name__}: {error}"
+            f"integration {names}: its options cannot be sent: {type(error).__name__}: {error}; pass plain data"
         ) from error
 
 
 def packed_initializer(initializer: tuple[Callable[..., object], tuple[Any, ...]] | None) -> bytes | None:
-    """Of a pool: (function, its arguments). Raises ArgumentNotPicklable, UsageError."""
+    """Pickle the initializer of a pool with its arguments. Raises ArgumentNotPicklable or UsageError."""
     if initializer is None:
         return None
     function, args = initializer
@@ -122,12 +124,14 @@ def packed_initializer(initializer: tuple[Callable[..., object], tuple[Any, ...]
         data: bytes = cloudpickle.dumps((function, args))
     except Exception as error:
         raise ArgumentNotPicklable(
-            f"initializer: it or its initargs cannot be sent: {type(error).__name__}: {error}", argument="initializer"
+            f"initializer: it or its initargs cannot be sent: {type(error).__name__}: {error}; make such "
+            "objects inside the initializer",
+            argument="initializer",
         ) from error
     if len(data) > INLINE_LIMIT:
         raise UsageError(
-            f"initializer: it and its initargs are {len(data)} bytes; the limit is {INLINE_LIMIT}. "
-            "Load large things inside it, or with sky.once in the calls"
+            f"initializer: it and its initargs have {len(data)} bytes, over the limit of {INLINE_LIMIT}; load large "
+            "data inside it, or with sky.once in the calls"
         )
     return data
 
@@ -136,7 +140,7 @@ _UNCHANGING = (int, float, complex, bool, str, bytes, type(None), types.ModuleTy
 _CACHED = type(functools.lru_cache(abs))
 
 _KNOWN = 256
-"""Functions whose pickle is remembered: the last that were new."""
+"""Number of functions whose pickle is remembered, the newest ones."""
 
 
 class FunctionTable:
@@ -144,15 +148,15 @@ class FunctionTable:
 
     def __init__(self, put: PutBlob) -> None:
         self._put = put
-        # Not by weak references: a fingerprint refers to its function, which would live on all the same.
+        # Weak references would not help: a fingerprint refers to its function and would keep it alive.
         self._known: OrderedDict[Any, tuple[Fingerprint, WireFunction]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, function: Callable[..., Any]) -> WireFunction:
-        """Raises whatever its pickling raises."""
+        """Return the pickle of a function. Raises whatever pickling raises."""
         try:
             known = self._known.get(function)
-        except TypeError:  # it cannot be hashed: pickled each time
+        except TypeError:  # not hashable, so it is pickled each time
             known = None
         if known is not None and known[0].holds():
             return known[1]
@@ -172,11 +176,11 @@ _MISSING = object()
 
 
 class Fingerprint:
-    """What a function's pickle was made of. `holds` as long as another pickle would be the same."""
+    """State that a function's pickle depends on. `holds` while another pickle would be the same."""
 
     def __init__(self) -> None:
         self.names: list[tuple[dict[str, Any], str, Any]] = []
-        """(namespace, name, what stood there)"""
+        """(namespace, name, value)"""
         self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
         """(function, its code, defaults, keyword defaults)"""
         self.cells: list[tuple[types.CellType, Any]] = []
@@ -202,7 +206,7 @@ class Fingerprint:
 
 
 def fingerprint(function: Any) -> Fingerprint | None:
-    """None if the function refers to something that can change without becoming another object."""
+    """Return a function's fingerprint; None if it refers to something that can change in place."""
     made = Fingerprint()
     return made if _add(function, made, set()) else None
 
@@ -228,7 +232,7 @@ def _add(obj: Any, made: Fingerprint, seen: set[int]) -> bool:
 
 def _add_parts(function: types.FunctionType, made: Fingerprint, seen: set[int]) -> bool:
     defaults, kwdefaults = function.__defaults__, function.__kwdefaults__
-    # A copy: the dictionary may be written to in place.
+    # A copy, because the dictionary can change in place.
     made.functions.append((function, function.__code__, defaults, kwdefaults and dict(kwdefaults)))
     parts: list[Any] = [*(defaults or ()), *(kwdefaults or {}).values()]
     for name in _global_names(function.__code__):

@@ -1,6 +1,6 @@
-"""The pool, as users hold it: its options, and some of its nodes as targets of calls.
+"""`ComputePool` as users hold it: its options, its lifecycle, and its nodes as targets of calls.
 
-What starts and ends it is `pool_life`, its machines are `pool_machines`, its calls `targets`.
+`life` starts and ends a pool, `machines` has its machines, and `targets` sends its calls.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ..accelerators import Accelerator
 from ..calls.compute import PendingCompute
 from ..calls.control import Client
 from ..console.announcer import EventStream
+from ..console.words import usd
+from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
 from ..errors import SkywardError, UsageError
@@ -34,58 +36,61 @@ from .options import ALIASES, PoolAliases, check_nodes, check_options, check_rol
 from .remote_control import control_of
 from .targets import PoolSender, PoolTarget
 
-__all__ = ["ComputePool", "NodeCount", "NodeTarget"]
-
 
 @checked_options(aliases=ALIASES, check=check_options)
 class ComputePool(PoolTarget):
-    """Machines to send calls to, made when the block is entered and gone when it is left.
+    """Machines that run calls, created when the `with` block is entered and gone when it is left.
 
-    Leaving the block waits for calls that are still open, and closes streams that were not read to their end; leaving
-    it by an exception (Ctrl-C too) cancels them. If this process dies, however it dies, its nodes end within `lease_s`.
-    Thread-safe; several pools may be open at once. Instead of `with`, `start()` and `close()` may be used (a notebook:
-    open in one cell, use in others).
+    Leaving the block waits for open calls, and closes streams that were not read to their end. Leaving it by an
+    exception, such as Ctrl-C, cancels them. If this process dies, its nodes end within the provider's `lease_s`. A pool
+    is thread-safe, and several pools may be open at once. `start()` and `close()` replace the `with` block, for example
+    in a notebook.
 
     Args:
-        provider: where machines come from: `sky.Local()`, `sky.SSH(hosts=[...])`, `sky.AWS(...)`.
-        nodes: number of nodes, >= 1.
-        roles: nodes that are kept for something: `roles={"evaluation": [2]}`. They take only the calls that are sent
-            to `pool.role("evaluation")`, or to such a node by its number; `>> pool`, `@ pool`, map and the rest use
-            the other nodes, of which there must be one.
-        concurrency: slots on each node, >= 1: so many plain calls run there at once.
-        accelerator: of each node: a name ("A100") or a value of `sky.accelerators`; None: none is asked for. A name is
-            one device, with the largest memory that it is sold with; on rented machines both must be just these.
-        vcpus, memory_gib, architecture: of each node, at least; None: whatever there is.
-        allocation: "spot", "on-demand", "spot-if-available" or "cheapest".
-        image: what is installed and set on the nodes.
-        executor: "process": a process for each slot. "thread": the slots of a node are threads of one process; they
-            share its memory and its GIL, a running call cannot be killed, and C-level output is tagged by node only.
-        logs: True prints the calls' output here as it comes, each line with its node; False drops it; a function is
-            called with each `LogLine`, in order, by a thread of its own. One that blocks loses the oldest lines.
-            `sky.LogFiles(folder)` keeps a file for each rank.
-        preload: modules that each node imports once, before its slots are forked, which then share them: with many
-            slots the first calls come sooner, and memory is saved. One that starts a thread, or fails to be imported,
-            makes nothing faster and breaks nothing.
-        initializer, initargs: run once in each process before its first call.
-        default_timeout_s: for calls that set no `timeout_s`; None: no limit.
-        max_inflight: calls of a map on their way at once; None: two for each slot.
-        max_hourly_cost: USD per hour for the whole pool at most; None: no limit.
-        budget_usd: for the whole pool, from its first machine to the end of its last; None: no limit. Nothing is
-            launched that would cost more even if it were given back at once. At 80 % there is a `BudgetWarning`;
-            before the rest is spent the pool is closed, and open calls raise BudgetExceeded.
-        cancel_grace_s: seconds between the SIGINT and the SIGKILL of a call that is cancelled, >= 0.
-        provision_timeout_s: seconds that machines may take to come up, > 0.
-        on_event: called with each event of the pool (see `skyward.events`), in order, by a thread of ours. What it
-            raises is reported once and harms nothing.
-        console: what is shown on standard error. None: on a terminal a few lines at its bottom that follow the nodes,
-            plain lines elsewhere, a line in a notebook; of `sky.Local()`, which starts in a moment, only what goes
-            wrong, and on a terminal the lines after two seconds. True: all of it, always. False: nothing.
-        name: what `skyward ls`, `logs`, `ssh` and `down` call it: letters, digits, "-", "_" and ".". A process has one
-            open pool of a name; in a notebook the next one closes it, as does a pool assigned to the same variable.
+        provider: Source of the machines: `sky.Local()`, `sky.SSH(hosts=[...])` or `sky.AWS(...)`.
+        nodes: Number of nodes, >= 1.
+        roles: Nodes reserved for a role, such as `roles={"evaluation": [2]}`. They run only calls sent to
+            `pool.role("evaluation")`, or to the node by its number. `>> pool`, `@ pool` and `map` use the other nodes;
+            at least one must be left.
+        concurrency: Slots per node, >= 1: the number of plain calls that run there at once.
+        accelerator: Accelerator of each node: a name ("A100") or a value of `sky.accelerators`. A name stands for one
+            device with its largest memory; rented machines must match both exactly. None: no accelerator is requested.
+        vcpus: Lowest number of virtual CPUs per node; None for any.
+        memory_gib: Lowest memory per node, in GiB; None for any. `memory_gb` is an alias.
+        architecture: "x86_64" or "arm64"; None for any.
+        allocation: "spot", "on-demand", "spot-if-available" or "cheapest"; see `AllocationStrategy`.
+        image: Environment of the nodes; None for the client's Python version and nothing else.
+        executor: "process" runs each slot as a process. "thread" runs the slots of a node as threads of one process:
+            they share its memory and GIL, running calls cannot be killed, and output of C code is labelled by node
+            only.
+        logs: True prints the calls' output here, each line with its node. False drops it. `sky.LogFiles(folder)` writes
+            one file per rank. A function receives each `LogLine`, in order, in a separate thread; if it blocks, the
+            oldest lines are dropped. `logging` is an alias.
+        preload: Modules that each node imports once, before it forks its slots. The first calls start sooner, and slots
+            share the memory. A module that starts a thread, or cannot be imported, has no effect.
+        initializer: Function that each process runs once, before its first call.
+        initargs: Arguments of the initializer.
+        default_timeout_s: Time limit in seconds of calls without their own `timeout_s`; None for no limit.
+            `default_compute_timeout` is an alias.
+        max_inflight: Most calls of a map that are sent or running at once; None for two per slot.
+        max_hourly_cost: Highest price of the whole pool, in USD per hour; None for no limit.
+        budget_usd: Highest cost of the whole pool in USD, from its first machine to the end of its last; None for no
+            limit. Machines that would exceed it even if returned at once are not launched. At 80 % a `BudgetWarning` is
+            emitted. Before the rest is spent, the pool is closed and open calls raise BudgetExceeded.
+        cancel_grace_s: Seconds between SIGINT and SIGKILL for a cancelled call, >= 0.
+        provision_timeout_s: Time limit in seconds until all nodes answer, > 0. `provision_timeout` is an alias.
+        on_event: Function that receives each event of the pool, in order, in a separate thread; see `skyward.events`.
+            Its exceptions are reported once and have no other effect.
+        console: Display on standard error. None: a live panel on a terminal, plain lines elsewhere, one line in a
+            notebook. For the fast `sky.Local()`, None shows only problems, and the panel after two seconds. True:
+            always everything. False: nothing.
+        name: Name for `skyward ls`, `logs`, `ssh` and `down`: 1 to 60 letters, digits, "-", "_" and ".". Open pools of
+            one process need different names. In a notebook, a new pool closes the one with the same name or variable.
+        aliases: Aliases of options, listed above.
 
     Raises:
-        UsageError: a field is out of its range; the message names it.
-        ProviderError: on entering, when the machines cannot be had.
+        UsageError: An option is illegal; the message names it.
+        ProviderError: The machines are not available. Raised on entering the block.
 
     Example:
         >>> import skyward as sky
@@ -151,7 +156,7 @@ class ComputePool(PoolTarget):
             self,
             provider,
             spec,
-            # Part of the path of sockets, which is short.
+            # Short, because it becomes part of socket paths, which have 108 bytes at most.
             name=f"{(name or 'pool')[:15]}-{uuid.uuid4().hex[:8]}",
             label=name or "",
             kept=kept,
@@ -167,14 +172,15 @@ class ComputePool(PoolTarget):
 
     @classmethod
     def named(cls, name: str, **overrides: Any) -> ComputePool:
-        """The pool that `skyward.toml`, or a file of the user's own, calls so; see `skyward.pool.config`.
+        """Return the pool of that name in `skyward.toml`, or in one of the user's files; see `skyward.pool.config`.
 
         Args:
-            overrides: arguments of ComputePool that win over those of the files.
+            name: Name of the pool.
+            overrides: Arguments of ComputePool that take precedence over the files.
 
         Raises:
-            UsageError: there is no such pool, or something in the files is wrong: where, and what may stand there.
-            MissingDependency: its provider needs an extra that is not installed.
+            UsageError: There is no such pool, or a file has a mistake. The message names the file, the key and the fix.
+            MissingDependency: The provider needs an extra that is not installed.
         """
         fields = pool_fields(name, cls.__init__)
         overrides = {ALIASES.get(key, key): value for key, value in overrides.items()}
@@ -200,102 +206,119 @@ class ComputePool(PoolTarget):
 
     @property
     def is_active(self) -> bool:
-        """Whether calls can be sent now."""
+        """Return whether calls can be sent now."""
         return self._life.is_active
 
     @property
     def nodes(self) -> NodeCount:
-        """The number of nodes. Called, it gives some of them as a target of calls: `pool.nodes([0, 2])`."""
+        """Number of nodes. Call it to select some as a target of calls: `pool.nodes([0, 2])`."""
         return NodeCount(self.spec.nodes, self)
 
     def node(self, number: int) -> NodeTarget:
-        """One node, as a target of calls: `f(x) >> pool.node(1)`; `number` in [0, nodes). Raises UsageError."""
+        """Return one node as a target of calls: `f(x) >> pool.node(1)`.
+
+        Args:
+            number: Index of the node, in [0, nodes).
+
+        Raises:
+            UsageError: There is no such node.
+        """
         (chosen,) = check_nodes("node", (number,), self.spec.nodes)
         return NodeTarget(self, (chosen,), f"node {chosen}")
 
     def role(self, name: str) -> NodeTarget:
-        """The nodes that are kept for a role, as a target of calls. Raises UsageError: there is no such role."""
+        """Return the nodes of a role as a target of calls. Raises UsageError if there is no such role."""
         if name not in self._roles:
-            there = ", ".join(map(repr, self._roles)) or "none; give ComputePool(roles={...})"
-            raise UsageError(f"role: {name!r} is no role of this pool; there are: {there}", field="role")
+            names = ", ".join(map(repr, self._roles))
+            advice = f"use {names}" if names else "set roles with ComputePool(roles={...})"
+            raise UsageError(f"role={name!r}: no such role in this pool; {advice}", field="role", value=name)
         return NodeTarget(self, self._roles[name], f"role {name!r}")
 
     @property
     def roles(self) -> dict[str, tuple[int, ...]]:
-        """By name: the nodes that are kept for it."""
+        """Role -> its nodes."""
         return dict(self._roles)
 
     @property
     def name(self) -> str:
-        """The name that its user gave it, or empty."""
+        """Name that the user gave the pool; may be empty."""
         return self._life.label
 
     @property
     def job_id(self) -> str:
-        """The name of this pool and no other, which `sky.instance_info().job_id` is in its calls."""
+        """Unique name of this pool. In its calls, `sky.instance_info().job_id` is the same."""
         return self._life.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a call's arguments it becomes a handle, which is a target of calls there; see `TargetHandle`."""
+        """Pickle the pool as a handle, which is a target of calls inside tasks; see `TargetHandle`."""
         return TargetHandle, (self.job_id, self.node_numbers, True, "the whole", self.total_slots)
 
     @property
     def spec(self) -> PoolSpec:
-        """What the pool asks of its provider."""
+        """Request of the pool to its provider."""
         return self._life.spec
 
     def events(self) -> EventStream:
-        """What happens to the pool from now on, as it comes: an iterator of `skyward.events`.
+        """Return an iterator of the pool's events from now on, in order; see `skyward.events`.
 
-        Any thread may read it, and there may be several. It ends when the pool is closed. At most 10,000 events wait in
-        it; then the oldest are dropped, and `EventsDropped` says how many. To see the pool start, ask before
-        it is entered.
+        Any thread may read it, and several iterators may exist. It ends when the pool is closed. At most 10,000 events
+        wait in it; then the oldest are dropped, and `EventsDropped` reports their number. To see the start of a pool,
+        call `events` before entering it.
         """
         return self._life.announcer.listen()
 
     def offers(self) -> list[Offer]:
-        """What the provider has for this pool now, in the order in which it would be tried. Rents nothing."""
+        """Return the provider's current offers for this pool, in the order of trying them. Rents nothing."""
         return self.provider.offers(self.spec)
 
     def plan(self) -> list[Any]:
-        """Exactly what would be asked of the provider for the first offer. Sends nothing that changes anything."""
+        """Return the exact requests that the first offer would cause. Changes nothing."""
         return self.provider.plan(self.spec, self.offers()[0], self.job_id)
 
     def forecast(self) -> Forecast:
-        """What the pool would cost by its first offer. Rents nothing; raises BudgetExceeded if it may not start."""
+        """Return the cost of the pool with its first affordable offer, or raise BudgetExceeded. Rents nothing."""
         minimum_s = least_billed_s(self.provider)
         return forecast(self.offers(), nodes=self.spec.nodes, minimum_s=minimum_s, budget_usd=self._budget_usd)
 
     def agent_pids(self) -> dict[int, int]:
-        """By node: the process id of its agent, on that node's machine. A node that is being replaced is not in it.
+        """Return node -> process id of its agent, on that node's machine. A node that is being replaced is missing.
 
-        For tests and tools (see `skyward.testing.Faults`); calls need none of it.
+        For tests and tools (see `skyward.testing.Faults`); calls do not need it.
         """
         engine, _ = self._life.running()
         return engine.nodes.agent_pids()
 
     @property
     def cost_usd(self) -> float:
-        """What its machines have cost until now, by the prices of their offers; 0 where nothing is rented."""
+        """Cost of the pool's machines so far in USD, by the prices of their offers; 0 if nothing is rented."""
         return self._life.cost_usd
 
     def start(self) -> Self:
-        """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind.
+        """Create the machines and connect to them. A failed or interrupted start leaves nothing behind.
 
-        In a notebook it first closes the open pool of the same name, and the one in whose variable it will be.
+        In a notebook, it first closes the open pool with the same name, and the pool in the variable that it is
+        assigned to.
 
         Raises:
-            UsageError: it is open already; elsewhere, another open pool of this process has its name.
+            UsageError: The pool is open already. Outside notebooks: another open pool of this process has its name.
+            ProviderError: The machines are not available.
         """
         self._life.start(self, sys._getframe())
         return self
 
     def give_way(self, why: str) -> None:
-        """Close for another pool: open calls, and later ones, raise PoolClosed. For notebooks, see `replacing`."""
+        """Close in favour of another pool: open and later calls raise PoolClosed. For notebooks; see `replacement`."""
         self._life.give_way(why)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
+        """Wait for open calls, then end the machines. Idempotent.
+
+        Args:
+            cancel: Cancel open calls instead of waiting.
+
+        Raises:
+            TerminateFailed: Machines may still be running. The error has their ids.
+        """
         self._life.close(cancel=cancel)
 
     def __enter__(self) -> Self:
@@ -305,7 +328,7 @@ class ComputePool(PoolTarget):
             except SkywardError as error:
                 drop_our_frames(error)
                 raise
-        except KeyboardInterrupt:  # it may come when all is done, and then nobody calls __exit__
+        except KeyboardInterrupt:  # it may arrive after the start has succeeded, and then nobody calls __exit__
             self.close(cancel=True)
             raise
 
@@ -313,16 +336,27 @@ class ComputePool(PoolTarget):
         self.close(cancel=kind is not None)
 
     def __del__(self) -> None:
-        life = getattr(self, "_life", None)  # there is none where an option was refused
+        life = getattr(self, "_life", None)  # missing if an option was refused
         if life is not None and life.is_active and not sys.is_finalizing():
             warnings.warn(f"{self!r} was never closed; use `with`, or call close()", ResourceWarning, stacklevel=2)
-            with contextlib.suppress(Exception):  # `__del__` must not raise, and the keeper ends what is left
+            with contextlib.suppress(Exception):  # `__del__` must not raise, and the keeper ends the rest
                 self.close(cancel=True)
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"
         count = self.spec.nodes
         return f"<ComputePool {self.job_id} {self.provider!r} nodes={count} concurrency={self.concurrency} {state}>"
+
+    def _repr_html_(self) -> str:
+        is_open, nodes = self.is_active, self.spec.nodes
+        facts = [
+            ("provider", repr(self.provider)),
+            ("nodes", str(nodes) + "".join(f", {len(kept)} for {role!r}" for role, kept in self._roles.items())),
+            ("slots", f"{nodes * self.concurrency} ({self.concurrency} on each node)"),
+            ("cost", f"{usd(self.cost_usd)} so far" if self.provider.is_rented else "nothing is rented"),
+        ]
+        hint = "`.close()` ends its machines; so does the end of the kernel" if is_open else "`.start()` opens it again"
+        return card(f"ComputePool {self.name or self.job_id}", "open" if is_open else "closed", facts, hint)
 
     def control(
         self,
@@ -331,33 +365,39 @@ class ComputePool(PoolTarget):
         job_id: str | None = None,
         start_s: float = 60.0,
     ) -> Client:
-        """Control of a training run in a call that is open here: its status, and to save, stop or abort it.
+        """Return a client for a training run in an open call: read its status, save, stop or abort it.
 
-        It reaches the run's `skyward.training.TrainerControlCallback` by the channel that the pool has to the node
-        anyway, on any provider; no port is opened. In a gang rank 0 answers.
+        It reaches the run's `skyward.training.TrainerControlCallback` through the pool's own channel to the node, with
+        any provider; no port is opened. In a gang, rank 0 answers.
 
         Args:
-            task: the call: its future, the pending call that was sent, or its name. None: the only one that is open.
-            job_id: of the run; None: the only one in that call.
-            start_s: how long to wait until the run has begun, when it is asked for the first time.
+            task: The call: its future, the pending call that was sent, or its name. None for the only open call.
+            job_id: The run; None for the only run in that call.
+            start_s: Longest wait for the run to begin, in seconds, on first use.
 
         Raises:
-            UsageError: `task` is not one call. Everything else is raised when the run is asked, as ControlFailed.
+            UsageError: `task` is not one call. All other problems raise ControlFailed when the client is used.
+
+        Example:
+            future = train(data) > pool
+            run = pool.control(future)
+            print(run.status().global_step)
+            run.save(wait_s=60)
         """
         self._life.running()
         return control_of(lambda: self._life.running()[0], task, job_id, start_s)
 
 
 class NodeTarget(PoolTarget):
-    """Some nodes of a pool, as a target of calls: `f(x) >> pool.node(1)`. Made by a pool; lives no longer than it.
+    """Some nodes of a pool as a target of calls: `f(x) >> pool.node(1)`. Made by a pool; valid while the pool is.
 
-    `>>` and `>` send to one of these nodes, whichever has room; `@` to each of them, in the order in which they were
-    named. A function under an integration runs as a gang on one of them, or on all. `map` and `executor` use their
-    slots and no others.
+    `>>` and `>` send to one of these nodes, the one with the most room. `@` sends to each, in the order in which they
+    were named. A function under an integration runs as a gang on one of them, or on all. `map` and `executor` use only
+    their slots.
 
-    A call to these nodes waits for them and goes to no other. When such a node is lost, a call that had been sent to
-    it fails with NodeLost, unless its `retries` allow another run; one that had not been sent waits for the machine
-    that takes the node's place. If no machine does, calls that could go to that node only fail with NodeLost.
+    Calls wait for these nodes and go to no others. When a node is lost, a call that was already sent to it fails with
+    NodeLost, unless its `retries` allow another run. A call that still waits goes to the replacement. If there is no
+    replacement, calls that only that node could run fail with NodeLost.
 
     Example:
         >>> import skyward as sky
@@ -374,11 +414,11 @@ class NodeTarget(PoolTarget):
 
     @property
     def pool(self) -> ComputePool:
-        """The pool that they belong to."""
+        """Pool of these nodes."""
         return self._pool
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a call's arguments it becomes a handle, which is a target of calls there; see `TargetHandle`."""
+        """Pickle the target as a handle, which is a target of calls inside tasks; see `TargetHandle`."""
         return TargetHandle, (self._pool.job_id, self.node_numbers, False, self._label, self.total_slots)
 
     def __repr__(self) -> str:
@@ -392,7 +432,7 @@ class NodeTarget(PoolTarget):
 
 
 class NodeCount(int):
-    """`pool.nodes` is how many nodes there are, and may be called: `pool.nodes([0, 2])` is those two of them."""
+    """Number of nodes that can also be called: `pool.nodes([0, 2])` selects those two."""
 
     _pool: ComputePool
 
@@ -402,9 +442,13 @@ class NodeCount(int):
         return made
 
     def __call__(self, numbers: Iterable[int]) -> NodeTarget:
-        """Those nodes, as a target of calls; each number in [0, nodes), at least one and none twice.
+        """Return these nodes as a target of calls.
 
-        Raises UsageError.
+        Args:
+            numbers: Indexes of the nodes, each in [0, nodes); at least one, none twice.
+
+        Raises:
+            UsageError: A number is illegal.
         """
         chosen = check_nodes("nodes", numbers, int(self))
         return NodeTarget(self._pool, chosen, f"nodes {', '.join(map(str, chosen))}")

@@ -1,4 +1,4 @@
-"""Control of a training run in a call of a pool, by the channel that the pool has to its node anyway."""
+"""Control of a training run in a call of a pool, through the pool's own channel to its node."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from ..engine.engine import Engine
 from ..engine.questions import NOBODY
 from ..errors import ControlFailed, PoolClosed, UsageError
 
-__all__ = ["control_of"]
-
 Task = concurrent.futures.Future[Any] | PendingCompute[Any] | str | None
 
 
 def control_of(running: Callable[[], Engine], task: Task, job_id: str | None, start_s: float) -> Client:
-    """See `ComputePool.control`. `running` gives the engine, or raises."""
+    """Return a client; see `ComputePool.control`. `running` returns the engine, or raises."""
     if job_id is not None:
         check_job_id(job_id)
     return Client(_CallTransport(running, task), job_id, start_s=start_s)
 
 
 class _CallTransport:
-    """To the call that is meant; a name is looked up when something is asked, and once only."""
+    """Transport to one call. A name is looked up once, with the first request."""
 
     def __init__(self, running: Callable[[], Engine], task: Task) -> None:
         self._running = running
@@ -42,8 +40,8 @@ class _CallTransport:
             self._call = task.call_id
         elif task is not None:
             raise UsageError(
-                f"control: {task!r} is not one call; give its future, the pending call, its name, or nothing where "
-                "only one is open"
+                f"task={task!r}: is not one call; pass its future, the pending call, its name, or nothing if only one "
+                "is open"
             )
 
     def __repr__(self) -> str:
@@ -60,7 +58,7 @@ class _CallTransport:
         except PoolClosed as error:
             raise ControlFailed(str(error), is_gone=True) from error
         except ControlFailed as error:
-            if self._was_answered and error.reason == NOBODY:  # its call ends, or is started again
+            if self._was_answered and error.reason == NOBODY:  # the call is ending, or restarting
                 raise ControlFailed("the run has ended", is_gone=True) from error
             raise
         self._was_answered = True

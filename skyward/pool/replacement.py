@@ -1,8 +1,8 @@
-"""One pool in the place of another: pools of one name, and cells of a notebook that are run again.
+"""Replacement of one pool by another: pools of the same name, and notebook cells that run again.
 
-Whoever runs a cell again means to have its pool anew, not a second one that is rented beside the first. A pool is
-replaced when the variable that held it is assigned another pool, and nothing else of the notebook's holds it. IPython's
-own references (`Out`, `_`) keep a pool alive for ever, so garbage collection cannot tell.
+Users who run a cell again want a new pool in place of the old one, not a second rented pool beside it. A pool is
+replaced when its variable is assigned another pool and nothing else in the notebook holds it. Garbage collection cannot
+decide this: IPython's own references (`Out`, `_`) keep a pool alive forever.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from typing import Any, Protocol
 from ..console.console import ipython_shell
 from ..errors import UsageError
 
-__all__ = ["make_way", "withdraw"]
-
 _LONGEST_CONTAINER = 1000
-"""Items; a longer list of the notebook's is not searched for pools."""
+"""Most items of a container that is searched for pools."""
 
 
 class Replaceable(Protocol):
-    """A pool that may be closed in favour of another one."""
+    """Pool that can be closed in favour of another."""
 
     @property
     def name(self) -> str: ...
@@ -32,9 +30,9 @@ class Replaceable(Protocol):
 
 _lock = threading.Lock()
 _open: weakref.WeakSet[Replaceable] = weakref.WeakSet()
-"""Pools of this process that start or are open."""
+"""Pools of this process that are starting or open."""
 _variables: weakref.WeakKeyDictionary[Replaceable, frozenset[str]] = weakref.WeakKeyDictionary()
-"""Of each pool: the variables that held it when a cell ended."""
+"""Pool -> the variables that held it at the end of the last cell."""
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -42,11 +40,12 @@ def make_way(pool: Replaceable, name: str, frame: FrameType | None) -> None:
     """Close the pools that `pool`, which is about to start, replaces. Blocks until they are closed.
 
     Args:
-        name: that its user gave it, or empty.
-        frame: of its `start()`.
+        pool: The new pool.
+        name: Name that its user gave it, or empty.
+        frame: Frame of its `start()`.
 
     Raises:
-        UsageError: another open pool has the name, and this is no notebook.
+        UsageError: Another open pool has the name, and this is not a notebook.
     """
     shell = ipython_shell()
     with _lock:
@@ -54,8 +53,7 @@ def make_way(pool: Replaceable, name: str, frame: FrameType | None) -> None:
         namesakes = [other for other in others if name and other.name == name]
         if namesakes and shell is None:
             raise UsageError(
-                f"name={name!r}: another pool of that name is open in this process; close it, or give this one "
-                "another name",
+                f"name={name!r}: another pool of that name is open in this process; close it, or choose another name",
                 field="name",
             )
         _open.add(pool)
@@ -65,20 +63,20 @@ def make_way(pool: Replaceable, name: str, frame: FrameType | None) -> None:
     target = _assigned(shell, frame)
     for other in others:
         if other in namesakes:
-            other.give_way(f"another pool named {name!r} is opened")
+            other.give_way(f"another pool named {name!r} was opened")
         elif _is_replaced(other, shell, target):
-            other.give_way(f"{target or 'its variable'} is assigned another pool")
+            other.give_way(f"{target or 'its variable'} was assigned another pool")
 
 
 def withdraw(pool: Replaceable) -> None:
-    """It is closed, or did not start. Idempotent."""
+    """Forget a pool that is closed, or did not start. Idempotent."""
     with _lock:
         _open.discard(pool)
         _variables.pop(pool, None)
 
 
 def _is_replaced(pool: Replaceable, shell: Any, target: str = "") -> bool:
-    """`target`: the variable that is about to be assigned another pool."""
+    """Return whether nothing but `target`, the variable about to be assigned, still holds the pool."""
     if _holders(pool, shell) - {target}:
         return False
     known = set(_variables.get(pool, ()))
@@ -88,7 +86,7 @@ def _is_replaced(pool: Replaceable, shell: Any, target: str = "") -> bool:
 
 
 def _holders(pool: Replaceable, shell: Any) -> set[str]:
-    """The variables of the user's that hold the pool, or a container with it."""
+    """Return the user's variables that hold the pool, or a container with it."""
     return {
         name
         for name, value in list(shell.user_ns.items())
@@ -103,7 +101,7 @@ def _holds(value: Any, pool: Replaceable) -> bool:
 
 
 def _assigned(shell: Any, frame: FrameType | None) -> str:
-    """The variable of the notebook that takes the value of the call in which a cell is now; empty: none."""
+    """Return the notebook variable that takes the value of the running statement's call; empty if there is none."""
     while frame is not None and not (frame.f_globals is shell.user_ns and frame.f_locals is frame.f_globals):
         frame = frame.f_back
     if frame is None:
@@ -117,7 +115,7 @@ def _assigned(shell: Any, frame: FrameType | None) -> str:
 
 
 def _follow(shell: Any) -> None:
-    """Look after each cell which variables hold which pools."""
+    """Record after each cell which variables hold which pools."""
     with _lock:
         if shell in _hooked:
             return
@@ -130,13 +128,13 @@ def _follow(shell: Any) -> None:
             if holders := _holders(pool, shell):
                 _variables[pool] = frozenset(holders)
             elif _is_replaced(pool, shell):
-                pool.give_way("its variable is assigned another pool")
+                pool.give_way("its variable was assigned another pool")
 
     shell.events.register("post_run_cell", after_cell)
 
 
 def _forget_in_child() -> None:
-    """The pools are the parent's."""
+    """Forget all pools after a fork: they belong to the parent."""
     global _lock
     _lock = threading.Lock()
     _open.clear()

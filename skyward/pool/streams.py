@@ -1,4 +1,4 @@
-"""Streams on the client's side: which functions stream, the threads that feed iterators in, and tasks that are fed."""
+"""Client side of streams: iterators among the arguments, the threads that feed them, and the tasks they feed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from ..wire.frames import FrameKind
 from ..wire.payloads import PutBlob, encode
 from ..wire.tasks import InputStream
 
-__all__ = ["WINDOW", "FedCallTask", "FedStreamTask", "InputFeed", "stop_feeds", "take_inputs"]
-
 WINDOW = 16
-"""Items of a stream on their way at most, in either direction."""
+"""Most items of a stream in flight, in either direction."""
 
 
 def take_inputs(
     function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Iterator[Any]]]:
-    """Put streams in the place of iterators whose parameter is annotated `Iterator[T]`."""
+    """Replace iterators by streams where the parameter is annotated `Iterator[T]`."""
     bound = inspect.signature(function.fn).bind(*args, **kwargs)
     sources: list[Iterator[Any]] = []
     for name in function.iterator_parameters:
@@ -37,10 +35,10 @@ def take_inputs(
 
 
 class InputFeed:
-    """Feeds one iterator to a running task, a window ahead of it at most.
+    """Feeds one iterator to a running task, at most one window ahead.
 
-    The iterator is advanced in a thread of its own: it may block, or be slow. If it raises, the call fails with that
-    very exception.
+    A separate thread advances the iterator, because it may block or be slow. If it raises, the call fails with that
+    exception.
     """
 
     def __init__(
@@ -61,12 +59,12 @@ class InputFeed:
         self._credit = threading.Semaphore(WINDOW)
         self._is_stopped = False
         self.error: BaseException | None = None
-        """What the iterator raised."""
+        """Exception of the iterator."""
 
     def start(self) -> None:
         try:
             threading.Thread(target=self._run, name=f"skyward-feed-{self._task}", daemon=True).start()
-        except RuntimeError as error:  # no more threads
+        except RuntimeError as error:  # no thread can be started
             self._fail(error)
 
     def grant(self) -> None:
@@ -83,7 +81,7 @@ class InputFeed:
                 if self._is_stopped:
                     return
                 self._engine.streams.send_item(self._task, self._lane, encode(item, self._put))
-        except BaseException as error:  # the user's iterator, or an item that cannot be pickled or sent
+        except BaseException as error:  # from the user's iterator, or from pickling or sending an item
             self._fail(error)
             return
         self._engine.streams.end_input(self._task, FrameKind.IN_END, self._lane)
@@ -97,7 +95,7 @@ class InputFeed:
 
 @dataclass(eq=False, kw_only=True)
 class FedCallTask(CallTask):
-    """A call with iterators among its arguments."""
+    """Call with iterators among its arguments."""
 
     feeds: tuple[InputFeed, ...] = ()
 
@@ -112,7 +110,7 @@ class FedCallTask(CallTask):
 
 @dataclass(eq=False, kw_only=True)
 class FedStreamTask(StreamTask):
-    """A generator, perhaps with iterators among its arguments."""
+    """Call of a generator function, perhaps with iterators among its arguments."""
 
     feeds: tuple[InputFeed, ...] = ()
 
@@ -138,6 +136,6 @@ class FedStreamTask(StreamTask):
 
 
 def stop_feeds(feeds: tuple[InputFeed, ...]) -> None:
-    """Nobody takes any more of them. Idempotent."""
+    """Stop feeds whose items nobody reads. Idempotent."""
     for feed in feeds:
         feed.stop()

@@ -1,4 +1,4 @@
-"""Targets of calls on the client: what sends to the nodes of an open pool, `map` and the executor."""
+"""Targets of calls on the client: sending to the nodes of an open pool, `map`, and the executor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, overload
 
-from ..calls.compute import ComputeFunction, PendingCompute, as_compute
+from ..calls.compute import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute
 from ..calls.futures import Failures, Future, value_of, values_of
 from ..calls.target import CallTarget
 from ..core import interrupts
@@ -25,20 +25,25 @@ from ..wire.seen import SeenArrays
 from .dispatch import Dispatch
 from .map_run import Chunk, MapRun, check_chunk
 
-__all__ = ["PoolExecutor", "PoolSender", "PoolTarget"]
-
 T = TypeVar("T")
 
 
 class PoolExecutor(concurrent.futures.Executor):
-    """Submits plain functions to a pool, or to some of its nodes. Futures keep the standard meaning: a running call
-    cannot be cancelled.
+    """Standard `concurrent.futures.Executor` on a pool or some of its nodes. Made by `pool.executor()`.
 
-    `shutdown` ends the executor and not the pool. Usable in a `with` block of its own. Thread-safe. As with the
-    standard ones, a program that ends without `shutdown` waits for what it has submitted.
+    Its futures keep the standard meaning: a running call cannot be cancelled. `shutdown` ends the executor, not the
+    pool. It is thread-safe and has a `with` block of its own. Like the standard executors, a program that ends without
+    `shutdown` waits for its calls.
 
     Args:
-        send: sends a call; its future must keep the standard meaning.
+        send: Function that sends a call. Its future must keep the standard meaning.
+
+    Example:
+        >>> import skyward as sky
+        >>> with sky.ComputePool(provider=sky.Local()) as pool:
+        ...     with pool.executor() as executor:
+        ...         list(executor.map(abs, [-1, -2]))
+        [1, 2]
     """
 
     def __init__(self, send: Callable[[PendingCompute[Any]], Future[Any]]) -> None:
@@ -49,9 +54,18 @@ class PoolExecutor(concurrent.futures.Executor):
         _open.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Raises RuntimeError after `shutdown`."""
+        """Run `fn(*args, **kwargs)` on one of the nodes and return its future.
+
+        Args:
+            fn: The function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            RuntimeError: The executor is shut down.
+        """
         function = as_compute(fn)
-        # As with the standard ones, wrong arguments are the future's error.
+        # As with the standard executors, wrong arguments become the future's error.
         pending: PendingCompute[T] = PendingCompute(function, args, kwargs, function.options)
         with self._lock:
             if self._is_shut_down:
@@ -68,9 +82,16 @@ class PoolExecutor(concurrent.futures.Executor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """As the standard one: all input is read now, results come in order. `chunksize` calls are sent together."""
+        """Run a call for each item, as the standard executors do: read all input now, yield results in order.
+
+        Args:
+            fn: The function.
+            iterables: Its arguments.
+            timeout: Longest wait for a result, in seconds from now; None for no limit.
+            chunksize: Number of calls that are sent together, >= 1.
+        """
         if chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
+            raise ValueError("chunksize must be >= 1.")  # the standard text # words: ok
         if chunksize == 1:
             return super().map(fn, *iterables, timeout=timeout)
         items = list(zip(*iterables, strict=False))
@@ -79,6 +100,12 @@ class PoolExecutor(concurrent.futures.Executor):
         return _chained(results)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept no more calls, and wait for the open ones.
+
+        Args:
+            wait: Whether to wait.
+            cancel_futures: Cancel calls that have not begun.
+        """
         with self._lock:
             self._is_shut_down = True
             futures = list(self._futures)
@@ -107,18 +134,18 @@ def _shut_down_at_exit() -> None:
 
 
 atexit.register(_shut_down_at_exit)
-os.register_at_fork(after_in_child=_open.clear)  # the calls are the parent's to wait for
+os.register_at_fork(after_in_child=_open.clear)  # only the parent waits for these calls
 
 
 class PoolSender:
     """Sends calls to some nodes of a pool; see `Sender`.
 
     Args:
-        running: returns the engine and the dispatch of the pool while it is open. Raises PoolClosed.
-        numbers: the nodes.
-        is_whole: whether calls to one node may go to any that is kept for no role; False: only to one of `numbers`.
-        slots: plain calls that run on these nodes at once.
-        max_inflight: calls of a map on their way at once; None: two for each slot.
+        running: Function that returns the engine and the dispatch of the open pool. Raises PoolClosed.
+        numbers: The nodes.
+        is_whole: Whether calls to one node may go to any node without a role. False: only to one of `numbers`.
+        slots: Number of plain calls that run on these nodes at once.
+        max_inflight: Most calls of a map that are sent or running at once; None for two per slot.
     """
 
     def __init__(
@@ -171,11 +198,16 @@ class PoolSender:
             return values
         return values_of(futures)
 
+    def show_group(self, group: PendingComputeGroup, futures: list[Future[Any]]) -> None:
+        names = list(dict.fromkeys(pending.name for pending in group))
+        name = " & ".join(names[:3]) + (" & ..." if len(names) > 3 else "")
+        self._running()[1].show_group(name, futures)
+
     def failures(self) -> Failures | None:
         return self._running()[1].failures
 
     def require_open(self) -> None:
-        """Raises PoolClosed."""
+        """Raise PoolClosed if the pool is not open."""
         self._running()
 
     def map_run(
@@ -188,18 +220,18 @@ class PoolSender:
         *,
         is_lazy: bool,
     ) -> MapRun:
-        """Check what a map is given and make it ready to run. Raises UsageError."""
+        """Check the arguments of a map and prepare it. Raises UsageError."""
         engine, dispatch = self._running()
         check_chunk(chunk)
         if not iterables:
-            raise UsageError("map: give at least one iterable of arguments")
+            raise UsageError("map(): no arguments; pass at least one iterable")
         if not callable(fn):
-            raise UsageError(f"map: {fn!r} is not a function")
+            raise UsageError(f"map(): {fn!r} is not a function; pass a function first")
         function = as_compute(fn)
         if function.is_generator:
-            raise UsageError(f"map: {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
+            raise UsageError(f"map(): {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
         if function.launch.is_gang:
-            raise UsageError(f"map: {fn!r} is under an integration, which makes a gang; use `@ pool` for those")
+            raise UsageError(f"map(): {fn!r} is under an integration and runs as a gang; send it with `@ pool`")
         if not return_exceptions:
             check_arguments(function.fn, iterables, {})  # each item is one argument
         options = function.options
@@ -218,17 +250,24 @@ class PoolSender:
             ordered=ordered,
             return_exceptions=return_exceptions,
             is_lazy=is_lazy,
+            board=dispatch.board,
             max_inflight=self._max_inflight,
         )
 
 
 class PoolTarget(CallTarget):
-    """Calls to nodes of an open pool. Thread-safe."""
+    """Target of calls on nodes of a pool. Thread-safe."""
 
     _sender: PoolSender
 
+    def _submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
+        futures = super()._submit_parts(group)
+        if len(futures) > 1:
+            self._sender.show_group(group, futures)
+        return futures
+
     def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
-        """`submit` for integrations that send the same arrays many times; see SeenArrays."""
+        """Submit a call for integrations that send the same arrays many times; see SeenArrays."""
         return self._sender.submit_sharing(pending, seen)
 
     @overload
@@ -257,14 +296,25 @@ class PoolTarget(CallTarget):
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """`[fn(*args) for args in zip(*iterables)]` on all slots.
+        """Return `[fn(*args) for args in zip(*iterables)]`, computed on all slots.
 
         Args:
-            fn: a plain or a @compute function; the options of the latter hold for each call.
-            chunk: calls that are sent together; "auto" measures how long they take and chooses.
-            ordered: values in the order of the input; False: as they come.
-            return_exceptions: a call that raises has its exception in the place of its value. Otherwise the first
-                error is raised and the other calls are cancelled. An error of the input is always raised.
+            fn: Plain or @compute function. The options of a @compute function apply to each call.
+            iterables: Arguments of the calls.
+            chunk: Number of calls that are sent together, >= 1. "auto" measures the calls and decides.
+            ordered: Return values in the order of the input. False: in the order of completion.
+            return_exceptions: Put the exception of a failed call in the place of its value. Otherwise the first error
+                is raised and the other calls are cancelled. Errors of the input are always raised.
+
+        Raises:
+            UsageError: The function or an option is not suitable for a map.
+            Exception: The first exception of the function, as itself.
+
+        Example:
+            >>> import skyward as sky
+            >>> with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+            ...     pool.map(pow, [2, 3], [3, 2])
+            [8, 9]
         """
         run = self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
         try:
@@ -300,13 +350,29 @@ class PoolTarget(CallTarget):
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> Iterator[Any]:
-        """`map` as an iterator: the input is read as results are consumed, so it may be endless.
+        """Return an iterator of a map's values. The input is read as values are consumed, so it may be endless.
 
-        Closing the iterator (or dropping it) cancels what is on its way.
+        Closing or dropping the iterator cancels its open calls.
+
+        Args:
+            fn: Plain or @compute function. The options of a @compute function apply to each call.
+            iterables: Arguments of the calls.
+            chunk: Number of calls that are sent together, >= 1. "auto" measures the calls and decides.
+            ordered: Yield values in the order of the input. False: in the order of completion.
+            return_exceptions: Yield the exception of a failed call in the place of its value.
+
+        Example:
+            for value in pool.imap(transform, read_forever()):
+                write(value)
         """
         return self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True).results()
 
     def executor(self) -> PoolExecutor:
-        """A standard `concurrent.futures.Executor` on these nodes."""
+        """Return a standard `concurrent.futures.Executor` on these nodes. Raises PoolClosed.
+
+        Example:
+            with pool.executor() as executor:
+                futures = [executor.submit(transform, item) for item in items]
+        """
         self._sender.require_open()
         return PoolExecutor(self._sender.submit_strict)

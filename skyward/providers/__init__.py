@@ -14,17 +14,32 @@ PROVIDERS: dict[str, str] = {
     "local": "skyward.providers.local:Local",
     "ssh": "skyward.providers.ssh:SSH",
 }
-"""Name -> where the class is."""
+"""Import path of each provider class, by provider name."""
 
 
 def load(name: str) -> type[Provider]:
-    """The provider class of that name. Raises UsageError for an unknown one, MissingDependency naming the extra."""
+    """Import the provider class registered under a name.
+
+    Args:
+        name: a key of `PROVIDERS`.
+
+    Raises:
+        UsageError: no provider has this name.
+        MissingDependency: an optional package is not installed; the message names the extra that brings it.
+
+    Example:
+        >>> load("local")()
+        Local(lease_s=5.0)
+    """
     try:
         module, _, attribute = PROVIDERS[name].partition(":")
     except KeyError:
-        raise UsageError(f"provider: {name!r} is not known; there are {', '.join(sorted(PROVIDERS))}") from None
+        names = ", ".join(map(repr, sorted(PROVIDERS)))
+        raise UsageError(f"provider={name!r}: unknown; use one of {names}", field="provider", value=name) from None
     try:
         provider: type[Provider] = getattr(import_module(module), attribute)
     except ImportError as error:
-        raise MissingDependency(f"provider {name!r} needs `pip install skyward[{name}]`: {error}") from error
+        raise MissingDependency(
+            f"provider={name!r}: needs an optional package ({error}); run `pip install skyward[{name}]`"
+        ) from error
     return provider

@@ -1,4 +1,4 @@
-"""The seam of a provider: offers, a plan, machines made and ended."""
+"""The provider protocol: list offers, plan, launch machines and terminate them."""
 
 from __future__ import annotations
 
@@ -7,83 +7,90 @@ from typing import Any, ClassVar, Protocol, cast
 from ..events import Emit
 from ..values.machine import Gone, Machine, Offer, PoolSpec
 
-__all__ = ["Provider", "RentedProvider", "as_rented", "least_billed_s"]
-
 
 class Provider(Protocol):
-    """A value that makes machines for a pool. Every fact about it is on its class.
+    """A value that launches machines for a pool. Every fact about a provider is on its class.
 
-    A provider holds no state of a pool: what it made is in the machines' handles. `launch` either returns machines
-    whose agents run, or ends what it had begun and raises; `terminate` returns when they are gone and raises naming
-    those that are not. Both may be called by several threads for different pools.
+    A provider keeps no state about pools: everything it launched is in the machines' handles. `launch` either returns
+    machines whose agents run, or terminates what it started and raises. `terminate` returns once the machines are gone
+    and raises an error that names any that are not. Several threads may call both at once for different pools.
+
+    `skyward.testing` ships conformance suites that test a provider against this contract.
+    `skyward.providers.local.Local` is the shortest complete provider.
     """
 
     name: ClassVar[str]
     extra: ClassVar[str]
-    """The extra of this package that it needs; empty: none."""
+    """Extra of the skyward distribution that the provider needs; empty if none."""
     acts_on_image: ClassVar[frozenset[str]]
-    """The fields of an Image that it carries out; a pool warns about others that are given."""
+    """Names of the `Image` fields that the provider applies; a pool warns when others are set."""
 
     shares_files: ClassVar[bool]
-    """Whether a path names the same file here and on a node."""
+    """Whether a path names the same file on the client and on a node."""
 
     is_rented: ClassVar[bool]
-    """Whether its machines cost money while they exist, so that what a dead client left is to be looked for.
+    """Whether machines cost money while they exist, so that a dead client's machines must be found and terminated.
 
-    If so, it is a `RentedProvider`."""
+    If true, the provider is a `RentedProvider`."""
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
-        """What would fit, cheapest first. Raises NoCapacity if nothing does."""
+        """List the offers that fit the spec, cheapest first. Raises NoCapacity if none does."""
         ...
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[Any]:
-        """Exactly what `launch` would ask for, without asking for it: one entry for each node."""
+        """Return exactly what `launch` would request, one entry per node, without requesting it."""
         ...
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
-        """Make the nodes with these indices by the first of the offers that can be had now.
+        """Launch the nodes with these indices, using the first offer that is available now.
 
-        Raises NoCapacity when none of them can, another ProviderError or NodeError when a machine does not come up.
+        Raises:
+            NoCapacity: none of the offers is available.
+            ProviderError, NodeError: a machine did not come up.
         """
         ...
 
     def terminate(self, machines: list[Machine]) -> None:
-        """End them and wait until they are gone; those that have ended are no error. Idempotent."""
+        """Terminate the machines and wait until they are gone. Idempotent: ended machines are not an error."""
         ...
 
 
 class RentedProvider(Provider, Protocol):
-    """A provider whose machines cost money: what a pool needs beside, so that none is left and no budget is passed."""
+    """A provider whose machines cost money: adds cleanup after a dead client, and the figures a budget needs."""
 
     @property
     def minimum_billed_s(self) -> float:
-        """What each machine costs at least, in seconds of its price."""
+        """Shortest time that every machine is billed for, in seconds."""
         ...
 
     @property
     def ending_s(self) -> float:
-        """For so long at most machines cost money after `terminate` was called."""
+        """Longest time that machines still cost money after a call of `terminate`, in seconds."""
         ...
 
     def why_gone(self, machine: Machine) -> Gone | None:
-        """Say why a machine is certainly gone; None: it may be there. Raises nothing."""
+        """Return why a machine is certainly gone, or None if it may still exist. Never raises."""
         ...
 
     def reaper(self, pool: str) -> tuple[str, ...]:
-        """A command of this machine that ends all that was rented for the pool, from any process of this user."""
+        """Return a local command that terminates every machine of the pool, from any process of this user."""
         ...
 
     def settle(self, pool: str) -> bool:
-        """End whatever of the pool is still there, by the record of it. True: nothing is. Raises TerminateFailed."""
+        """Terminate whatever the journal of the pool still lists; return True if nothing is left.
+
+        Raises:
+            TerminateFailed: some machines may still be running.
+        """
         ...
 
 
 def as_rented(provider: Provider) -> RentedProvider | None:
-    """None: its machines cost nothing."""
+    """Return the provider as a `RentedProvider`, or None if its machines cost nothing."""
     return cast(RentedProvider, provider) if provider.is_rented else None
 
 
 def least_billed_s(provider: Provider) -> float:
-    """What each machine is paid for even if it is given back at once, in seconds; 0 where nothing is rented."""
+    """Seconds that every machine is billed for even if it is returned at once; 0 where nothing is rented."""
     rented = as_rented(provider)
     return max(rented.minimum_billed_s, rented.ending_s) if rented is not None else 0.0

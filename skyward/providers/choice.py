@@ -1,4 +1,4 @@
-"""Which offers a pool takes, and in which order."""
+"""Choice and order of the offers that a pool tries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from ..errors import NoCapacity
 from ..values.allocation import AllocationStrategy
 from ..values.machine import Offer, PoolSpec
 
-__all__ = ["in_order", "nothing_fits", "too_expensive"]
-
 
 def in_order(offers: Iterable[Offer], allocation: AllocationStrategy) -> list[Offer]:
-    """Those that the strategy allows, as they are to be tried; see AllocationStrategy."""
+    """Return the offers that the strategy allows, in the order to try them; see AllocationStrategy."""
     cheapest = sorted(offers, key=lambda o: (o.price_usd_per_hour, o.vcpus, o.instance_type, o.zone))
     spot = [o for o in cheapest if o.is_spot]
     on_demand = [o for o in cheapest if not o.is_spot]
@@ -26,14 +24,14 @@ def in_order(offers: Iterable[Offer], allocation: AllocationStrategy) -> list[Of
 
 
 def too_expensive(offer: Offer, nodes: int, max_hourly_cost: float | None) -> bool:
-    """Whether so many of it cost more than the limit, which is in USD per hour for all together."""
-    # The tolerance is for sums of prices that are no binary fractions.
+    """Return whether `nodes` machines of this offer exceed the limit, in USD per hour for all of them together."""
+    # The tolerance absorbs rounding errors: sums of decimal prices are not exact in binary.
     return max_hourly_cost is not None and offer.price_usd_per_hour * nodes > max_hourly_cost + 1e-9
 
 
 def nothing_fits(name: str, spec: PoolSpec, offers: list[Offer]) -> NoCapacity:
-    """The error that says what was asked for."""
-    asked = [
+    """Build the error that lists the requested machine properties."""
+    requested = [
         f"{field}={value}"
         for field, value in (
             ("accelerator", spec.accelerator),
@@ -45,6 +43,6 @@ def nothing_fits(name: str, spec: PoolSpec, offers: list[Offer]) -> NoCapacity:
     ]
     kinds = "only on-demand" if offers and spec.allocation == "spot" else "no"
     return NoCapacity(
-        f"{name}: {kinds} machine type here has {', '.join(asked) or 'what was asked for'} "
-        f"(allocation={spec.allocation!r}); ask for less, or in another region"
+        f"{name}: {kinds} machine type here has {', '.join(requested) or 'the requested properties'} "
+        f"(allocation={spec.allocation!r}); lower the request, or try another region"
     )

@@ -1,4 +1,4 @@
-"""Time as something that can be given: real, or a test's own. And patience: calls made again until a limit."""
+"""Injectable time, and retries with exponential backoff."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Protocol, TypeVar
 
 from ..errors import ProviderError
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "patiently"]
-
 T = TypeVar("T")
 
 _FIRST_WAIT_S = 0.5
@@ -18,21 +16,21 @@ _LONGEST_WAIT_S = 20.0
 
 
 class Clock(Protocol):
-    """What provisioning knows of time."""
+    """Time as provisioning sees it: the system's, or a test's."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never set, never backwards."""
+        """Return seconds since an arbitrary moment; never jumps, never goes backwards."""
         ...
 
     def time(self) -> float:
-        """Seconds since the epoch, as this machine believes."""
+        """Return seconds since the epoch, by this machine's clock."""
         ...
 
     def sleep(self, seconds: float, /) -> None: ...
 
 
 SYSTEM_CLOCK: Clock = time
-"""The real one."""
+"""Clock of the system."""
 
 
 def patiently(
@@ -43,10 +41,15 @@ def patiently(
     limit_s: float,
     jitter: Callable[[], float] = random.random,
 ) -> T:
-    """What `call` returns, made again while it raises `again_on`; after `limit_s` seconds that error is raised.
+    """Retry a call while it raises `again_on`, with exponential backoff, and return its value.
 
-    Waits grow from half a second to 20, each anywhere between half of it and all of it (`jitter()` in [0, 1)): many
-    clients that were told to wait at once must not come back at once.
+    Args:
+        call: the call to retry.
+        again_on: errors that are worth a retry.
+        clock: source of time.
+        limit_s: seconds after which the last error is raised.
+        jitter: returns numbers in [0, 1). Waits double from 0.5 to 20 seconds, and each is cut to a random length
+            between half and full, because clients that are throttled together must not return together.
     """
     deadline = clock.monotonic() + limit_s
     wait_s = _FIRST_WAIT_S

@@ -1,7 +1,7 @@
-"""Every rented machine: offers tried in order, nothing left behind. What differs between clouds is behind `Cloud`.
+"""Rented machines of every cloud: offers tried in order, nothing left behind. `Cloud` hides the differences.
 
-The order of things is the contract. An intent is on the disk before a machine is asked for; everything asked for
-carries tags that name the intent; a machine is forgotten only when the cloud says that it is gone.
+The order of steps is the contract. An intent is on disk before the request for a machine leaves. Every created resource
+carries tags that name the intent. A machine is forgotten only after the cloud reports it gone.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from .rental import Rental, RentalAttempts, request_for
 from .rented import JOURNAL_TAG, OWNER_TAG, ApiCall, Cloud, Host
 from .termination import MachineTermination, shielded
 
-__all__ = ["CloudProvider", "Rental"]
-
 
 class CloudProvider(abc.ABC):
-    """The Provider protocol over a `Cloud`. Subclasses are frozen values that say which cloud, and how to pay.
+    """The Provider protocol over a `Cloud`. Subclasses are frozen values that hold the options of one cloud.
 
-    Thread-safe. See `skyward.providers.base.Provider` for the contract of each method.
+    Thread-safe. `skyward.providers.base.Provider` documents the contract of each method.
     """
 
     name: ClassVar[str]
@@ -42,33 +40,34 @@ class CloudProvider(abc.ABC):
 
     lease_s: float = 600.0
 
-    # What a subclass gives --------------------------------------------------------------------------------------------
+    # Supplied by subclasses -------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def cloud(self) -> Cloud:
-        """The API. Imports what it needs when it is called first; raises MissingDependency."""
+        """Return the API. Imports its library on the first call; raises MissingDependency."""
 
     @abc.abstractmethod
     def fields(self) -> dict[str, Any]:
-        """Plain data that makes an equal provider in another process: `type(self)(**fields)`. No secrets."""
+        """Return plain data that builds an equal provider in another process: `type(self)(**fields)`. No secrets."""
 
     @property
     def clock(self) -> Clock:
+        """Source of time; tests replace it."""
         return SYSTEM_CLOCK
 
     @property
     def owner(self) -> Owner:
-        """The process that what it rents belongs to."""
+        """Process that owns the machines which this one rents."""
         return Owner.this_process()
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
-        """Agents on machines that run; all or none."""
-        from .remote import bring_up_rented  # ssh and all it needs: only where machines are made
+        """Start agents on running machines; all or none."""
+        from .remote import bring_up_rented  # imports ssh and its dependencies, which only launches need
 
         return bring_up_rented(hosts, spec, pool, nodes, emit)
 
     def let_go(self, machines: list[Machine]) -> None:
-        """Close what `bring_up` opened to machines that are gone; their handles are those that it gave them."""
+        """Close the connections of `bring_up` to machines that are gone. Takes the handles that it created."""
         from .remote import let_go
 
         let_go(machines)
@@ -76,6 +75,7 @@ class CloudProvider(abc.ABC):
     # The protocol -----------------------------------------------------------------------------------------------------
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
+        """List affordable offers in the order to try them. Raises NoCapacity if there are none."""
         offers = patiently(lambda: self.cloud().offers(spec), again_on=Throttled, clock=self.clock, limit_s=60.0)
         fitting = in_order(offers, spec.allocation)
         if not fitting:
@@ -84,50 +84,56 @@ class CloudProvider(abc.ABC):
         if not affordable:
             cheapest = min(o.price_usd_per_hour for o in fitting)
             raise NoCapacity(
-                f"{self.name}: max_hourly_cost={spec.max_hourly_cost:g} USD/h is for the whole pool, and the cheapest "
-                f"offer is {cheapest:g} USD/h x {spec.nodes} nodes = {cheapest * spec.nodes:g}; raise it, ask for "
+                f"{self.name}: max_hourly_cost={spec.max_hourly_cost:g} USD/h covers the whole pool, but the cheapest "
+                f"offer is {cheapest:g} USD/h x {spec.nodes} nodes = {cheapest * spec.nodes:g}; raise it, or request "
                 "fewer nodes or a smaller machine"
             )
         return affordable
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[ApiCall]:
+        """Return the API calls that `launch` would send, without sending them."""
         journal = "<journal id>"
         tags = {JOURNAL_TAG: journal, OWNER_TAG: self.owner.tag}
         return self.cloud().plan(request_for(self, spec, offer, pool, spec.nodes, token=f"{journal}-0", tags=tags))
 
     def why_gone(self, machine: Machine) -> Gone | None:
+        """Return why a machine has certainly ended; None if it may run, or if the API does not answer."""
         rental: Rental = machine.handle
         try:
             listed = self.cloud().describe({JOURNAL_TAG: rental.journal.id})
-        except ProviderError:  # it is asked again
+        except ProviderError:  # not proven gone; the caller repeats the query
             return None
         ended = [i for i in listed if i.id == rental.instance and not i.is_billed]
         if not ended:
             return None
-        return PREEMPTED if ended[0].is_preempted else Gone(reason=ended[0].reason or "it has ended")
+        return PREEMPTED if ended[0].is_preempted else Gone(reason=ended[0].reason or "it ended")
 
     def reaper(self, pool: str) -> tuple[str, ...]:
-        """The command that ends all that was rented for the pool, from any process of this user."""
+        """Return the command that terminates all machines of the pool, from any process of this user."""
         return (sys.executable, "-m", "skyward", "down", pool, "--yes")
 
     @property
     def minimum_billed_s(self) -> float:
+        """Shortest time that every machine is billed for, in seconds."""
         return self.cloud().minimum_billed_s
 
     @property
     def ending_s(self) -> float:
+        """Longest time that machines still cost money after `terminate`, in seconds."""
         return 60.0
 
     def settle(self, pool: str) -> bool:
+        """Terminate whatever is left of the pool; return True if nothing is. Raises TerminateFailed."""
         with _registry_lock:
             journal = _registry.get(pool) or _closing.get(pool)
             if journal is not None:
-                _stopped.add(journal.id)
+                _stopped.add(journal.id)  # a launch in another thread sees this and creates no more machines
         if journal is not None and journal.is_there:
             shielded(lambda: self._settle(journal))
         return journal is None or not journal.is_there
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        """Rent machines and start their agents; all of them, or none and raise."""
         journal = self._journal(spec, pool)
         try:
             launch = RentalAttempts(
@@ -141,13 +147,14 @@ class CloudProvider(abc.ABC):
             )
             try:
                 return launch.run(offers)
-            except BaseException as error:  # Ctrl-C too
+            except BaseException as error:  # includes KeyboardInterrupt: a failed launch must leave no machine behind
                 self._undo(launch, error)
                 raise
         finally:
             self._end_launch(journal)
 
     def terminate(self, machines: list[Machine]) -> None:
+        """Terminate the machines and wait until they are gone. Raises TerminateFailed."""
         rentals: dict[str, list[Rental]] = {}
         for machine in machines:
             rentals.setdefault(machine.handle.journal.folder, []).append(machine.handle)
@@ -160,8 +167,8 @@ class CloudProvider(abc.ABC):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _journal(self, spec: PoolSpec, pool: str) -> Journal:
-        """That of this pool, opened with its first launch; a launch is under way. Raises ForeignState."""
-        scope = self.cloud().scope()
+        """Return the pool's journal, opened by its first launch, and count one launch. Raises ForeignState."""
+        scope = self.cloud().scope()  # queries the API, so not under the lock
         with _registry_lock:
             journal = _registry.get(pool)
             if journal is None or not journal.is_there:
@@ -186,11 +193,11 @@ class CloudProvider(abc.ABC):
                 del _under_way[journal.id]
 
     def _undo(self, launch: RentalAttempts, error: BaseException) -> None:
-        """End what a launch that failed has made. A failure of that is a note; the journal stays open."""
+        """Terminate the machines of a failed launch. If that fails, add a note; the journal stays open."""
         try:
             shielded(lambda: self._end_all_of(launch))
         except (ProviderError, OSError, KeyboardInterrupt) as failure:
-            error.add_note(f"and then: {type(failure).__name__}: {failure}")
+            error.add_note(f"cleanup failed too: {type(failure).__name__}: {failure}")
 
     def _end_all_of(self, launch: RentalAttempts) -> None:
         with launch.journal.exclusively(restore=True) as is_open:
@@ -204,7 +211,7 @@ class CloudProvider(abc.ABC):
         journal = rentals[0].journal
         if ids <= journal.gone:
             return
-        with journal.exclusively(restore=True):  # "down", typed by somebody, may be at it too
+        with journal.exclusively(restore=True):  # a user's `skyward down` may terminate the same machines
             self._end_exclusively(journal, rentals[0].emit, ids)
 
     def _end_exclusively(self, journal: Journal, emit: Emit, ids: set[str]) -> None:
@@ -221,7 +228,7 @@ class CloudProvider(abc.ABC):
     def ending(
         self, journal: Journal, emit: Emit, nodes: dict[str, int], is_meant: Callable[[str, str], bool]
     ) -> MachineTermination:
-        """What ends those of the journal's machines that are meant, by id and attempt."""
+        """Build the termination of those machines that `is_meant` selects by id and attempt."""
         return MachineTermination(
             cloud=self.cloud(),
             journal=journal,
@@ -232,17 +239,17 @@ class CloudProvider(abc.ABC):
         )
 
     def _close_if_empty(self, ending: MachineTermination, is_gone: bool, *, launches: int) -> None:
-        """With the last machine goes what they shared. `launches`: how many of this pool may be under way."""
+        """Delete the shared resources after the last machine. `launches`: this many launches may be running."""
         journal = ending.journal
         with _registry_lock:
             if not is_gone or journal.living or journal.open_attempts or _under_way.get(journal.id, 0) > launches:
                 return
-            _registry.pop(journal.pool, None)  # a launch from now on has a journal of its own
+            _registry.pop(journal.pool, None)  # from now on a launch opens a new journal
             _closing[journal.pool] = journal
         try:
-            # What a create call made without saying so, and nobody has seen till now, has no other end than this.
+            # A create call may have made machines without an answer, and nobody has seen them yet. This is their end.
             self.ending(journal, ignore, {}, lambda i, _token: i not in journal.gone).run()
-            ending.clean_up()  # not under the lock: it may take minutes, and other pools go on
+            ending.clean_up()  # without the lock: it may take minutes, and must not block other pools
         except BaseException:
             with _registry_lock:
                 _registry.setdefault(journal.pool, journal)
@@ -252,10 +259,10 @@ class CloudProvider(abc.ABC):
                 _closing.pop(journal.pool, None)
 
 
-# One entry for each pool that this process has machines of; a lock, because replacements are made by other threads.
+# One entry per pool with machines in this process. Locked, because other threads launch replacements.
 _registry: dict[str, Journal] = {}
 _closing: dict[str, Journal] = {}
-"""Those of which all machines are gone, and what they shared is being removed."""
+"""Journals whose machines are all gone while their shared resources are being deleted."""
 _under_way: dict[str, int] = {}
 _stopped: set[str] = set()
 _registry_lock = threading.RLock()
@@ -263,8 +270,8 @@ _registry_lock = threading.RLock()
 
 def foreign(name: str, journal: Journal, scope: str) -> ForeignState:
     return ForeignState(
-        f"{name}: pool {journal.pool} was made in {journal.scope}, and the credentials here are of {scope}; nothing "
-        f"was touched. Use the account it was made with; its record is {journal.folder}",
+        f"{name}: pool {journal.pool} belongs to {journal.scope}, but these credentials belong to {scope}, so nothing "
+        f"was touched; use the account of the pool, whose record is {journal.folder}",
         recorded=journal.scope,
         current=scope,
     )

@@ -1,4 +1,4 @@
-"""This machine as a provider: each node is an agent process of its own, with the same frames as a remote node."""
+"""Local provider: each node is an agent process on this machine, with the same frames as a remote node."""
 
 from __future__ import annotations
 
@@ -32,13 +32,11 @@ from ..values.machine import Machine, Offer, PoolSpec
 from ..values.topology import Peer
 from ..wire.tasks import NodeConfig
 
-__all__ = ["Local", "collect_garbage"]
-
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 5.0
 _ADDRESS = "127.0.0.1"
 _FOLDER = "skyward"
-"""Of the nodes' folders, below the temporary one."""
+"""Parent of the nodes' folders, below the temporary folder."""
 _BOOT = """
 import sys
 sys.path[:] = sys.argv[1:]
@@ -51,13 +49,19 @@ _ARCHITECTURES = {"aarch64": "arm64"}
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Nodes on this machine.
+    """Nodes on this machine, each one a separate process.
 
-    A task sees: the working folder of this process, its `sys.path`, its environment with `Image.env` on top, and
-    nothing on standard input. Scratch space is `tempfile` as usual. Numeric libraries get `cores // slots` threads
-    unless OMP_NUM_THREADS and its like are set. The nodes divide the GPUs that this process sees
-    (CUDA_VISIBLE_DEVICES), or share them where there are fewer GPUs than nodes. Of an image only `env` and `includes`
-    act: the packages are those of this environment.
+    A task sees the working folder, the `sys.path` and the environment of this process, with `Image.env` applied on
+    top. Its standard input is empty. Numeric libraries get `cores // slots` threads each, unless OMP_NUM_THREADS or a
+    similar variable is set. Nodes divide the GPUs that this process sees (CUDA_VISIBLE_DEVICES); if there are fewer
+    GPUs than nodes, they share them. Only the `env` and `includes` of an image apply, because tasks use the packages
+    of this environment.
+
+    Args:
+        lease_s: seconds after which a node shuts itself down once the client and its keeper are gone; > 0.
+
+    Raises:
+        UsageError: `lease_s` is not a positive number.
 
     Example:
         >>> Local()
@@ -71,42 +75,52 @@ class Local:
     is_rented: ClassVar[bool] = False
 
     lease_s: float = 5.0
-    """Seconds after which a node ends by itself when the client and its keeper are gone; > 0."""
+    """Seconds after which a node shuts itself down once the client and its keeper are gone; > 0."""
 
     def __post_init__(self) -> None:
         if not self.lease_s > 0:
-            raise ProviderError(f"Local.lease_s: {self.lease_s!r}; it is a number of seconds > 0")
+            raise UsageError(f"Local.lease_s={self.lease_s!r}: must be a number of seconds > 0; set lease_s=5.0")
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
+        """Return one offer, this machine. Raises NoCapacity if it does not fit the spec."""
         cores = os.cpu_count() or 1
         memory = memory_bytes() / 2**30
         if spec.vcpus is not None and spec.vcpus > cores:
-            raise NoCapacity(f"local: vcpus={spec.vcpus}, but this machine has {cores} cores")
+            raise NoCapacity(
+                f"local: vcpus={spec.vcpus} exceeds the {cores} cores of this machine; set vcpus={cores} or less"
+            )
         if spec.memory_gib is not None and spec.memory_gib > memory:
-            raise NoCapacity(f"local: memory_gib={spec.memory_gib:g}, but this machine has {memory:.1f}")
+            raise NoCapacity(
+                f"local: memory_gib={spec.memory_gib:g} exceeds the {memory:.1f} GiB of this machine; request less"
+            )
         machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
         if spec.architecture not in (None, machine):
-            raise NoCapacity(f"local: architecture={spec.architecture}, but this machine is {machine}")
+            raise NoCapacity(
+                f"local: architecture={spec.architecture!r}, but this machine is {machine!r}; leave architecture out"
+            )
         self._check_accelerator(spec)
         return [Offer(provider="local", instance_type="this machine", vcpus=cores, memory_gib=memory)]
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[NodeConfig]:
+        """Return the configuration of each node, without starting any."""
         return [self._config(spec, pool, node) for node in range(spec.nodes)]
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        """Start the agents of these nodes; all of them, or none and raise ProviderError."""
         configs = [self._config(spec, pool, node) for node in nodes]
         started: list[tuple[NodeConfig, subprocess.Popen[bytes]]] = []
         try:
             for config in configs:
-                started.append((config, _start(config)))  # all of them before waiting for any
+                started.append((config, _start(config)))  # start them all first, so that they boot in parallel
             return [_ready(config, process, self.lease_s) for config, process in started]
-        except BaseException:  # Ctrl-C too: nothing of ours stays
+        except BaseException:  # includes KeyboardInterrupt: a failed launch must leave no process behind
             for config, process in started:
                 _kill(process)
                 shutil.rmtree(config.folder, ignore_errors=True)
             raise
 
     def terminate(self, machines: list[Machine]) -> None:
+        """Wait a moment for agents that were told to end, then kill them and remove their folders."""
         deadline = time.monotonic() + _END_LIMIT_S
         for machine in machines:
             process: subprocess.Popen[bytes] = machine.handle
@@ -117,7 +131,7 @@ class Local:
             shutil.rmtree(machine.folder, ignore_errors=True)
 
     def _check_accelerator(self, spec: PoolSpec) -> None:
-        """Raises NoCapacity where a node would not have the accelerators that are asked for."""
+        """Raise NoCapacity if a node would lack the requested accelerators."""
         wanted = spec.accelerator
         devices = devices_of_machine({**os.environ, **spec.image.environment()})
         if wanted is None or wanted.is_met_by(devices.kind, len(devices.names) // spec.nodes):
@@ -125,8 +139,8 @@ class Local:
         has = f"{len(devices.names)} {devices.kind}" if devices.names else "no accelerator"
         nodes = f" for each of {spec.nodes} nodes" if spec.nodes > 1 else ""
         raise NoCapacity(
-            f"local: accelerator={wanted}{nodes}, but this machine has {has} that a task would see; leave accelerator "
-            "out to use what there is"
+            f"local: accelerator={wanted}{nodes}, but tasks on this machine see {has}; leave accelerator out "
+            "to use the devices of this machine"
         )
 
     def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
@@ -170,27 +184,26 @@ def _working_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise UsageError(
-            "cwd: the working folder of this process was removed, and calls would run there; "
-            "change to another one (os.chdir)"
+            "working folder: it was removed, but tasks run in it; change to an existing folder with os.chdir()"
         ) from None
 
 
 def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
     try:
-        # No site: an agent needs nothing of the user's, and starts in a third of the time.
+        # `-S` skips the user's site-packages: the agent needs none of them, and starts in a third of the time.
         process = subprocess.Popen(
             [config.python, "-S", "-E", "-s", "-c", _BOOT, *config.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-    except OSError as error:  # no process, memory or descriptor is left
+    except OSError as error:  # out of processes, memory or file descriptors
         hint = (
             f"; the longest variable of the environment is {_longest_variable()}" if error.errno == errno.E2BIG else ""
         )
-        raise _failure(config, f"cannot be started: {error.strerror}{hint}") from error
+        raise _failure(config, f"could not be started: {error.strerror}{hint}") from error
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died; `_ready` says how
+    with contextlib.suppress(BrokenPipeError):  # the process died; `_ready` reports how
         process.stdin.write(pickle.dumps(config))
         process.stdin.close()
     return process
@@ -198,13 +211,13 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
 
 def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float) -> Machine:
     assert process.stdout is not None
-    poll = select.poll()  # select() fails where there are more than 1024 descriptors
+    poll = select.poll()  # not select(), which fails for descriptors above 1023
     poll.register(process.stdout, select.POLLIN)
     readable = poll.poll(_START_LIMIT_S * 1000)
     line = process.stdout.readline().decode().strip() if readable else ""
     process.stdout.close()
     if not line.startswith(os.sep):
-        silent = f"said nothing for {_START_LIMIT_S:.0f} s"
+        silent = f"printed nothing for {_START_LIMIT_S:.0f} s"
         raise _failure(config, (line or _end_of(process)) if readable else silent)
     return Machine(
         node=config.node,
@@ -220,35 +233,41 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:
-    """How one ended that closed its output."""
+    """Describe the end of an agent that closed its output."""
     try:
         code = process.wait(_END_LIMIT_S)
-    except subprocess.TimeoutExpired:  # said by what is returned
+    except subprocess.TimeoutExpired:  # reported by the return value
         return "closed its output and did not start"
     if code < 0:
         return f"was killed by {signal.Signals(-code).name} while it started"
-    return f"exited with code {code} while it started; what it printed is above"
+    return f"exited with code {code} while it started; read its output above"
 
 
-def _failure(config: NodeConfig, what: str) -> ProviderError:
-    """Retryable: whatever it died of may have passed, as memory that was short."""
-    return ProviderError(f"local: the agent of node {config.node} {what}", retryable=True)
+def _failure(config: NodeConfig, problem: str) -> ProviderError:
+    # Retryable, because the cause may be temporary, such as a shortage of memory.
+    return ProviderError(f"local: the agent of node {config.node} {problem}", retryable=True)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """A watchdog that does not end: kill what is below it too, for it can no longer do so itself."""
+    """Kill a watchdog that does not exit, and all its descendants: after SIGKILL it cannot kill them itself."""
     below = processes_below(process.pid)
     process.kill()
     for pid in below:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # already exited
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
-    """Remove what dead pools of this user left on this machine; says what it was, or would be.
+    """Remove the folders that dead pools of this user left on this machine.
 
-    Live pools are not touched, nor those that start: for so long a folder may be without its socket.
+    Live pools are not touched. Neither are starting ones: a young folder may not have its socket yet.
+
+    Args:
+        is_dry_run: list the folders without removing them.
+
+    Returns:
+        Paths of the folders that were removed, or would be.
     """
     garbage: list[str] = []
     folder = runtime_folder(_FOLDER)
@@ -264,7 +283,7 @@ def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
 def _is_starting(path: str) -> bool:
     try:
         age_s = time.time() - os.stat(path).st_mtime
-    except FileNotFoundError:  # it has just ended by itself
+    except FileNotFoundError:  # its own node has just removed it
         return True
     return age_s < _START_LIMIT_S and not os.path.exists(os.path.join(path, SOCKET_NAME))
 

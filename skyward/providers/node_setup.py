@@ -1,7 +1,7 @@
-"""One machine's way to being a node: connected, prepared, an agent started; and what was begun is ended again.
+"""Turns one machine into a node: connects, prepares it, starts an agent, and undoes all of it on failure.
 
-A connection that is lost on the way says nothing about what was under way over there. So that is ended, by a new
-connection, and begun again under another name: what is made for a node can be told from all else by its folder's name.
+A lost connection does not say what happened on the machine. So the setup undoes the old attempt over a new connection,
+and starts again under another name: the folder's name tells one attempt from every other process on the machine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ from ..values.machine import Machine, PoolSpec
 from ..values.topology import Peer
 from ..wire.tasks import NodeConfig
 
-__all__ = ["RemoteNodeHandle", "Orders", "Place", "NodeSetup", "end_agent", "python_line"]
-
 _AGENT_LIMIT_S = 60.0
 _END_LIMIT_S = 20.0
 _WATCHDOG_LIMIT_S = 180.0
-"""Cloud-init runs user data last of all: that may be a minute or two after sshd answers."""
+"""Time for user data to run: cloud-init runs it last, a minute or two after sshd answers."""
 _LOSSES = 5
-"""So many times the connection may be lost on the way before the node is given up."""
+"""Number of lost connections after which the node is given up."""
 _FIRST_PAUSE_S = 0.2
 _NO_CONNECTION = 255
 _ARCHITECTURES = {"aarch64": "arm64"}
@@ -50,11 +48,13 @@ _BOOT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a node is to be: how the machine is reached from here, and what it is called on the nodes' own network.
+    """Place of a node: how to reach the machine from here, and its address among the nodes.
 
-    private_address: at which the other nodes find it; empty: the one that the SSH connection arrives at over there.
-    public_address: for people; empty: there is none that is known.
-    auth_grace_s: how long a machine that just booted may refuse our key.
+    Args:
+        target: how the client logs in.
+        private_address: address for the other nodes; empty for the one at which the SSH connection arrives.
+        public_address: address to show to people; empty if unknown.
+        auth_grace_s: seconds during which a freshly booted machine may refuse our key.
     """
 
     target: SSHTarget
@@ -65,34 +65,34 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteNodeHandle:
-    """The handle of a remote Machine: what ends it."""
+    """Handle of a remote Machine: everything that its shutdown needs."""
 
     connection: Connection = field(repr=False)
     watchdog: int
     started: str
-    """With `watchdog` it names the process for good, see `skyward.node.agent.outside`."""
+    """Start time of the watchdog. With its pid it names the process for good; see `skyward.node.agent.outside`."""
     folder: str
     python: tuple[str, ...]
-    """The command of its agent's interpreter."""
+    """Command of the agent's interpreter."""
     path: tuple[str, ...]
     place: Place
 
 
 def end_agent(node: RemoteNodeHandle, by_itself_s: float) -> None:
-    """Give a node so long to end by itself, as it was told; kill what is left then. Raises what `run` raises."""
+    """Let a node that was told to end exit by itself for some seconds, then kill it. Raises what `run` raises."""
     arguments = (str(node.watchdog), node.started, node.folder, str(by_itself_s))
     node.connection.run(python_line(node.python, node.path, "end", arguments), timeout_s=_END_LIMIT_S)
 
 
 def python_line(python: Sequence[str], path: Sequence[str], name: str, arguments: Sequence[str] = ()) -> str:
-    """A line of sh that runs a function of `skyward.node.agent.outside` over there."""
+    """Build a line of sh that runs a function of `skyward.node.agent.outside` on the machine."""
     boot = _BOOT.format(count=len(path) + 1, name=name)
     return "exec " + shlex.join([*python, "-S", "-E", "-s", "-c", boot, *path, *arguments])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What holds for all nodes of one `bring_up`."""
+    """Options shared by all nodes of one `bring_up`."""
 
     spec: PoolSpec
     pool: str
@@ -119,31 +119,31 @@ class NodeSetup:
         self._orders = orders
         self._connection: Connection | None = None
         self._begun: list[str] = []
-        """Names of folders over there, the last one of the attempt that is under way."""
+        """Names of the folders on the machine; the last one belongs to the current attempt."""
         self._has_waited = False
 
     def go(self) -> None:
         try:
             self.machine = self._climb()
         except BaseException as error:
-            error.node = self.node  # type: ignore[attr-defined]  # for who may have another machine for it
+            error.node = self.node  # type: ignore[attr-defined]  # a caller may try another machine for this node
             self.error, self.failed_at = error, time.monotonic()
             self._orders.stop.set()
             self._orders.are_prepared.abort()
 
     def abandon(self) -> None:
-        """Leave nothing of it. After `go`, whatever came of that."""
+        """Undo everything on the machine. Call it after `go`, whatever the outcome."""
         try:
             if self._begun:
                 self._undo_patiently(time.monotonic() + _END_LIMIT_S)
         except (SkywardError, OSError) as error:
             if self.error is not None:
-                self.error.add_note(f"node {self.node} may still run: its lease ends it. {error}")
+                self.error.add_note(f"node {self.node} may still run until its lease expires: {error}")
         finally:
             self._disconnect()
 
     def _undo_patiently(self, deadline: float) -> None:
-        """By a new connection where the one that there was is lost."""
+        """Undo all attempts until the deadline, over a new connection if the old one is lost."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -187,7 +187,7 @@ class NodeSetup:
                 on_retry=self._say_retry,
             )
         with self._holding_lease(connection):
-            if self._begun:  # by an attempt of which nobody knows what it came to
+            if self._begun:  # an earlier attempt lost its connection, and may still be running there
                 undo(functools.partial(connection.run, stop=self._orders.stop), self._begun)
             folder = f"{self._orders.pool}-{self.node}-{os.urandom(3).hex()}"
             self._begun.append(folder)
@@ -209,7 +209,7 @@ class NodeSetup:
         return self._made(connection, ready, reply)
 
     def _say_retry(self, error: SkywardError) -> None:
-        self._orders.emit(PhaseOutput(node=self.node, phase="connect", text=f"{error}; trying again"))
+        self._orders.emit(PhaseOutput(node=self.node, phase="connect", text=f"{error}; retrying"))
 
     def _run(
         self,
@@ -221,16 +221,18 @@ class NodeSetup:
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
     ) -> SSHResult:
-        """A command for the node: `undo` finds what it starts, and `stop` ends it."""
+        """Run a command for the node, marked so that `undo` finds its processes. `stop` ends it."""
         stop = self._orders.stop
         done = connection.run(marked(command, folder), input=input, timeout_s=timeout_s, on_line=on_line, stop=stop)
-        if done.code == _NO_CONNECTION:  # nothing of ours ends so; the client's own process may not know it yet
+        # None of our commands exits with 255, so it is ssh's own. `Connection.run` cannot decide that, because its
+        # holder process may not have noticed the loss yet.
+        if done.code == _NO_CONNECTION:
             message = f"ssh {self._place.target}: the connection was lost; {done.error_text}"
             raise Unreachable(message, host=str(self._place.target), is_final=False)
         return done
 
     def _check_watchdog(self, run: Callable[..., SSHResult]) -> None:
-        """A machine that would not end by itself is not used. sshd may answer before its user data has run."""
+        """Refuse a machine that would not shut itself down. sshd may answer before its user data has run."""
         if not self._orders.lease_file:
             return
         there = f"[ -e {shlex.quote(self._orders.lease_file)} ]"
@@ -241,30 +243,30 @@ class NodeSetup:
             line = f"i=0; until {there}; do i=$((i + 1)); [ $i -gt {limit_s} ] && exit 1; sleep 1; done"
             if run(line, timeout_s=limit_s + _END_LIMIT_S).code:
                 raise ProviderError(
-                    f"{self._place.target}: node {self.node}: the machine's own watchdog, which ends it when nobody "
-                    "renews its lease, did not start: it has not run its user data. Does its image have cloud-init, "
-                    f"and did that get to its end? ({self._orders.lease_file} is not there after {limit_s} s)"
+                    f"{self._place.target}: node {self.node}: the lease watchdog, which shuts the machine down without "
+                    f"contact, did not start: {self._orders.lease_file} is missing after {limit_s} s, so its user data "
+                    "has not run; use an image with a working cloud-init"
                 )
 
     def _wait_for_the_others(self) -> None:
-        """Until all can start their agents: nobody renews an agent's lease before all of them run."""
+        """Wait until all nodes are prepared: nobody renews the lease of an agent before all agents run."""
         if self._has_waited:
             return
         try:
             self._orders.are_prepared.wait()
         except threading.BrokenBarrierError:
-            text = f"{self._place.target}: node {self.node} was stopped: another did not come up"
+            text = f"{self._place.target}: node {self.node} was stopped because another node did not come up"
             raise Unreachable(text, host=str(self._place.target), was_stopped=True) from None
         self._has_waited = True
 
     @contextlib.contextmanager
     def _holding_lease(self, connection: Connection) -> Iterator[None]:
-        """Renew the machine's own lease while there is no agent yet: packages may take longer than it lasts."""
+        """Renew the machine's lease until the agent runs: installing packages may outlast it."""
         lease_file, done = self._orders.lease_file, threading.Event()
 
         def renew() -> None:
             while not done.wait(self._orders.lease_s / 4):
-                with contextlib.suppress(NodeError, ProviderError, OSError):  # what prepares meets it too
+                with contextlib.suppress(NodeError, ProviderError, OSError):  # the preparing thread meets the error too
                     connection.run(f"touch {shlex.quote(lease_file)}", timeout_s=_END_LIMIT_S)
 
         thread = threading.Thread(target=renew, name=f"skyward-lease-{self.node}", daemon=True)
@@ -294,7 +296,7 @@ class NodeSetup:
             timeout_s=_AGENT_LIMIT_S,
         )
         if done.code:
-            # Whatever it died of may have passed, as memory that was short.
+            # Retryable, because the cause may be temporary, such as a shortage of memory.
             raise ProviderError(f"{self._place.target}: node {self.node}: {done.error_text}", retryable=True)
         return reply_of(done.text)
 
@@ -323,22 +325,25 @@ class NodeSetup:
         )
 
     def _check(self, ready: Ready, reply: dict[str, Any]) -> None:
-        """What was asked for, where it is known only now. Raises NoCapacity."""
+        """Check the hardware against the spec, now that it is known. Raises NoCapacity."""
         spec = self._orders.spec
         lacks = []
         if spec.vcpus is not None and ready.cores < spec.vcpus:
-            lacks.append(f"vcpus={spec.vcpus}, and it has {ready.cores} cores")
+            lacks.append(f"vcpus={spec.vcpus}, but the machine has {ready.cores} cores")
         if spec.memory_gib is not None and ready.memory_gib < spec.memory_gib:
-            lacks.append(f"memory_gib={spec.memory_gib:g}, and it has {ready.memory_gib:.1f}")
+            lacks.append(f"memory_gib={spec.memory_gib:g}, but the machine has {ready.memory_gib:.1f}")
         if spec.architecture is not None and spec.architecture != _ARCHITECTURES.get(
             reply["machine"], reply["machine"]
         ):
-            lacks.append(f"architecture={spec.architecture}, and it is {reply['machine']}")
+            lacks.append(f"architecture={spec.architecture}, but the machine is {reply['machine']}")
         if spec.accelerator is not None and not spec.accelerator.is_met_by(reply["accelerator"], reply["accelerators"]):
             has = f"{reply['accelerators']} {reply['accelerator']}" if reply["accelerators"] else "none"
-            lacks.append(f"accelerator={spec.accelerator}, and it has {has}")
+            lacks.append(f"accelerator={spec.accelerator}, but the machine has {has}")
         if lacks:
-            raise NoCapacity(f"{self._place.target}: node {self.node}: asked for {'; '.join(lacks)}")
+            raise NoCapacity(
+                f"{self._place.target}: node {self.node}: requested {'; '.join(lacks)}; lower the request, or use "
+                "another machine"
+            )
 
     def _made(self, connection: Connection, ready: Ready, reply: dict[str, Any]) -> Machine:
         command = attach.command(ready.agent_python, reply["root"], reply["socket"])

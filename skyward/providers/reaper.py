@@ -1,4 +1,4 @@
-"""Machines that nobody owns any more: found by the journals of dead owners and by tag, and ended."""
+"""Terminates machines without an owner, found by the journals of dead owners and by tag."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from .cloud import CloudProvider, foreign
 from .rented import JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Instance
 from .termination import MachineTermination
 
-__all__ = ["Found", "gc", "ls", "reap"]
-
 T = TypeVar("T")
 
 ProviderOf = Callable[[Journal], CloudProvider]
@@ -25,7 +23,10 @@ IsAlive = Callable[[Owner], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A machine of ours that exists. `owner`: "here" (its process runs), "dead", or "elsewhere" (another machine's)."""
+    """An existing machine of a pool.
+
+    `owner`: "here" (its process runs), "dead", or "elsewhere" (a process of another machine).
+    """
 
     instance: Instance
     pool: str
@@ -33,22 +34,23 @@ class Found:
     scope: str
     owner: str
     price_usd_per_hour: float | None = None
-    """None where no record here tells."""
+    """Price of the machine; None if no record on this machine has it."""
 
 
 def reap(pool: str, *, provider_of: ProviderOf | None = None, force: bool = True) -> list[str]:
-    """End everything that was rented for the pools of this name by this user on this machine; their ids.
+    """Terminate everything that this user rented on this machine for the pools of this name; return the ids.
 
-    This is what the keeper runs when a client died, and what `skyward down` does. Safe to run by several processes
-    at once, and again: each machine is ended once.
+    The keeper runs this when a client died, and so does `skyward down`. Several processes may run it at once, and
+    again: each machine is terminated once.
 
     Args:
-        provider_of: makes the provider of a journal; by default from what the journal says.
-        force: also where the owner's process still runs. False: such a pool is left alone.
+        pool: name of the pool.
+        provider_of: builds the provider of a journal; by default from the journal itself.
+        force: also terminate pools whose owner process still runs. False leaves them alone.
 
     Raises:
-        ForeignState: the credentials here are of another account than the pool's; nothing was touched.
-        TerminateFailed: some may still be running; the error names them.
+        ForeignState: these credentials belong to another account than the pool; nothing was touched.
+        TerminateFailed: some machines may still be running; the error names them.
     """
     ended: list[str] = []
     failures: list[ProviderError] = []
@@ -72,12 +74,18 @@ def gc(
     provider_of: ProviderOf | None = None,
     is_alive: IsAlive = Owner.is_alive,
 ) -> tuple[list[str], list[SkywardError]]:
-    """End what dead owners left: by their journals, then by tag in the accounts of `providers` and of the journals.
+    """Terminate what dead owners left: by their journals, then by tag in every known account.
 
-    A machine is ended only when its owner was a process of this machine that is dead and, where no journal tells its
-    story, its lease is over. Live pools, and machines of other machines' pools, are never touched.
+    A machine is terminated only if its owner was a process of this machine that is dead. If no journal records it, its
+    lease must have expired too. Live pools, and pools of other machines, are never touched.
 
-    Returns the ids that were ended, and what went wrong: one account that cannot be reached does not spare the others.
+    Args:
+        providers: providers whose accounts are searched, besides those of the journals.
+        provider_of: builds the provider of a journal; by default from the journal itself.
+        is_alive: whether an owner's process runs.
+
+    Returns:
+        The terminated ids, and the errors: an unreachable account does not stop the others.
     """
     ended: list[str] = []
     accounts = _Accounts(providers, provider_of or _provider_of)
@@ -98,7 +106,13 @@ def ls(
     provider_of: ProviderOf | None = None,
     is_alive: IsAlive = Owner.is_alive,
 ) -> tuple[list[Found], list[SkywardError]]:
-    """Machines of ours that exist, in the accounts of `providers` and of the journals here; and what went wrong."""
+    """List existing machines in the accounts of `providers` and of the journals here, and the errors met.
+
+    Args:
+        providers: providers whose accounts are searched, besides those of the journals.
+        provider_of: builds the provider of a journal; by default from the journal itself.
+        is_alive: whether an owner's process runs.
+    """
     machines: list[Found] = []
     accounts = _Accounts(providers, provider_of or _provider_of)
     prices: dict[str, float] = {}
@@ -117,18 +131,18 @@ def ls(
 
 
 class _Accounts:
-    """One provider for each account, those that were given first; and what went wrong with them."""
+    """One provider per account, the given ones first, and the errors met with them."""
 
-    def __init__(self, given: Iterable[CloudProvider], provider_of: ProviderOf) -> None:
+    def __init__(self, providers: Iterable[CloudProvider], provider_of: ProviderOf) -> None:
         self.failures: list[SkywardError] = []
         self._provider_of = provider_of
         self._by_scope: dict[str, CloudProvider] = {}
-        for provider in given:
+        for provider in providers:
             with self.noting_failures():
                 self._by_scope.setdefault(provider.cloud().scope(), provider)
 
     def of(self, journal: Journal) -> CloudProvider | None:
-        """The one that a journal is about; None where it cannot be made here, which is noted."""
+        """Return the provider of a journal; None if it cannot be built here, which is recorded as a failure."""
         if journal.scope not in self._by_scope:
             with self.noting_failures():
                 self._by_scope[journal.scope] = self._provider_of(journal)
@@ -174,7 +188,7 @@ def _provider_of(journal: Journal) -> CloudProvider:
 
 
 def _reap(journal: Journal, provider: CloudProvider) -> list[str]:
-    """End what one journal knows, once, whoever else tries the same."""
+    """Terminate the machines of one journal, once, even if other processes try the same."""
     with journal.exclusively() as is_open:
         if not is_open:
             return []
@@ -195,7 +209,7 @@ def _reap(journal: Journal, provider: CloudProvider) -> list[str]:
 
 
 def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
-    """Machines whose journal is lost, and what they shared: the tags say whose they were."""
+    """Terminate machines and shared resources whose journal is lost; their tags name the owner."""
     cloud = provider.cloud()
     recorded = {journal.id for journal in journals()} | recently_ended(provider.clock.time())
     instances = [i for i in _described(provider) if i.tags[JOURNAL_TAG] not in recorded and i.state != "gone"]
@@ -223,11 +237,11 @@ def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
 
 
 def _is_over(instance: Instance, now: float) -> bool:
-    """Whether the lease of a machine that nobody renews must have ended by now."""
+    """Return whether the lease of a machine that nobody renews must have expired by now."""
     try:
         lease_s = float(instance.tags.get(LEASE_TAG, ""))
     except ValueError:
         lease_s = 600.0
     age_s = now - instance.launched_at
-    # Launched in the future: this machine's clock is wrong, and only the owner's death counts.
+    # A launch in the future means that this machine's clock is wrong. Then only the owner's death counts.
     return not instance.is_billed or age_s > lease_s or age_s < -60

@@ -1,6 +1,6 @@
-"""Machines that answer to SSH become nodes: connected, prepared, an agent started; and in the end nothing is left.
+"""Turns machines that answer to SSH into nodes, and shuts these down without leaving anything behind.
 
-Used by every provider whose machines are not this one. It makes no machine and ends none.
+Used by every provider whose machines are not this one. It launches no machine and terminates none.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from .rented import Host
 from .termination import shielded
 from .user_data import LEASE_FILE, PREEMPTED_FILE
 
-__all__ = ["RemoteNodeHandle", "Place", "bring_up", "bring_up_rented", "end", "let_go"]
-
 _BY_ITSELF_S = 8.0
-"""Seconds that a node that was told to end gets for it."""
+"""Seconds for a node to exit by itself once it was told to end."""
 _PORT = 22
 _AUTH_GRACE_S = 60.0
-"""A machine's sshd may answer before the key of the pool is in place."""
+"""Time for a rented machine to accept the pool's key: its sshd may answer before the key is installed."""
 _PROBE_S = 2.0
 _LOOK_S = 3.0
 
@@ -47,19 +45,31 @@ def bring_up(
     transport: Transport | None = None,
     connect_s: float | None = None,
 ) -> list[Machine]:
-    """Nodes with these indices at these places, all at a time; all of them, or none and an error.
+    """Set up nodes with these indices at these places, in parallel: all of them, or none and an error.
 
-    `lease_file`: a file over there that the agent touches whenever its lease is renewed.
-    `notice_file`: one that is there once the provider has announced that it takes the machine back.
+    Machines may still be booting. A lost connection is retried, up to five times per node. Ctrl-C, `spec.stop`, and
+    the failure of one node stop the others. When this raises, nothing of the pool runs on any machine that can still
+    be reached.
 
-    Machines may still be booting, for `connect_s`, by default `spec.provision_timeout_s`. A connection that is lost on
-    the way is made anew, up to five times for each node. Ctrl-C, `spec.stop`, and the failure of one node, stop the
-    others; when this raises, nothing of ours runs on any of them that can still be reached.
+    Args:
+        places: the machines, in the order of `nodes`.
+        spec: what the pool requests.
+        pool: name of the pool.
+        nodes: indices of the nodes.
+        emit: receives the events of the setup.
+        lease_s: seconds after which an agent without contact shuts its node down.
+        lease_file: file on the machine that the agent touches whenever its lease is renewed.
+        notice_file: file on the machine that appears once the provider announces a preemption.
+        transport: SSH transport; None for the first that is installed.
+        connect_s: seconds for machines to answer; None for `spec.provision_timeout_s`.
 
     Raises:
-        The error of the node that failed first, with its index as `node`, the others in its notes: Unreachable,
-        AuthFailed, HostKeyUnknown, HostKeyChanged, BootstrapFailed, NoCapacity where a machine is smaller than `spec`
-        asks, ProviderError where the agent does not start.
+        Unreachable, AuthFailed, HostKeyUnknown, HostKeyChanged: a machine cannot be logged in to.
+        BootstrapFailed: the environment could not be built.
+        NoCapacity: a machine is smaller than `spec` requests.
+        ProviderError: an agent did not start.
+
+    The error is that of the node which failed first, with its index as `node`. Its notes hold the others.
     """
     stop = threading.Event()
     orders = Orders(
@@ -80,12 +90,7 @@ def bring_up(
     try:
         for thread in threads:
             thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.5)  # Ctrl-C comes through between two of these
-                if spec.stop.is_set():
-                    stop.set()
-                    orders.are_prepared.abort()
+        _join(threads, orders)
         failed = sorted((way for way in ways if way.error is not None), key=lambda way: way.failed_at)
         if failed:
             raise _joined([way.error for way in failed if way.error is not None])
@@ -95,6 +100,16 @@ def bring_up(
         orders.are_prepared.abort()
         shielded(lambda: _abandon(ways, threads))
         raise
+
+
+def _join(threads: list[threading.Thread], orders: Orders) -> None:
+    """Wait until all nodes are set up or have failed. If the pool ends meanwhile, stop them."""
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.5)  # a bare join() would block Ctrl-C; signal handlers run between two of these
+            if orders.spec.stop.is_set():
+                orders.stop.set()
+                orders.are_prepared.abort()
 
 
 def _abandon(ways: list[NodeSetup], threads: list[threading.Thread]) -> None:
@@ -113,9 +128,9 @@ def _joined(errors: list[BaseException]) -> BaseException:
 
 
 def end(machines: Sequence[Machine]) -> list[Machine]:
-    """Wait until these nodes, which were told to end, have; kill what is left of them, and close the connections.
+    """Wait until nodes that were told to end have exited, kill the rest, and close the connections.
 
-    Returns those that could not be reached: their watchdogs end them when their leases are over.
+    Returns the machines that could not be reached: their watchdogs shut them down when their leases expire.
     """
     unreached: list[Machine] = []
 
@@ -138,21 +153,21 @@ def _in_parallel(actions: Sequence[Callable[[], object]]) -> None:
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(0.5)  # Ctrl-C comes through between two of these
+            thread.join(0.5)  # a bare join() would block Ctrl-C; signal handlers run between two of these
 
 
 # Rented machines ------------------------------------------------------------------------------------------------------
 
 
 def bring_up_rented(hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
-    """Agents on all of the hosts, or none of them and an error; see `bring_up`."""
+    """Start agents on all hosts, or on none and raise; see `bring_up`."""
     deadline = time.monotonic() + spec.provision_timeout_s
     keys: dict[int, tuple[str, ...]] = {}
 
-    def ask_keys(host: Host) -> None:
+    def fetch_keys(host: Host) -> None:
         keys[host.node] = _host_keys(host, deadline, spec.stop)
 
-    _in_parallel([functools.partial(ask_keys, host) for host in hosts])
+    _in_parallel([functools.partial(fetch_keys, host) for host in hosts])
     left_s = max(1.0, deadline - time.monotonic())
     return bring_up(
         [_place(host, keys.get(host.node, ())) for host in hosts],
@@ -168,14 +183,14 @@ def bring_up_rented(hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[in
 
 
 def let_go(machines: list[Machine]) -> None:
-    """Close what leads to machines that are gone."""
+    """Close the connections to machines that are gone."""
     for machine in machines:
         if isinstance(machine.handle, RemoteNodeHandle):
             machine.handle.connection.close()
 
 
 def _place(host: Host, keys: tuple[str, ...]) -> Place:
-    # An address may be another machine's tomorrow, an id never is.
+    # Pinned by instance id and not by address: tomorrow another machine may have the address, but never the id.
     pinned = HostKeys(policy="pin", file=host.known_hosts, alias=host.instance.id)
     target = SSHTarget(
         host=host.address,
@@ -194,7 +209,7 @@ def _place(host: Host, keys: tuple[str, ...]) -> Place:
 
 
 def _host_keys(host: Host, deadline: float, stop: threading.Event) -> tuple[str, ...]:
-    """Those that the provider vouches for, as long as that holds up nothing: until the machine's sshd answers."""
+    """Fetch the host keys that the provider vouches for. Gives up once sshd answers, so that it never adds a delay."""
     while True:
         is_open = _answers(host.address)
         keys = host.ask_host_keys()
@@ -203,7 +218,7 @@ def _host_keys(host: Host, deadline: float, stop: threading.Event) -> tuple[str,
 
 
 def _answers(address: str) -> bool:
-    # It does not answer yet.
+    # An OSError means that sshd is not up yet.
     with contextlib.suppress(OSError), socket.create_connection((address, _PORT), timeout=_PROBE_S):
         return True
     return False

@@ -1,4 +1,4 @@
-"""One launch of rented machines: offers tried in order, by one intent on the disk for each create call."""
+"""One launch of rented machines: offers tried in order, with one intent on disk per create call."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Cl
 from .termination import MachineTermination, shielded
 from .user_data import boot_script
 
-__all__ = ["RentalAttempts", "Rental", "Renter"]
-
 _CREATE_LIMIT_S = 120.0
-"""Seconds that a throttled create call is made again."""
+"""Seconds during which a throttled create call is retried."""
 _CREATE_TRIES = 5
-"""How often a create call is made whose outcome stays unknown."""
+"""Number of times to send a create call whose outcome stays unknown."""
 _LOOK_S = 1.0
 _SHOWN = 12
-"""So many of the offers that were tried an error shows; its `tried` has all."""
+"""Most tried offers to list in an error message; its `tried` lists all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rental:
-    """The handle of a rented Machine: what ends it."""
+    """Handle of a rented Machine: everything that its termination needs."""
 
     instance: str
     journal: Journal = field(repr=False)
     emit: Emit = field(repr=False)
     inner: Any = field(default=None, repr=False)
-    """The handle that bring-up gave it."""
+    """Handle from the setup over SSH."""
 
 
 class Renter(Protocol):
-    """What a launch needs of its provider; see CloudProvider."""
+    """Parts of a provider that a launch needs; see CloudProvider."""
 
     name: ClassVar[str]
 
@@ -71,7 +69,7 @@ def request_for(
     key: str = "",
     least: int | None = None,
 ) -> Request:
-    """Return what the cloud is asked for. `least`: so few of `count` will do; None: all or none."""
+    """Build the request to the cloud. `least`: fewest machines to accept instead of `count`; None for all or none."""
     lease_s = renter.lease_s
     return Request(
         pool=pool,
@@ -89,7 +87,7 @@ def request_for(
 
 @dataclass
 class RentalAttempts:
-    """One `launch`: which attempts it made, so that exactly these are undone."""
+    """One `launch`. It records its attempts, so that exactly these can be undone."""
 
     provider: Renter
     spec: PoolSpec
@@ -98,12 +96,12 @@ class RentalAttempts:
     emit: Emit
     journal: Journal
     is_stopped: Callable[[], bool]
-    """Whether the pool was ended meanwhile."""
+    """Whether the pool was closed meanwhile."""
     tokens: set[str] = field(default_factory=set)
     node_of: dict[str, int] = field(default_factory=dict)
     _tried: list[str] = field(default_factory=list)
     _over_quota: dict[tuple[str, bool], int] = field(default_factory=dict)
-    """By type and kind of rent: so many are more than the account may have, in whatever zone."""
+    """Smallest count that exceeded the quota, by type and kind of rent: the quota holds in every zone."""
     _is_only_quota: bool = True
 
     def __post_init__(self) -> None:
@@ -128,9 +126,10 @@ class RentalAttempts:
         ]
 
     def _rent(self, offers: Sequence[Offer]) -> list[tuple[Offer, Instance]]:
-        """A machine that runs for each node, by the first offer that can be had for all; see `_mixed`.
+        """Rent a running machine for each node by the first offer that has enough; see `_mixed`.
 
-        Raises NoCapacity that says what was tried.
+        Raises:
+            NoCapacity: no offer was available; the message lists the tried ones.
         """
         spot_first = self.spec.allocation == "spot-if-available" and len(self.nodes) > 1
         allowed = self._allowed(offers)
@@ -143,7 +142,7 @@ class RentalAttempts:
         raise self._nothing_had()
 
     def _nothing_had(self) -> ProviderError:
-        shown = self._tried[:_SHOWN] or ["none: max_hourly_cost allows no more"]
+        shown = self._tried[:_SHOWN] or ["none: max_hourly_cost excludes every offer"]
         if len(self._tried) > _SHOWN:
             shown.append(f"... and {len(self._tried) - _SHOWN} more")
         kind = QuotaExceeded if self._tried and self._is_only_quota else NoCapacity
@@ -154,16 +153,16 @@ class RentalAttempts:
         )
 
     def _mixed(self, spot: Sequence[Offer], on_demand: Sequence[Offer]) -> list[tuple[Offer, Instance]]:
-        """Where no spot offer gives all: what one gives, and the others on demand, of that type and in that zone.
+        """Rent what one spot offer has, and the rest on demand, of the same type and in the same zone.
 
-        [] where that cannot be had either; then nothing is left of it.
+        Used when no spot offer has all machines. Returns [] and leaves nothing behind if no such mix is available.
         """
         twins = {(offer.instance_type, offer.zone): offer for offer in on_demand}
         for offer in spot:
             twin = twins.get((offer.instance_type, offer.zone))
             if twin is None:
                 continue
-            token = self.journal.next_token
+            token = self.journal.next_token  # of the spot attempt below, to undo it if the rest is not available
             got = self._tried_by(offer, self.nodes, least=1)
             if not got:
                 continue
@@ -174,7 +173,7 @@ class RentalAttempts:
         return []
 
     def _tried_by(self, offer: Offer, nodes: list[int], least: int | None = None) -> list[Instance]:
-        """Running machines by this offer; [] where it has none now, which is noted."""
+        """Rent by this offer; return [] if it has no machines now, and record why."""
         self._check_wanted()
         kind, count = (offer.instance_type, offer.is_spot), len(nodes) if least is None else least
         if count >= self._over_quota.get(kind, count + 1):
@@ -191,10 +190,10 @@ class RentalAttempts:
 
     def _check_wanted(self) -> None:
         if self.is_stopped():
-            raise ProviderError(f"{self.provider.name}: pool {self.pool} was ended while it started")
+            raise ProviderError(f"{self.provider.name}: pool {self.pool} was closed while it started")
 
     def _allowed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Beside machines that live, only their zone will do, and what max_hourly_cost leaves."""
+        """Select offers in the zone of the living machines, within the rest of max_hourly_cost."""
         living = self.journal.living
         zones = {attempt.offer["zone"] for attempt in living.values()}
         spent = sum(float(attempt.offer["price_usd_per_hour"]) for attempt in living.values())
@@ -203,6 +202,7 @@ class RentalAttempts:
         return [o for o in offers if (not zones or o.zone in zones) and not too_expensive(o, len(self.nodes), left)]
 
     def _rent_by(self, offer: Offer, nodes: list[int], least: int | None) -> list[Instance]:
+        # On disk before the request leaves. If this process is killed in between, others look for the token.
         attempt = self.journal.begin(offer=_plain(offer), nodes=nodes, at=self._clock.time())
         self.tokens.add(attempt.token)
         request = self._request(offer, attempt, least)
@@ -210,6 +210,7 @@ class RentalAttempts:
             self._patient(lambda: self._cloud.prepare(request), OutcomeUnknown)
             made = self._create(request)
         except ProviderError as error:
+            # After an unknown outcome machines may exist. The attempt stays open, so that its termination finds them.
             if not isinstance(error, OutcomeUnknown):
                 self.journal.settle(attempt.token, [])
             raise
@@ -243,11 +244,11 @@ class RentalAttempts:
                 instances = self._looked_for(request, error)
                 if len(instances) >= request.least:
                     return instances
-                # Again with the same token, so that it cannot make them twice.
+                # Retry with the same token, so that the cloud cannot create the machines twice.
                 if instances or not tries_left or "idempotent-create" not in self._cloud.capabilities:
                     raise
             except (NoCapacity, QuotaExceeded):
-                raise  # the same token would have answered otherwise, had it made something
+                raise  # final: had an earlier try created machines, the same token would have returned them
             except ProviderError as error:
                 if unknown is None:
                     raise
@@ -255,14 +256,14 @@ class RentalAttempts:
         raise AssertionError("the last try returns or raises")
 
     def _looked_for(self, request: Request, unknown: OutcomeUnknown) -> list[Instance]:
-        """What `_look_for` finds; where it cannot look, nobody knows still."""
+        """Look for created machines; if that fails too, the outcome stays unknown."""
         try:
             return self._look_for(request)
         except ProviderError as error:
             raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
 
     def _look_for(self, request: Request) -> list[Instance]:
-        """What a create call has made that did not say so."""
+        """List the machines that a create call made without a readable answer."""
         deadline = self._clock.monotonic() + self._cloud.settle_s
         while True:
             instances = [i for i in self._described(request) if i.is_billed]
@@ -309,8 +310,8 @@ class RentalAttempts:
                 for i in late:
                     self.emit(PhaseFailed(node=self.node_of[i], phase="boot", seconds=seconds, reason="timeout"))
                 raise ProviderError(
-                    f"{self.provider.name}: {', '.join(late)} did not run within provision_timeout_s="
-                    f"{self.spec.provision_timeout_s:g}; they were ended. Raise it, or try another zone or type"
+                    f"{self.provider.name}: {', '.join(late)} did not start within provision_timeout_s="
+                    f"{self.spec.provision_timeout_s:g} and were terminated; raise it, or try another zone or type"
                 )
             self._clock.sleep(_LOOK_S)
 
@@ -357,17 +358,20 @@ def _advice(spec: PoolSpec) -> str:
 
 
 def _public_key_of(folder: str) -> str:
-    """Return the public half of `<folder>/key` ("ssh-ed25519 AAAA..."), which is made, mode 0600, if it is not there.
+    """Return the public half of `<folder>/key` ("ssh-ed25519 AAAA..."). Creates the key, mode 0600, if it is missing.
 
-    It is the key pair of one pool: beside its journal, gone with it. No key of the user's is ever sent.
+    The key pair belongs to one pool, beside its journal, and is deleted with it. The user's own keys are never sent.
 
-    Raises MissingDependency.
+    Raises:
+        MissingDependency: the `cryptography` package is not installed.
     """
     try:
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise MissingDependency(f"rented machines need `pip install skyward[ssh]`: {error}") from error
+        raise MissingDependency(
+            f"rented machines: need an optional package ({error}); run `pip install skyward[ssh]`"
+        ) from error
     path = os.path.join(folder, "key")
     if os.path.exists(path):
         with open(path, "rb") as file:

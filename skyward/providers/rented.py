@@ -1,4 +1,4 @@
-"""The seam of a cloud: what `CloudProvider` needs of an API that rents machines. Values and one small protocol."""
+"""The cloud protocol: everything that `CloudProvider` needs of an API that rents machines, and its values."""
 
 from __future__ import annotations
 
@@ -9,32 +9,20 @@ from typing import Any, ClassVar, Literal, Protocol
 from ..core.frozenmap import FrozenMap
 from ..values.machine import Offer, PoolSpec
 
-__all__ = [
-    "ATTEMPT_TAG",
-    "JOURNAL_TAG",
-    "LEASE_TAG",
-    "OWNER_TAG",
-    "POOL_TAG",
-    "ApiCall",
-    "Cloud",
-    "Instance",
-    "Request",
-]
-
 POOL_TAG = "skyward:pool"
 JOURNAL_TAG = "skyward:journal"
-"""Of everything that is made for a pool: the id of its journal. Nothing without it is ever touched."""
+"""Tag of every resource of a pool, with the id of its journal. Resources without it are never touched."""
 OWNER_TAG = "skyward:owner"
 ATTEMPT_TAG = "skyward:attempt"
 LEASE_TAG = "skyward:lease-s"
 
 State = Literal["pending", "running", "ending", "gone"]
-"""pending and running cost money; ending (shutting down) no longer does; gone: it will never be seen running again."""
+"""State of a machine. pending and running are billed; ending is not; a gone machine never runs again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """A rented machine as the provider describes it. `launched_at`: seconds since the epoch by the provider's clock."""
+    """A rented machine as the provider describes it. `launched_at`: seconds since the epoch, by its clock."""
 
     id: str
     state: State
@@ -46,11 +34,11 @@ class Instance:
     is_spot: bool = False
     launched_at: float = 0.0
     reason: str = ""
-    """Why it is ending or gone, where the provider says so."""
+    """Why the machine is ending or gone, if the provider says so."""
     is_preempted: bool = False
-    """The provider took it back."""
+    """Whether the provider took the machine back."""
     is_refused: bool = False
-    """It ended for a reason that any other machine of this account would have ended for: no lack of capacity."""
+    """Whether any machine of this account would have ended for the same reason, so that it is no lack of capacity."""
 
     @property
     def is_billed(self) -> bool:
@@ -59,7 +47,7 @@ class Instance:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A rented machine that runs, as who brings it up needs it."""
+    """A running rented machine, with all that its setup needs."""
 
     node: int
     instance: Instance
@@ -67,17 +55,17 @@ class Host:
     username: str
     key_file: str
     known_hosts: str
-    """A file of this pool alone, in which its host keys are pinned."""
+    """A file of this pool alone, which pins the host keys."""
     ask_host_keys: Callable[[], tuple[str, ...]] = tuple
-    """Those that the provider vouches for by now; (): none yet. Without, they are pinned at first contact."""
+    """Fetches the host keys that the provider vouches for; empty: none yet. Without them the first contact pins."""
     lease_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """So many machines of one offer; not fewer than `least`, or none.
+    """A request for `count` machines of one offer: at least `least` of them, or none.
 
-    `token` makes it unique: the same token never makes more machines.
+    `token` makes it unique: repeating a request with the same token never creates more machines.
     """
 
     pool: str
@@ -86,90 +74,90 @@ class Request:
     count: int
     least: int
     nodes: int = 1
-    """Of the whole pool, of which these are all or a part."""
+    """Size of the whole pool, of which this request covers all or a part."""
     lease_s: float
     tags: Mapping[str, str]
     user_data: str = ""
-    """What the machine runs as root when it boots; never a secret: everybody on the machine can read it."""
+    """Script that the machine runs as root when it boots; never a secret, because every user there can read it."""
     public_key: str = ""
 
     @property
     def shared_tags(self) -> dict[str, str]:
-        """For what all machines of the pool share: everything but the attempt."""
+        """Tags of resources that all machines of the pool share: all tags except the attempt."""
         return {name: value for name, value in self.tags.items() if name != ATTEMPT_TAG}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApiCall:
-    """One request to the provider's API, as it would be sent; "<...>" stands for what only its answers will tell."""
+    """One request to the provider's API, as it would be sent; "<...>" marks values that only its answers contain."""
 
     operation: str
     parameters: Mapping[str, Any]
 
 
 class Cloud(Protocol):
-    """An API that rents machines, one account in one region.
+    """An API that rents machines, in one account and one region.
 
-    Every fact about it is on its class. It keeps no state between calls but connections and caches; several threads
-    may use it. Each call is one try and returns soon: waiting and trying again are the caller's. Errors are told by
-    class: NoCapacity and QuotaExceeded (try something else), Throttled (nothing was done, try again), OutcomeUnknown
-    (it may have been done), AuthFailed; any other ProviderError is final.
+    Every fact about it is on its class. Between calls it keeps only connections and caches, and several threads may
+    use it. Each call is one try and returns soon: waits and retries belong to the caller. The class of an error says
+    what to do: NoCapacity and QuotaExceeded (try another offer), Throttled (nothing was done, retry), OutcomeUnknown
+    (it may have been done), AuthFailed. Any other ProviderError is final.
     """
 
     name: ClassVar[str]
     credentials: ClassVar[str]
-    """Where it takes its credentials from, in words."""
+    """Source of the credentials, in words."""
     capabilities: ClassVar[frozenset[str]]
-    """Of "spot", "idempotent-create" (the same token twice makes one set of machines), "console-host-keys"."""
+    """Subset of "spot", "idempotent-create" (a repeated token creates one set of machines), "console-host-keys"."""
     minimum_billed_s: ClassVar[float]
-    """What each machine costs at least, in seconds of its price."""
+    """Shortest time that every machine is billed for, in seconds."""
     settle_s: ClassVar[float]
-    """Seconds after which `describe` shows whatever a create call has made, also one that failed."""
+    """Seconds until `describe` surely lists the machines of a create call, also of one that failed."""
     notices: ClassVar[str]
-    """A shell script, run by each spot machine from its boot on, that writes `PREEMPTED_FILE` when the provider
-    announces that it takes the machine back; "": it announces nothing."""
+    """Shell script that each spot machine runs from its boot on. It writes `PREEMPTED_FILE` when the provider
+    announces a preemption. Empty: the provider announces nothing."""
 
     @property
     def username(self) -> str:
-        """Who logs in by ssh; may become root without a password."""
+        """Login name for ssh; may become root without a password."""
         ...
 
     def scope(self) -> str:
-        """Account and region. Local state that names another is refused. Raises AuthFailed."""
+        """Return account and region. Local state of another scope is refused. Raises AuthFailed."""
         ...
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
-        """Everything that fits one node of the spec, one for each type, zone and kind of rent; in any order."""
+        """List every offer that fits one node of the spec, one per type, zone and kind of rent; in any order."""
         ...
 
     def plan(self, request: Request) -> list[ApiCall]:
-        """Exactly what `prepare` and `create` would send. Reads, but changes nothing."""
+        """Return exactly what `prepare` and `create` would send. Reads, but changes nothing."""
         ...
 
     def prepare(self, request: Request) -> None:
-        """Make what the pool's machines share (network rules, key); found by `request.shared_tags`, so idempotent."""
+        """Create the pool's shared resources (network rules, key). Idempotent: finds them by `request.shared_tags`."""
         ...
 
     def create(self, request: Request) -> list[Instance]:
-        """Rent `request.count` machines, or as many as there are but `request.least`, or none and raise."""
+        """Rent `request.count` machines, or at least `request.least` of them, or none and raise."""
         ...
 
     def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
-        """Those with all of these tags (None: with any value). New ones may be missing for `settle_s` seconds."""
+        """List machines that have all of these tags (None: any value). New ones may be missing for `settle_s`."""
         ...
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Ask for their end. Those that are gone are no error. Raises Throttled while one cannot be ended yet."""
+        """Request termination. Gone machines are not an error. Raises Throttled while one cannot be ended yet."""
         ...
 
     def clean_up(self, tags: Mapping[str, str]) -> list[str]:
-        """Remove what `prepare` made for these tags, when the machines are gone; what could not be removed yet."""
+        """Delete what `prepare` created for these tags, once the machines are gone; return what must wait."""
         ...
 
     def shared(self) -> list[dict[str, str]]:
-        """The tags of everything that `prepare` made and that is still there."""
+        """Return the tags of every existing resource that `prepare` created."""
         ...
 
     def host_keys(self, instance_id: str) -> tuple[str, ...]:
-        """Public host keys ("ssh-ed25519 AAAA...") that the provider vouches for; () where it knows none yet."""
+        """Return public host keys ("ssh-ed25519 AAAA...") that the provider vouches for; empty if none yet."""
         ...

@@ -1,4 +1,4 @@
-"""Machines of your own, reached by SSH."""
+"""Your own machines, reached over SSH."""
 
 from __future__ import annotations
 
@@ -22,29 +22,43 @@ from ..ssh import HostKeys, SSHTarget, connect
 from ..ssh.connect import Transport
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
-from .remote import Place, RemoteNodeHandle, bring_up, end
+from .node_setup import Place, RemoteNodeHandle
+from .remote import bring_up, end
 
-__all__ = ["SSH", "SSHHost"]
-
-# With an IPv6 address in brackets, or bare where no port follows: as for `ssh`, all of it is the address then.
+# An IPv6 address stands in brackets. Without brackets no port can follow, and the whole text is the address, as in ssh.
 _HOST = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^\s:/]+)@)?"
     r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/]+))(?::(?P<port>\d+))?"
 )
 _CONNECT_S = 30.0
-"""Seconds for a host to answer that is expected to be up, or in whose place there is another. One that was lost and
-has no spare may be booting, and gets the pool's `provision_timeout_s`."""
+"""Seconds that a host gets to answer if it should be up, or if a spare host can take its place.
+
+A lost host without a spare may be rebooting, so it gets the pool's `provision_timeout_s` instead."""
 
 
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class SSHHost:
-    """One machine. None: what `SSH` says for all of them, and behind that the SSH configuration.
+    """One host of an `SSH` provider, with options that differ from the other hosts.
 
-    host: name, address, or alias of the SSH configuration.
-    private_address: the IPv4 address at which the other nodes reach it, where that is not the one that the SSH
-        connection arrives at: a second network card, a tunnel.
-    host_keys: see SSH.
+    An option that is None falls back to the option of `SSH`, and then to the SSH configuration.
+
+    Args:
+        host: name, address, or alias of the SSH configuration.
+        user: login name.
+        port: TCP port of sshd, 1 to 65535.
+        key_file: path of the private key. A key with a passphrase must be loaded in the SSH agent.
+        jump: host to connect through, as in `ssh -J`.
+        host_keys: accepted host keys; see `SSH`.
+        private_address: IPv4 address at which the other nodes reach this host. Set it when nodes use a second
+            network card or a tunnel. Empty: the address at which the SSH connection arrives.
+
+    Raises:
+        UsageError: an option is not one of these.
+
+    Example:
+        >>> SSHHost(host="gpu1", user="me", private_address="10.0.0.2").port is None
+        True
     """
 
     host: str
@@ -59,33 +73,38 @@ class SSHHost:
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class SSH:
-    """Machines of your own, reached by SSH: a pool of n nodes takes the first n hosts, the others are spare.
+    """Your own machines, reached over SSH.
 
-    They are never shut down. What a pool starts there ends with it; a cache of environments stays, so that the next
-    pool starts at once (`skyward gc --cache --host HOST` clears it). Two pools, and two people, may use one host at a
-    time.
+    A pool of n nodes takes the first n hosts; the others are spares. Hosts are never shut down. Processes that a pool
+    starts on a host end with the pool. A cache of environments stays, so that the next pool starts at once;
+    `skyward gc --cache --host HOST` clears it. Several pools, and several people, may share a host.
 
-    Each host needs what `ssh <host>` needs: an sshd that lets you in without asking, Linux, a writable home. Nothing
-    of ours listens on a network there.
+    Each host needs what `ssh <host>` needs: Linux, a writable home, and an sshd that accepts your key without a
+    prompt. skyward opens no network port there, except the rendezvous ports of a gang while it runs.
 
     Args:
-        hosts: names, addresses or aliases of ~/.ssh/config, as "gpu1", "me@10.0.0.2" or "me@10.0.0.2:2222"; or
-            SSHHost, where one differs from the others.
-        user, port, key_file, jump: for all hosts that do not say otherwise. `jump` is a host to go through, as in
-            `ssh -J`. A key with a passphrase must be in the agent (ssh-add).
-        config_file: instead of ~/.ssh/config.
-        host_keys: "known_hosts" (the machine's key must be in your known_hosts file), "accept-new" (one that is seen
-            for the first time is written there), or the keys themselves: "ssh-ed25519 AAAA..." or "SHA256:...". A key
-            that has changed is always refused.
-        lease_s: seconds after which a node ends by itself when this machine and its keeper are gone; > 0. A link that
-            comes back sooner loses nothing.
-        transport: "openssh" (the `ssh` command, faster), "paramiko", or None: the first that is there.
+        hosts: names, addresses or aliases of ~/.ssh/config, such as "gpu1", "me@10.0.0.2" or "me@10.0.0.2:2222".
+            Use an `SSHHost`, or a mapping of its fields, for a host whose options differ.
+        user: login name for hosts that do not set one.
+        port: TCP port for hosts that do not set one.
+        key_file: path of the private key for hosts that do not set one. A key with a passphrase must be loaded in
+            the SSH agent (`ssh-add`).
+        jump: host to connect through, as in `ssh -J`, for hosts that do not set one.
+        config_file: SSH configuration to read instead of ~/.ssh/config.
+        host_keys: "known_hosts" accepts keys of your known_hosts file. "accept-new" also accepts a new host and
+            writes its key to that file. A list of keys, "ssh-ed25519 AAAA..." or "SHA256:...", accepts exactly these.
+            A changed key is always refused.
+        lease_s: seconds after which a node shuts itself down when it has lost contact with this machine; > 0. A
+            connection that returns sooner loses nothing.
+        transport: "openssh" (the `ssh` command, faster) or "paramiko". None takes the first that is installed.
 
-    Raises UsageError, naming the field, when one is not legal.
+    Raises:
+        UsageError: an option is not legal; the message names it.
 
     Example:
-        >>> SSH(hosts=["gpu1", "me@10.0.0.2:2222"]).targets[1].port
-        2222
+        >>> ssh = SSH(hosts=["gpu1", "me@10.0.0.2:2222"], key_file="~/.ssh/id_ed25519")
+        >>> ssh.targets[1].user, ssh.targets[1].port
+        ('me', 2222)
     """
 
     name: ClassVar[str] = "ssh"
@@ -106,22 +125,27 @@ class SSH:
 
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str | Mapping) or not self.hosts:
-            raise UsageError(f'SSH.hosts: {self.hosts!r}; it is a list of hosts, such as ["gpu1", "me@10.0.0.2:2222"]')
+            raise UsageError(
+                f'SSH.hosts={self.hosts!r}: must be a list of at least one host; write hosts=["gpu1", "me@10.0.0.2:22"]'
+            )
         if not is_positive(self.lease_s):
-            raise UsageError(f"SSH.lease_s: {self.lease_s!r}; it is a number of seconds > 0")
+            raise UsageError(f"SSH.lease_s={self.lease_s!r}: must be a number of seconds > 0; set lease_s=60")
         if self.transport not in (None, "openssh", "paramiko"):
-            raise UsageError(f'SSH.transport: {self.transport!r}; it is "openssh", "paramiko" or None')
+            raise UsageError(f'SSH.transport={self.transport!r}: unknown transport; set "openssh", "paramiko" or None')
         hosts = tuple(_host(host) for host in self.hosts)
         object.__setattr__(self, "hosts", hosts)
         if not isinstance(self.host_keys, str) and isinstance(self.host_keys, Sequence):
             object.__setattr__(self, "host_keys", tuple(self.host_keys))
-        twice = sorted({str(t) for t in self.targets if self.targets.count(t) > 1})
-        if twice:
-            raise UsageError(f"SSH.hosts: {', '.join(twice)} twice; for more processes on one host: concurrency=")
+        duplicates = sorted({str(t) for t in self.targets if self.targets.count(t) > 1})
+        if duplicates:
+            raise UsageError(
+                f"SSH.hosts: {', '.join(duplicates)} listed twice; name each host once, and set concurrency= for more "
+                "processes on one host"
+            )
 
     @property
     def targets(self) -> tuple[SSHTarget, ...]:
-        """How each host is reached."""
+        """Connection details of each host, in the order of `hosts`."""
         return tuple(place.target for place in self._places)
 
     @property
@@ -147,21 +171,22 @@ class SSH:
     # The protocol -----------------------------------------------------------------------------------------------------
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
-        """One for all hosts: what they have is known once they are reached. Raises NoCapacity."""
+        """Return one offer for all hosts, because their hardware is unknown until they are reached."""
         hosts = self.targets
         if spec.nodes > len(hosts):
             raise NoCapacity(
-                f"ssh: nodes={spec.nodes}, and there {_are(len(hosts))}: {', '.join(map(str, hosts))}; "
-                "give more hosts, or ask for fewer nodes"
+                f"ssh: nodes={spec.nodes} exceeds the {_count(len(hosts))} ({', '.join(map(str, hosts))}); "
+                "add hosts, or request fewer nodes"
             )
         names = ", ".join(map(str, hosts))
         return [Offer(provider="ssh", instance_type=f"your own: {names}", vcpus=0, memory_gib=0.0)]
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[SSHTarget]:
+        """Return the hosts that the nodes would use, without connecting to any."""
         return list(self.targets[: spec.nodes])
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
-        """On the host that a node had before, if it had one; on a spare one where a host cannot be reached."""
+        """Launch each node on its previous host if it had one, or on a spare when a host is unreachable."""
         books = _books_of(pool)
         is_first = not books.knows(nodes)
         tried: dict[int, set[int]] = {node: set() for node in nodes}
@@ -186,13 +211,14 @@ class SSH:
                 tried[failed].add(chosen[failed])
 
     def terminate(self, machines: list[Machine]) -> None:
-        """One that cannot be reached is no error: its watchdog ends it when its lease is over."""
+        """Shut the nodes down. An unreachable one is not an error: its watchdog stops it when its lease expires."""
         end([machine for machine in machines if isinstance(machine.handle, RemoteNodeHandle)])
 
     def clear_caches(self) -> dict[str, Cleared | SkywardError]:
-        """Remove the environments and code that pools have left on the hosts, but for what is in use.
+        """Remove cached environments and code from the hosts, except those in use.
 
-        By host; an error stands for one that could not be cleared.
+        Returns:
+            By host: the removed and kept environments, or the error that prevented it.
         """
         outcomes: dict[str, Cleared | SkywardError] = {}
         for target in self.targets:
@@ -211,14 +237,16 @@ def _host(host: object) -> SSHHost:
         known = {f.name for f in dataclasses.fields(SSHHost)}
         unknown = sorted(set(host) - known)
         if unknown or "host" not in host:
-            raise UsageError(f"SSH.hosts: {dict(host)!r}; it has `host` and may have {', '.join(sorted(known))}")
+            raise UsageError(
+                f"SSH.hosts={dict(host)!r}: not a host; give `host`, and only these fields: {', '.join(sorted(known))}"
+            )
         return SSHHost(**host)
     match = _HOST.fullmatch(host) if isinstance(host, str) else None
     address = match and (match["ip"] or match["bare"])
     if match is None or (address and not _is_ipv6(address)):
         raise UsageError(
-            f'SSH.hosts: {host!r}; a host is "name", "user@name", "user@name:port" or an SSHHost; an IPv6 address with '
-            'a port stands in brackets: "user@[fd00::2]:22"'
+            f'SSH.hosts={host!r}: not a host; write "name", "user@name", "user@name:port" or an SSHHost, and put an '
+            'IPv6 address with a port in brackets: "user@[fd00::2]:22"'
         )
     port = int(match["port"]) if match["port"] else None
     return SSHHost(host=address or match["host"], user=match["user"], port=port)
@@ -227,51 +255,54 @@ def _host(host: object) -> SSHHost:
 def _is_ipv6(address: str) -> bool:
     try:
         ipaddress.IPv6Address(address)
-    except ValueError:  # that is the answer
+    except ValueError:  # not an address
         return False
     return True
 
 
-def _path(given: str | os.PathLike[str] | None) -> str | None:
-    return os.fspath(given) if isinstance(given, os.PathLike) else given
+def _path(path: str | os.PathLike[str] | None) -> str | None:
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
-def _are(hosts: int) -> str:
-    return "is 1 host" if hosts == 1 else f"are {hosts} hosts"
+def _count(hosts: int) -> str:
+    return "1 host" if hosts == 1 else f"{hosts} hosts"
 
 
-def _host_keys(given: str | Sequence[str]) -> HostKeys:
-    if given == "known_hosts":
+def _host_keys(option: str | Sequence[str]) -> HostKeys:
+    if option == "known_hosts":
         return HostKeys()
-    if given == "accept-new":
+    if option == "accept-new":
         return HostKeys(policy="pin")
-    is_word = isinstance(given, str) and " " not in given and not given.startswith("SHA256:")
-    if is_word or not isinstance(given, Sequence) or not given or not all(isinstance(key, str) for key in given):
-        raise UsageError(f'SSH.host_keys: {given!r}; it is "known_hosts", "accept-new" or a list of keys')
-    return HostKeys(policy="given", keys=(given,) if isinstance(given, str) else tuple(given))
+    is_word = isinstance(option, str) and " " not in option and not option.startswith("SHA256:")
+    if is_word or not isinstance(option, Sequence) or not option or not all(isinstance(key, str) for key in option):
+        raise UsageError(
+            f'SSH.host_keys={option!r}: not a policy or a list of keys; set "known_hosts", "accept-new" or a list such '
+            'as ["SHA256:..."]'
+        )
+    return HostKeys(policy="given", keys=(option,) if isinstance(option, str) else tuple(option))
 
 
 class _Books:
-    """Which host each node of a pool has or had, so that a replacement tries that one first, then one that is free."""
+    """Hosts of a pool's nodes, past and present: a replacement tries the node's old host first, then a free one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._host_of: dict[int, int] = {}
 
     def choose(self, tried: Mapping[int, set[int]], hosts: int) -> dict[int, int]:
-        """A host for each of these nodes, none of those that it has tried. Raises NoCapacity."""
+        """Choose a host for each node, none that it has tried already. Raises NoCapacity."""
         with self._lock:
             for node, refused in tried.items():
                 taken = {host for other, host in self._host_of.items() if other != node}
                 first = [self._host_of[node]] if node in self._host_of else [node]
                 fit = [h for h in (*first, *range(hosts)) if h < hosts and h not in taken | refused]
                 if not fit:
-                    raise NoCapacity(f"ssh: node {node}: there {_are(hosts)}, and none is free that has not failed")
+                    raise NoCapacity(f"ssh: node {node}: no free host is left of {_count(hosts)}; add spare hosts")
                 self._host_of[node] = fit[0]
             return {node: self._host_of[node] for node in tried}
 
     def has_spare(self, tried: Mapping[int, set[int]], hosts: int) -> bool:
-        """Whether one of these nodes could go elsewhere if it had to."""
+        """Return whether one of these nodes could move to another host."""
         with self._lock:
             return len(set(self._host_of.values()).union(*tried.values())) < hosts
 
@@ -286,7 +317,7 @@ _POOLS = 64
 
 
 def _books_of(pool: str) -> _Books:
-    """Those of the last pools of this process: a pool that is closed says so to nobody."""
+    """Return the books of a pool. Only the latest pools are kept, because no pool reports when it closes."""
     with _books_lock:
         if pool not in _books and len(_books) >= _POOLS:
             del _books[next(iter(_books))]

@@ -1,4 +1,4 @@
-"""The end of rented machines: asked for, then looked at until they are gone. What could not be ended is named."""
+"""Termination of rented machines: request it, then look until they are gone. Leftovers are named in the error."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from ..state.journal import Journal
 from .clock import Clock, patiently
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, Cloud, Instance
 
-__all__ = ["END_LIMIT_S", "MachineTermination", "shielded"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 END_LIMIT_S = 600.0
-"""Seconds that machines get to end, and then again what they shared; afterwards it is an error, loud."""
+"""Seconds for machines to end, and again for their shared resources; afterwards it is an error."""
 _ASK_AGAIN_S = 60.0
-"""A machine that was asked to end and still runs after so long is asked once more."""
+"""Seconds after which a machine that still runs is asked to end again."""
 _MOST_SIGNALS = 3
 _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 10.0
@@ -34,12 +32,16 @@ def _everything(_id: str, _token: str) -> bool:
 
 @dataclass
 class MachineTermination:
-    """Ends what a journal knows of and what carries its tag. `run` may be called once.
+    """Terminates the machines that a journal knows or that carry its tag. `run` may be called once.
 
     Args:
-        is_meant: whether a machine of this id and attempt is to end; others of the journal are left alone.
+        cloud: the API.
+        journal: the pool's journal.
+        clock: source of time.
+        is_meant: whether a machine of this id and attempt should end; others of the journal are left alone.
         on_gone: called with each id once it is known to be gone.
-        command: what a person types to end the rest by hand.
+        command: what a person types to terminate the rest by hand.
+        limit_s: seconds for machines to end.
     """
 
     cloud: Cloud
@@ -50,16 +52,16 @@ class MachineTermination:
     command: str = ""
     limit_s: float = END_LIMIT_S
     _seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
-    """When each one was listed last, and how."""
+    """Time at which each machine was last listed, and its state then."""
     _asked: dict[str, float] = field(default_factory=dict)
     _inherited: dict[str, float] = field(default_factory=dict)
     _refusal: str = ""
 
     def run(self) -> bool:
-        """Until all of them are gone. False: none costs money any more, but some are not gone yet.
+        """Wait until all are gone. False: none is billed any longer, but some are not gone yet.
 
         Raises:
-            TerminateFailed: some may still cost money; `ids` are those.
+            TerminateFailed: the machines in `ids` may still be billed.
         """
         began = self.clock.monotonic()
         pause_s = _FIRST_LOOK_S
@@ -70,7 +72,7 @@ class MachineTermination:
             open_tokens = [a.token for a in self.journal.open_attempts if self.is_meant("", a.token)]
             billed, ending, unlisted = self._sorted(listed, began)
             self._end(billed, now)
-            # A create call of unknown outcome: what it made shows within `settle_s`.
+            # A create call of unknown outcome is settled after `settle_s`: by then its machines are listed.
             if not (billed or ending or unlisted) and (not open_tokens or now - began > self.cloud.settle_s):
                 for token in open_tokens:
                     self.journal.settle(token, [])
@@ -83,10 +85,10 @@ class MachineTermination:
             pause_s = min(pause_s * 1.5, _LONGEST_LOOK_S)
 
     def clean_up(self) -> None:
-        """Remove what the machines shared, when all are gone, and close the journal.
+        """Delete the shared resources once all machines are gone, and close the journal.
 
         Raises:
-            TerminateFailed: something is left; `ids` name it. It costs nothing.
+            TerminateFailed: the resources in `ids` are left. They cost nothing.
         """
         tags = {JOURNAL_TAG: self.journal.id}
         deadline = self.clock.monotonic() + self.limit_s
@@ -108,13 +110,13 @@ class MachineTermination:
         except ProviderError as error:
             self._refusal = str(error)
             self._end_unseen()
-            self._fail(sorted(self.journal.living) or ["(those with this tag) " + self.journal.id], error)
+            self._fail(sorted(self.journal.living) or ["(machines with this tag) " + self.journal.id], error)
         now = self.clock.monotonic()
         self._seen.update({instance.id: (now, instance) for instance in instances})
         return {i.id: i for i in instances if self.is_meant(i.id, i.tags.get(ATTEMPT_TAG, ""))}
 
     def _sorted(self, listed: dict[str, Instance], began: float) -> tuple[list[str], list[str], list[str]]:
-        """Those that cost money, those that are ending, those that may exist though they are not listed."""
+        """Sort machines into: billed, ending, and unlisted ones that may exist."""
         known = {i for i, attempt in self.journal.living.items() if self.is_meant(i, attempt.token)}
         gone = {i for i in listed if listed[i].state == "gone"}
         unlisted = sorted(i for i in known - set(listed) if self._may_exist(i, began))
@@ -124,14 +126,16 @@ class MachineTermination:
         return billed, sorted(set(listed) - gone - set(billed)), unlisted
 
     def _may_exist(self, i: str, began: float) -> bool:
-        """Of one that is not listed. It may be too new for that, or whoever answered knows less than who did before;
-        after a while it is one that is long gone. One that was seen to end is gone when it is listed no more.
+        """Return whether an unlisted machine may exist.
+
+        It may be too new for the listing, or this answer may be older than an earlier one; after `settle_s` neither is
+        plausible. A machine that was seen ending is gone once it is no longer listed.
         """
         at, last = self._seen.get(i, (began, None))
         return (last is None or last.is_billed) and self.clock.monotonic() - at <= self.cloud.settle_s
 
     def _end_unseen(self) -> None:
-        """Where nobody may look: those that are known are asked to end all the same, once."""
+        """Ask known machines to end once, although listing them is refused."""
         known = {i for i, attempt in self.journal.living.items() if self.is_meant(i, attempt.token)}
         self._end(sorted(known - set(self._asked) - set(self._inherited)), self.clock.monotonic())
 
@@ -147,11 +151,11 @@ class MachineTermination:
             return
         self.journal.asking(due, at=self.clock.time())
         if not self._ask(due, now) and len(due) > 1:
-            for i in due:  # one that cannot be ended yet must not keep the others alive
+            for i in due:  # one by one: a machine that cannot be ended yet must not keep the others alive
                 self._ask([i], now)
 
     def _was_asked(self, i: str) -> bool:
-        """By a process before this one, a moment ago: what is listed may be older than that."""
+        """Return whether an earlier process asked this one to end moments ago: the listing may be older than that."""
         return i not in self._asked and 0 <= self.clock.time() - self._inherited.get(i, -1e18) < _ASK_AGAIN_S
 
     def _ask(self, ids: list[str], now: float) -> bool:
@@ -160,12 +164,12 @@ class MachineTermination:
         except Throttled as error:
             self._refusal = str(error)
             return False
-        except OutcomeUnknown as error:  # looking at it will tell
+        except OutcomeUnknown as error:  # the next listing will tell
             self._refusal = str(error)
         except AuthFailed as error:
             self._refusal = str(error)
             self._fail(sorted(self.journal.living) or ids, error)
-        except ProviderError as error:  # one that is protected must not keep the others alive
+        except ProviderError as error:  # one protected machine must not keep the others alive
             self._refusal = str(error)
             return False
         self._asked.update(dict.fromkeys(ids, now))
@@ -176,20 +180,20 @@ class MachineTermination:
         return patiently(call, again_on=again_on, clock=self.clock, limit_s=limit_s or self.limit_s)
 
     def _fail(self, ids: list[str], cause: Exception | None = None, cost: str = "and cost money") -> NoReturn:
-        why = f" (it said: {self._refusal})" if self._refusal else ""
+        why = f" (the provider answered: {self._refusal})" if self._refusal else ""
         raise TerminateFailed(
-            f"{self.cloud.name}: of pool {self.journal.pool} these may still be there, {cost}: "
-            f"{', '.join(ids)}{why}. End them by hand: {self.command}",
+            f"{self.cloud.name}: these of pool {self.journal.pool} may still exist, {cost}: {', '.join(ids)}{why}; "
+            f"terminate them by hand: {self.command}",
             ids=tuple(ids),
             command=self.command,
         ) from cause
 
 
 def shielded(action: Callable[[], T]) -> T:
-    """What `action` returns or raises. A signal does not break it off: what its handler raises is raised afterwards.
+    """Run an action that no signal interrupts; raise what a signal handler raised afterwards.
 
-    Only the third signal leaves at once, and then the keeper, another process, goes on. The thread is ours, so that
-    an interrupt, which comes to the main thread, cannot hit the action in the middle.
+    Only the third signal leaves at once, and then the keeper, another process, goes on. The action runs in a thread of
+    its own, because Python delivers signals to the main thread: an interrupt cannot hit the action in the middle.
     """
     if threading.current_thread() is not threading.main_thread():
         return action()
@@ -206,16 +210,16 @@ def shielded(action: Callable[[], T]) -> T:
     raised: list[BaseException] = []
     try:
         thread.start()
-    except RuntimeError:  # no more threads: then in this one
+    except RuntimeError:  # no more threads can start: run it here, unshielded
         return action()
     while thread.is_alive():
         try:
             thread.join(1.0)
-        except BaseException as error:  # by a signal handler: Ctrl-C, SIGTERM, a time limit
+        except BaseException as error:  # raised by a signal handler: Ctrl-C, SIGTERM, a time limit
             raised.append(error)
             if len(raised) == _MOST_SIGNALS:
                 raise
-            _log.warning("machines are being ended; twice more Ctrl-C leaves that to the keeper")
+            _log.warning("skyward is terminating machines; press Ctrl-C twice more to leave that to the keeper")
     if failure:
         raise failure[0]
     if raised:

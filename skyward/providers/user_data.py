@@ -1,24 +1,22 @@
-"""What a rented machine runs of ours first, at its first boot: the watchdog of its lease.
+"""First script of a rented machine, run at its first boot: the watchdog of its lease.
 
-It has no secrets and needs no packages and no network.
+It contains no secrets and needs no packages and no network.
 
-A machine powers itself off when `/run/skyward/lease` was not touched for `lease_s` seconds; the provider made it so
-that to power off is to terminate. Whoever holds the lease touches the file: bring-up, then the agent. Time is that
-of /proc/uptime: a clock that is set, forwards or backwards, changes nothing.
+A machine powers itself off when nobody has touched `/run/skyward/lease` for `lease_s` seconds. The provider's options
+make powering off terminate the machine. The holder of the lease touches the file: first the setup, then the agent. Time
+comes from /proc/uptime, so a clock that is set forwards or backwards changes nothing.
 """
 
 from __future__ import annotations
 
-__all__ = ["LEASE_FILE", "PREEMPTED_FILE", "boot_script"]
-
 LEASE_FILE = "/run/skyward/lease"
 PREEMPTED_FILE = "/run/skyward/preempted"
-"""Is there once the provider has announced that it takes the machine back; holds what it said."""
+"""File that exists once the provider has announced a preemption; holds the announcement."""
 
-# The age of the file is not computed from its time stamp, which is of a clock that may be set: the loop notices THAT
-# the stamp changed, and counts from then by uptime. The first lease starts with the loop, so the grace of the boot is
-# one lease. Three ways to the end, and none waits for another: a service manager may hang, and on a disk that hangs
-# neither sync returns nor poweroff, which syncs too.
+# The file's age is not computed from its time stamp, because the wall clock may be set. The loop only notices THAT the
+# stamp has changed, and counts from then by uptime. The first lease starts with the loop, so a boot gets one lease of
+# grace. There are three ways to power off, and none waits for another: a service manager may hang, and on a disk that
+# hangs neither sync nor poweroff returns, because poweroff syncs too. Then the kernel's sysrq key does it.
 _WATCHDOG = """\
 #!/bin/sh
 lease_s=$1
@@ -50,8 +48,8 @@ start() {  # name, command: a transient unit where there is systemd, a session o
 }
 """
 
-# By /bin/sh, not by path: /run may be mounted noexec. cloud-init runs user data at the first boot only, and what it
-# finds in this folder at each.
+# Run by /bin/sh instead of by path, because /run may be mounted noexec. cloud-init runs user data at the first boot
+# only, but the scripts in this folder at every boot.
 _AT_EVERY_BOOT = """\
 again=/var/lib/cloud/scripts/per-boot
 if [ -f "$0" ] && [ "$0" != "$again/skyward" ]; then
@@ -60,14 +58,16 @@ fi"""
 
 
 def boot_script(*, lease_s: float, notices: str = "") -> str:
-    """Return a shell script for the provider's user data. Running it twice changes nothing that matters.
+    """Build the shell script for the provider's user data. Running it twice is harmless.
 
-    notices: the cloud's own script that writes `PREEMPTED_FILE`; "": there is none to run.
+    Args:
+        lease_s: seconds without contact after which the machine powers itself off.
+        notices: the cloud's script that writes `PREEMPTED_FILE`; empty for none.
     """
     lines = [
         "#!/bin/sh",
         _AT_EVERY_BOOT,
-        # Whoever logs in renews the lease, and that is not root.
+        # World-writable, because the login user renews the lease, and that is not root.
         f"mkdir -p /run/skyward && chmod 755 /run/skyward && touch {LEASE_FILE} && chmod 666 {LEASE_FILE}",
         _file("/run/skyward/watchdog", _WATCHDOG),
         _START + f"start skyward-lease '/bin/sh /run/skyward/watchdog {int(lease_s)}'",

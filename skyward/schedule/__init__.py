@@ -1,1 +1,1 @@
-"""Which task goes to which node: a pure state machine without I/O, threads or a clock."""
+"""Placement of tasks on nodes: a pure state machine without I/O, threads or a clock."""

@@ -1,8 +1,8 @@
-"""Calls that tasks make of each other: which of them could never start.
+"""Deadlock detection for calls that tasks make of each other.
 
-A task that has called something holds its slot until that has ended. So a call starts, sooner or later, only if one of
-its places is free, or held by something that ends: by what has called nothing, or by what has called only what starts.
-What is left are calls that wait in a circle.
+A task that waits for a call of its own keeps its slot. A waiting call can start, sooner or later, only if one of its
+places is free, or is held by a task that will end. A task will end if it waits for no call, or only for calls that can
+start. The remaining calls wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Family", "NestedEntry", "Places"]
-
 
 class NestedEntry(Protocol):
-    """A task or gang."""
+    """Task or gang."""
 
     @property
     def id(self) -> int: ...
@@ -25,7 +23,7 @@ class NestedEntry(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """slots: of each node. held: by parent and node, how many of them it holds. needs: see `Scheduler._needs`."""
+    """Places by node. `slots`: node -> slots. `held`: parent -> node -> places. `needs`: see `Scheduler._needs`."""
 
     slots: dict[int, int]
     held: dict[int, dict[int, int]]
@@ -33,7 +31,7 @@ class Places:
 
 
 class Family:
-    """Who has called whom, as long as the call is open."""
+    """Open calls by the task that made them."""
 
     def __init__(self) -> None:
         self._calls: dict[int, NestedEntry] = {}
@@ -51,7 +49,7 @@ class Family:
         self._by_parent.setdefault(parent, set()).add(entry.id)
 
     def remove(self, call: int) -> None:
-        """It has ended, or there never was one of that number."""
+        """Forget a call that has ended; unknown calls are ignored."""
         entry = self._calls.pop(call, None)
         if entry is None or entry.parent is None:
             return
@@ -61,7 +59,11 @@ class Family:
             del self._by_parent[entry.parent]
 
     def is_stuck(self, entry: NestedEntry, places: Places) -> bool:
-        """Whether a call that waits can never start."""
+        """Return whether a waiting call can never start.
+
+        Simulates the best case: parents whose calls can all start are assumed to end and free their places. This
+        repeats until the call fits, or no further parent can end.
+        """
         held = dict.fromkeys(places.slots, 0)
         for of_parent in places.held.values():
             for node, count in of_parent.items():

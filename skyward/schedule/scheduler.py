@@ -1,30 +1,32 @@
-"""Places tasks on nodes.
+"""Placement of tasks on nodes.
 
     submit ──> queued ──Send──> sent ──finished──> gone
                  ^                │
-                 └── returned ────┤  recalled before it began, or lost and worth another run
+                 └── returned ────┤  recalled before it began, or lost with retries left
                                   └── failed ──> gone
 
-A task may go to any node, or to those that it names. Nodes that are kept (for a role) take only what names them.
-A node runs as many tasks as it has slots. While tasks are short a node is also sent some in advance, so that a slot
-never waits for the network: one for each slot, and as many more as its slots end in the time of a round trip. Those are
-recalled when another node falls idle. A gang starts only when all
-its nodes have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so
-it cannot starve. A call that a task makes (`parent`) goes before all that wait, gangs too, for they may wait for that
-very task; it is refused where it could never run, see `families`. The owner feeds events and carries out the actions;
-every method is called under the owner's lock.
+A task may go to any node, or to the nodes that it names. Nodes kept for a role take only tasks that name them.
+
+A node runs one task per slot. While tasks are short, it also gets some in advance, so that a slot never waits for the
+network: one per slot, plus as many as its slots finish during a round trip. They are recalled when another node falls
+idle.
+
+A gang starts only when all its nodes have room for its ranks at once. Once it is first in the queue, nothing new goes
+to those nodes, so it cannot starve. A call made by a task (`parent`) goes before all waiting entries, even gangs,
+because they may wait for that very task. It is refused if it could never run; see `families`.
+
+The owner feeds events and carries out the returned actions. It calls every method under its own lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import islice
 
 from .families import Family, NestedEntry, Places
 from .node_table import NodeEntry, NodeTable
 from .waiting_lines import GangEntry, TaskEntry, WaitingLines
-
-__all__ = ["Action", "FailGang", "FailTask", "Recall", "Refuse", "Scheduler", "Send", "StartGang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class FailTask:
-    """The task cannot be run (again). `started`: True, False, or None where nobody knows."""
+    """Failure of a task that cannot run, or run again. `started`: True, False, or None if nobody knows."""
 
     task: int
     node: int | None
@@ -56,7 +58,7 @@ class StartGang:
 
 @dataclass(frozen=True, slots=True)
 class FailGang:
-    """A gang that has not started can never start: it needs nodes that are gone."""
+    """Failure of a waiting gang that can never start, because nodes that it needs are gone."""
 
     gang: int
     node: int | None
@@ -64,7 +66,7 @@ class FailGang:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A task or gang that a task has called can never start: tasks that wait for calls of their own hold all places."""
+    """Refusal of a nested call that can never start: tasks that wait for calls of their own hold all its places."""
 
     call: int
     nodes: tuple[int, ...]
@@ -77,7 +79,7 @@ _NOTHING_RESERVED: set[int] = set()
 
 
 class Scheduler:
-    """See the module. `slots` of node i are given when it comes up. `kept`: nodes that take only what names them."""
+    """State machine of placement; see the module. `kept` nodes take only tasks that name them."""
 
     def __init__(self, kept: frozenset[int] = frozenset()) -> None:
         self._nodes = NodeTable(kept)
@@ -87,10 +89,14 @@ class Scheduler:
         self._family = Family()
 
     def counts(self) -> tuple[int, int]:
-        """(slots that have something to do, tasks and gangs that wait for a slot)."""
+        """Return (busy slots, tasks and gangs that wait for a slot)."""
         busy = sum(min(node.load, node.slots) for node in self._nodes.by_id.values())
         ahead = sum(max(0, node.load - node.slots) for node in self._nodes.by_id.values())
         return busy, ahead + len(self._queue)
+
+    def running(self) -> dict[int, tuple[int, ...]]:
+        """Return the tasks of each node that fill its slots, in the order in which they were sent."""
+        return {node.id: tuple(islice(node.sent, node.slots)) for node in self._nodes.by_id.values()}
 
     # Events ---------------------------------------------------------------------------------------------------------
 
@@ -99,14 +105,14 @@ class Scheduler:
         return self._place()
 
     def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
-        """How long a frame to the node and its answer take; 0 at first, and on this machine."""
+        """Set the round trip to a node; it is 0 at first, and on this machine."""
         if node not in self._nodes.by_id:
             return []
         self._nodes.by_id[node].round_trip_ns = round_trip_ns
         return self._place()
 
     def node_lost(self, node: int, *, will_return: bool) -> list[Action]:
-        """The node is gone, and with it what was sent. `will_return`: another takes its number soon."""
+        """Record that a node and its tasks are gone. `will_return`: a replacement takes its number soon."""
         lost = self._nodes.by_id.get(node)
         if lost is None:
             return []
@@ -122,7 +128,8 @@ class Scheduler:
         lost.sent.clear()
         lost.gang_places = 0
         lost.is_up = False
-        for gang, (nodes, places) in self._gangs.items():  # its end must free nothing on the node's successor
+        # A gang that ends later must not free places on the node's replacement.
+        for gang, (nodes, places) in self._gangs.items():
             self._gangs[gang] = (tuple(n for n in nodes if n != node), places)
         if not will_return:
             self._nodes.remove(node)
@@ -131,7 +138,7 @@ class Scheduler:
         return actions + self._place()
 
     def node_leaving(self, node: int) -> list[Action]:
-        """It will be gone soon. What it has not begun goes elsewhere; what is for it alone waits for its successor."""
+        """Record that a node will soon be gone. Tasks that have not begun move, unless only this node may run them."""
         leaving = self._nodes.by_id.get(node)
         if leaving is None:
             return []
@@ -145,12 +152,12 @@ class Scheduler:
         return actions
 
     def is_idle(self, node: int) -> bool:
-        """Whether nothing runs there, nor is on its way there."""
+        """Return whether nothing runs on the node, or is on its way there."""
         known = self._nodes.by_id.get(node)
         return known is None or not known.load
 
     def node_paused(self, node: int) -> list[Action]:
-        """The link to it is broken; it may come back, and what was sent may still end."""
+        """Record that the link to a node is broken. It may come back, and tasks there may still end."""
         if node in self._nodes.by_id:
             self._nodes.by_id[node].is_reachable = False
         return []
@@ -170,20 +177,28 @@ class Scheduler:
         expected_ns: float | None = None,
         parent: int | None = None,
     ) -> list[Action]:
-        """`nodes`: those that it may go to; None: any that is not kept. It waits for one of them to come back, and
-        fails once all are gone for good. `in_advance` False: it is sent only when a slot is free, so that it begins
-        when it is sent. `expected_ns`: how long it will take, where that is known before any has ended.
-        `parent`: the task or gang that calls it, and that runs.
+        """Queue a task, and place it if there is room.
+
+        A task waits for one of its nodes to come back, and fails once all are gone for good.
+
+        Args:
+            task: Number of the task.
+            nodes: Nodes that it may go to; None for any that is not kept.
+            retries: Retries after losses.
+            in_advance: Whether it may be sent before a slot is free. False: it begins when it is sent.
+            expected_ns: Expected duration, if known before any task has ended.
+            parent: The running task or gang that calls it, or None.
         """
         if expected_ns is not None:
             self._nodes.expect(expected_ns)
+        # Nested calls are never sent in advance: behind a task that waits for them they would never start.
         made = TaskEntry(task, nodes, retries, in_advance and parent is None, parent=parent)
         if not self._nodes.open if nodes is None else self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
         if parent is not None:
             return self._submit_nested(made)
-        if not self._queue.by_key:  # the common case: nothing waits, so it takes any room there is
+        if not self._queue.by_key:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
             if not self._place_task(made, _NOTHING_RESERVED, actions):
                 self._queue.append(made)
@@ -200,8 +215,14 @@ class Scheduler:
         one_of: tuple[int, ...] | None = None,
         parent: int | None = None,
     ) -> list[Action]:
-        """`nodes`: all of them; None: any one of `one_of`, or of those that are not kept. `places`: how many slots it
-        takes on each.
+        """Queue a gang, and start it if there is room.
+
+        Args:
+            gang: Number of the gang.
+            nodes: Nodes that it needs, all of them; None for any one node of `one_of`.
+            places: Slots that it takes on each node.
+            one_of: Nodes to choose from; None for those that are not kept.
+            parent: The running task or gang that calls it, or None.
         """
         made = GangEntry(gang, nodes, one_of, places, parent)
         if self._cannot_start(made):
@@ -213,14 +234,14 @@ class Scheduler:
         return self._place()
 
     def _submit_nested(self, made: TaskEntry | GangEntry) -> list[Action]:
-        """It goes before all that wait. Where it cannot start, now or later, it is refused."""
+        """Queue a call of a task before all waiting entries. Refused if it cannot start, now or later."""
         self._family.add(made.parent, made)
         self._queue.append(made, is_urgent=True)
         actions = self._place()
         return actions + self._refuse_stuck(made)
 
     def finished(self, task: int, elapsed_ns: int | None = None) -> list[Action]:
-        """It ended, well or badly, and will not be run again."""
+        """Record that a task ended, well or badly, and will not run again."""
         if task not in self._tasks:
             return []
         if elapsed_ns is not None:
@@ -229,7 +250,7 @@ class Scheduler:
         return self._place()
 
     def drop(self, task: int) -> None:
-        """`finished`, and its place is given to nobody yet: the owner is about to tell of the loss of its node."""
+        """Forget a task like `finished`, but leave its place empty, because the loss of its node comes next."""
         dropped = self._forget(task)
         if dropped is None:
             return
@@ -239,7 +260,7 @@ class Scheduler:
             self._forget_sent(dropped)
 
     def lost(self, task: int, *, started: bool) -> list[Action]:
-        """The slot died under the task (`started`), or the node gave it back unbegun."""
+        """Record that the slot died under a task (`started`), or that the node returned it unbegun."""
         returned = self._tasks.get(task)
         if returned is None or returned.node is None:
             return []
@@ -253,14 +274,14 @@ class Scheduler:
         return [FailTask(task, node, True), *self._place()]
 
     def again(self, task: int) -> list[Action]:
-        """Run a task that was sent once more (the owner counts why)."""
+        """Run a sent task once more; the owner counts retries."""
         sent = self._tasks[task]
         self._forget_sent(sent)
         self._return(sent)
         return self._place()
 
     def cancel(self, task: int) -> int | None:
-        """Forget a task that is queued (None), or say on which node it is; there it stays until `finished`."""
+        """Forget a queued task and return None, or return the node of a sent task, which stays until `finished`."""
         known = self._tasks.get(task)
         if known is None:
             return None
@@ -270,7 +291,7 @@ class Scheduler:
         return known.node
 
     def gang_finished(self, gang: int) -> list[Action]:
-        """All its processes are gone; also for a gang that never started."""
+        """Record that all processes of a gang are gone, or that it never started."""
         self._family.remove(gang)
         nodes, places = self._gangs.pop(gang, ((), 0))
         for number in nodes:
@@ -289,7 +310,7 @@ class Scheduler:
         return None if known is None else known.node
 
     def spend_retry(self, task: int) -> bool:
-        """Take one of the task's retries; False if none is left."""
+        """Use one of the task's retries. Returns False if none is left."""
         known = self._tasks.get(task)
         if known is None or known.retries <= 0:
             return False
@@ -318,7 +339,7 @@ class Scheduler:
                 else:
                     closed.add(entry.line)
                     if isinstance(entry, TaskEntry) and not entry.in_advance:
-                        # No slot is free for it, and nothing that can wait on the node overtakes it.
+                        # No slot is free for it. Reserve its nodes, or tasks sent in advance would overtake it forever.
                         reserved.update(self._nodes.open if entry.nodes is None else entry.nodes)
         if not queue.by_key and (idle := self._nodes.idle_slots()):
             self._rebalance(idle, actions)
@@ -346,6 +367,7 @@ class Scheduler:
             ):
                 members = []
         if not members:
+            # Nothing new may go to these nodes, or small tasks would keep the gang waiting forever.
             reserved.update(n.id for n in wanted)
             return False
         for node in members:
@@ -356,7 +378,7 @@ class Scheduler:
         return True
 
     def _rebalance(self, idle: dict[int, int], actions: list[Action]) -> None:
-        """Take back what waits on one node while a slot of another is idle. The answer is `lost(started=False)`."""
+        """Recall tasks that wait on one node while slots of another are idle. The answer is `lost(started=False)`."""
         for node in self._nodes.by_id.values():
             excess = node.load - node.slots
             for task_id in reversed(node.sent):
@@ -368,7 +390,7 @@ class Scheduler:
                     task.is_recalled = True
                     actions.append(Recall(task_id, node.id))
 
-    # Small steps ----------------------------------------------------------------------------------------------------
+    # Bookkeeping ----------------------------------------------------------------------------------------------------
 
     def _forget_sent(self, task: TaskEntry) -> None:
         node = self._nodes.by_id.get(task.node) if task.node is not None else None
@@ -377,7 +399,7 @@ class Scheduler:
         task.node = None
 
     def _forget(self, task: int) -> TaskEntry | None:
-        """It has left the ledger, whatever became of it."""
+        """Remove a task from the ledger, whatever its outcome."""
         known = self._tasks.pop(task, None)
         if known is not None and known.parent is not None:
             self._family.remove(task)
@@ -406,10 +428,10 @@ class Scheduler:
                 actions.append(FailTask(entry.id, node, False))
         return actions
 
-    # Calls of tasks -------------------------------------------------------------------------------------------------
+    # Nested calls ---------------------------------------------------------------------------------------------------
 
     def _refuse_stuck(self, made: TaskEntry | GangEntry | None = None) -> list[Action]:
-        """Of the calls of tasks that wait (or of `made` alone, if it does) those that can never start."""
+        """Refuse waiting nested calls that can never start; with `made`, check only that one."""
         if not self._family:
             return []
         actions: list[Action] = []
@@ -431,7 +453,7 @@ class Scheduler:
         return entry.id in self._gangs or (isinstance(entry, TaskEntry) and entry.node is not None)
 
     def _places(self) -> Places:
-        """What the tasks and gangs that have called something hold, and what the calls that wait need."""
+        """Return the places held by tasks and gangs with calls of their own, and the needs of the waiting calls."""
         held: dict[int, dict[int, int]] = {}
         for parent in self._family.parents():
             task = self._tasks.get(parent)
@@ -447,7 +469,7 @@ class Scheduler:
         )
 
     def _needs(self, entry: NestedEntry) -> tuple[tuple[int, ...], int, bool] | None:
-        """(nodes, places on each, whether on all of them) of a call that waits; None: it has begun."""
+        """Return (nodes, places on each, whether on all of them) of a waiting call; None if it has begun."""
         if self._has_begun(entry):
             return None
         if isinstance(entry, GangEntry):

@@ -1,9 +1,8 @@
-"""What waits for a place: one line for each set of nodes that an entry may go to, and one order over all of them.
+"""Waiting tasks and gangs: one line for each set of allowed nodes, and one order across all lines.
 
-An entry that cannot be placed holds up those behind it in its own line only, so placing costs a look at each line and
-not at each entry: ten thousand calls that wait for one node cost the others nothing. Every step on an entry takes the
-same time, however many wait: a hundred thousand calls may be cancelled at once. A plain dict would not do: it finds
-its first key by walking over all that were removed in front of it.
+An entry that cannot be placed blocks only its own line. So placing looks at each line, not at each entry: ten thousand
+calls that wait for one node do not slow down the others. Every operation takes constant time per entry, so a hundred
+thousand calls can be cancelled at once. A plain dict would not do: finding its first key walks over all removed ones.
 """
 
 from __future__ import annotations
@@ -13,21 +12,19 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["GangEntry", "TaskEntry", "WaitingLines"]
-
 
 @dataclass(slots=True, eq=False)
 class TaskEntry:
-    """A task, as long as it is open."""
+    """Open task."""
 
     id: int
-    nodes: tuple[int, ...] | None  # it may go to; None: any that is not kept
+    nodes: tuple[int, ...] | None  # allowed nodes; None for any that is not kept
     retries: int
     in_advance: bool = True  # may be sent before a slot is free
     node: int | None = None
     is_recalled: bool = False
     parent: int | None = None
-    """The task or gang that has called it."""
+    """Task or gang that called it."""
     turn: tuple[int, int] = (0, 0)
 
     @property
@@ -37,12 +34,12 @@ class TaskEntry:
 
 @dataclass(slots=True, eq=False)
 class GangEntry:
-    """A gang, as long as it waits."""
+    """Waiting gang."""
 
     id: int
-    nodes: tuple[int, ...] | None  # all of them; None: any one of `one_of`
-    one_of: tuple[int, ...] | None  # None: of those that are not kept
-    places: int  # on each node
+    nodes: tuple[int, ...] | None  # needs all of them; None for any one of `one_of`
+    one_of: tuple[int, ...] | None  # None for any node that is not kept
+    places: int  # per node
     parent: int | None = None
     turn: tuple[int, int] = (0, 0)
 
@@ -65,22 +62,22 @@ E = TypeVar("E", bound=_WaitingEntry)
 
 
 class WaitingLines(Generic[E]):
-    """Entries in order. Those of one `line` may go to the same nodes, so what keeps the first back keeps all."""
+    """Entries in order. Entries of one line may go to the same nodes, so whatever blocks the first blocks all."""
 
     def __init__(self) -> None:
         self.by_key: dict[Hashable, OrderedDict[int, E]] = {}
-        """The entries of each line, by their number. No line is empty, so this says whether anything waits."""
+        """Line -> its entries by number. No line is empty, so this is empty if nothing waits."""
         self._first = 0
         self._last = 0
 
     def append(self, entry: E, *, is_urgent: bool = False) -> None:
-        """`is_urgent`: behind others that are, and in front of all that are not. Those have lines of their own."""
+        """Add an entry at the end; an urgent one behind earlier urgent ones. Urgent entries have their own lines."""
         self._last += 1
         entry.turn = (not is_urgent, self._last)
         self.by_key.setdefault(entry.line, OrderedDict())[entry.id] = entry
 
     def append_left(self, entry: E) -> None:
-        """In front of all others."""
+        """Add an entry before all others."""
         self._first -= 1
         entry.turn = (0, self._first)
         line = self.by_key.setdefault(entry.line, OrderedDict())
@@ -94,11 +91,11 @@ class WaitingLines(Generic[E]):
             del self.by_key[entry.line]
 
     def find(self, number: int) -> E | None:
-        """The entry of that number, if it waits."""
+        """Return the waiting entry with that number, or None."""
         return next((line[number] for line in self.by_key.values() if number in line), None)
 
     def oldest(self, closed: set[Hashable]) -> E | None:
-        """The first of all whose line is not in `closed`."""
+        """Return the first entry whose line is not in `closed`, or None."""
         best: E | None = None
         for key, line in self.by_key.items():
             if key not in closed:
@@ -111,5 +108,5 @@ class WaitingLines(Generic[E]):
         return sum(map(len, self.by_key.values()))
 
     def __iter__(self) -> Iterator[E]:
-        """All, in no order; the iteration is over a copy."""
+        """Iterate over a copy of all entries, in no particular order."""
         return iter([entry for line in self.by_key.values() for entry in line.values()])

@@ -1,11 +1,12 @@
-"""Machines that answer to SSH: one pooled connection to each, commands there, and command lines that lead there.
+"""SSH: one pooled connection per machine, commands that run there, and local command lines that lead there.
 
-    target = Target(host="gpu1")                      # whatever `ssh gpu1` would do, ~/.ssh/config included
+Example:
+    target = Target(host="gpu1")                      # does what `ssh gpu1` would do, ~/.ssh/config included
     connection = connect(target)
-    connection.run("uname -a", timeout_s=10).text     # here and now
-    connection.argv("cat")                            # a command of this machine, for whoever runs it, whenever
+    connection.run("uname -a", timeout_s=10).text     # runs now, and waits
+    connection.argv("cat")                            # a local command line, for any process, at any time
 
-This package knows nothing of agents and frames; they know nothing of it.
+This package knows nothing of agents and frames, and they know nothing of it.
 """
 
 from .command import SSHResult
@@ -14,8 +15,8 @@ from .connection import Connection
 from .target import HostKeys, SSHTarget
 
 Completed = SSHResult
-"""The name that users know."""
+"""Public name of `SSHResult`."""
 Target = SSHTarget
-"""The name that users know."""
+"""Public name of `SSHTarget`."""
 
 __all__ = ["SSHResult", "Completed", "Connection", "HostKeys", "SSHTarget", "Target", "connect", "wait_until_ready"]

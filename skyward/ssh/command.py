@@ -1,4 +1,4 @@
-"""A process of this machine: fed, read line by line, ended at its deadline or when somebody says stop."""
+"""Local processes: fed with input, read line by line, killed at a deadline or on request."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ from typing import BinaryIO
 
 from ..errors import UsageError
 
-__all__ = ["SSHResult", "Stopped", "run_process"]
-
 _PIECE = 256 * 1024
 _LOOK_S = 0.1
-"""How often a stop is looked for."""
+"""Interval at which `stop` is checked, in seconds."""
 _HELD_S = 1.0
-"""How long output is waited for when the process is gone and something else holds its pipes."""
+"""Time to wait for output after the process has exited while another process holds its pipes, in seconds."""
 
 
 class Stopped(Exception):
-    """The command was ended because `stop` was set."""
+    """The command was killed because `stop` was set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SSHResult:
-    """How a command ended: its exit code and what it wrote."""
+    """Exit code and output of a command.
+
+    Example:
+        >>> result = SSHResult(code=0, stdout=b"Linux\\n", stderr=b"")
+        >>> result.code, result.text
+        (0, 'Linux')
+    """
 
     code: int
     stdout: bytes
@@ -38,17 +42,17 @@ class SSHResult:
 
     @property
     def text(self) -> str:
-        """Its standard output, without the end of its last line."""
+        """Standard output as text, without trailing newlines. Invalid UTF-8 is replaced."""
         return self.stdout.decode(errors="replace").rstrip("\n")
 
     @property
     def error_text(self) -> str:
-        """What it wrote to standard error, without white space around it."""
+        """Standard error as text, without surrounding white space. Invalid UTF-8 is replaced."""
         return self.stderr.decode(errors="replace").strip()
 
 
 class _Output:
-    """What one pipe brings: all of it behind the line `marker`, and live its lines."""
+    """Output of one pipe: everything behind the line `marker`, and each line as it arrives."""
 
     def __init__(self, on_line: Callable[[str], None] | None, marker: bytes) -> None:
         self._pieces: list[bytes] = []
@@ -74,7 +78,7 @@ class _Output:
         return after
 
     def end(self) -> bytes:
-        if self._marker:  # it never came: all that there is may say why
+        if self._marker:  # the marker never came, so keep everything: it may say why
             self._pieces.append(self._rest)
         elif self._on_line is not None and self._rest:
             self._on_line(self._rest.decode(errors="replace"))
@@ -90,18 +94,27 @@ def run_process(
     marker: str = "",
     stop: threading.Event | None = None,
 ) -> SSHResult:
-    """Run `argv` to its end, in a session of its own: no terminal to ask at, and no Ctrl-C but ours.
+    """Run `argv` to its end, in its own session: it has no terminal to prompt on, and Ctrl-C does not reach it.
 
-    `on_line` is called by this thread with each line of both streams. `marker`: a line of standard output; it and what
-    comes before it are not the command's own.
+    Args:
+        argv: the command line.
+        input: data, or a file to read piece by piece; None for no input.
+        timeout_s: seconds until the process is killed.
+        on_line: called by this thread with each line of both streams as it arrives.
+        marker: line of standard output after which the command's own output begins.
+        stop: kills the process when set.
 
-    Raises UsageError where this process ignores SIGCHLD. Raises TimeoutError after `timeout_s`, Stopped when `stop` is
-    set; then, as with any other exception, the process and its group have been killed.
+    Raises:
+        UsageError: this process ignores SIGCHLD.
+        TimeoutError: the process ran longer than `timeout_s`.
+        Stopped: `stop` was set.
+
+    On these and all other exceptions the process and its group have been killed.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         raise UsageError(
-            "SIGCHLD=SIG_IGN: this process ignores its children, so the exit codes of `ssh` are lost; "
-            "call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before the pool is opened"
+            "SIGCHLD=SIG_IGN: loses the exit codes of child processes such as `ssh`; call "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL) before opening the pool"
         )
     process = subprocess.Popen(
         argv,
@@ -116,42 +129,42 @@ def run_process(
         _Run(process, _OutputSource(input), out, err).finish(time.monotonic() + timeout_s, stop or threading.Event())
         return SSHResult(code=process.wait(), stdout=out.end(), stderr=err.end())
     except TimeoutError:
-        raise TimeoutError(f"it did not end within {timeout_s:g} s") from None
+        raise TimeoutError(f"no end within {timeout_s:g} s") from None
     finally:
         _kill(process)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has exited, or runs as another user
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not written is lost with the process
+            with contextlib.suppress(OSError):  # unwritten input is lost with the process
                 pipe.close()
 
 
 class _OutputSource:
-    """The input, piece by piece."""
+    """Input of a process, in pieces."""
 
     def __init__(self, data: bytes | BinaryIO | None) -> None:
         self._file = None if data is None or isinstance(data, bytes) else data
         self._rest = memoryview(data) if isinstance(data, bytes) else memoryview(b"")
 
     def write_to(self, fd: int) -> bool:
-        """Write what fits; False: there is no more."""
+        """Write as much as fits; return False at the end of the input."""
         if not self._rest and self._file is not None:
             self._rest = memoryview(self._file.read(_PIECE))
         if not self._rest:
             return False
-        with contextlib.suppress(BlockingIOError):  # the pipe is full; poll says when it is not
+        with contextlib.suppress(BlockingIOError):  # the pipe is full; the selector reports when it has room
             self._rest = self._rest[os.write(fd, self._rest[:_PIECE]) :]
         return True
 
 
 class _Run:
-    """The pipes of a process, served by one thread."""
+    """Pipes of a process, served by one thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], source: _OutputSource, out: _Output, err: _Output) -> None:
         self._process = process
@@ -163,12 +176,12 @@ class _Run:
                 self._selector.register(pipe, event, data)
 
     def finish(self, deadline: float, stop: threading.Event) -> None:
-        """Until the process has ended and all it wrote is read. Raises TimeoutError, Stopped."""
+        """Serve the pipes until the process has exited and its output is read. Raises TimeoutError, Stopped."""
         held_until = float("inf")
         with self._selector:
             while self._process.poll() is None or (self._is_open and time.monotonic() < held_until):
                 if stop.is_set():
-                    raise Stopped("told to stop")
+                    raise Stopped("stopped on request")
                 if time.monotonic() > deadline:
                     raise TimeoutError
                 self._step()
@@ -182,7 +195,7 @@ class _Run:
 
     def _step(self) -> None:
         if not self._is_open:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the caller looks at its deadline between two steps
+            with contextlib.suppress(subprocess.TimeoutExpired):  # `finish` checks the deadline between two steps
                 self._process.wait(_LOOK_S)
             return
         for key, _ in self._selector.select(_LOOK_S):
@@ -200,14 +213,14 @@ class _Run:
 
 
 def _serve(key: selectors.SelectorKey) -> bool:
-    """Move some bytes; False: this pipe is done."""
+    """Move some bytes; return False when this pipe is done."""
     try:
         if isinstance(key.data, _OutputSource):
             return key.data.write_to(key.fd)
         piece = os.read(key.fd, _PIECE)
     except BlockingIOError:  # nothing to read after all
         return True
-    except OSError:  # nobody reads it any more
+    except OSError:  # the other end is closed
         return False
     key.data.add(piece)
     return bool(piece)

@@ -1,4 +1,4 @@
-"""Log in to a machine: by which transport, and how one that boots is awaited."""
+"""Log in to a machine, with retries while it boots."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from .connection import Connection
 from .failures import is_not_yet
 from .target import SSHTarget
 
-__all__ = ["Transport", "connect", "wait_until_ready"]
-
 Transport = Literal["openssh", "paramiko"]
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
@@ -29,18 +27,28 @@ def connect(
     stop: threading.Event | None = None,
     timeout_s: float = math.inf,
 ) -> Connection:
-    """Log in, within `target.connect_timeout_s`, or `timeout_s` if that is less.
+    """Log in to a machine.
 
-    `transport` None: OpenSSH's client where there is one, else paramiko.
+    Args:
+        target: the machine.
+        transport: "openssh", "paramiko", or None for OpenSSH's client if it is installed, else paramiko.
+        stop: another thread sets it to end the attempt at once, with Unreachable.
+        timeout_s: seconds for the attempt, if that is less than `target.connect_timeout_s`.
 
-    When another thread sets `stop`, this ends at once, with Unreachable.
+    Returns:
+        An open connection. The caller closes it.
 
     Raises:
-        Unreachable: it does not answer; `is_final` says whether there is no use in trying again.
-        AuthFailed: it does not let us in.
-        HostKeyUnknown, HostKeyChanged: it may not be the machine that is meant.
+        Unreachable: the machine does not answer. `is_final` says that retrying is useless.
+        AuthFailed: the machine refuses the login.
+        HostKeyUnknown, HostKeyChanged: it might be another machine than the intended one.
         UsageError: the SSH configuration is broken.
-        MissingDependency: paramiko is needed and not installed.
+        MissingDependency: paramiko is needed but not installed.
+
+    Example:
+        connection = connect(SSHTarget(host="gpu1"))
+        print(connection.run("nvidia-smi -L", timeout_s=10).text)
+        connection.close()
     """
     chosen = transport or ("openssh" if shutil.which("ssh") else "paramiko")
     if chosen == "openssh":
@@ -52,7 +60,7 @@ def connect(
 
         connection = pure(target)
     else:
-        raise UsageError(f'transport: {transport!r}; it is "openssh", "paramiko" or None')
+        raise UsageError(f'transport={transport!r}: unknown transport; set "openssh", "paramiko" or None')
     try:
         connection.open(stop, timeout_s)
     except BaseException:
@@ -70,12 +78,26 @@ def wait_until_ready(
     stop: threading.Event | None = None,
     on_retry: Callable[[SkywardError], None] | None = None,
 ) -> Connection:
-    """`connect`, again and again while the machine may be booting: refused, timed out, no route.
+    """Log in, and retry while the machine may be booting: refused, timed out, no route.
 
-    `auth_grace_s`: for so long after the machine first answered, being refused is "not yet" too: a fresh cloud machine
-    starts its sshd before it has our key. `on_retry` is told each error that is not yet final.
+    Args:
+        target: the machine.
+        timeout_s: seconds until the last error is raised.
+        auth_grace_s: seconds after the first answer during which a refused login is retried, because a fresh cloud
+            machine starts its sshd before it has our key.
+        transport: as for `connect`.
+        stop: another thread sets it to end the wait at once, with Unreachable.
+        on_retry: called with each error before a retry.
 
-    Raises what `connect` raises; Unreachable, with the last reason, after `timeout_s`.
+    Returns:
+        An open connection. The caller closes it.
+
+    Raises:
+        Unreachable: `timeout_s` has passed; the message has the last reason.
+        SkywardError: any other error of `connect`.
+
+    Example:
+        connection = wait_until_ready(SSHTarget(host="gpu1"), timeout_s=300, on_retry=print)
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout_s
@@ -97,6 +119,6 @@ def wait_until_ready(
             if on_retry is not None:
                 on_retry(error)
         if stop.wait(pause_s):
-            message = f"ssh {target}: told to stop"
+            message = f"ssh {target}: stopped on request"
             raise Unreachable(message, host=str(target), is_final=True, was_stopped=True)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""A connection to a machine by whatever transport: commands there, and their end when they are interrupted here."""
+"""Connection to a machine over any transport: runs commands there, and kills them there when interrupted here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from . import launch
 from .command import SSHResult, Stopped, run_process
 from .target import SSHTarget
 
-__all__ = ["Connection", "Holder", "in_sh"]
-
 _VARIABLE = "SKYWARD_RUN"
 _KILL_LIMIT_S = 5.0
 _NO_CONNECTION = 255
-# Until there are none: what is killed may have been about to fork.
+# Repeated until none is found, because a process may fork just before it is killed.
 _KILL = """
 for i in 1 2 3 4 5; do
   found=
@@ -34,45 +32,51 @@ done
 
 
 class Holder(Protocol):
-    """The process that holds the TCP connection, for whoever knows its `folder`.
+    """The process that holds the TCP connection, for every user that knows its `folder`.
 
-    It was started by whoever came first, and ends by itself when it has had no user for a while; so nobody owns it,
-    and each user makes sure that it is there.
+    The first user starts it. It exits by itself after a while without users. So nobody owns it, and each user makes
+    sure that it runs.
     """
 
     target: SSHTarget
     folder: str
 
     def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
-        """Log in unless somebody has, in `timeout_s` if that is less than the target's own limit.
+        """Log in unless the holder is already logged in. A holder that hangs is killed first.
 
-        One that hangs is killed first. Raises what `connect` raises; Stopped.
+        Takes at most `timeout_s`, or the target's own limit if that is less. Raises what `connect` raises; Stopped.
         """
         ...
 
     def command(self, command: str) -> list[str]:
-        """A local command that runs it there, right after `ensure`."""
+        """Return a local command that runs it there. Call `ensure` right before."""
         ...
 
     def is_alive(self) -> bool:
-        """Whether it answers. That says nothing about the machine at the other end."""
+        """Return whether the holder answers. Says nothing about the machine at the other end."""
         ...
 
     def end(self) -> None:
-        """End it, and with it all that goes through it; remove its folder."""
+        """End the holder and every command that runs through it; remove its folder."""
         ...
 
 
 class Connection:
-    """One TCP connection to a machine, for any number of commands; made anew by itself when it was lost.
+    """One TCP connection to a machine, for any number of commands; reconnects by itself.
 
-    Thread-safe. `close` may be called by any thread, more than once: it ends the commands that run, and the
-    connection, unless somebody else still uses what `argv` gave him; then it ends with the last of them.
+    Thread-safe. Any thread may call `close`, more than once. It ends the running commands and the connection. If
+    another process still uses a command line from `argv`, the connection ends with the last of these.
 
     Args:
-        holder: the process that holds it.
-        module: its `main(folder, target, command)` is what `argv` runs.
-        terminal: a module whose `main` is what `terminal` runs; empty: this transport has no terminals.
+        holder: the process that holds the TCP connection.
+        module: module whose `main(folder, target, command)` `argv` runs.
+        terminal: module whose `main` `terminal` runs; empty if the transport has no terminals.
+
+    Example:
+        connection = connect(SSHTarget(host="gpu1"))
+        result = connection.run("df -h /", timeout_s=10)
+        print(result.code, result.text)
+        connection.close()
     """
 
     def __init__(self, holder: Holder, module: str, *, terminal: str = "") -> None:
@@ -86,26 +90,28 @@ class Connection:
         self._is_closed = False
 
     def open(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
-        """Log in."""
+        """Log in, within `timeout_s` seconds or the target's limit, whichever is less."""
         try:
             self._holder.ensure(stop, timeout_s)
         except Stopped as stopped:
             raise self._stopped() from stopped
 
     def argv(self, command: str) -> list[str]:
-        """A command of this machine that runs `command`, a line of sh, over there.
+        """Return a local command line that runs `command`, a line of sh, on the machine.
 
-        Its standard input, output and error and its exit code are those of the remote command. It may be run at any
-        time, by any process of this user, any number of times, also when the connection was lost meanwhile. 255:
-        there was no connection, and standard error says why. Over there, the end of the input is all that a command
-        learns of it when this one is killed.
+        Its standard streams and exit code are those of the remote command. Any process of this user may run it, at any
+        time and any number of times, even after the connection was lost. Exit code 255: there was no connection, and
+        standard error says why. When the local command is killed, the remote one only sees the end of its input.
+
+        Args:
+            command: a line of sh.
         """
         return launch.argv(self._module, self._holder.folder, self.target, in_sh(command))
 
     def terminal(self) -> list[str]:
-        """A command of this machine that opens the user's shell there, on the terminal it is run on.
+        """Return a local command line that opens the user's shell there, on the terminal that runs it.
 
-        With one more argument, a line of sh, it runs that instead. Empty: this transport has no terminals.
+        With one more argument, a line of sh, it runs that instead. Empty if this transport has no terminals.
         """
         if not self._terminal:
             return []
@@ -124,16 +130,22 @@ class Connection:
         on_line: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> SSHResult:
-        """Run `command`, a line of sh, over there, and wait for its end; its exit code is the caller's to judge.
+        """Run a line of sh on the machine and wait for its end. The caller judges the exit code.
 
-        `input` is sent to it, a file piece by piece. `on_line` is called with each line of both streams when it
-        comes, by this thread. What a login shell prints before the command is left out.
+        Output of the login shell before the command is dropped. A command that times out or is interrupted here is
+        killed on the machine too, with its children.
 
-        A command that does not end in time, or is interrupted here, is killed over there too, with what it started.
-        Another thread interrupts it by setting `stop`.
+        Args:
+            command: a line of sh.
+            input: data to send, or a file to send piece by piece.
+            timeout_s: seconds until the command is killed.
+            on_line: called by this thread with each line of both streams as it arrives.
+            stop: another thread sets it to interrupt the command.
 
-        Raises TimeoutError; Unreachable when the connection is lost meanwhile or closed by another thread, or `stop`
-        is set; and what `connect` raises.
+        Raises:
+            TimeoutError: the command ran longer than `timeout_s`.
+            Unreachable: the connection was lost, another thread closed it, or `stop` was set.
+            SkywardError: any other error of `connect`.
         """
         either = _Either(self._closing, stop)
         with self._counted():
@@ -142,7 +154,7 @@ class Connection:
             try:
                 argv = self._command(line, either)
                 done = run_process(argv, input=input, timeout_s=timeout_s, on_line=on_line, marker=mark, stop=either)
-            except BaseException as error:  # Ctrl-C, and what on_line raises
+            except BaseException as error:  # KeyboardInterrupt and errors of on_line too: leave no command behind
                 self._kill_remote(mark)
                 if isinstance(error, Stopped):
                     raise self._stopped() from error
@@ -155,22 +167,23 @@ class Connection:
             return done
 
     def _kill_remote(self, mark: str) -> None:
-        """A command whose ssh was killed runs on over there, and nobody would ever read what it says."""
+        """Kill a command whose ssh was killed: it would run on there, and nobody would read its output."""
         if not self._holder.is_alive():
             return
         try:
             run_process(self._command(in_sh(_KILL % mark)), timeout_s=_KILL_LIMIT_S)
         except (TimeoutError, SkywardError):
-            return  # there is no way to it any more
+            return  # the machine can no longer be reached
 
     def _stopped(self) -> Unreachable:
-        why = "the connection was closed here" if self._closing.is_set() else "told to stop"
+        why = "the connection was closed here" if self._closing.is_set() else "stopped on request"
         return Unreachable(f"ssh {self.target}: {why}", host=str(self.target), is_final=True, was_stopped=True)
 
     def close(self) -> None:
+        """End the running commands and the connection. Idempotent."""
         self._closing.set()
         with self._changed:
-            # They kill over there what they had begun, and need the connection for that.
+            # Running commands kill their remote side first, and need the connection for that.
             self._changed.wait_for(lambda: not self._running, _KILL_LIMIT_S + 1)
             if not self._is_closed:
                 self._is_closed = True
@@ -191,7 +204,7 @@ class Connection:
 
 
 class _Either(threading.Event):
-    """Set when one of two is. It can be asked, and not waited for."""
+    """Event that is set when either of two is. Only `is_set` works; nobody can wait for it."""
 
     def __init__(self, one: threading.Event, other: threading.Event | None) -> None:
         super().__init__()
@@ -202,7 +215,7 @@ class _Either(threading.Event):
 
 
 def in_sh(command: str) -> str:
-    """The same for any log-in shell."""
+    """Wrap a line of sh so that every login shell runs it alike."""
     return f"exec sh -c {shlex.quote(command)}"
 
 

@@ -1,4 +1,4 @@
-"""A connection's folder on this machine: private, short, and removed with it."""
+"""Local folder of a connection: private, short, and removed with it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,21 @@ from ..core.ownership import runtime_folder
 from ..errors import Unreachable
 from .target import SSHTarget
 
-__all__ = [
-    "close_folder",
-    "collect_garbage",
-    "connecting",
-    "kill_process",
-    "locked",
-    "make_folder",
-    "record_process",
-]
-
 _OLD_S = 600.0
 _END_S = 2.0
 _KILLED_S = 1.0
 _OWNER = "owner"
 _FOLDER = "skyward-ssh"
-"""Of all connections, below the temporary one. The client of OpenSSH adds 17 bytes of its own to a socket's path."""
+"""Parent of all folders, below the temporary one. Short, because OpenSSH adds 17 bytes to a socket's path."""
 
 
 def close_folder(folder: str, pid_of: Callable[[], int]) -> None:
-    """End the process that holds the connection, the one of `pid_of` or the recorded one, and remove the folder.
+    """End the process that holds the connection, given by `pid_of` or recorded, and remove the folder.
 
-    Whoever makes the connection anew at this very time is waited for, for a moment: what he starts is ended too.
+    Another process may be reconnecting at this moment. It gets a moment to finish, and what it starts is ended too.
     """
     with contextlib.ExitStack() as held:
-        # Another one holds it for too long, or the folder is gone.
+        # Another process may hold the lock for too long, or the folder may be gone: end the holder regardless.
         with contextlib.suppress(TimeoutError, FileNotFoundError):
             held.enter_context(locked(folder, timeout_s=_END_S))
         _end_process(folder, pid_of())
@@ -48,7 +38,7 @@ def close_folder(folder: str, pid_of: Callable[[], int]) -> None:
 
 
 def make_folder() -> str:
-    """A new one. What connections of dead programs left is removed on the way."""
+    """Create a folder, and remove folders of dead programs on the way."""
     root = runtime_folder(_FOLDER)
     collect_garbage(root)
     folder = tempfile.mkdtemp(prefix="", dir=root)  # mode 0700
@@ -58,37 +48,37 @@ def make_folder() -> str:
 
 
 def collect_garbage(root: str = "") -> list[str]:
-    """Remove the folders of connections that ended long ago; which they were."""
+    """Remove the folders of connections that ended long ago, and return their paths."""
     removed = []
     root = root or runtime_folder(_FOLDER)
     os.utime(root)
-    # The file system's: by a wrong clock of ours a folder that was made a moment ago would be old.
+    # Take the time from the file system: by a wrong local clock a new folder would look old.
     now = os.stat(root).st_mtime
     for name in os.listdir(root):
         path = os.path.join(root, name)
-        with contextlib.suppress(OSError):  # removed meanwhile by another process
-            # Not by its socket: that of a process that was killed stays.
+        with contextlib.suppress(OSError):  # another process has just removed it
+            # The socket proves nothing: it stays when its process is killed.
             is_used = _has_owner(path) or _is_of(path, _recorded(path))
             if not is_used and now - os.stat(path).st_mtime > _OLD_S:
-                with locked(path, timeout_s=0):  # else a keeper is making it anew
+                with locked(path, timeout_s=0):  # else a keeper is reconnecting right now
                     shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     return removed
 
 
 def _has_owner(folder: str) -> bool:
-    """Whether the program that made it is alive: it may use its connection again, however long it did not."""
+    """Return whether the program that created the folder is alive. It may use its connection again after any pause."""
     try:
         with open(os.path.join(folder, _OWNER)) as file:
             os.kill(int(file.read()), 0)
-    except (OSError, ValueError):  # no such process, or none was recorded
+    except (OSError, ValueError):  # no such process, or none recorded
         return False
     return True
 
 
 @contextlib.contextmanager
 def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
-    """One process at a time makes the connection. Raises TimeoutError; FileNotFoundError when the folder is gone."""
+    """Hold the lock that lets one process connect. Raises TimeoutError; FileNotFoundError if the folder is gone."""
     fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + timeout_s
@@ -100,6 +90,7 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"another process holds {folder}/lock") from None
                 time.sleep(0.02)
+        # close_folder may have removed the file while we waited: a lock on an unlinked file excludes nobody.
         if not os.fstat(fd).st_nlink:
             raise FileNotFoundError(f"{folder} was removed")
         yield
@@ -109,7 +100,7 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def connecting(target: SSHTarget, folder: str, limit_s: float) -> Iterator[None]:
-    """Hold the folder's lock while its connection is made. Raises Unreachable: no time is left, or it was closed."""
+    """Hold the folder's lock while connecting. Raises Unreachable: no time is left, or it was closed."""
     try:
         with locked(folder, timeout_s=2 * limit_s):
             yield
@@ -127,32 +118,35 @@ def connecting(target: SSHTarget, folder: str, limit_s: float) -> Iterator[None]
 
 
 def record_process(folder: str, pid: int) -> None:
-    """So that it can be killed when it does not answer any more. Raises FileNotFoundError when the folder is gone:
-    the connection was closed meanwhile, and nobody would end the process.
+    """Record the process, so that it can be killed when it no longer answers.
+
+    Raises:
+        FileNotFoundError: the folder is gone, because the connection was closed meanwhile. The process is killed,
+            since nobody else would end it.
     """
     try:
         with open(os.path.join(folder, "pid"), "w") as file:
             file.write(str(pid))
     except FileNotFoundError:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # already exited
             os.kill(pid, signal.SIGKILL)
         raise
 
 
 def kill_process(folder: str) -> None:
-    """The one that was recorded, at once, if it is still there."""
+    """Kill the recorded process at once, if it is still there."""
     pid = _recorded(folder)
     if pid and _is_of(folder, pid):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # already exited
             os.kill(pid, signal.SIGKILL)
 
 
 def _end_process(folder: str, pid: int) -> None:
-    """It may tidy up; when it takes too long it is killed."""
+    """Terminate the process so that it can tidy up; kill it if that takes too long."""
     pid = pid or _recorded(folder)
     if not pid or not _is_of(folder, pid):
         return
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # already exited
         os.kill(pid, signal.SIGTERM)
         if not _has_gone(folder, pid, _END_S):
             os.kill(pid, signal.SIGKILL)
@@ -169,13 +163,13 @@ def _has_gone(folder: str, pid: int, limit_s: float) -> bool:
 
 
 def _recorded(folder: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "pid")) as file:  # no process was recorded
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "pid")) as file:  # none was recorded
         return int(file.read())
     return 0
 
 
 def _is_of(folder: str, pid: int) -> bool:
-    """Pids are used again; the command line of the process that is meant names its folder."""
+    """Return whether the folder's process still has the pid. Pids are reused; its command line names the folder."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return folder.encode() in file.read()

@@ -1,6 +1,6 @@
-"""Host keys as text: fingerprints, what to say of a key that is not known, and what known_hosts files say of a machine.
+"""Host keys as text: fingerprints, errors about unknown keys, and the known_hosts entries of a machine.
 
-Those files are read as `ssh` reads them. Source: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
+known_hosts files are read as `ssh` reads them. Source: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
 """
 
 from __future__ import annotations
@@ -19,41 +19,39 @@ from ..core.ownership import check_path
 from ..errors import HostKeyChanged, HostKeyUnknown, SkywardError
 from .target import SSHTarget
 
-__all__ = ["KnownKey", "accepts", "fingerprint", "known_keys", "unknown_key"]
-
 
 def fingerprint(key: str) -> str:
-    """`key`: base64, or "type base64 ..."; as `ssh-keygen -l` shows it."""
+    """Format a key's fingerprint as `ssh-keygen -l` does. `key`: base64, or "type base64 ..."."""
     words = key.split()
     try:
         blob = base64.b64decode(words[1] if len(words) > 1 else words[0], validate=True)
-    except (binascii.Error, IndexError):  # no key
+    except (binascii.Error, IndexError):  # not a key
         return ""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def accepts(target: SSHTarget, key: str) -> bool:
-    """Whether `key` ("type base64") is one of those that the policy "given" names."""
-    given = {tuple(k.split()[:2]) for k in target.host_keys.keys if " " in k}
-    return tuple(key.split()[:2]) in given or fingerprint(key) in target.host_keys.fingerprints
+    """Return whether the policy "given" names this key ("type base64")."""
+    accepted = {tuple(k.split()[:2]) for k in target.host_keys.keys if " " in k}
+    return tuple(key.split()[:2]) in accepted or fingerprint(key) in target.host_keys.fingerprints
 
 
 def unknown_key(target: SSHTarget, line: str, known_hosts: str) -> SkywardError:
-    """The error for a machine that sent the key in `line` (of known_hosts), which nothing here knows."""
+    """Build the error for a machine that sent an unknown key, given as a `line` of known_hosts."""
     key = " ".join(line.split()[1:3])
     shown = f"{key.split()[0]} {fingerprint(key)}"
     if target.host_keys.policy == "given":
         return HostKeyChanged(
-            f"ssh {target}: the machine sent the host key {shown}, which is none of those that were given for it "
-            f"({', '.join(target.host_keys.fingerprints or map(fingerprint, target.host_keys.keys))})",
+            f"ssh {target}: the machine sent the host key {shown}, which host_keys does not name "
+            f"({', '.join(target.host_keys.fingerprints or map(fingerprint, target.host_keys.keys))}); if you trust "
+            "this key, add it to host_keys",
             host=str(target),
             fingerprint=fingerprint(key),
         )
     return HostKeyUnknown(
-        f"ssh {target}: the machine sent the host key {shown}, and {known_hosts} has none for it. Compare that with "
-        "what the machine says of itself (`ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` there, or its "
-        f"provider's console). If it is the same, this makes it known: "
-        f"echo {shlex.quote(line.strip())} >> {known_hosts}",
+        f"ssh {target}: the machine sent the host key {shown}, but {known_hosts} has none for it; compare it with the "
+        "machine's own (`ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` there, or its provider's console). If they "
+        f"match, make it known: echo {shlex.quote(line.strip())} >> {known_hosts}",
         host=str(target),
         fingerprint=fingerprint(key),
         known_hosts_line=line.strip(),
@@ -65,11 +63,12 @@ def unknown_key(target: SSHTarget, line: str, known_hosts: str) -> SkywardError:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownKey:
-    """A line that is about the machine.
+    """Line of known_hosts that concerns the machine.
 
-    key: "type base64".
-    where: "file:line".
-    mark: "revoked", or "cert-authority" for a key that signs those of machines, or empty.
+    Args:
+        key: "type base64".
+        where: "file:line".
+        mark: "revoked", "cert-authority" for a key that signs host keys, or empty.
     """
 
     key: str
@@ -78,10 +77,16 @@ class KnownKey:
 
 
 def known_keys(files: Iterable[str], name: str) -> list[KnownKey]:
-    """Of the machine that is looked up by `name`: "host", or "[host]:port" where that is not 22.
+    """List the known keys of a machine.
 
-    Files that cannot be read count as empty, lines that are broken as absent. Raises UsageError for a file that a
-    stranger may have put there.
+    Unreadable files count as empty, and broken lines as absent.
+
+    Args:
+        files: known_hosts files.
+        name: "host", or "[host]:port" if the port is not 22.
+
+    Raises:
+        UsageError: another user could have planted one of the files.
     """
     return [key for file in files for key in _lines_of(file, name.lower())]
 
@@ -91,7 +96,7 @@ def _lines_of(file: str, name: str) -> Iterator[KnownKey]:
     try:
         with open(file, encoding="utf-8", errors="replace") as lines:
             texts = lines.read().splitlines()
-    except OSError:  # no such file: it knows no host
+    except OSError:  # no such file, so it knows no host
         return
     for number, text in enumerate(texts, 1):
         words = text.split()
@@ -101,7 +106,7 @@ def _lines_of(file: str, name: str) -> Iterator[KnownKey]:
 
 
 def _is_about(patterns: str, name: str) -> bool:
-    """One that is negated wins over all others."""
+    """Return whether the patterns match. A negated match overrides all others."""
     is_named = False
     for pattern in patterns.lower().split(",") if not patterns.startswith("|") else [patterns]:
         if _fits(pattern.removeprefix("!"), name):
@@ -113,7 +118,7 @@ def _is_about(patterns: str, name: str) -> bool:
 
 def _fits(pattern: str, name: str) -> bool:
     if not pattern.startswith("|1|"):
-        return fnmatch.fnmatchcase(name, re.sub(r"\[", "[[]", pattern))  # only * and ? mean something
+        return fnmatch.fnmatchcase(name, re.sub(r"\[", "[[]", pattern))  # brackets are literal in known_hosts
     try:
         salt, digest = (base64.b64decode(part) for part in pattern[3:].split("|"))
     except (binascii.Error, ValueError):  # a damaged line matches nothing

@@ -1,6 +1,6 @@
-"""The keys that paramiko offers a machine: those that `ssh` would offer, of the agent and of files.
+"""Keys that paramiko offers a machine: the same that `ssh` would offer, from the agent and from files.
 
-paramiko's own choice passes over a file's key in the agent, IdentitiesOnly, IdentityAgent and public key files.
+paramiko's own choice ignores IdentitiesOnly, IdentityAgent, public key files, and keys of files held by the agent.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import paramiko
 from ..core.ownership import check_path
 from .target import SSHTarget
 
-__all__ = ["Identities"]
-
 _DEFAULT_FILES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk"))
 _BEGIN, _END = "-----BEGIN OPENSSH PRIVATE KEY-----", "-----END"
 _MAGIC = b"openssh-key-v1\0"
@@ -29,12 +27,12 @@ _agent_variable = threading.Lock()
 
 
 class Identities:
-    """For `auth_strategy` of paramiko's client; `config` is what the SSH configuration says."""
+    """An `auth_strategy` for paramiko's client. `config` is the SSH configuration of the host."""
 
     def __init__(self, target: SSHTarget, config: dict[str, Any]) -> None:
         self._user: str = target.user or config.get("user") or getpass.getuser()
-        given = [target.key_file] if target.key_file else config.get("identityfile", [])
-        files = [path for path in map(os.path.expanduser, given) if os.path.isfile(path)]
+        configured = [target.key_file] if target.key_file else config.get("identityfile", [])
+        files = [path for path in map(os.path.expanduser, configured) if os.path.isfile(path)]
         self._are_given = bool(files)
         self._files = files or [path for path in map(os.path.expanduser, _DEFAULT_FILES) if os.path.isfile(path)]
         self._are_all = bool(target.key_file) or config.get("identitiesonly") == "yes"
@@ -42,7 +40,12 @@ class Identities:
         self._trouble: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> list[str]:
-        """Raises AuthenticationException, whose text says what was tried, and SSHException when the link is lost."""
+        """Offer keys until one is accepted.
+
+        Raises:
+            AuthenticationException: no key was accepted; the text says what was tried.
+            SSHException: the connection was lost.
+        """
         tried = 0
         agent = self._agent()
         try:
@@ -70,11 +73,11 @@ class Identities:
                 raise paramiko.SSHException(str(error)) from error
             return False
         if more:
-            raise paramiko.AuthenticationException(f"beside the key it asks for {' or '.join(more)}")
+            raise paramiko.AuthenticationException(f"besides the key it requires {' or '.join(more)}")
         return True
 
     def _keys(self, agents: tuple[paramiko.AgentKey, ...]) -> Iterator[paramiko.PKey]:
-        """Those of the agent that a file names, files that were given, others of the agent, files that are usual."""
+        """Yield agent keys named by a file, given files, other agent keys, then default files."""
         held = {key.asbytes(): key for key in agents}
         public = {path: _public(path) for path in self._files}
         named = [blob for blob in public.values() if blob in held]
@@ -91,10 +94,10 @@ class Identities:
         for path in files:
             try:
                 key = paramiko.PKey.from_path(path)
-            except (paramiko.PasswordRequiredException, TypeError):  # cryptography's word for it
+            except (paramiko.PasswordRequiredException, TypeError):  # cryptography raises TypeError for a passphrase
                 self._trouble.append(f"{path} has a passphrase, and the agent does not hold it")
-            except Exception as error:  # of paramiko, cryptography and the file system, with no common ancestor
-                self._trouble.append(f"{path} is no private key that can be read ({type(error).__name__})")
+            except Exception as error:  # errors of paramiko, cryptography and the file system have no common base class
+                self._trouble.append(f"{path} is not a readable private key ({type(error).__name__})")
             else:
                 yield key
 
@@ -107,7 +110,7 @@ class Identities:
         path = os.environ.get(where, "") if "/" not in where else os.path.expanduser(where)
         if path:
             check_path(path)
-        with _agent_variable:  # there is no other way to tell paramiko
+        with _agent_variable:  # paramiko takes the agent's path from the environment only
             before = os.environ.get("SSH_AUTH_SOCK")
             os.environ["SSH_AUTH_SOCK"] = path
             try:
@@ -122,9 +125,9 @@ class Identities:
 
 
 def _public(path: str) -> bytes:
-    """The public half of the key in a file, which is in clear also where there is a passphrase; empty: not known."""
+    """Read the public half of a key file, which a passphrase does not encrypt; empty if unknown."""
     for name in (path, f"{path}.pub"):
-        # No key, or of an unknown format: try the next file.
+        # Not a key, or in an unknown format: try the next file.
         with contextlib.suppress(OSError, UnicodeDecodeError, binascii.Error, struct.error, IndexError):
             with open(name, encoding="ascii") as file:
                 text = file.read()
@@ -136,7 +139,7 @@ def _public(path: str) -> bytes:
 
 
 def _first_public(content: bytes) -> bytes:
-    """Source: OpenSSH, PROTOCOL.key: magic, cipher, kdf, its options, number of keys, public keys."""
+    """Extract the first public key. Source: OpenSSH, PROTOCOL.key: magic, cipher, kdf, its options, count, keys."""
     at = len(_MAGIC)
     for _ in range(3):
         at += 4 + struct.unpack_from(">I", content, at)[0]

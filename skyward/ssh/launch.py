@@ -1,7 +1,7 @@
-"""The command line that `Connection.argv` gives: a short start of ours that becomes, or speaks to, the SSH client.
+"""Start of the command lines of `Connection.argv`: a short Python program that becomes, or talks to, the SSH client.
 
-Not `ssh` itself: before it runs, somebody must see to it that a lost connection is made anew, by one process and not
-by twenty, and that a client that hangs is killed.
+Plain `ssh` would not do. Before it runs, a lost connection must be re-established, by one process and not by twenty,
+and a client that hangs must be killed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from ..core.process import PACKAGE_ROOT
 from ..errors import SkywardError
 from .target import SSHTarget
 
-__all__ = ["argv", "main"]
-
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -27,7 +25,7 @@ _NO_CONNECTION = 255
 
 
 def argv(module: str, folder: str, target: SSHTarget, command: str) -> list[str]:
-    """Runs `module`'s `main(folder, target, command)` in a Python without site and environment."""
+    """Build a command line that runs `module.main(folder, target, command)` in Python without site and environment."""
     path = json.dumps(list(dict.fromkeys([PACKAGE_ROOT, *map(os.path.abspath, sys.path)])))
     words = [module, folder, target.to_json(), command]
     return [sys.executable, "-S", "-E", "-s", "-c", _BOOT, path, *words]

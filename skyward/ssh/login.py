@@ -1,4 +1,4 @@
-"""Logging in by paramiko as `ssh` would: configuration, jump hosts, keys, host keys; and failures as our errors."""
+"""Log in by paramiko as `ssh` would: configuration, jump hosts, keys, host keys, and errors translated into ours."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from .hostkeys import accepts, fingerprint, known_keys, unknown_key
 from .identities import Identities
 from .target import HostKeys, SSHTarget
 
-__all__ = ["Login", "configuration"]
-
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _MAX_JUMPS = 8
@@ -31,17 +29,17 @@ _PROBE = "SkywardIsHere"
 
 
 class Login:
-    """A machine, and the connections to it. More than one only where its sshd allows few sessions on each."""
+    """Login to a machine, with its connections: several only if the machine's sshd limits the sessions of each."""
 
     def __init__(self, target: SSHTarget) -> None:
         self.target = target
         self.heard = time.monotonic()
-        """When the machine last said anything."""
+        """Time at which the last data arrived from the machine."""
         self._clients: list[paramiko.SSHClient] = []
         self._sockets: list[Any] = []
 
     def connect(self) -> None:
-        """Raises what `skyward.ssh.connect` raises."""
+        """Log in. Raises what `skyward.ssh.connect` raises."""
         self._clients.append(self._connected(self.target, 0))
 
     @property
@@ -50,19 +48,19 @@ class Login:
         return transport is not None and transport.is_active()
 
     def ask(self) -> None:
-        """Ask the machine for an answer, and wait for it, which may be for ever. Its arrival counts as heard."""
+        """Request an answer from the machine and wait for it, possibly forever. Its arrival updates `heard`."""
         transport = self._clients[0].get_transport()
         if transport is not None:
-            # `is_active` says that the connection is gone.
+            # A lost connection needs no handling here: `is_active` reports it.
             with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
                 transport.global_request("keepalive@openssh.com", wait=True)
 
     def open_session(self) -> paramiko.Channel:
-        """A new channel; on a new connection where the others are full. Raises SSHException, SkywardError."""
+        """Open a channel, on a new connection if the others are full. Raises SSHException, SkywardError."""
         for client in self._clients:
             transport = client.get_transport()
             if transport is not None and transport.is_active():
-                with contextlib.suppress(paramiko.ChannelException):  # this connection is full
+                with contextlib.suppress(paramiko.ChannelException):  # this connection has no room for a session
                     return transport.open_session(timeout=self.target.connect_timeout_s)
         try:
             client = self._connected(self.target, 0)
@@ -91,7 +89,7 @@ class Login:
         except paramiko.ssh_exception.IncompatiblePeer as error:
             raise failure(target, f"Unable to negotiate: {error}") from error
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise failure(target, str(error) or "it closed the connection") from error
+            raise failure(target, str(error) or "the machine closed the connection") from error
 
     def _log_in(self, target: SSHTarget, jumps: int) -> paramiko.SSHClient:
         config = configuration(target)
@@ -107,7 +105,7 @@ class Login:
             client.connect(
                 alias or host,
                 port=22 if alias else port,
-                auth_strategy=Identities(target, config),  # type: ignore[arg-type]  # what it asks of one is `authenticate`
+                auth_strategy=Identities(target, config),  # type: ignore[arg-type]  # paramiko calls only `authenticate`
                 sock=sock,
                 banner_timeout=target.connect_timeout_s,
                 auth_timeout=target.connect_timeout_s,
@@ -121,11 +119,16 @@ class Login:
         return client
 
     def _socket(self, target: SSHTarget, config: dict[str, Any], host: str, port: int, jumps: int) -> Any:
-        """What leads to the machine: a socket, a channel of a jump host, or a proxy's process."""
+        """Open the way to the machine: a socket, a channel of a jump host, or a proxy process."""
         jump = target.jump or config.get("proxyjump")
         if jump and jump != "none":
             if jumps >= _MAX_JUMPS:
-                raise Unreachable(f"ssh {target}: more than {_MAX_JUMPS} jump hosts", host=str(target), is_final=True)
+                raise Unreachable(
+                    f"ssh {target}: more than {_MAX_JUMPS} jump hosts; shorten the chain, or remove a circle from "
+                    "ProxyJump",
+                    host=str(target),
+                    is_final=True,
+                )
             before, _, last = jump.rpartition(",")
             through = self._connected(_jump_target(target, last, before or None), jumps + 1)
             transport = through.get_transport()
@@ -140,12 +143,12 @@ class Login:
         return _Heard(socket.create_connection((host, port), target.connect_timeout_s), self)
 
     def _clients_kept(self, client: paramiko.SSHClient) -> None:
-        """A client that nobody holds closes its connection."""
+        """Keep a reference to a jump host's client: without one, paramiko closes its connection."""
         self._sockets.append(client)
 
 
 class _Heard:
-    """A socket that notes when something came."""
+    """Socket that notes when data arrived."""
 
     def __init__(self, sock: Any, login: Login) -> None:
         self._sock = sock
@@ -161,12 +164,12 @@ class _Heard:
 
 
 def _jump_target(target: SSHTarget, jump: str, before: str | None) -> SSHTarget:
-    """`jump`: "user@host:port"; its key is the user's to know."""
+    """Build the target of a jump host, "user@host:port"; its own configuration supplies the key."""
     match = re.fullmatch(r"(?:ssh://)?(?:([^@]+)@)?(\[[^\]]+\]|[^:]+)(?::(\d+))?", jump.strip())
     if match is None:
         raise failure(target, f"ProxyJump {jump!r}: Bad configuration option")
     user, host, port = match.groups()
-    # A key that was given is offered to the hosts on the way too, as the other transport does.
+    # A given key is offered to jump hosts too, as OpenSSH does. A jump host with an IdentityFile uses that instead.
     return replace(
         target,
         host=host.strip("[]"),
@@ -182,7 +185,7 @@ def _jump_target(target: SSHTarget, jump: str, before: str | None) -> SSHTarget:
 
 
 def _known_hosts(keys: HostKeys, config: dict[str, Any]) -> list[str]:
-    """Files; to the first a key goes that is seen for the first time."""
+    """List the known_hosts files; new keys are written to the first."""
     if keys.policy == "given":
         return []
     if keys.file:
@@ -195,7 +198,7 @@ def _known_hosts(keys: HostKeys, config: dict[str, Any]) -> list[str]:
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
-    """Judges every key: paramiko, which is told of none, reads neither patterns nor marks of known_hosts."""
+    """Checks every host key itself, because paramiko ignores patterns and marks of known_hosts. It gets no keys."""
 
     def __init__(self, target: SSHTarget, files: list[str], name: str) -> None:
         self._target = target
@@ -203,9 +206,9 @@ class _Policy(paramiko.MissingHostKeyPolicy):
         self._known = known_keys(files, name)
 
     def transport(self, sock: Any, **options: Any) -> paramiko.Transport:
-        """One that asks first for a key of a type that is known."""
+        """Create a transport that prefers key types that are known for the machine."""
         transport = paramiko.Transport(sock, **options)
-        known = {one.key.split()[0] for one in self._known}
+        known = {entry.key.split()[0] for entry in self._known}
         offered = transport.get_security_options()
         offered.key_types = sorted(
             offered.key_types, key=lambda kind: re.sub(r"^rsa-sha2-\d+$", "ssh-rsa", kind) not in known
@@ -215,19 +218,19 @@ class _Policy(paramiko.MissingHostKeyPolicy):
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         sent = f"{key.get_name()} {key.get_base64()}"
         keys = self._target.host_keys
-        known = [one for one in self._known if not one.mark]
-        for one in self._known:
-            if one.mark == "revoked" and one.key == sent:
-                raise failure(self._target, f"{hostname} {fingerprint(sent)} REVOKED in {one.where}")
-        if any(one.key == sent for one in known) or (keys.policy == "given" and accepts(self._target, sent)):
+        known = [entry for entry in self._known if not entry.mark]
+        for entry in self._known:
+            if entry.mark == "revoked" and entry.key == sent:
+                raise failure(self._target, f"{hostname} {fingerprint(sent)} REVOKED in {entry.where}")
+        if any(entry.key == sent for entry in known) or (keys.policy == "given" and accepts(self._target, sent)):
             return
         if known:
             shown = f"Offending key in {known[0].where}\nHost key for {hostname} has changed: {fingerprint(sent)}"
             raise failure(self._target, shown)
         if keys.policy != "pin":
             error = unknown_key(self._target, f"{hostname} {sent}", self._file)
-            if any(one.mark == "cert-authority" for one in self._known):
-                error.add_note("known_hosts has an authority for it, which only transport='openssh' understands")
+            if any(entry.mark == "cert-authority" for entry in self._known):
+                error.add_note("known_hosts has a certificate authority for it; set transport='openssh' to use that")
             raise error
         check_path(self._file)
         os.makedirs(os.path.dirname(os.path.abspath(self._file)), mode=0o700, exist_ok=True)
@@ -239,9 +242,11 @@ class _Policy(paramiko.MissingHostKeyPolicy):
 
 
 def configuration(target: SSHTarget) -> dict[str, Any]:
-    """Return what the user's SSH configuration says of a host. paramiko knows of no Include.
+    """Read the user's SSH configuration of a host, with Include, which paramiko ignores. Keys are in lower case.
 
-    By names in lower case. Raises paramiko's ConfigParseError, and UsageError for another user's file.
+    Raises:
+        ConfigParseError: paramiko cannot parse the configuration.
+        UsageError: the file belongs to another user.
     """
     if target.config_file == "none":
         return {}
@@ -253,15 +258,15 @@ def configuration(target: SSHTarget) -> dict[str, Any]:
 
 
 def _read(path: str, host: str, lines: list[str], depth: int = 0) -> None:
-    """Append the file's lines, and in their place those of the files that it includes where it does so for the host.
+    """Append the file's lines, with included files in place where the include applies to the host.
 
-    An included file begins and ends in the section that includes it, whatever sections of its own it opens.
+    An included file begins and ends in the section that includes it, whatever sections it opens.
     """
     check_file(path, "config_file")
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             texts = file.read().splitlines()
-    except OSError:  # OpenSSH passes over what it cannot read
+    except OSError:  # OpenSSH skips unreadable files too
         return
     section = lines[-1] if depth else _ANY
     for text in texts:
@@ -280,6 +285,9 @@ def _read(path: str, host: str, lines: list[str], depth: int = 0) -> None:
 
 
 def _is_in_force(lines: list[str], section: str, host: str) -> bool:
-    """Whether a section is about the host, after these lines: what they set can be what it asks."""
-    asked = paramiko.SSHConfig.from_text("\n".join([*lines, section, f"{_PROBE} yes"])).lookup(host)
-    return _PROBE.lower() in asked
+    """Return whether a section applies to the host after these lines, which may set what its Match tests.
+
+    Asks paramiko itself: does an option in this section show up?
+    """
+    found = paramiko.SSHConfig.from_text("\n".join([*lines, section, f"{_PROBE} yes"])).lookup(host)
+    return _PROBE.lower() in found

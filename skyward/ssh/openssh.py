@@ -1,4 +1,4 @@
-"""The OpenSSH client: one master process for each connection, which all commands go through."""
+"""The OpenSSH client: one master process per connection, through which all commands run."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ from .folder import close_folder, connecting, kill_process, make_folder, record_
 from .hostkeys import accepts, unknown_key
 from .target import HostKeys, SSHTarget
 
-__all__ = ["Master", "main", "openssh"]
-
 _ALIVE_S = 3
 _ALIVE_COUNT = 3
-"""A master whose machine said nothing for 9 to 12 seconds ends, and everything on it."""
+"""Keepalives without an answer until a master exits: 9 to 12 seconds after its machine went silent."""
 _PERSIST_S = 20
-"""How long a master without users lives: until a channel is re-made, or the next step of a bootstrap begins."""
+"""Seconds that a master lives without users: enough to reopen a channel, or to reach the next setup step."""
 _FROM_BEYOND = re.compile(r"kex_exchange_identification|banner exchange")
-"""The end of a connection that was hardly made: where a proxy leads to the machine, it may be the proxy that failed."""
+"""A connection that ended before the handshake. Behind a proxy, the proxy itself may have failed."""
 _CHECK_S = 2.0
-"""A master answers within microseconds, from memory. One that does not in this time hangs."""
+"""Time for a master to answer, in seconds. It needs microseconds; one that takes longer hangs."""
 
 
 def openssh(target: SSHTarget) -> Connection:
-    """A Connection through `ssh`. Raises UsageError where the target names a key file that is not there."""
+    """Build a Connection through `ssh`. Raises UsageError if the target's key file does not exist."""
     target.check_key_file()
     return Connection(Master(target, make_folder()), __name__, terminal="skyward.ssh.terminal")
 
 
 class Master:
-    """The Holder: a master of ControlMaster, and the socket in `folder` by which other `ssh` reach it."""
+    """Holder that runs a ControlMaster, whose socket in `folder` other `ssh` processes use."""
 
     def __init__(self, target: SSHTarget, folder: str) -> None:
         self.target = target
@@ -56,11 +54,11 @@ class Master:
             self._start(stop, limit_s)
 
     def command(self, command: str) -> list[str]:
-        """By a connection of its own where the master is gone, or has no room for more sessions."""
+        """Build the `ssh` command. ssh opens its own connection if the master is gone or has no room for a session."""
         return [*self._ssh(), "-o", "ControlMaster=no", self.target.host, command]
 
     def shell(self, command: str, *, has_terminal: bool) -> list[str]:
-        """`ssh` that opens a shell of the user's, or runs the command, as one does by hand."""
+        """Build an `ssh` command line for the user's shell, or for a command, as one would type it."""
         argv = [*self._ssh(), "-o", "ControlMaster=no", "-t" if has_terminal else "-T", self.target.host]
         return [*argv, command] if command else argv
 
@@ -73,7 +71,7 @@ class Master:
     # The process ----------------------------------------------------------------------------------------------------
 
     def _check(self) -> int:
-        """The pid of a master that answers, or 0."""
+        """Return the pid of a master that answers, or 0."""
         if not os.path.exists(self._socket):
             return 0
         try:
@@ -84,15 +82,15 @@ class Master:
                 timeout=_CHECK_S,
                 check=False,
             )
-        except subprocess.TimeoutExpired:  # a master that hangs is none
+        except subprocess.TimeoutExpired:  # a master that hangs is as good as none
             return 0
         match = re.search(rb"pid=(\d+)", done.stderr)
         return int(match[1]) if match and not done.returncode else 0
 
     def _clear(self) -> None:
-        """What is left of a master that does not answer: its process may hang, its socket may lie there."""
+        """Remove a master that does not answer: its process may hang, and its socket may remain."""
         kill_process(self.folder)
-        with contextlib.suppress(FileNotFoundError):  # there is none
+        with contextlib.suppress(FileNotFoundError):  # no socket remained
             os.unlink(self._socket)
 
     def _start(self, stop: threading.Event | None, limit_s: float) -> None:
@@ -103,16 +101,16 @@ class Master:
             raise self._refusal(done.error_text, stop)
         pid = self._check()
         if not pid:
-            raise failure(target, done.error_text or "it closed the connection")
+            raise failure(target, done.error_text or "the machine closed the connection")
         record_process(self.folder, pid)
 
     # Options --------------------------------------------------------------------------------------------------------
 
     def _ssh(self) -> list[str]:
         target = self.target
-        given = [("-p", target.port), ("-l", target.user), ("-J", target.jump)]
+        options = [("-p", target.port), ("-l", target.user), ("-J", target.jump)]
         argv = ["ssh", "-F", self._config, "-S", self._socket]
-        argv += [word for option, value in given if value is not None for word in (option, str(value))]
+        argv += [word for option, value in options if value is not None for word in (option, str(value))]
         if target.key_file is not None:
             argv += ["-o", "IdentitiesOnly=yes"]
         return [*argv, *self._host_key_options(target.host_keys)]
@@ -127,7 +125,7 @@ class Master:
         return [word for option in options for word in ("-o", option)]
 
     def _prepare(self, stop: threading.Event | None) -> None:
-        """The files that the options name."""
+        """Write the files that the options name."""
         keys = self.target.host_keys
         if keys.file:
             check_path(keys.file)
@@ -143,7 +141,8 @@ class Master:
     # Host keys ------------------------------------------------------------------------------------------------------
 
     def _refusal(self, text: str, stop: threading.Event | None) -> SkywardError:
-        if _FROM_BEYOND.search(text):
+        # Empty: under load, a client whose proxy ended at once was seen to exit without a message.
+        if not text or _FROM_BEYOND.search(text):
             text = self._said_on_the_way(stop) or text
         is_unknown = "Host key verification failed" in text and not re.search("CHANGED|REVOKED", text)
         lines = self._probe(stop) if is_unknown else []
@@ -152,23 +151,23 @@ class Master:
         return unknown_key(self.target, lines[0], self.target.host_keys.file or self._users_known_hosts())
 
     def _said_on_the_way(self, stop: threading.Event | None) -> str:
-        """What the `ssh` of a jump host, or another proxy, wrote: a master throws it away.
+        """Return what a jump host's `ssh`, or another proxy, printed: a master discards it.
 
         Source: OpenSSH 9.2, sshconnect.c, ssh_proxy_connect.
         """
-        if not re.search(r"^proxy(jump|command) (?!none$)", self._told(), re.MULTILINE):
+        if not re.search(r"^proxy(jump|command) (?!none$)", self._effective_config(), re.MULTILINE):
             return ""
         argv = self._alone("-o", "PreferredAuthentications=none")
         try:
             done = run_process(argv, timeout_s=self.target.connect_timeout_s, stop=stop)
-        except TimeoutError:  # the advice lacks what the machine says, no more
+        except TimeoutError:  # the error then only lacks the proxy's message
             return ""
         lines = done.error_text.splitlines()
         return "\n".join(line for line in lines if not _FROM_BEYOND.search(line) and "UNKNOWN port" not in line)
 
     def _alone(self, *options: str) -> list[str]:
-        """A connection that is no master and goes through none."""
-        # The first value of an option counts, but for -S.
+        """Build a command that neither is a master nor uses one."""
+        # ssh takes the first value of an option, so these come first. -S is the exception, and is removed.
         ssh, *rest = [word for word in self._ssh() if word not in ("-S", self._socket)]
         return [ssh, *options, "-o", "ControlPath=none", *rest, self.target.host, "true"]
 
@@ -176,7 +175,7 @@ class Master:
         return [" ".join(line.split()[1:3]) for line in self._probe(stop)]
 
     def _probe(self, stop: threading.Event | None) -> list[str]:
-        """The key that the machine sends, as a line of known_hosts. Nothing is proved by it, and no log-in tried."""
+        """Ask for the machine's host key as a line of known_hosts. Proves nothing, and attempts no login."""
         file = os.path.join(self.folder, "probe")
         argv = ["-o", "StrictHostKeyChecking=accept-new", "-o", f"UserKnownHostsFile={_quoted(file)}"]
         argv += ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "HashKnownHosts=no"]
@@ -185,18 +184,18 @@ class Master:
         try:
             with open(file) as lines:
                 return [line for line in lines if line.strip()]
-        except FileNotFoundError:  # ssh wrote no key: none came
+        except FileNotFoundError:  # ssh wrote no key, because none came
             return []
         finally:
             with contextlib.suppress(FileNotFoundError):  # ssh wrote no key
                 os.unlink(file)
 
     def _users_known_hosts(self) -> str:
-        match = re.search(r"^userknownhostsfile (\S+)", self._told(), re.MULTILINE)
+        match = re.search(r"^userknownhostsfile (\S+)", self._effective_config(), re.MULTILINE)
         return match[1] if match else "~/.ssh/known_hosts"
 
-    def _told(self) -> str:
-        """All that the configuration says of the machine."""
+    def _effective_config(self) -> str:
+        """Return every option that the configuration sets for the machine."""
         argv = [*self._ssh(), "-G", self.target.host]
         return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False).stdout
 
@@ -206,9 +205,9 @@ def _quoted(path: str) -> str:
 
 
 def _config(target: SSHTarget) -> str:
-    """What holds for the machine and for the hosts on the way to it; then the user's own.
+    """Write a configuration for the machine and for its jump hosts, followed by the user's own.
 
-    Options on the command line would not reach the `ssh` of a jump host; this file does.
+    A file, because options on the command line do not reach the `ssh` of a jump host.
     """
     lines = [
         "Host *",
@@ -230,13 +229,13 @@ def _config(target: SSHTarget) -> str:
         lines.append(f"IdentityFile {_quoted(target.key_file)}")
     if target.config_file != "none":
         included = os.path.abspath(os.path.expanduser(target.config_file or "~/.ssh/config"))
-        check_file(included, "config_file")  # `ssh -F` does not look whose it is
+        check_file(included, "config_file")  # `ssh -F` does not check the owner
         lines += ["Match all", f'Include "{included}"', "Include /etc/ssh/ssh_config"]
     return "\n".join(lines) + "\n"
 
 
 def main(folder: str, target: SSHTarget, command: str) -> None:
-    """Of what `argv` gives: make sure of the master, then become the `ssh` that runs the command through it."""
+    """Make sure that the master runs, then become the `ssh` that runs the command through it."""
     master = Master(target, folder)
     master.ensure()
     argv = master.command(command)

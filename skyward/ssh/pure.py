@@ -1,8 +1,7 @@
-"""paramiko: SSH in Python, where there is no OpenSSH client. A small process of ours holds the connection.
+"""The paramiko transport: SSH in Python, for machines without an OpenSSH client. A small process holds the connection.
 
-`argv` gives a relay: it hands its standard streams to that process, by SCM_RIGHTS over a socket in the connection's
-folder, and waits for the exit code. So the data goes from the user's descriptors to the connection and nowhere else.
-
+`argv` yields a relay. It passes its standard streams to that process, by SCM_RIGHTS over a socket in the connection's
+folder, and waits for the exit code. So data moves directly between the user's descriptors and the connection.
     | length u32 | JSON |   in both directions; the request {"command": ...} carries three descriptors
 """
 
@@ -29,8 +28,6 @@ from .connection import Connection
 from .folder import close_folder, connecting, kill_process, make_folder, record_process
 from .target import SSHTarget
 
-__all__ = ["ParamikoHolder", "main", "pure", "receive", "send"]
-
 _CHECK_S = 2.0
 _NO_CONNECTION = 255
 _TRIES = 3
@@ -39,15 +36,17 @@ _LENGTH = struct.Struct("<I")
 
 
 def pure(target: SSHTarget) -> Connection:
-    """A Connection through paramiko. Raises MissingDependency; UsageError where there is no such key file."""
+    """Build a Connection through paramiko. Raises MissingDependency; UsageError if the key file does not exist."""
     if importlib.util.find_spec("paramiko") is None:
-        raise MissingDependency("there is no `ssh` command here and no paramiko: `pip install skyward[ssh]`")
+        raise MissingDependency(
+            "transport='paramiko': needs paramiko, as every machine without `ssh` does; run `pip install skyward[ssh]`"
+        )
     target.check_key_file()
     return Connection(ParamikoHolder(target, make_folder()), __name__)
 
 
 class ParamikoHolder:
-    """The Holder: `skyward.ssh.pure_process`, and the socket by which relays reach it."""
+    """Holder that runs `skyward.ssh.pure_process`, whose socket the relays use."""
 
     def __init__(self, target: SSHTarget, folder: str) -> None:
         self.target = target
@@ -59,7 +58,7 @@ class ParamikoHolder:
         with connecting(self.target, self.folder, limit_s):
             if not self._pid():
                 kill_process(self.folder)
-                with contextlib.suppress(FileNotFoundError):  # there is none
+                with contextlib.suppress(FileNotFoundError):  # no socket remained
                     os.unlink(self.socket_path)
                 self._start(stop, limit_s)
 
@@ -81,7 +80,7 @@ class ParamikoHolder:
         record_process(self.folder, int(done.text))
 
     def _pid(self) -> int:
-        """Of a process that answers, or 0."""
+        """Return the pid of a process that answers, or 0."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(_CHECK_S)
@@ -89,16 +88,16 @@ class ParamikoHolder:
                 send(sock, {})
                 answer, _ = receive(sock)
                 return int(answer.get("pid", 0))
-        except (OSError, EOFError):  # a holder that does not answer is none
+        except (OSError, EOFError):  # a holder that does not answer is as good as none
             return 0
 
 
 def _error_of(target: SSHTarget, text: str, stderr: str) -> SkywardError:
-    """What the process said before it gave up: one of our errors, by a pipe that only we read."""
+    """Read the error that the process sent before it gave up. Unpickling is safe: only we write to that pipe."""
     if text.startswith("error "):
         error: SkywardError = pickle.loads(base64.b64decode(text.split()[1]))
         return error
-    return Unreachable(f"ssh {target}: {stderr or 'the connection was not made'}", host=str(target), is_final=False)
+    return Unreachable(f"ssh {target}: {stderr or 'could not connect'}", host=str(target), is_final=False)
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
@@ -107,7 +106,7 @@ def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """One message and the descriptors that came with it. Raises EOFError."""
+    """Receive one message and its descriptors. Raises EOFError."""
     data, fds, _, _ = socket.recv_fds(sock, 65536, 3)
     while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
         piece = sock.recv(65536)
@@ -118,15 +117,15 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def main(folder: str, target: SSHTarget, command: str) -> None:
-    """The relay."""
+    """Relay a command to the holder and exit with its code."""
     holder = ParamikoHolder(target, folder)
     answer: dict[str, Any] = {"has_begun": False}
     for _ in range(_TRIES):
         holder.ensure()
         answer = _run(holder, command)
         if answer.get("has_begun", True):
-            break  # what may have begun must not run twice
-        time.sleep(_PAUSE_S)  # it has just lost its connection, and ends
+            break  # a command that may have begun must not run twice
+        time.sleep(_PAUSE_S)  # the holder has just lost its connection and is exiting
     if "error" in answer:
         sys.stderr.write(f"skyward: ssh {target}: {answer['error']}\n")
     sys.exit(answer.get("code", _NO_CONNECTION))
@@ -137,10 +136,10 @@ def _run(holder: ParamikoHolder, command: str) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.connect(holder.socket_path)
-            except OSError as error:  # said by what is returned
+            except OSError as error:  # reported by the return value
                 return {"error": str(error), "has_begun": False}
             send(sock, {"command": command}, (0, 1, 2))
             answer, _ = receive(sock)
             return answer
-    except (OSError, EOFError):  # said by what is returned
+    except (OSError, EOFError):  # reported by the return value
         return {"error": "the connection was lost"}

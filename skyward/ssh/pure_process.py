@@ -1,7 +1,7 @@
-"""The process that holds a paramiko connection and runs commands on it, for the relays of `pure`.
+"""Process that holds a paramiko connection and runs commands on it, for the relays of `pure`.
 
-It says that it is ready by its pid on standard output, or why not, and only then goes into the background. It ends
-when nobody has used it for a while, and when the machine at the other end has said nothing for too long.
+It prints its pid on standard output when it is ready, or the reason why it is not, and then goes into the background.
+It exits after a while without users, and when the machine has been silent for too long.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from .login import Login
 from .pure import receive, send
 from .target import SSHTarget
 
-__all__ = ["main"]
-
 _PERSIST_S = 20.0
 _ALIVE_S = 3.0
 _SILENT_S = 12.0
-"""A machine that has said nothing for so long, though it was asked every 3 seconds, is gone."""
+"""Seconds of silence, despite a request every 3 seconds, after which a machine counts as gone."""
 _PIECE = 256 * 1024
 _LOOK_S = 0.5
 
 
 def main(folder: str, target: SSHTarget, _: str) -> None:
     ready, report = os.pipe()
-    if os.fork():  # before there are threads
+    if os.fork():  # before any thread starts: fork copies only the calling thread
         os.close(report)
         with open(ready, "rb") as pipe:
             text = pipe.read()
@@ -57,7 +55,7 @@ def main(folder: str, target: SSHTarget, _: str) -> None:
     os.write(report, str(os.getpid()).encode())
     os.close(report)
     server.serve()
-    os._exit(0)  # threads may wait for descriptors of others
+    os._exit(0)  # not sys.exit: threads may still wait on descriptors of users
 
 
 class _Server:
@@ -74,18 +72,18 @@ class _Server:
         self._last_use = time.monotonic()
 
     def serve(self) -> None:
-        """Until nobody has used it for a while, or the connection is gone."""
+        """Serve until there was no user for a while, or the connection is gone."""
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         threading.Thread(target=self._keep_alive, daemon=True).start()
         self._listener.settimeout(_LOOK_S)
         while self._login.is_active and not self._is_idle():
-            with contextlib.suppress(TimeoutError):  # nobody came; look again at the login
+            with contextlib.suppress(TimeoutError):  # no user came; check the connection again
                 user, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(user,), daemon=True).start()
         self._leave()
 
     def _leave(self) -> None:
-        with contextlib.suppress(OSError):  # removed by who took its place
+        with contextlib.suppress(OSError):  # a successor has already removed it
             os.unlink(self._path)
         self._login.close()
         os._exit(0)
@@ -95,7 +93,7 @@ class _Server:
             return not self._users and time.monotonic() - self._last_use > _PERSIST_S
 
     def _keep_alive(self) -> None:
-        """Paramiko asks its peer for no answer and misses none, so a link that was cut would live for minutes."""
+        """Leave when the machine is silent: paramiko ignores lost keepalives, so a cut link would live for minutes."""
         asking = threading.Event()
 
         def ask() -> None:
@@ -139,7 +137,7 @@ class _Server:
 
 
 class _Session:
-    """One command: its streams between the channel and the user's descriptors, until it has ended or the user has."""
+    """One command: moves its streams between the channel and the user's descriptors until either side ends."""
 
     def __init__(self, channel: paramiko.Channel, fds: list[int], user: socket.socket) -> None:
         self._channel = channel
@@ -162,14 +160,14 @@ class _Session:
         code = channel.recv_exit_status()
         channel.close()
         pumps[0].join()
-        with contextlib.suppress(OSError):  # the user has left
+        with contextlib.suppress(OSError):  # the user is gone
             send(self._user, {"code": code} if code >= 0 else {"error": "the connection was lost"})
             self._user.shutdown(socket.SHUT_RDWR)
         watch.join()
 
     def _watch(self) -> None:
-        """A user that is killed ends the command's input, and nobody reads its output."""
-        with contextlib.suppress(OSError):  # the user has left
+        """Close the channel when the user is killed: that ends the command's input, and nobody reads its output."""
+        with contextlib.suppress(OSError):  # the user is gone
             self._user.recv(1)
         self._channel.close()
 
@@ -189,9 +187,9 @@ class _Session:
                     break
                 channel.sendall(piece)
         except OSError:
-            return  # the command does not read any more
+            return  # the command has closed its input
         finally:
-            with contextlib.suppress(OSError, EOFError):  # the connection is gone, and its input with it
+            with contextlib.suppress(OSError, EOFError):  # the connection is gone, and the command's input with it
                 channel.shutdown_write()
 
     def _down(self, receive_piece: object, fd: int) -> None:
@@ -200,7 +198,7 @@ class _Session:
             while piece := receive_piece(_PIECE):
                 _write_all(fd, piece)
         except OSError:
-            return  # nobody reads it any more; `_watch` sees the user go
+            return  # the output has no reader; `_watch` notices when the user is gone
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Which machine, and as whom, by which way, and how it proves that it is the one."""
+"""Address of a machine: host, login, route, and how the machine proves its identity."""
 
 from __future__ import annotations
 
@@ -11,55 +11,76 @@ from typing import Any, Literal
 from ..core.ownership import check_path
 from ..errors import UsageError
 
-__all__ = ["HostKeys", "SSHTarget"]
-
 _KEY = re.compile(r"(ssh|ecdsa|sk-ssh|sk-ecdsa)-[\w.@-]+ [A-Za-z0-9+/=]+( .*)?$")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}=?$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostKeys:
-    """How a machine's host key is checked. A key that differs from the known one is refused under every policy.
+    """Policy for checking a machine's host key. Every policy refuses a key that differs from the known one.
 
-    policy: "known" takes only what the user's `known_hosts` holds; "pin" takes what comes at the first contact and
-        writes it to `file`, from then on only that; "given" takes only `keys`.
-    file: instead of the user's, and the machine's, known_hosts files. One file may serve many machines if each has an
-        `alias` of its own (an address may be given to another machine later).
-    keys: of "given", public keys ("ssh-ed25519 AAAA...") or fingerprints ("SHA256:...").
+    Args:
+        policy: "known" accepts keys of the user's `known_hosts`. "pin" accepts the first key and writes it to `file`;
+            afterwards it accepts only that. "given" accepts only `keys`.
+        file: known_hosts file to use instead of the user's and the system's. One file may serve many machines if each
+            has its own `alias`, because an address may later belong to another machine.
+        alias: name under which the key is looked up, instead of host and port.
+        keys: keys of the policy "given": public keys ("ssh-ed25519 AAAA...") or fingerprints ("SHA256:...").
 
-    Raises UsageError when these do not fit together.
+    Raises:
+        UsageError: the fields contradict each other.
+
+    Example:
+        >>> HostKeys(policy="given", keys=("ssh-ed25519 AAAA",)).fingerprints
+        ()
     """
 
     policy: Literal["known", "pin", "given"] = "known"
     file: str = ""
     alias: str = ""
-    """The name under which the key is looked up, instead of host and port."""
+    """Name under which the key is looked up, instead of host and port."""
     keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.policy not in ("known", "pin", "given"):
-            raise UsageError(f'HostKeys.policy: {self.policy!r}; it is "known", "pin" or "given"')
+            raise UsageError(f'HostKeys.policy={self.policy!r}: unknown policy; set "known", "pin" or "given"')
         if (self.policy == "given") != bool(self.keys):
-            raise UsageError(f"HostKeys.keys: {self.keys!r} with policy={self.policy!r}; they go with 'given'")
+            raise UsageError(
+                f"HostKeys.keys={self.keys!r}: does not fit policy={self.policy!r}; give keys with policy='given', and "
+                "only then"
+            )
         for key in self.keys:
             if not (_KEY.match(key) or _FINGERPRINT.match(key)):
-                raise UsageError(f"HostKeys.keys: {key!r} is neither 'ssh-ed25519 AAAA...' nor 'SHA256:...'")
+                raise UsageError(
+                    f"HostKeys.keys={key!r}: not a key; write 'ssh-ed25519 AAAA...' or a fingerprint 'SHA256:...'"
+                )
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
+        """Fingerprints among the keys, without padding."""
         return tuple(key.rstrip("=") for key in self.keys if _FINGERPRINT.match(key))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SSHTarget:
-    """A machine as `ssh` would be told of it; None: whatever the user's SSH configuration says.
+    """A machine in the terms of `ssh`. Fields that are None come from the user's SSH configuration.
 
-    host: a name, an address or an alias of the configuration.
-    jump: hosts to go through, as in `ssh -J`: "user@host:port", several with commas between.
-    config_file: instead of ~/.ssh/config; "none": no configuration at all.
-    connect_timeout_s: for one attempt to connect and log in, > 0.
+    Args:
+        host: name, address, or alias of the configuration.
+        port: TCP port of sshd, 1 to 65535.
+        user: login name.
+        key_file: path of the private key.
+        jump: hosts to connect through, as in `ssh -J`: "user@host:port", several separated by commas.
+        config_file: configuration to read instead of ~/.ssh/config; "none" reads no configuration at all.
+        host_keys: how to check the machine's host key.
+        connect_timeout_s: seconds for one attempt to connect and log in, > 0.
 
-    Raises UsageError when a field is not legal.
+    Raises:
+        UsageError: a field is not legal; the message names it.
+
+    Example:
+        >>> str(SSHTarget(host="10.0.0.2", user="me", port=2222))
+        'me@10.0.0.2:2222'
     """
 
     host: str
@@ -72,29 +93,33 @@ class SSHTarget:
     connect_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:
-        # What begins with a dash would be an option of ssh.
+        # A leading dash would make it an option of ssh.
         for name in ("host", "user", "jump"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[^-\s'\"][^\s'\"]*", value)):
-                raise UsageError(f"Target.{name}: {value!r} is no name of a {'user' if name == 'user' else 'host'}")
+                kind = "user" if name == "user" else "host"
+                raise UsageError(f"Target.{name}={value!r}: not the name of a {kind}; remove dashes, spaces and quotes")
         for name in ("key_file", "config_file"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
-                raise UsageError(f"Target.{name}: {value!r}; it is the path of a file")
+                raise UsageError(f"Target.{name}={value!r}: must be the path of a file; set it, or leave it out")
         port = self.port
         if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
-            raise UsageError(f"Target.port: {self.port!r}; it is a number from 1 to 65535")
+            raise UsageError(f"Target.port={self.port!r}: must be a whole number from 1 to 65535; set port=22")
         if not self.connect_timeout_s > 0:
-            raise UsageError(f"Target.connect_timeout_s: {self.connect_timeout_s!r}; it is a number of seconds > 0")
+            raise UsageError(
+                f"Target.connect_timeout_s={self.connect_timeout_s!r}: must be a number of seconds > 0; set "
+                "connect_timeout_s=15"
+            )
 
     def check_key_file(self) -> None:
-        """Refuse a key file that is not there, or that a stranger may have put there. Raises UsageError."""
+        """Refuse a key file that does not exist, or that another user could have planted. Raises UsageError."""
         if self.key_file is None:
             return
         path = os.path.expanduser(self.key_file)
         check_path(path)
         if not os.path.isfile(path):
-            raise UsageError(f"ssh {self}: key_file: there is no file {self.key_file}")
+            raise UsageError(f"ssh {self}: key_file={self.key_file!r}: no such file; name an existing private key")
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""
@@ -102,7 +127,7 @@ class SSHTarget:
         return f"{user}{host}:{self.port}" if self.port else f"{user}{host}"
 
     def to_json(self) -> str:
-        """For the command line of a process of ours: there is nothing secret in it."""
+        """Serialize for the command line of our own process. Contains no secrets."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A shell on a machine, on the terminal of whoever types: what `skyward ssh` becomes."""
+"""Interactive shell on a machine, on the current terminal: the program that `skyward ssh` becomes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import os
 from .openssh import Master
 from .target import SSHTarget
 
-__all__ = ["main"]
-
 
 def main(folder: str, target: SSHTarget, command: str) -> None:
-    """Of what `Connection.terminal` gives: make sure of the master, then become the `ssh` that goes through it."""
+    """Make sure that the master runs, then become the `ssh` that goes through it."""
     master = Master(target, folder)
     master.ensure()
     argv = master.shell(command, has_terminal=os.isatty(0))

@@ -1,9 +1,10 @@
-"""The journal of a pool of rented machines: what was asked for, written down before it is asked for.
+"""Journal of a pool of rented machines: a write-ahead record of every request.
 
-A folder of this user for each pool, `~/.local/state/skyward/pools/<pool>.<id>` (XDG_STATE_HOME is respected), mode
-0700. In it `journal.jsonl`, one record a line, each on the disk (fsync) before the next step is taken; and what else
-the pool must not lose: its private key. Whoever finds the folder of a dead owner, in whatever process, can end what
-the owner rented. The folder is removed when everything is known to be gone, never before.
+Each pool has a folder of this user, `~/.local/state/skyward/pools/<pool>.<id>` (XDG_STATE_HOME is respected), mode
+0700. It holds `journal.jsonl`, with one record per line, and other data that must survive, such as the pool's private
+key. Each record is on the disk (fsync) before the next step is taken. So any process that finds the folder of a dead
+owner can end the machines that the owner rented. The folder is removed once everything is known to be gone, never
+earlier.
 """
 
 from __future__ import annotations
@@ -30,20 +31,18 @@ from ..core.ownership import check_path, make_private_folder
 from ..core.process import start_time
 from ..errors import UsageError
 
-__all__ = ["Attempt", "Journal", "Owner", "journals", "machine_id", "recently_ended", "state_folder"]
-
 _FILE = "journal.jsonl"
 _ENDED_S = 600.0
 
 
 def state_folder() -> str:
-    """Where what must outlive a process is kept: `$XDG_STATE_HOME/skyward`, else `~/.local/state/skyward`.
+    """Return the folder for state that outlives a process: `$XDG_STATE_HOME/skyward`, or `~/.local/state/skyward`.
 
     Raises:
-        UsageError: a stranger may have put it there; see `skyward.core.ownership`.
+        UsageError: Another user may have put it there; see `skyward.core.ownership`.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # the standard says: a relative one is ignored
+    if not os.path.isabs(base):  # the XDG specification ignores relative paths
         base = os.path.expanduser("~/.local/state")
     folder = os.path.join(base, "skyward")
     check_path(folder)
@@ -52,7 +51,7 @@ def state_folder() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The process that a pool belongs to. The start time tells it from a later process with the same number."""
+    """Process that a pool belongs to. The start time distinguishes it from a later process with the same number."""
 
     host: str
     boot: str
@@ -66,7 +65,7 @@ class Owner:
 
     @classmethod
     def from_tag(cls, tag: str) -> Owner | None:
-        """The inverse of `tag`; None where the text is not one."""
+        """Parse a `tag`; None if the text is not one."""
         parts = tag.split("/")
         if len(parts) != 4 or not parts[2].isdigit():
             return None
@@ -74,16 +73,16 @@ class Owner:
 
     @property
     def tag(self) -> str:
-        """As text without secrets, for a provider's tags."""
+        """Text form without secrets, for a provider's tags."""
         return f"{self.host}/{self.boot}/{self.pid}/{self.started}"
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, this user's on this machine: of others nobody here knows whether they live."""
+        """Return whether this user runs, or ran, the process on this machine. The state of others is unknown here."""
         return self.host in (_host(), _host_before())
 
     def is_alive(self) -> bool:
-        """Whether the process runs now. Of another machine's process: True, for it cannot be known."""
+        """Return whether the process runs now. True for processes of other machines, because nobody here can know."""
         if not self.is_here:
             return True
         return self.boot == _boot() and start_time(self.pid) == self.started != ""
@@ -91,7 +90,7 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One create call, known before it is made. `ids`: None until its outcome is known; () when nothing was made."""
+    """Create call, recorded before it is made. `ids`: None until the outcome is known; () if nothing was created."""
 
     token: str
     at: float
@@ -102,9 +101,10 @@ class Attempt:
 
 @dataclass
 class Journal:
-    """One pool's records; made by `open_new` or `journals`, never directly.
+    """Records of one pool, made by `open_new` or `journals`, never directly.
 
-    Thread-safe within a process. Only its owner, and after the owner's death whoever holds `exclusively`, writes.
+    Thread-safe within a process. Only its owner writes; after the owner's death, whichever process holds it
+    `exclusively`.
     """
 
     folder: str
@@ -112,7 +112,7 @@ class Journal:
     id: str
     provider: str
     fields: dict[str, Any]
-    """What makes the provider again; plain data, no secrets."""
+    """Arguments that make the provider again; plain data, no secrets."""
     scope: str
     """Account and region, as the provider names them."""
     owner: Owner
@@ -121,7 +121,7 @@ class Journal:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     asked: dict[str, float] = field(default_factory=dict)
-    """By id: when its end was last asked for, by the provider's clock."""
+    """Id -> last request to end it, by the provider's clock."""
     is_closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -137,11 +137,19 @@ class Journal:
         owner: Owner | None = None,
         id: str = "",  # noqa: A002
     ) -> Journal:
-        """The journal of a pool that this process, or `owner`, opens.
+        """Create the journal of a pool that this process, or `owner`, opens.
 
-        id: for what was found by its tags, its own journal being lost: so that ending it is on record too.
+        Args:
+            pool: Name of the pool.
+            provider: Name of the provider.
+            fields: Plain data, without secrets, from which the provider is made again.
+            scope: Account and region, as the provider names them.
+            lease_s: Time that a machine lives without contact.
+            owner: Process that owns the pool; None for this one.
+            id: Id from the tags of found machines whose own journal is lost, so that their end is on record too.
 
-        Raises UsageError if the state folder cannot be written.
+        Raises:
+            UsageError: The state folder is not writable.
         """
         identifier = id or uuid.uuid4().hex[:12]
         folder = os.path.join(_pools(), f"{pool}.{identifier}")
@@ -163,22 +171,22 @@ class Journal:
             _sync_folder(_pools())
         except OSError as error:
             raise UsageError(
-                f"state folder: {folder} cannot be written ({error.strerror}); nothing is rented without a record of "
-                "it: set XDG_STATE_HOME to a folder of yours"
+                f"state folder: {folder} cannot be written ({error.strerror}), and nothing is rented without a record; "
+                "set XDG_STATE_HOME to a folder of yours"
             ) from error
         return journal
 
     @classmethod
     def read(cls, folder: str) -> Journal | None:
-        """The journal in that folder; None when there is none, or one whose first record was never finished."""
+        """Read the journal in a folder; None if there is none, or if its first record was never completed."""
         try:
             with open(os.path.join(folder, _FILE), encoding="utf-8") as file:
                 lines = file.read().split("\n")
-        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or no journal's folder
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or not the folder of a journal
             return None
         records = []
         for line in lines:
-            with contextlib.suppress(ValueError):  # half a line, of a process that was killed while it wrote
+            with contextlib.suppress(ValueError):  # half a line from a process that was killed while writing
                 records.append(json.loads(line))
         if not records or records[0].get("what") != "opened":
             return None
@@ -193,7 +201,7 @@ class Journal:
     # Records --------------------------------------------------------------------------------------------------------
 
     def begin(self, *, offer: dict[str, Any], nodes: list[int], at: float) -> Attempt:
-        """On the disk before the create call: its token, which also is a tag of whatever the call makes."""
+        """Record a create call before it is made. Its token also becomes a tag of whatever the call creates."""
         with self._lock:
             token = self.next_token
             self._record({"what": "create", "token": token, "offer": offer, "nodes": nodes, "at": at})
@@ -201,27 +209,27 @@ class Journal:
 
     @property
     def next_token(self) -> str:
-        """That of the attempt that `begin` makes next; for who alone begins them."""
+        """Token of the next attempt; valid for the only process that begins attempts."""
         return f"{self.id}-{len(self.attempts)}"
 
     def settle(self, token: str, ids: list[str]) -> None:
-        """The outcome of a create call: the ids of what it made, none if it made nothing."""
+        """Record the outcome of a create call: the ids of the machines, empty if it created none."""
         with self._lock:
             self._record({"what": "created", "token": token, "ids": ids})
 
     def asking(self, ids: list[str], *, at: float) -> None:
-        """Their end will now be asked for: whoever goes on after this process need not ask again at once."""
+        """Record that the end of machines is about to be requested, so that a successor need not repeat it at once."""
         with self._lock:
             self._note({"what": "asking", "ids": ids, "at": at})
 
     def ended(self, ids: list[str]) -> None:
-        """The provider says that these are gone."""
+        """Record that the provider confirms these machines are gone."""
         with self._lock:
             if ids:
                 self._note({"what": "gone", "ids": ids})
 
     def close(self, *, at: float | None = None) -> None:
-        """Everything is gone: the folder goes too, with the key in it. `at`: now, by the provider's clock."""
+        """Remove the folder, including the key, because everything is gone. `at`: now, by the provider's clock."""
         with self._lock:
             if not self.is_closed:
                 _remember_ended(self.id, time.time() if at is None else at)
@@ -230,20 +238,20 @@ class Journal:
 
     @property
     def living(self) -> dict[str, Attempt]:
-        """By id: what was made and is not known to be gone."""
+        """Id -> attempt, for machines that were created and are not known to be gone."""
         return {i: a for a in self.attempts.values() for i in a.ids or () if i not in self.gone}
 
     @property
     def open_attempts(self) -> list[Attempt]:
-        """Create calls of which nobody wrote down how they ended."""
+        """Create calls whose outcome is not on record."""
         return [a for a in self.attempts.values() if a.ids is None]
 
     @contextlib.contextmanager
     def exclusively(self, *, restore: bool = False) -> Iterator[bool]:
-        """Hold the journal against other processes that clean up. False: it is closed, by another or by its owner.
+        """Lock the journal against other processes that clean up. Yields False if it is already closed.
 
-        Blocks while another holds it; that ends with the other's process at the latest. `restore`: for the owner. It
-        writes all its records again where somebody removed them: what they are about may still cost money.
+        Blocks while another process holds the lock, at the latest until that process ends. `restore` is for the owner:
+        it writes all records again if somebody removed them, because the machines in them may still cost money.
         """
         if restore and not self.is_closed and not self.is_there:
             with self._lock:
@@ -262,12 +270,13 @@ class Journal:
                     self.asked = now.asked
             yield now is not None and not now.is_closed
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile holds the descriptor too
+            # Closing is not enough: a process forked meanwhile holds the descriptor, and with it the lock.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     @property
     def is_there(self) -> bool:
-        """Whether nobody, this process included, has closed and removed it."""
+        """Return whether the journal exists: nobody, including this process, has closed and removed it."""
         return not self.is_closed and os.path.exists(os.path.join(self.folder, _FILE))
 
     def _restore(self) -> None:
@@ -285,20 +294,21 @@ class Journal:
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.is_closed:
-            raise UsageError(f"the journal of pool {self.pool!r} is closed")
+            raise UsageError(f"journal of pool {self.pool!r}: is closed; open a new one")
         self._write(record)
         self._apply(record)
 
     def _note(self, record: dict[str, Any]) -> None:
-        """A record that helps who comes next. Machines are ended even where the disk is full."""
-        with contextlib.suppress(OSError):  # the disk is full or read-only; see above
+        """Write a record that only helps a successor. Machines are ended even if the disk is full."""
+        with contextlib.suppress(OSError):  # a full or read-only disk
             self._write(record)
         self._apply(record)
 
     def _write(self, record: dict[str, Any]) -> None:
         fd = os.open(os.path.join(self.folder, _FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            # A newline first: behind half a record of one who was killed, this one is still a line of its own.
+            # The newline comes first, so that half a record of a killed process does not spoil this one. One write call
+            # keeps a record in one piece.
             line = b"\n" + json.dumps(record).encode()
             if os.write(fd, line) < len(line):
                 raise OSError(errno.ENOSPC, "the disk is full", self.folder)
@@ -325,18 +335,18 @@ class Journal:
 
 
 def journals(pool: str | None = None) -> list[Journal]:
-    """Those on this machine that are not closed, oldest first; `pool`: only of pools of that name."""
+    """Return the open journals on this machine, oldest first; with `pool`, only those of pools with that name."""
     try:
         names = os.listdir(_pools())
     except FileNotFoundError:  # nothing was ever rented from here
         return []
     known = [Journal.read(os.path.join(_pools(), name)) for name in names]
-    open_ones = [j for j in known if j is not None and not j.is_closed and pool in (None, j.pool)]
-    return sorted(open_ones, key=lambda journal: journal.at)
+    selected = [j for j in known if j is not None and not j.is_closed and pool in (None, j.pool)]
+    return sorted(selected, key=lambda journal: journal.at)
 
 
 def recently_ended(now: float) -> set[str]:
-    """The ids of journals that were closed in the last minutes: a cloud may still show their machines as running."""
+    """Return the ids of journals closed in the last minutes. A cloud may still list their machines as running."""
     identifiers: set[str] = set()
     with contextlib.suppress(FileNotFoundError):  # nothing was ever closed here
         for name in os.listdir(_ended()):
@@ -344,7 +354,7 @@ def recently_ended(now: float) -> set[str]:
             try:
                 with open(path, encoding="ascii") as file:
                     at = float(file.read())
-            except (OSError, ValueError):  # being written, or removed, by another process
+            except (OSError, ValueError):  # another process is writing or removing it
                 continue
             if abs(now - at) <= _ENDED_S:
                 identifiers.add(name)
@@ -355,7 +365,7 @@ def recently_ended(now: float) -> set[str]:
 
 
 def _remember_ended(identifier: str, at: float) -> None:
-    with contextlib.suppress(OSError, UsageError):  # it only saves a second look
+    with contextlib.suppress(OSError, UsageError):  # optional: it only saves a repeated check
         make_private_folder(_ended())
         with open(os.path.join(_ended(), identifier), "w", encoding="ascii") as file:
             file.write(str(at))
@@ -370,7 +380,7 @@ def _pools() -> str:
 
 
 def _sync_folder(path: str) -> None:
-    """A new file is safe only when its folder is on the disk too."""
+    """Flush a folder: a new file is durable only when its folder is on the disk too."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -379,10 +389,10 @@ def _sync_folder(path: str) -> None:
 
 
 def _host() -> str:
-    """This user on this machine, and the part of it in which process numbers mean what they mean here.
+    """Identify this user on this machine, within its namespace of process numbers.
 
-    The name counts too where homes may be shared by machines, and cloned machines may share their id. A Mac's id is its
-    own, and its name is what the network of the moment calls it.
+    The host name counts too, because homes may be shared by machines and cloned machines may share their id. A Mac's id
+    is unique, and its name changes with the network.
     """
     machine = machine_id()
     name = "" if machine and platform.system() == "Darwin" else platform.node()
@@ -390,13 +400,13 @@ def _host() -> str:
 
 
 def _host_before() -> str:
-    """What `_host` was until 2026-11, when the user did not count: records and tags of then are read forever."""
+    """Identify the host as before 2026-11, without the user: records and tags from then stay readable."""
     machine = "" if platform.system() == "Darwin" else machine_id()
     return _digest(f"{machine}|{platform.node()}|{_namespace()}")
 
 
 def _digest(text: str) -> str:
-    """The machine's id is meant to stay on it, and tags are read by others."""
+    """Hash a text: a machine's id should stay on it, and others can read tags."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -408,12 +418,12 @@ def _namespace() -> str:
 
 @functools.cache
 def machine_id() -> str:
-    """The system's own, which outlives its name; empty where it says none."""
+    """Return the system's own id, which survives a new host name; empty if there is none."""
     if platform.system() == "Darwin":
-        with contextlib.suppress(OSError, subprocess.SubprocessError):  # no such program: the host's name must do
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # without the program, the host name must do
             argv = ["ioreg", "-rd1", "-c", "IOPlatformExpertDevice"]
-            shown = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10).stdout
-            if match := re.search(r'"IOPlatformUUID" = "([^"]+)"', shown):
+            output = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10).stdout
+            if match := re.search(r'"IOPlatformUUID" = "([^"]+)"', output):
                 return match[1]
         return ""
     with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:  # not Linux

@@ -1,7 +1,7 @@
-"""Pools that are open on this machine, written down so that other processes of this user find them.
+"""Open pools of this machine, recorded so that other processes of this user find them.
 
-A file for each in `live/` of the state folder, 0600, there from when the pool starts until it is closed. One whose
-owner is dead is of a program that was killed: it says what to look after, and is removed by who does.
+Each has a file in `live/` of the state folder, mode 0600, from its start until it is closed. A file whose owner is dead
+belongs to a killed program. It tells the cleaning process what to check, and that process removes it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from ..core.ownership import make_private_folder
 from ..errors import UsageError
 from .journal import Owner, state_folder
 
-__all__ = ["LiveNode", "LivePool", "announce", "ask_to_end", "find", "is_asked_to_end", "live_pools", "withdraw"]
-
 _ENDING = ".json"
 _ASKED = ".end"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveNode:
-    """What another process needs to reach a node; see `skyward.values.machine.Machine`."""
+    """Data that another process needs to reach a node; see `skyward.values.machine.Machine`."""
 
     node: int
     socket_path: str = ""
@@ -46,13 +44,13 @@ def _program() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LivePool:
-    """`pool` is unique; `label` is the name that its user gave it, or empty."""
+    """Record of an open pool. `pool` is its unique name; `label` is the name that its user gave it, or empty."""
 
     pool: str
     label: str
     provider: str
     wanted: int
-    """How many nodes it is to have."""
+    """Number of nodes that were requested."""
     is_rented: bool
     owner: Owner = field(default_factory=Owner.this_process)
     program: str = field(default_factory=_program)
@@ -61,7 +59,7 @@ class LivePool:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process that opened it still runs."""
+        """Return whether the process that opened the pool still runs."""
         return self.owner.is_alive()
 
     @property
@@ -69,66 +67,69 @@ class LivePool:
         return sum(node.price_usd_per_hour for node in self.nodes)
 
     def spent_usd(self, now: float) -> float:
-        """So far, by the nodes that it has now."""
+        """Return the cost so far of the current nodes."""
         return sum(node.price_usd_per_hour * max(0.0, now - node.since) / 3600 for node in self.nodes)
 
 
 def announce(pool: LivePool) -> None:
-    """Write it down, or what is new of it. A state folder that cannot be written costs the listing, nothing else."""
+    """Write or update a pool's record. Only the listing suffers if the state folder is not writable."""
     path = _path(pool.pool, _ENDING)
-    with contextlib.suppress(OSError, UsageError):  # see above: only the listing lacks it
+    with contextlib.suppress(OSError, UsageError):  # only the listing suffers
         make_private_folder(os.path.dirname(path))
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
             json.dump(asdict(pool), file)
-        os.replace(f"{path}.new", path)  # who reads it finds the old one or the new one
+        os.replace(f"{path}.new", path)  # atomic: readers see the old record or the new one
 
 
 def withdraw(pool: str) -> None:
-    """It is closed. Idempotent."""
+    """Remove the record of a closed pool. Idempotent."""
     for ending in (_ENDING, _ASKED):
         with contextlib.suppress(OSError):  # never written, or removed already
             os.unlink(_path(pool, ending))
 
 
 def live_pools() -> list[LivePool]:
-    """All that are written down, oldest first; `is_alive` tells those of killed programs."""
+    """Return all recorded pools, oldest first; `is_alive` tells those of killed programs."""
     return sorted(_read_all(), key=lambda pool: (pool.began, pool.pool))
 
 
 def find(name: str) -> LivePool:
-    """The open pool of that name or label; of several with one label, the youngest. Raises UsageError."""
+    """Return the open pool with that name or label; the youngest if several share the label. Raises UsageError."""
     pools = live_pools()
     exact = [pool for pool in pools if pool.pool == name]
     matching = exact or [pool for pool in pools if pool.label == name]
     if not matching:
-        known = ", ".join(pool.label or pool.pool for pool in pools) or "none"
-        raise UsageError(f"no open pool on this machine is called {name!r}; there: {known}")
+        known = ", ".join(pool.label or pool.pool for pool in pools)
+        advice = f"use one of {known}" if known else "open one first, because none is open"
+        raise UsageError(f"pool {name!r}: no open pool of that name on this machine; {advice}")
     return max(matching, key=lambda pool: (pool.is_alive, pool.began))
 
 
 def ask_to_end(pool: str, reason: str) -> None:
-    """Ask the process that has the pool to close it; it looks about once a second. Raises UsageError."""
+    """Ask the pool's process to close it; it checks about once a second. Raises UsageError."""
     path = _path(pool, _ASKED)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
             file.write(reason)
     except OSError as error:
-        raise UsageError(f"state folder: {path} cannot be written: {error.strerror}") from error
+        raise UsageError(
+            f"state folder: {path} cannot be written: {error.strerror}; check its permissions and the disk"
+        ) from error
 
 
 def is_asked_to_end(pool: str) -> str:
-    """Why, or empty."""
+    """Return the reason for a request to end the pool, or ""."""
     try:
         with open(_path(pool, _ASKED), encoding="utf-8") as file:
-            return file.read() or "it was asked to end"
-    except OSError:  # nobody asked
+            return file.read() or "another process asked to end it"
+    except OSError:  # no request
         return ""
 
 
 def with_nodes(pool: LivePool, nodes: tuple[LiveNode, ...]) -> LivePool:
-    """The pool with these nodes; those that it had already keep their time."""
+    """Return the pool with these nodes; nodes that it already had keep their start time."""
     known = {(node.node, node.socket_path): node.since for node in pool.nodes}
     return replace(pool, nodes=tuple(replace(n, since=known.get((n.node, n.socket_path), n.since)) for n in nodes))
 
@@ -141,7 +142,7 @@ def _read_all() -> Iterator[LivePool]:
         return
     for name in names:
         if name.endswith(_ENDING):
-            # One that was removed meanwhile, or was written by another version of ours.
+            # Removed meanwhile, or written by another version of skyward.
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 yield _read(os.path.join(folder, name))
 

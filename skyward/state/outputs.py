@@ -1,7 +1,7 @@
-"""What the calls of a pool printed, kept for `skyward logs`: a file for each pool, bounded, this user's alone.
+"""Output of pools, kept for `skyward logs`: one bounded file per pool, readable only by this user.
 
-A line of it is `seconds.milliseconds stream text`: `1795281234.512 o [node 0 rank 1] epoch 3`. The stream is `o` or
-`e`.
+Each line is `seconds.milliseconds stream text`, such as `1795281234.512 o [node 0 rank 1] epoch 3`. The stream is `o`
+for stdout or `e` for stderr.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from ..errors import UsageError
 from ..values.machine import LogLine
 from .journal import state_folder
 
-__all__ = ["OutputFile", "OutputLine", "outputs", "read_output"]
-
 _LIMIT_BYTES = 8 << 20
-"""Of one file; then it becomes the older one of two."""
+"""Largest size of a file. A full file is renamed and a new one begins; two are kept."""
 _KEPT = 20
-"""Pools whose output is kept; that of the oldest is removed."""
+"""Number of pools whose output is kept; the oldest is removed."""
 _LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputLine:
-    """`at`: when it came here, in seconds since the epoch."""
+    """One line of output. `at`: its arrival here, in seconds since the epoch."""
 
     at: float
     is_error: bool
@@ -37,7 +35,7 @@ class OutputLine:
 
 
 class OutputFile:
-    """A LogSink. The file is made with the first line. Thread-safe; what cannot be written is not kept."""
+    """LogSink that writes to a file, created with the first line. Thread-safe; drops lines that it cannot write."""
 
     def __init__(self, pool: str, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._path = _path(pool)
@@ -56,7 +54,7 @@ class OutputFile:
                 return
             try:
                 self._write(data)
-            except (OSError, UsageError):  # a full disk, a home that cannot be written: output must not end the calls
+            except (OSError, UsageError):  # a full disk or a read-only home must not fail the calls
                 self._is_broken = True
                 self._close()
 
@@ -82,13 +80,13 @@ class OutputFile:
             os.close(fd)
 
     def close(self) -> None:
-        """Idempotent; a line that comes later opens the file again."""
+        """Close the file. Idempotent; a later line opens it again."""
         with self._lock:
             self._close()
 
 
 def outputs() -> list[str]:
-    """The pools whose output is kept, oldest first."""
+    """Return the pools whose output is kept, oldest first."""
     folder = os.path.join(state_folder(), "logs")
     return [name.removesuffix(".log") for name in _by_age(folder) if name.endswith(".log")]
 
@@ -96,19 +94,23 @@ def outputs() -> list[str]:
 def read_output(
     pool: str, *, tail: int | None = None, follow_while: Callable[[], bool] | None = None
 ) -> Iterator[OutputLine]:
-    """What calls of the pool printed, as far as it is kept.
+    """Yield the kept output of a pool's calls.
 
     Args:
-        pool: its full name; see `skyward.state.live.find` for labels, and `outputs`.
-        tail: of what is there now only so many of the last lines.
-        follow_while: then wait for more, as `tail -F` does, while this says True; it is asked when there is nothing.
+        pool: Full name of the pool; see `outputs`, and `skyward.state.live.find` for labels.
+        tail: Number of last lines to start with; None for all.
+        follow_while: Then wait for more lines, like `tail -F`, while this returns True. It is called when no line is
+            left.
 
-    Raises UsageError when nothing of such a pool is kept and none is waited for.
+    Raises:
+        UsageError: No output of the pool is kept, and `follow_while` is None.
     """
     path = _path(pool)
     fd = _opened(path)
     if fd < 0 and follow_while is None:
-        raise UsageError(f"nothing that pool {pool!r} printed is kept here; there: {', '.join(outputs()) or 'nothing'}")
+        known = ", ".join(outputs())
+        advice = f"use one of {known}" if known else "run a pool first, because no output is kept yet"
+        raise UsageError(f"pool {pool!r}: no output is kept here; {advice}")
     rest = b""
     try:
         lines = _lines_of(f"{path}.1")
@@ -117,7 +119,8 @@ def read_output(
             rest = lines.pop()
         yield from _parsed(lines if tail is None else lines[max(0, len(lines) - tail) :])
         while follow_while is not None:
-            newer = _replacement(path, fd)  # looked for first: what came to the old one before is read first
+            # The check for a new file comes first, so that the rest of the old one is read completely before it.
+            newer = _replacement(path, fd)
             while data := _read(fd):
                 *lines, rest = (rest + data).split(b"\n")
                 yield from _parsed(lines)
@@ -146,7 +149,7 @@ def _read(fd: int) -> bytes:
 
 
 def _replacement(path: str, fd: int) -> int:
-    """The file that stands there now, if it is another one; else -1."""
+    """Open the file that now has this path, if it is a new one; otherwise return -1."""
     try:
         if fd >= 0 and os.stat(path).st_ino == os.fstat(fd).st_ino:
             return -1
@@ -163,7 +166,7 @@ def _lines_of(path: str) -> list[bytes]:
 
 def _parsed(lines: list[bytes]) -> Iterator[OutputLine]:
     for line in lines:
-        with contextlib.suppress(ValueError):  # half a line, of a program that was killed while it wrote
+        with contextlib.suppress(ValueError):  # half a line from a program that was killed while writing
             at, stream, text = line.decode(errors="replace").split(" ", 2)
             yield OutputLine(at=float(at), is_error=stream == "e", text=text)
 
@@ -178,7 +181,7 @@ def _drop_oldest(folder: str) -> None:
 
 def _by_age(folder: str) -> list[str]:
     aged = []
-    with contextlib.suppress(OSError):  # no such folder: nothing was kept
+    with contextlib.suppress(OSError):  # no folder, so nothing is kept
         for entry in os.scandir(folder):
             with contextlib.suppress(OSError):  # removed meanwhile
                 aged.append((entry.stat().st_mtime, entry.name))

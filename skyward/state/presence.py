@@ -1,4 +1,4 @@
-"""What other processes of this user see of an open pool, and the one thing that they may ask of it: to end."""
+"""Presence of an open pool for other processes of this user, and the one request that they may make: to end it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from . import live
 from .live import LiveNode, LivePool
 from .outputs import OutputFile
 
-__all__ = ["Presence"]
-
 _LOOK_S = 1.0
 
 
 class Presence:
-    """Of one pool, from before its start until it is closed. Thread-safe.
+    """Presence of one pool, from before its start until it is closed. Thread-safe.
 
-    One thread, for all pools of the process, looks whether one is asked to end.
+    One thread serves all pools of the process and checks for requests to end them.
 
     Args:
-        pool: see LivePool.
-        on_asked: called with the reason, by a thread of its own, at most once.
+        pool: Record of the pool.
+        on_asked: Called with the reason, in a separate thread, at most once.
     """
 
     _open: ClassVar[set[Presence]] = set()
@@ -48,18 +46,18 @@ class Presence:
                 Presence._thread = thread
 
     def tell_nodes(self, machines: Iterable[Machine]) -> None:
-        """These are its nodes now."""
+        """Record the current nodes of the pool."""
         nodes = tuple(_node(machine) for machine in machines)
         self._pool = live.with_nodes(self._pool, nodes)
         live.announce(self._pool)
 
     def kept_output(self) -> LogSink:
-        """The sink that keeps every line for `skyward logs`."""
+        """Return the sink that keeps every line for `skyward logs`."""
         self._output = OutputFile(self._pool.pool)
         return self._output
 
     def close(self) -> None:
-        """Idempotent."""
+        """Remove the record. Idempotent."""
         with self._lock:
             self._open.discard(self)
             if not self._open:
@@ -69,7 +67,7 @@ class Presence:
         live.withdraw(self._pool.pool)
 
     def look(self) -> None:
-        """For the thread."""
+        """Check for a request to end the pool; called by the thread."""
         reason = live.is_asked_to_end(self._pool.pool)
         if reason:
             threading.Thread(target=self._on_asked, args=(reason,), name="skyward-end", daemon=True).start()
@@ -91,7 +89,7 @@ def _look() -> None:
         for pool in pools:
             try:
                 pool.look()
-            except (OSError, RuntimeError):  # no descriptor or no thread is left: the next look comes soon
+            except (OSError, RuntimeError):  # no descriptor or no thread is left; the next check comes soon
                 continue
 
 
@@ -111,7 +109,7 @@ def _node(machine: Machine) -> LiveNode:
 
 
 def _forget_in_child() -> None:
-    """The pools are the parent's, and its thread is not here."""
+    """Forget all pools after a fork: they, and the thread, belong to the parent."""
     Presence._open, Presence._thread, Presence._lock = set(), None, threading.Lock()
 
 

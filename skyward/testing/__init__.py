@@ -8,12 +8,12 @@
     class TestMyProvider(EngineSuite):
         pass
 
-`EngineSuite` holds for every pool, `ProcessEngineSuite` for those whose slots are processes as well, `ProviderSuite`
-for a provider of rented machines, of which `FakeCloud` is one in memory. The plugin gives every test the fixtures
+`EngineSuite` covers every pool, and `ProcessEngineSuite` those whose slots are processes. `ProviderSuite` covers
+providers of rented machines; `FakeCloud` is such a provider in memory. The plugin gives every test the fixtures
 `sky_pool`, `sky_pools` and `sky_faults`.
 """
 
-# The plugin lives in this package and is loaded by every pytest run, so nothing here is loaded before it is used.
+# Every pytest run imports this package for its plugin, so nothing else here is imported before its first use.
 from .._lazy import lazy_names as _lazy_names
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

@@ -1,4 +1,4 @@
-"""What every engine owes its pool, as tests to inherit. See `EngineSuite`."""
+"""Conformance suite of engines, as tests to inherit. See `EngineSuite`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from ..errors import ArgumentNotPicklable, ResultNotPicklable, TaskExited, Usage
 from ..node.slot.runtime import instance_info
 from ..pool.pool import ComputePool
 
-__all__ = ["EngineSuite", "appear", "wait_for"]
-
 _LIMIT_S = 60.0
 
 
 def appear(path: Path) -> None:
-    """Make an empty file: how a call says that it has come so far."""
+    """Create an empty file, by which a call reports how far it is."""
     path.touch()
 
 
 def wait_for(path: Path) -> None:
-    """Wait until somebody made the file. Raises TimeoutError."""
+    """Wait until the file exists. Raise TimeoutError after a minute."""
     deadline = time.monotonic() + _LIMIT_S
     while not path.exists():
         if time.monotonic() > deadline:
@@ -37,11 +35,11 @@ def wait_for(path: Path) -> None:
 
 
 class EngineSuite:
-    """Conformance of a pool, whatever its nodes and channels are.
+    """Conformance of a pool, independent of its nodes and channels.
 
-    Inherit it in a test class and give the fixture `pool`: an open pool of at least 2 nodes with at least 2 slots
-    each, which the tests share (scope "module" or wider), and which nobody else uses meanwhile. Calls and this process
-    must see the same folder `shared`; by default that is pytest's `tmp_path`, which is right for nodes on this machine.
+    Inherit it in a test class, and define the fixture `pool`: an open pool of at least 2 nodes with at least 2 slots
+    each. The tests share it (scope "module" or wider), and nobody else uses it meanwhile. Calls and this process must
+    see the same folder `shared`. By default that is pytest's `tmp_path`, which suits nodes on this machine.
 
     Example:
         @pytest.fixture(scope="module")
@@ -55,7 +53,7 @@ class EngineSuite:
 
     @pytest.fixture
     def shared(self, tmp_path: Path) -> Path:
-        """A folder that calls and tests see."""
+        """Return a folder that calls and tests see."""
         return tmp_path
 
     # Calls ----------------------------------------------------------------------------------------------------------
@@ -141,7 +139,7 @@ class EngineSuite:
             info = instance_info()
             assert info is not None
             if info.node == last:
-                raise ValueError("the last one")
+                raise ValueError("the last one")  # words: ok
 
         with pytest.raises(ValueError, match="the last one"):
             compute(fail_on_last)(pool.nodes - 1) @ pool
@@ -192,7 +190,8 @@ class EngineSuite:
         running = [compute(wait_its_turn)(i) > pool for i in range(pool.total_slots)]
         for i in range(pool.total_slots):
             wait_for(shared / f"began-{i}")
-        # One with a time limit is not sent before a slot is free: over a link, no cancel overtakes what the slot does.
+        # A call with a time limit is sent only when a slot is free. Otherwise the slot could start it over a link
+        # before the cancel arrives.
         queued = compute(appear).with_timeout(_LIMIT_S)(shared / "ran") > pool
         assert queued.cancel()
         assert queued.cancelled()

@@ -1,11 +1,11 @@
-"""A cloud in memory, with the faults of real ones, by a clock of its own: for tests of what rents machines.
+"""Fake cloud in memory, with the faults of real ones and a clock of its own, for tests of code that rents machines.
 
     clock = VirtualClock()
-    cloud = FakeCloud(clock, faults=Faults(listing_s=20, lost_answers=0.2), seed=7)
-    provider = FakeProvider(cloud)
+    cloud = FakeCloud(clock, faults=FakeFaults(listing_s=20, lost_answers=0.2), seed=7)
+    provider = FakeProvider(api=cloud)
 
-It passes the same `ProviderSuite` as the real ones. What a machine costs, when it powers itself off because nobody
-renewed its lease, and everything else that takes time there, is computed from the clock when somebody looks.
+It passes the same `ProviderSuite` as the real ones. Everything that takes time there is computed from the clock when a
+caller looks: the cost of a machine, for example, or its power-off after nobody has renewed its lease.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from ..providers.rented import JOURNAL_TAG, ApiCall, Host, Instance, Request
 from ..values.machine import Machine, Offer, PoolSpec
 from ..values.topology import Peer
 
-__all__ = ["FakeCloud", "FakeEnd", "FakeFaults", "FakeProvider", "FakeServer"]
-
 _CATALOGUE = (
     Offer(provider="fake", instance_type="small", vcpus=2, memory_gib=4.0, price_usd_per_hour=0.04),
     Offer(provider="fake", instance_type="large", vcpus=16, memory_gib=64.0, price_usd_per_hour=0.70),
@@ -46,38 +44,42 @@ _CATALOGUE = (
 
 @dataclass(frozen=True, kw_only=True)
 class FakeFaults:
-    """What goes wrong, and how often: rates in [0, 1], times in seconds. The defaults are a cloud without faults."""
+    """Faults of the fake cloud: rates in [0, 1], times in seconds. By default there are none.
+
+    Example:
+        cloud = FakeCloud(VirtualClock(), faults=FakeFaults(throttled=0.1, listing_s=20))
+    """
 
     listing_s: float = 0.0
-    """A new machine may be missing from `describe` for up to so long; at most `FakeCloud.settle_s`."""
+    """Longest time for which `describe` omits a new machine; at most `FakeCloud.settle_s`."""
     stale_s: float = 0.0
-    """What `describe` shows may be so old."""
+    """Greatest age of what `describe` shows."""
     omitted: float = 0.0
-    """The rate at which an answer of `describe` leaves out a machine that the answer before it named."""
+    """Rate at which `describe` omits a machine that its previous answer named."""
     boot_s: float = 20.0
-    """From create to running."""
+    """Time from creation to running."""
     ready_s: float = 10.0
-    """From running to a machine whose watchdog runs and that can be logged into."""
+    """Time from running to a machine with a watchdog that accepts logins."""
     never_boots: float = 0.0
-    """The rate of machines that run, and never get that far: no watchdog, no login."""
+    """Rate of machines that run and never become ready: no watchdog, no login."""
     ending_s: float = 15.0
-    """From terminate to gone."""
+    """Time from the terminate call until the machine is gone."""
     throttled: float = 0.0
-    """The rate of calls that are refused for being too many."""
+    """Rate of calls that are throttled."""
     lost_answers: float = 0.0
-    """The rate of create and terminate calls that are carried out and answer with an error."""
+    """Rate of create and terminate calls that take effect but answer with an error."""
     lost_requests: float = 0.0
-    """The rate of those that answer with the same error and are not carried out."""
+    """Rate of create and terminate calls that answer with the same error and have no effect."""
     is_refused_while_pending: bool = False
-    """A machine that is pending cannot be terminated."""
+    """Whether terminating a pending machine is refused."""
     no_capacity: frozenset[tuple[str, str, bool]] = frozenset()
-    """Offers that cannot be had, as (instance type, zone, is spot)."""
+    """Offers without capacity, as (instance type, zone, is spot)."""
     capacity: Mapping[tuple[str, str, bool], int] = field(default_factory=dict)
-    """How many machines there are in all of an offer; without limit where it is not in it."""
+    """Total number of machines of an offer; unlimited for offers that are not listed."""
 
 
 class FakeEnd(Enum):
-    """Why a machine of the fake cloud ended; the value is what the provider says of it."""
+    """Reason why a machine of the fake cloud ended; the value is the provider's text."""
 
     ASKED = "terminated by its user"
     LEASE = "powered off when its lease was over"
@@ -86,7 +88,7 @@ class FakeEnd(Enum):
 
 @dataclass
 class FakeServer:
-    """A machine of the fake cloud: times are of its clock, as `monotonic` has it; None: not yet."""
+    """Machine of the fake cloud. Times are values of the clock's `monotonic`; None: not yet."""
 
     id: str
     request: Request
@@ -99,7 +101,7 @@ class FakeServer:
     gone_at: float | None = None
     end: FakeEnd | None = None
     terminate_calls: int = 0
-    """How often a terminate call was carried out on it; more than one is a fault of the caller."""
+    """Number of terminate calls that took effect on it; more than one is a bug of the caller."""
 
     def state(self, now: float) -> Any:
         if self.gone_at is not None and now >= self.gone_at:
@@ -110,12 +112,21 @@ class FakeServer:
 
 
 class FakeCloud:
-    """See the module. Thread-safe; one of them is one account in one region.
+    """Fake cloud: one account in one region. Thread-safe.
 
     Args:
         clock: the time of the cloud; share it with the provider.
-        faults: may be changed at any time.
-        seed: of the faults: the same calls meet the same ones.
+        faults: faults to inject; may be changed at any time. None: no faults.
+        seed: seed of the faults: the same calls meet the same faults.
+        zones: names of the zones.
+        catalogue: offers of the cloud.
+        account: name of the account.
+
+    Example:
+        >>> from skyward.testing import VirtualClock
+        >>> cloud = FakeCloud(VirtualClock(), zones=("a",))
+        >>> len(cloud.offers(PoolSpec(vcpus=16)))
+        2
     """
 
     name: ClassVar[str] = "fake"
@@ -140,7 +151,7 @@ class FakeCloud:
         self.faults = faults or FakeFaults()
         self.servers: dict[str, FakeServer] = {}
         self.networks: dict[str, dict[str, str]] = {}
-        """By journal id: what `prepare` made, with its tags."""
+        """Tags of prepared networks, by journal id."""
         self.calls: Counter[str] = Counter()
         self.account = account
         self._catalogue = tuple(catalogue)
@@ -215,7 +226,7 @@ class FakeCloud:
             now = self.clock.monotonic()
             known = [self.servers[i] for i in ids if i in self.servers]
             if self.faults.is_refused_while_pending and any(s.state(now) == "pending" for s in known):
-                raise Throttled("fake: a machine that is pending cannot be terminated")
+                raise Throttled("fake: a pending machine cannot be terminated")
             for server in known if is_carried_out else ():
                 if server.terminated_at is None:
                     self._end(server, now, FakeEnd.ASKED)
@@ -242,14 +253,14 @@ class FakeCloud:
     def host_keys(self, instance_id: str) -> tuple[str, ...]:
         return ()
 
-    # What a test does to it -------------------------------------------------------------------------------------------
+    # For tests --------------------------------------------------------------------------------------------------------
 
     def script(self, operation: str, error: Exception, *, is_carried_out: bool = False) -> None:
-        """The next call of that operation raises `error`, having been carried out or not."""
+        """Make the next call of an operation raise `error`, with or without taking effect."""
         self._scripted.append((operation, error, is_carried_out))
 
     def touch(self, instance_id: str) -> bool:
-        """Renew the lease of a machine, as its agent does. False: it does not answer."""
+        """Renew the lease of a machine, as its agent does. Return False if it does not answer."""
         with self._lock:
             self.settle()
             server = self.servers[instance_id]
@@ -259,24 +270,24 @@ class FakeCloud:
             return True
 
     def answers(self, instance_id: str) -> bool:
-        """Whether the machine has booted, and can be logged into."""
+        """Return whether the machine has booted and accepts logins."""
         server = self.servers[instance_id]
         now = self.clock.monotonic()
         return server.state(now) == "running" and server.ready_at is not None and now >= server.ready_at
 
     def reclaim(self, instance_id: str) -> None:
-        """Take a spot machine back, now."""
+        """Preempt a spot machine now."""
         with self._lock:
             self._end(self.servers[instance_id], self.clock.monotonic(), FakeEnd.PREEMPTED)
 
     def billed(self) -> list[FakeServer]:
-        """Those that cost money now."""
+        """Return the machines that cost money now."""
         with self._lock:
             self.settle()
             return [s for s in self.servers.values() if s.state(self.clock.monotonic()) in ("pending", "running")]
 
     def settle(self) -> None:
-        """Do what happened by itself since somebody looked: machines whose lease is over have powered off."""
+        """Apply events since the last look: machines with an expired lease have powered off."""
         now = self.clock.monotonic()
         for server in self.servers.values():
             if server.terminated_at is None and server.ready_at is not None and now >= server.ready_at:
@@ -284,10 +295,10 @@ class FakeCloud:
                 if now > over:
                     self._end(server, over, FakeEnd.LEASE)
 
-    # ------------------------------------------------------------------------------------------------------------------
+    # Internals --------------------------------------------------------------------------------------------------------
 
     def _enter(self, operation: str, *, may_lose: bool = False) -> tuple[bool, Exception | None]:
-        """(whether the call is carried out, what it answers with instead of its result)."""
+        """Count a call, and return whether it takes effect and which error it answers with."""
         with self._lock:
             self.calls[operation] += 1
             for entry in self._scripted:
@@ -311,7 +322,7 @@ class FakeCloud:
         return self.faults.omitted > 0 and self._random.random() < self.faults.omitted
 
     def _granted(self, request: Request) -> int:
-        """How many machines the request gets. Raises NoCapacity."""
+        """Return how many machines the request gets. Raise NoCapacity if there are too few."""
         offer = request.offer
         if request.tags[JOURNAL_TAG] not in self.networks:
             raise ProviderError("fake: create: the network was not prepared")
@@ -380,17 +391,26 @@ def _matches(tags: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeProvider(CloudProvider):
-    """A provider of machines of a FakeCloud. Its fields are those of the machines' faults and of time.
+    """Provider of machines of a `FakeCloud`.
 
-    `has_agents`: its machines run calls, in agents on this machine, so that whole pools can be tried on it; the clock
-    must be a real one then (`FastClock`). Without, machines are only launched and ended.
+    Args:
+        api: the cloud, or an object that wraps one.
+        lease_s: lease of a machine, in seconds.
+        has_agents: whether its machines run calls, in agents on this machine, so that it supports whole pools. The
+            clock must then be a real one (`FastClock`). False: machines are only launched and terminated.
+
+    Example:
+        >>> from skyward.testing import VirtualClock
+        >>> provider = FakeProvider(api=FakeCloud(VirtualClock()))
+        >>> provider.offers(PoolSpec(vcpus=2))[0].instance_type
+        'small'
     """
 
     name: ClassVar[str] = "fake"
     extra: ClassVar[str] = ""
 
     api: Any
-    """The FakeCloud, or anything that wraps one."""
+    """The `FakeCloud`, or an object that wraps one."""
     lease_s: float = 600.0
     has_agents: bool = False
 

@@ -1,7 +1,7 @@
-"""Fault injection: kill what a pool stands on, and see that your code copes.
+"""Fault injection: kill processes of a pool, and see that your code copes.
 
-Only processes of the given pool are ever touched: each one is found by walking down from the pool's own agent, is
-held by a descriptor, and is checked again before the signal is sent.
+Only processes of the given pool are touched. Each one is found by a walk down from the pool's own agent, is held by a
+pidfd, and is checked again before it gets a signal.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from ..errors import UsageError
 from ..node.agent.watchdog import processes_below
 from ..pool.pool import ComputePool
 
-__all__ = ["Faults"]
-
 _POLL_S = 0.01
 _DEATH_LIMIT_S = 5.0
 
 
 class Faults:
-    """Kills processes of one open pool on this machine (Linux).
+    """Kill processes of one open pool on this machine (Linux).
 
-    A pool goes on after each of these faults: a dead slot is replaced by its node, a dead node by the pool. What
-    happens to calls that ran there is what the test is about: SlotLost, NodeLost, or another run with `retries=`.
+    A pool continues after each of these faults: a node replaces a dead slot, and the pool replaces a dead node. Calls
+    that ran there raise SlotLost or NodeLost, or run again with `retries=`.
+
+    Args:
+        pool: an open pool of `sky.Local()`, opened by this process.
 
     Example:
         >>> import skyward as sky
@@ -41,66 +42,97 @@ class Faults:
         self.pool = pool
 
     def agent(self, node: int = 0) -> int:
-        """The process id of the node's agent. Raises UsageError if it is not up, or not on this machine."""
+        """Return the process id of a node's agent.
+
+        Args:
+            node: number of the node.
+
+        Raises:
+            UsageError: the node is not up, or not on this machine.
+        """
         agents = self.pool.agent_pids()
         if node not in agents:
-            raise UsageError(f"node: {node!r}; the nodes that are up are {', '.join(map(str, sorted(agents)))}")
+            up = ", ".join(map(str, sorted(agents))) or "none"
+            raise UsageError(f"node={node!r}: not up; use one of the nodes that are: {up}")
         if agents[node] not in processes_below(os.getpid()):
             raise UsageError(
-                f"node: the agent of node {node} is no process below this one; "
-                "faults are for pools of sky.Local() on Linux, in the process that opened them"
+                f"node={node}: its agent is not a child of this process; "
+                "use a pool of sky.Local() on Linux, in the process that opened it"
             )
         return agents[node]
 
     def slots(self, node: int = 0) -> list[int]:
-        """The process ids of the node's slots (and of the ranks that run there), lowest first."""
-        # An agent's children are zygotes, and a zygote's children are slots; what user code starts is further down.
+        """Return the process ids of the node's slots, and of ranks that run there, lowest first.
+
+        Args:
+            node: number of the node.
+
+        Raises:
+            UsageError: the node is not up, or not on this machine.
+        """
+        # The children of an agent are zygotes, and their children are slots. Processes of user code are further down.
         agent = self.agent(node)
         parents = {pid: _living_parent(pid) for pid in processes_below(agent)}
         return sorted(pid for pid, parent in parents.items() if parent in parents and parents[parent] == agent)
 
     def kill_slot(self, node: int = 0, *, pid: int | None = None, number: int = signal.SIGKILL) -> int:
-        """Send a signal to a slot of the node; returns its process id.
+        """Send a signal to a slot of the node, and return its process id.
 
         Args:
-            pid: which one: what `os.getpid()` said in a call; None: any.
-            number: the signal: SIGKILL as the out-of-memory killer sends it, SIGSEGV as a bad C extension does.
+            node: number of the node.
+            pid: the slot, as `os.getpid()` in a call returned it; None: any slot.
+            number: the signal: SIGKILL, as from the out-of-memory killer, or SIGSEGV, as from a broken C extension.
 
-        Raises UsageError if the node has no such slot.
+        Raises:
+            UsageError: the node has no such slot.
         """
-        self.wait_until_whole()  # slots are made while a pool opens, and again after a fault
+        self.wait_until_whole()  # slots start while a pool opens, and again after a fault
         slots = self.slots(node)
         if not slots or (pid is not None and pid not in slots):
-            raise UsageError(f"pid: {pid!r}; the slots of node {node} are {slots}")
+            raise UsageError(f"pid={pid!r}: not a slot of node {node}; use one of {slots}, or None")
         chosen = slots[0] if pid is None else pid
         _send(chosen, number, is_still=lambda: chosen in self.slots(node))
         return chosen
 
     def kill_node(self, node: int = 0) -> int:
-        """Kill the node's agent, and with it all that runs on the node; returns the agent's process id."""
+        """Kill the node's agent, and with it everything on the node; return the agent's process id.
+
+        Args:
+            node: number of the node.
+
+        Raises:
+            UsageError: the node is not up, or not on this machine.
+        """
         agent = self.agent(node)
         _send(agent, signal.SIGKILL, is_still=lambda: self.agent(node) == agent)
         return agent
 
     def is_whole(self) -> bool:
-        """Whether all nodes are up with all their slots."""
+        """Return whether all nodes are up with all their slots."""
         slots = self.pool.concurrency if self.pool.spec.executor == "process" else 1
         try:
             return all(len(self.slots(node)) >= slots for node in range(self.pool.nodes))
-        except UsageError:  # a node is away
+        except UsageError:  # a node is down
             return False
 
     def wait_until_whole(self, timeout_s: float = 30.0) -> None:
-        """Wait until the pool has replaced what was lost. Raises TimeoutError."""
+        """Wait until the pool has replaced everything that was lost.
+
+        Args:
+            timeout_s: longest wait, in seconds.
+
+        Raises:
+            TimeoutError: the pool is not complete within `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while not self.is_whole():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.pool!r} was not whole again after {timeout_s:g} s")
+                raise TimeoutError(f"{self.pool!r} is still incomplete after {timeout_s:g} s")
             time.sleep(_POLL_S)
 
 
 def _living_parent(pid: int) -> int | None:
-    """None: the process has ended, though its parent may not know yet."""
+    """Return the parent of a process; None if it has ended, even if its parent has not collected it yet."""
     try:
         with open(f"/proc/{pid}/status") as file:
             status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
@@ -110,17 +142,20 @@ def _living_parent(pid: int) -> int | None:
 
 
 def _send(pid: int, number: int, *, is_still: Callable[[], bool]) -> None:
-    """The signal, to the process that was found and to no other that got its number since; SIGKILL is waited for."""
+    """Send the signal to exactly the process that was found, and wait for a SIGKILL to take effect.
+
+    The pidfd is opened first and the process checked again afterwards, because its number may belong to another one.
+    """
     try:
         descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:  # it has ended by itself
+    except ProcessLookupError:  # it has ended already
         return
     try:
         if is_still():
             signal.pidfd_send_signal(descriptor, number)
             if number == signal.SIGKILL:
                 select.select([descriptor], [], [], _DEATH_LIMIT_S)
-    except ProcessLookupError:  # it has ended by itself
+    except ProcessLookupError:  # it has ended already
         return
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What holds for every integration, as tests to inherit.
+"""Conformance suite of integrations, as tests to inherit.
 
 from skyward.testing import IntegrationSuite
 
@@ -12,10 +12,10 @@ class TestTorch(IntegrationSuite):
         return dist.is_initialized()
 
     @staticmethod
-    def place() -> tuple[int, int]: ...     # the rank and the world size, as the framework sees them
+    def place() -> tuple[int, int]: ...     # rank and world size, as the framework sees them
 
     @staticmethod
-    def total(value: float) -> float: ...   # the sum of every rank's value, by a collective
+    def total(value: float) -> float: ...   # sum of every rank's value, by a collective
 """
 
 from __future__ import annotations
@@ -41,49 +41,58 @@ from ..pool.pool import ComputePool
 from ..values.launch import Integration, ProcessLaunch
 from ..values.topology import Peer, Rank
 
-__all__ = ["IntegrationSuite"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class IntegrationSuite(ABC):
-    """Conformance of an integration, shown by real collectives between real processes of a pool of 2 nodes.
+    """Conformance of an integration, proved by real collectives between real processes of a pool of 2 nodes.
 
-    A subclass says which decorator it is about and how its framework is asked; these functions run in the ranks.
+    A subclass names the decorator, and tells how to query its framework; these functions run in the ranks.
+
+    Example:
+        class TestTorch(IntegrationSuite):
+            decorator = staticmethod(sky.integrations.torch)
+            framework = "torch"
+
+            @staticmethod
+            def is_initialized() -> bool:
+                return torch.distributed.is_initialized()
+
+            ...  # place and total, as in this module's docstring
     """
 
     decorator: ClassVar[Callable[..., Any]]
     framework: ClassVar[str]
-    """The top module of the framework; empty where the integration needs none."""
+    """Top-level module of the framework; empty if the integration needs none."""
 
     @staticmethod
     @abstractmethod
     def is_initialized() -> bool:
-        """Whether the framework's distributed runtime stands in this process."""
+        """Return whether the framework's distributed runtime is initialised in this process."""
 
     @staticmethod
     @abstractmethod
     def place() -> tuple[int, int]:
-        """The rank and the world size, as the framework sees them."""
+        """Return the rank and the world size, as the framework sees them."""
 
     @staticmethod
     @abstractmethod
     def total(value: float) -> float:
-        """The sum of every rank's `value`, made by a collective of the framework."""
+        """Return the sum of every rank's `value`, computed by a collective of the framework."""
 
     # Fixtures -------------------------------------------------------------------------------------------------------
 
     @pytest.fixture(scope="class")
     @classmethod
     def pool(cls, sky_pools: Callable[..., ComputePool]) -> ComputePool:
-        """An open pool of 2 nodes on which the framework is installed."""
+        """Return an open pool of 2 nodes on which the framework is installed."""
         return sky_pools()
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _travelling(cls) -> Iterator[None]:
-        # The nodes need not be able to import the test's module.
+        # The nodes may be unable to import the test's module, so it travels by value.
         module = sys.modules[cls.__module__]
         is_registered = module.__name__ in cloudpickle.list_registry_pickle_by_value()
         cloudpickle.register_pickle_by_value(module)
@@ -93,7 +102,7 @@ class IntegrationSuite(ABC):
 
     @pytest.fixture
     def integration(self) -> Integration:
-        """What the decorator puts on a function."""
+        """Return the integration that the decorator attaches to a function."""
         (integration,) = integrations_of(type(self).decorator(_greet))
         return integration
 
@@ -138,7 +147,7 @@ class IntegrationSuite(ABC):
             with pytest.raises(UsageError, match=function.__name__):
                 type(self).decorator(function)
 
-    # What travels ---------------------------------------------------------------------------------------------------
+    # Transfer -------------------------------------------------------------------------------------------------------
 
     def test_it_travels_and_is_loaded_without_the_framework(self, integration: Integration) -> None:
         launch = pickle.dumps(ProcessLaunch(integrations=(integration,)))
@@ -160,7 +169,7 @@ class IntegrationSuite(ABC):
         if not self.framework:
             pytest.skip("it needs no framework")
         monkeypatch.setitem(sys.modules, self.framework, None)
-        extra = getattr(integration, "extra")  # noqa: B009  # only what is built on IntegrationBase has one
+        extra = getattr(integration, "extra")  # noqa: B009  # only subclasses of IntegrationBase have one
         with pytest.raises(MissingDependency, match=rf"skyward\[{extra}\]"), integration.session(_rank(0)):
             pass
 
@@ -173,7 +182,7 @@ class IntegrationSuite(ABC):
             return place(), total(place()[0] + 1.0)
 
         function = self._gang(run)
-        for _ in range(2):  # the second one too
+        for _ in range(2):  # the second world must work too
             assert function() @ pool == [((0, 2), 3.0), ((1, 2), 3.0)]
 
     def test_one_node_is_a_world_of_its_own(self, pool: ComputePool) -> None:
@@ -190,7 +199,7 @@ class IntegrationSuite(ABC):
         def run() -> tuple[tuple[int, int], float]:
             return place(), total(10.0 ** place()[0])
 
-        # Of each node, the value of its first rank.
+        # The result of each node is that of its first rank.
         assert self._gang(run, processes_per_node=2)() @ pool == [((0, 4), 1111.0), ((2, 4), 1111.0)]
 
     def test_it_stacks_with_the_output_decorators_in_any_order(
@@ -199,7 +208,7 @@ class IntegrationSuite(ABC):
         place = self.place
 
         def speak(word: str) -> tuple[int, int]:
-            print(word, flush=True)  # noqa: T201  # this is what is tested
+            print(word, flush=True)  # noqa: T201  # the output under test
             return place()
 
         above = compute(stdout(only="head")(type(self).decorator(speak)))
@@ -248,7 +257,7 @@ def _greet(name: str, *, loud: bool = False) -> str:
 
 
 def _rank(number: int) -> Rank:
-    """One of 2 ranks on 2 nodes; nobody listens at its head."""
+    """Return one of 2 ranks on 2 nodes; nobody listens at its head."""
     peers = tuple(Peer(node=node, private_ip=f"10.0.0.{node + 1}") for node in (0, 1))
     return Rank(
         rank=number,

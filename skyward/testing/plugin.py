@@ -1,4 +1,4 @@
-"""The pytest plugin. Loaded by every pytest run in an environment that has skyward: it imports nothing heavy.
+"""Pytest plugin. Every pytest run in an environment with skyward loads it, so it imports nothing heavy.
 
     def test_totals(sky_pool):
         assert total(10) >> sky_pool == 45
@@ -12,8 +12,8 @@
         sky_faults.kill_node(0)
         assert future.result() == 42
 
-Pools are opened when they are first asked for, one for each set of options, and stay open until the session ends.
-The defaults are `sky_pool_nodes` and `sky_pool_concurrency` in the ini file (2 and 1).
+A pool opens on its first use and stays open until the session ends; each set of options has one pool. The ini file sets
+the defaults `sky_pool_nodes` and `sky_pool_concurrency` (2 and 1).
 """
 
 from __future__ import annotations
@@ -27,25 +27,28 @@ if TYPE_CHECKING:
     from ..pool.pool import ComputePool
     from .faults import Faults
 
-__all__ = ["sky_faults", "sky_pool", "sky_pools"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("sky_pool_nodes", "nodes of the pool that the sky_pool fixture gives", default="2")
-    parser.addini("sky_pool_concurrency", "slots on each node of that pool", default="1")
+    parser.addini("sky_pool_nodes", "number of nodes of the sky_pool fixture's pool", default="2")
+    parser.addini("sky_pool_concurrency", "number of slots on each node of that pool", default="1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "sky_pool(**options): the options of the ComputePool that the sky_pool fixture gives"
+        "markers", "sky_pool(**options): options of the ComputePool that the sky_pool fixture opens"
     )
 
 
 @pytest.fixture(scope="session")
 def sky_pools(request: pytest.FixtureRequest) -> Iterator[Callable[..., ComputePool]]:
-    """`sky_pools(**options)` gives an open pool of this machine with those options of `ComputePool`.
+    """Return a function `sky_pools(**options)` that opens a pool of this machine with options of `ComputePool`.
 
-    The same options give the same pool. For fixtures of a wider scope than a function; tests use `sky_pool`.
+    Equal options return the same pool. Use it in fixtures with a wider scope than a function; tests use `sky_pool`.
+
+    Example:
+        @pytest.fixture(scope="module")
+        def pool(sky_pools):
+            return sky_pools(nodes=3)
     """
     from ..pool.pool import ComputePool
     from ..providers.local import Local
@@ -61,20 +64,34 @@ def sky_pools(request: pytest.FixtureRequest) -> Iterator[Callable[..., ComputeP
         return opened[key]
 
     yield pool
-    for left in opened.values():
-        left.close(cancel=True)
+    for pool_left_open in opened.values():
+        pool_left_open.close(cancel=True)
 
 
 @pytest.fixture
 def sky_pool(request: pytest.FixtureRequest, sky_pools: Callable[..., ComputePool]) -> ComputePool:
-    """An open pool of this machine: 2 nodes, or what the marker `sky_pool(**options)` says. Shared by the session."""
+    """Open a pool of this machine with 2 nodes, or with the options of the marker `sky_pool(**options)`.
+
+    The session shares it between tests with equal options.
+
+    Example:
+        def test_totals(sky_pool):
+            assert total(10) >> sky_pool == 45
+    """
     marker = request.node.get_closest_marker("sky_pool")
     return sky_pools(**(marker.kwargs if marker else {}))
 
 
 @pytest.fixture
 def sky_faults(sky_pool: ComputePool) -> Iterator[Faults]:
-    """Kills slots and nodes of `sky_pool`; when the test ends, the pool is made whole for the next one."""
+    """Return a tool that kills slots and nodes of `sky_pool`. After the test it waits until the pool is complete again.
+
+    Example:
+        def test_survives_a_dead_node(sky_pool, sky_faults):
+            future = train(retries=1) > sky_pool
+            sky_faults.kill_node(0)
+            assert future.result() == 42
+    """
     from .faults import Faults
 
     faults = Faults(sky_pool)

@@ -1,4 +1,4 @@
-"""What a pool whose slots are processes owes beyond `EngineSuite`."""
+"""Conformance suite of pools whose slots are processes, beyond `EngineSuite`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from ..pool.pool import ComputePool
 from .engine_suite import EngineSuite, appear, wait_for
 from .faults import Faults
 
-__all__ = ["ProcessEngineSuite"]
-
 
 class ProcessEngineSuite(EngineSuite):
-    """`EngineSuite`, and what holds where each slot is a process: it can be interrupted, killed, and replaced.
+    """Conformance of a pool whose slots are processes: a slot can be interrupted, killed and replaced.
 
-    The faults are injected from this machine, so the nodes must be processes below this one.
+    It includes `EngineSuite` and is used in the same way. It injects faults from this machine, so the nodes must be
+    child processes of this one.
+
+    Example:
+        class TestMine(ProcessEngineSuite):
+            @pytest.fixture(scope="module")
+            def pool(self):
+                with sky.ComputePool(Mine(), nodes=2, concurrency=2) as pool:
+                    yield pool
     """
 
     @pytest.fixture
     def faults(self, pool: ComputePool) -> Iterator[Faults]:
-        """Kills slots and nodes; waits until the pool is whole again."""
+        """Return a tool that kills slots and nodes. Before and after the test, wait until the pool is complete."""
         faults = Faults(pool)
         faults.wait_until_whole()
         yield faults
@@ -137,13 +143,13 @@ class ProcessEngineSuite(EngineSuite):
 
 @contextlib.contextmanager
 def _broadcast_meanwhile(pool: ComputePool, function: object, *args: object) -> Iterator[list[BaseException]]:
-    """A broadcast in a thread while the block runs; gives what it raised."""
+    """Broadcast in a thread while the block runs, and yield a list that receives its error."""
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
             compute(function)(*args) @ pool  # type: ignore[call-overload]
-        except BaseException as error:  # the test looks at it
+        except BaseException as error:  # the test inspects it
             raised.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""What every provider of rented machines must do, whatever cloud is behind it."""
+"""Conformance suite of providers of rented machines, independent of the cloud."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from ..providers.rented import JOURNAL_TAG, Cloud, Host, Instance, Request
 from ..state.journal import Journal, journals
 from ..values.machine import Machine, PoolSpec
 
-__all__ = ["ProviderSuite"]
-
 
 class ProviderSuite:
-    """Conformance of a provider. Inherit it in a test class and give the fixture `provider`.
+    """Conformance of a provider. Inherit it in a test class, and define the fixture `provider`.
 
     The provider must be free of charge (a fake, or a server on this machine) and have room for 3 of its cheapest
-    machines. `bring_up` may be a stand-in. The suite keeps its state in a folder of its own.
+    machines. `bring_up` may be a stub. The suite keeps its state in a folder of its own.
 
     Example:
         class TestMine(ProviderSuite):
@@ -55,7 +53,7 @@ class ProviderSuite:
         assert self._billed(provider) == []
 
     def _billed(self, provider: CloudProvider) -> list[Instance]:
-        return [i for i in _found(provider, None) if i.is_billed]
+        return [i for i in _instances(provider, None) if i.is_billed]
 
     # Facts and offers -------------------------------------------------------------------------------------------------
 
@@ -120,7 +118,7 @@ class ProviderSuite:
     ) -> None:
         assert [machine.node for machine in machines] == [0, 1, 2]
         (journal,) = journals("suite")
-        instances = _found(provider, journal.id)
+        instances = _instances(provider, journal.id)
         assert {i.id for i in instances if i.state == "running"} == {m.handle.instance for m in machines}
         assert len({i.zone for i in instances}) == 1
         assert {i.id for i in instances} == set(journal.living)
@@ -271,5 +269,5 @@ def _patiently(provider: CloudProvider, call: Callable[[], T]) -> T:
     return patiently(call, again_on=(Throttled, OutcomeUnknown), clock=provider.clock, limit_s=60.0)
 
 
-def _found(provider: CloudProvider, journal: str | None) -> list[Instance]:
+def _instances(provider: CloudProvider, journal: str | None) -> list[Instance]:
     return _patiently(provider, lambda: provider.cloud().describe({JOURNAL_TAG: journal}))

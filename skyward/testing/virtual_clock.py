@@ -1,4 +1,4 @@
-"""Time that passes only when somebody sleeps: hours of leases and boots in milliseconds, the same each time."""
+"""Virtual time, which passes only in `sleep`: hours of leases and boots take milliseconds, and repeat exactly."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["FastClock", "VirtualClock"]
-
 
 class VirtualClock:
-    """A Clock for tests. `sleep` returns at once and moves time; `on_sleep` is called behind each move.
+    """Clock for tests. `sleep` returns at once and advances the time.
 
-    Thread-safe. `skew_s` is how wrong `time()` is: what depends on it should not depend on it.
+    Thread-safe. `on_sleep` is called after each advance.
+
+    Args:
+        start: first value of `monotonic`, in seconds.
+        skew_s: error of `time()`, in seconds. It shows whether code depends on wall-clock time.
+
+    Example:
+        >>> clock = VirtualClock(start=0.0)
+        >>> clock.sleep(3600)
+        >>> clock.monotonic()
+        3600.0
     """
 
     def __init__(self, *, start: float = 1_000_000.0, skew_s: float = 0.0) -> None:
@@ -37,7 +45,14 @@ class VirtualClock:
 
 
 class FastClock:
-    """Real time, `factor` times as fast: for fakes that stand beside real processes."""
+    """Real time, accelerated by a factor, for fakes that run beside real processes.
+
+    Args:
+        factor: how many times faster `monotonic` and `sleep` run than real time.
+
+    Example:
+        cloud = FakeCloud(FastClock(50.0))
+    """
 
     def __init__(self, factor: float = 50.0) -> None:
         self._factor = factor

@@ -1,4 +1,4 @@
-"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
+"""List of the public names, which `__init__.py` imports when they are first used."""
 
 from . import callbacks as callbacks
 from . import evaluation as evaluation

@@ -1,9 +1,8 @@
-"""The ranks of a run, as callbacks talk to one another: nothing here waits for a rank that has raised.
+"""Communication between the ranks of a run that cannot deadlock when one rank raises.
 
-Whatever passes between ranks on a callback's behalf goes through `Ranks.exchange`. Exchanges are all-gathers of
-tagged messages, so a rank whose callback raised can answer the exchange that its peers are in, whichever it is, with
-its failure; it is raised there as `RankFailed`, and no rank is left waiting. Torch is imported for a world of more
-than one rank only.
+Callbacks exchange data through `Ranks.exchange`, an all-gather. A rank whose callback raised joins the next exchange of
+its peers, whichever that is, with a `RankFailure` instead of a value. The peers raise it as `RankFailed`, so no rank
+waits forever. Torch is imported only if there is more than one rank.
 """
 
 from __future__ import annotations
@@ -16,16 +15,25 @@ from typing import Any, Protocol, TypeVar, cast
 
 from ..errors import UsageError
 
-__all__ = ["Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"]
-
 T = TypeVar("T")
 
 TIMEOUT_S = 1800.0
-"""How long an exchange waits for the slowest rank: torch's own default for its collectives."""
+"""Timeout of an exchange; torch's default for gloo collectives."""
 
 
 class RankFailed(RuntimeError):
-    """Another rank failed while this one waited for it. Fields: rank, error (its text), where (what it was doing)."""
+    """Another rank failed while this one waited for it.
+
+    Attributes:
+        rank: number of the rank that failed.
+        error: type and text of its exception.
+        where: the operation that failed, such as "MyCallback.on_save".
+
+    Example:
+        >>> from skyward.training import RankFailed
+        >>> print(RankFailed(rank=1, error="ValueError: bad row", where="reading the data"))
+        rank 1 failed in reading the data: ValueError: bad row
+    """
 
     def __init__(self, *, rank: int, error: str, where: str) -> None:
         super().__init__(f"rank {rank} failed in {where}: {error}")
@@ -41,7 +49,7 @@ def _rank_failed(rank: int, error: str, where: str) -> RankFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """What a rank that raised says to the others."""
+    """Message of a rank that raised, sent in place of a value."""
 
     rank: int
     error: str
@@ -49,40 +57,76 @@ class RankFailure:
 
     @classmethod
     def of(cls, rank: int, error: BaseException, where: str) -> RankFailure:
+        """Describe an exception of this rank."""
         return cls(rank=rank, error=f"{type(error).__name__}: {error}", where=where)
 
 
 class Ranks(Protocol):
-    """The processes of one run. Each method that takes part in an exchange is called by all ranks, in one order."""
+    """Processes of one training run. All ranks call the methods together, in the same order.
+
+    `Alone` implements it for one process, `TorchRanks` for torch's process group. Callbacks receive it as `ranks`.
+
+    Example:
+        >>> from skyward.training import Alone, Ranks
+        >>> def mean_loss(ranks: Ranks, loss: float) -> float:
+        ...     return sum(ranks.exchange(loss)) / ranks.world_size
+        >>> mean_loss(Alone(), 0.5)
+        0.5
+    """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Number of this process, from 0."""
 
     @property
-    def world_size(self) -> int: ...
+    def world_size(self) -> int:
+        """Number of processes."""
 
     @property
-    def local_rank(self) -> int: ...
+    def local_rank(self) -> int:
+        """Number of this process on its machine, from 0."""
 
     def exchange(self, value: T) -> list[T]:
-        """Every rank's value, by rank. Values are pickled: small ones.
+        """Return every rank's value, ordered by rank. Collective.
 
-        Raises: RankFailed where a rank has raised instead.
+        Args:
+            value: a small object that can be pickled.
+
+        Raises:
+            RankFailed: another rank called `fail` instead.
         """
 
     def fail(self, failure: RankFailure) -> None:
-        """Takes part in the others' next exchange by a failure. Raises nothing."""
+        """Answer the other ranks' next exchange with a failure. Raises nothing."""
 
     def flags(self, bits: int) -> int:
-        """The bits (at most 62) that any rank has set: one small all-reduce, made for every step."""
+        """Return the bits that at least one rank has set. Collective: one small all-reduce, cheap enough for each step.
+
+        Args:
+            bits: flags of this rank, at most 63 bits.
+        """
 
     def share(self, value: T, *, source: int = 0) -> T:
-        """Rank `source`'s value, on all ranks. Raises: as `exchange`."""
+        """Return the value of rank `source` on all ranks. Collective.
+
+        Args:
+            value: a small object that can be pickled; used on rank `source` only.
+            source: the rank that has the value.
+
+        Raises:
+            RankFailed: another rank called `fail` instead.
+        """
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A world of one rank."""
+    """World of one rank: a `Ranks` whose exchanges return at once.
+
+    Example:
+        >>> from skyward.training import Alone
+        >>> Alone().exchange("loss")
+        ['loss']
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -102,8 +146,23 @@ class Alone:
 
 
 class TorchRanks:
-    """The ranks of torch's default process group, which talk over a gloo group of their own: never in between the
-    collectives of training, and on CPU. All ranks make it together.
+    """Ranks of torch's default process group.
+
+    They communicate over a gloo group of their own, on the CPU. Their exchanges can therefore not interleave with the
+    collectives of training. All ranks construct it together.
+
+    Args:
+        timeout_s: seconds that an exchange waits for the slowest rank, above 0.
+
+    Raises:
+        UsageError: torch.distributed is not initialized.
+
+    Example:
+        An all-gather of a loss, within a process group::
+
+            torch.distributed.init_process_group("gloo")
+            ranks = TorchRanks(timeout_s=600)
+            losses = ranks.exchange(loss.item())
     """
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -122,7 +181,7 @@ class TorchRanks:
 
     @property
     def group(self) -> Any:
-        """The gloo group that they talk over."""
+        """Gloo process group of the exchanges."""
         return self._group
 
     def exchange(self, value: T) -> list[T]:
@@ -150,12 +209,22 @@ class TorchRanks:
 
 
 def ranks_of_this_process(*, timeout_s: float = TIMEOUT_S) -> Ranks:
-    """Those of torch's process group where there is one of more than one rank, else `Alone`. Collective.
+    """Return `TorchRanks` if torch's process group has several ranks, else `Alone`. Collective.
 
-    timeout_s: how long an exchange of these waits for the slowest rank.
+    Args:
+        timeout_s: seconds that an exchange waits for the slowest rank, above 0.
+
+    Returns:
+        The ranks of this process's run.
+
+    Example:
+        >>> from skyward.training import ranks_of_this_process
+        >>> ranks_of_this_process().world_size
+        1
     """
     import sys
 
+    # Looked up instead of imported: a process that never imported torch.distributed is alone.
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return Alone()

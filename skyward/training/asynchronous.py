@@ -1,20 +1,25 @@
-"""`asynchronously(callback)`: a callback whose handlers run beside training, in order. No framework is imported here.
+"""Callbacks whose handlers run in the background. No framework is imported here.
 
     Trainer(model, args, callbacks=[asynchronously(TBLogger(ResumableSummaryWriter("runs/1")))])
 
-Which handlers run where:
+Each handler runs in one of two places.
 
-- *In place*, on the training thread, after all that is queued: those of `on_init_end`, `on_train_begin` and
-  `on_train_end`; of `on_log_step`, whose answer is what it adds to the logs; of `collective_events`, which all ranks
-  run together; those that name one of `model`, `optimizer`, `lr_scheduler`, `trainer`, `train_dataloader` or
-  `eval_dataloader` as a parameter, for these change while training goes on; and those that `in_place=` names.
-- *Beside training*: all others. They get copies of `state`, `logs` and `metrics` as they were at the event. An answer
-  would come at a step that nobody can tell, so a handler that changes `control`, or returns one, is an error there, and
-  so is one that uses the model out of its `**kwargs`.
+In place, on the training thread, after all queued calls:
 
-An error is raised on the training thread when the step ends, at the callback's next event, before a checkpoint takes
-its state, or when training ends, whichever comes first; from there on `on_error` of the callback decides, as if it had
-been raised in place. What was queued behind it is dropped.
+- `on_init_end`, `on_train_begin` and `on_train_end`;
+- `on_log_step`, because it changes the logs;
+- `collective_events`, because all ranks run them together;
+- handlers with a parameter `model`, `optimizer`, `lr_scheduler`, `trainer`, `train_dataloader` or `eval_dataloader`,
+  because training goes on changing these;
+- events that `in_place=` names.
+
+In the background: all others. They receive copies of `state`, `logs` and `metrics` as they were at the event. A handler
+that changes or returns a control is an error, because the change would take effect at an arbitrary later step. So is a
+handler that uses the model from its `**kwargs`.
+
+An exception is raised on the training thread: at the end of the step, at the callback's next event, before a checkpoint
+takes its state, or at the end of training, whichever comes first. The callback's `on_error` then decides, as if the
+handler had raised in place. Calls queued behind it are dropped.
 """
 
 from __future__ import annotations
@@ -32,12 +37,10 @@ from .handler_queue import HandlerCall, HandlerQueue
 from .handlers import handlers_of
 from .nested import map_leaves
 
-__all__ = ["Asynchronous", "asynchronously"]
-
 ENDS = frozenset({"on_init_end", "on_train_begin", "on_train_end"})
 ANSWERS = frozenset({"on_log_step"})
 LIVE = frozenset({"model", "optimizer", "lr_scheduler", "trainer", "train_dataloader", "eval_dataloader"})
-"""What an event gives that training goes on changing, or that belongs to its thread."""
+"""Arguments of events that training goes on changing, or that belong to its thread."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -50,18 +53,24 @@ def asynchronously(
     in_place: Collection[str] = (),
     timeout_s: float = 600.0,
 ) -> Asynchronous:
-    """Gives a callback that runs the handlers of `callback` on a thread of its own, one after another.
+    """Run the handlers of a callback on a background thread, in order.
 
-    Everything has been handled when training ends, and before a checkpoint asks for the callback's state.
+    All queued events are handled before training ends, and before a checkpoint takes the callback's state. Handlers
+    that need the live model, that change the logs, or that all ranks run together stay on the training thread.
 
-    callback: a `TrainerCallback`, a class of one, or one of Hugging Face's. To be used by nobody else meanwhile.
-    max_pending: events that may wait, at least 1; at the bound training waits for the oldest, none is dropped.
-    on_error: "raise" or "disable"; None: the callback's own.
-    in_place: events whose handlers run on the training thread all the same.
-    timeout_s: seconds that training waits for a handler, where it has to; then TimeoutError is raised like an error of
-        the callback's, and what was queued is dropped.
+    Args:
+        callback: instance or class of `TrainerCallback`, or one of Hugging Face's. Nobody else may use it meanwhile.
+        max_pending: events that may wait, at least 1. At this bound training waits; no event is dropped.
+        on_error: "raise" or "disable"; None: the callback's own `on_error`.
+        in_place: further events whose handlers run on the training thread.
+        timeout_s: seconds that training waits for a handler where it must, above 0. After that the callback fails with
+            TimeoutError, and its queued events are dropped.
 
-    Raises: UsageError for what is no callback, for illegal values, and where no handler could run beside training.
+    Returns:
+        A callback to pass in place of `callback`. Its `beside` names the events that run in the background.
+
+    Raises:
+        UsageError: the object is not a callback, a value is out of range, or no handler could run in the background.
 
     Example:
         >>> from skyward.training import JsonLogger, asynchronously
@@ -69,25 +78,25 @@ def asynchronously(
         ('on_log', 'on_evaluate')
     """
     made = callback() if isinstance(callback, type) else callback
-    CallbackHandler([made])  # says what is wrong with it
+    CallbackHandler([made])  # raises if it is not a callback
     if isinstance(made, Asynchronous):
-        raise UsageError(f"asynchronously: {callback_name(made.callback)} is asynchronous already")
-    if max_pending < 1:
-        raise UsageError(f"asynchronously(max_pending={max_pending}): must be at least 1")
-    if on_error not in (None, "raise", "disable"):
         raise UsageError(
-            f"asynchronously(on_error={on_error!r}): must be 'raise', 'disable' or None, the callback's own"
+            f"asynchronously(): {callback_name(made.callback)} is already asynchronous; call asynchronously() once"
         )
+    if max_pending < 1:
+        raise UsageError(f"max_pending={max_pending}: must be a whole number >= 1; set max_pending=1024 (the default)")
+    if on_error not in (None, "raise", "disable"):
+        raise UsageError(f"on_error={on_error!r}: must be 'raise', 'disable' or None; set None for the callback's own")
     if not timeout_s > 0:
-        raise UsageError(f"asynchronously(timeout_s={timeout_s}): must be above 0, seconds")
+        raise UsageError(f"timeout_s={timeout_s}: must be a number of seconds > 0; set timeout_s=600 (the default)")
     unknown = sorted(set(in_place) - set(EVENTS))
     if unknown:
-        raise UsageError(f"asynchronously(in_place={unknown}): there is no such event; they are {', '.join(EVENTS)}")
+        raise UsageError(f"in_place={in_place!r}: no event {unknown[0]!r} exists; use some of {', '.join(EVENTS)}")
     return Asynchronous(made, max_pending=max_pending, on_error=on_error, in_place=tuple(in_place), timeout_s=timeout_s)
 
 
 class Asynchronous(TrainerCallback):
-    """What `asynchronously` gives. Its events come from one thread."""
+    """Callback that `asynchronously` returns. Its events come from one thread."""
 
     def __init__(
         self,
@@ -114,13 +123,17 @@ class Asynchronous(TrainerCallback):
         handlers = handlers_of(callback)
         rules = {event: self._why_in_place(event, handler, in_place) for event, handler in handlers.items()}
         self.beside = tuple(event for event, why in rules.items() if not why)
-        """Events that are handled beside training."""
+        """Events whose handlers run in the background."""
         if not self.beside:
-            why = "; ".join(f"{event} {why}" for event, why in rules.items()) or "it has no handlers"
-            raise UsageError(f"asynchronously({callback_name(callback)}): nothing could run beside training: {why}")
+            why = ", ".join(f"{event} {why}" for event, why in rules.items()) or "it has no handlers"
+            raise UsageError(
+                f"asynchronously({callback_name(callback)}): no handler can run in the background ({why}); pass the "
+                "callback without asynchronously()"
+            )
+        # Instance attributes: the bus looks for handlers there too, and each callback has its own events.
         for event, handler in handlers.items():
-            told = self._queued if event in self.beside else self._at_once
-            self.__dict__[event] = partial(told, event, handler)
+            call = self._queued if event in self.beside else self._at_once
+            self.__dict__[event] = partial(call, event, handler)
         self.__dict__.setdefault("on_step_end", self._surface)
         self.__dict__.setdefault("on_train_end", partial(self._at_once, "on_train_end", lambda **_: None))
         if isinstance(callback, Stateful):
@@ -139,21 +152,26 @@ class Asynchronous(TrainerCallback):
 
     @property
     def state_key(self) -> str:
-        """The callback's own: a checkpoint does not know where handlers ran."""
+        """The callback's own key, so that a checkpoint does not depend on where handlers ran."""
         return callback_state_key(self.callback)
 
     @property
     def pending(self) -> int:
-        """Events that have not been handled yet."""
+        """Number of events that have not been handled yet."""
         return self._queue.pending
 
     def drain(self) -> None:
-        """Waits until all is handled. Raises: what a handler raised; TimeoutError."""
+        """Wait until all events are handled.
+
+        Raises:
+            Exception: a handler raised it.
+            TimeoutError: a handler took longer than `timeout_s`.
+        """
         self._queue.drain()
         self._surface()
 
     def close(self) -> None:
-        """For a run that raises: what is queued is handled, then the callback's own `close` is called. Idempotent."""
+        """Handle all queued events and close the callback, after a run that raised too. Idempotent."""
         self._queue.finish()
         try:
             self._surface()
@@ -168,11 +186,11 @@ class Asynchronous(TrainerCallback):
         if event in ENDS:
             return "begins or ends the run"
         if event in in_place:
-            return "is in place, as in_place= says"
+            return "is named by in_place="
         if event in ANSWERS:
             return "changes the logs"
         if event in self.collective_events:
-            return "is collective: all ranks run it together"
+            return "is collective"
         named = sorted(LIVE & set(inspect.signature(getattr(self.callback, event, handler)).parameters))
         return f"takes {', '.join(named)}" if named else ""
 
@@ -180,10 +198,10 @@ class Asynchronous(TrainerCallback):
         self._surface()
         if self._is_over:
             return
-        taken = _event_as_it_is(context)
-        step = getattr(taken.get("state"), "global_step", None)
+        frozen = _event_as_it_is(context)
+        step = getattr(frozen.get("state"), "global_step", None)
         where = f"{self.name}.{event}" if step is None else f"{self.name}.{event} of step {step}"
-        self._queue.put(HandlerCall(where=where, handler=handler, context=taken))
+        self._queue.put(HandlerCall(where=where, handler=handler, context=frozen))
 
     def _at_once(self, event: str, handler: Callable[..., Any], **context: Any) -> Any:
         if event == "on_train_begin":
@@ -214,53 +232,53 @@ def _again(callback: object, chosen: Mapping[str, Any]) -> Asynchronous:
 
 
 def _event_as_it_is(context: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies; where only the training thread may use something, what says so when it is used."""
-    taken: dict[str, Any] = {}
+    """Copy the arguments of an event; replace those of the training thread by objects that raise when used."""
+    frozen: dict[str, Any] = {}
     for name, value in context.items():
         if name in LIVE:
-            taken[name] = None if value is None else _Elsewhere(name)
+            frozen[name] = None if value is None else _Elsewhere(name)
         elif name == "state":
-            taken[name] = _state(value)
+            frozen[name] = _state(value)
         elif name == "control":
-            taken[name] = copy.copy(value)
+            frozen[name] = copy.copy(value)
         elif name == "ranks":
-            taken[name] = value if value.world_size == 1 else _Rank(value)
+            frozen[name] = value if value.world_size == 1 else _Rank(value)
         elif isinstance(value, dict | list | tuple):
-            taken[name] = map_leaves(value, _copied)
+            frozen[name] = map_leaves(value, _copied)
         else:
-            taken[name] = value
-    return taken
+            frozen[name] = value
+    return frozen
 
 
 def _state(state: Any) -> Any:
-    """A copy. Its log history is long, and only ever the last record of it is added to."""
     if state is None:
         return None
-    taken = copy.copy(state)
-    for name, value in vars(taken).items():
+    frozen = copy.copy(state)
+    for name, value in vars(frozen).items():
         if name == "log_history" and value:
-            setattr(taken, name, [*value[:-1], dict(value[-1])])
+            # The history is long and only its last record still changes, so a deep copy for each event is not needed.
+            setattr(frozen, name, [*value[:-1], dict(value[-1])])
         elif isinstance(value, dict | list):
-            setattr(taken, name, map_leaves(value, _copied))
-    return taken
+            setattr(frozen, name, map_leaves(value, _copied))
+    return frozen
 
 
 def _copied(value: Any) -> Any:
-    """A leaf of its own: a tensor within a graph cannot be deep-copied."""
     if isinstance(value, _PLAIN):
         return value
+    # deepcopy raises for a tensor that is part of an autograd graph.
     is_tensor = callable(getattr(value, "detach", None)) and callable(getattr(value, "clone", None))
     return value.detach().clone() if is_tensor else copy.deepcopy(value)
 
 
 class _Elsewhere:
-    """Stands for what only the training thread may use."""
+    """Placeholder of an object that only the training thread may use."""
 
     def __init__(self, name: str) -> None:
         self.__dict__["_name"] = name
 
     def __repr__(self) -> str:
-        return f"<{self._name}, which the training thread has>"
+        return f"<{self._name} of the training thread>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse()
@@ -272,13 +290,13 @@ class _Elsewhere:
 
     def _refuse(self) -> NoReturn:
         raise UsageError(
-            f"{self._name} was used beside training, which changes it meanwhile: name {self._name} as a parameter of "
-            "the handler, and it runs in place"
+            f"{self._name}: used in the background while training changes it; declare {self._name} as a parameter of "
+            "the handler, which then runs in place"
         )
 
 
 class _Rank:
-    """Who this rank is; it talks to no other from here."""
+    """Numbers of this rank, without the exchanges, which must run on the training thread."""
 
     def __init__(self, ranks: Any) -> None:
         self.rank, self.world_size, self.local_rank = ranks.rank, ranks.world_size, ranks.local_rank
@@ -287,6 +305,6 @@ class _Rank:
         if name.startswith("_"):
             raise AttributeError(name)
         raise UsageError(
-            f"ranks.{name} was used beside training, where other ranks do not wait for it: name the event in the "
+            f"ranks.{name}: used in the background, where the other ranks do not take part; add the event to the "
             "callback's collective_events, and its handler runs in place"
         )

@@ -1,9 +1,10 @@
-"""Brings a producer's events to its callbacks, in their order, and keeps their errors from parting the ranks.
+"""Event bus: calls the callbacks of a run in order, and keeps the ranks in step when one of them raises.
 
-An error in a callback is dealt with as its `on_error` says. "disable" is warned of once. "raise" ends the run: in a
-world of one rank it is raised where it happened; among more, a rank that left alone would leave the others waiting in
-their next collective, so the error is kept until the next `agree`, which every rank calls at the same places and
-which raises everywhere: the callback's own exception on its rank, `RankFailed` on the others.
+The callback's `on_error` decides about its exception. "disable" logs a warning and disables the callback. "raise" ends
+the run. With one rank, the exception is raised where it happened. With several, a rank that left at once would leave
+the others waiting in their next collective. The bus therefore keeps the exception until the next `agree`, which every
+rank calls at the same places. There it raises on all ranks: the exception itself on its own rank, `RankFailed` on the
+others.
 """
 
 from __future__ import annotations
@@ -18,17 +19,15 @@ from .agree import Alone, RankFailed, RankFailure, Ranks
 from .events import EVENTS, ErrorPolicy, Stateful, TrainerControl
 from .handlers import Handler, check_handlers, has_handler, keyword_handler, misnamed_handlers, was_not_entered
 
-__all__ = ["CallbackHandler", "callback_name", "callback_state_key"]
-
 _log = logging.getLogger(__name__)
 
 _FAILED = 1 << 62
-"""The bit of `agree` that says: this rank keeps an error. Above all flags of a control."""
+"""Bit of `agree` that means: this rank keeps an exception. It is above all flags of a control."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """One callback's handler of one event."""
+    """A callback's handler of one event."""
 
     callback: object
     handler: Handler
@@ -36,14 +35,23 @@ class _Registration:
 
 
 class CallbackHandler:
-    """A run's callbacks. Not for several threads at once: a run's events come from one.
+    """Callbacks of a run, called in their order. Not thread-safe: all events of a run come from one thread.
 
-    callbacks: `TrainerCallback`s, classes of them (made here without arguments), or objects of Hugging Face's
-        `TrainerCallback`, whose handlers have the same names; handlers that its base class leaves empty are not
-        called.
-    ranks: the run's processes; a producer makes it when they are known. See `skyward.training.agree`.
+    Args:
+        callbacks: instances or classes of `TrainerCallback` or of Hugging Face's `TrainerCallback`. Classes are
+            instantiated without arguments. The empty handlers of Hugging Face's base class are not called.
+        ranks: processes of the run; None: one process.
 
-    Raises: UsageError for what is no callback, and for two stateful ones with one `state_key`.
+    Raises:
+        UsageError: an object is not a callback, a handler does not take `**kwargs`, or two stateful callbacks have the
+            same `state_key`.
+
+    Example:
+        >>> from skyward.training import CallbackHandler, TrainerCallback, TrainerControl
+        >>> class Greet(TrainerCallback):
+        ...     def on_train_begin(self, **kwargs): print("training begins")
+        >>> _ = CallbackHandler([Greet]).fire("on_train_begin", control=TrainerControl(), args=None, state=None)
+        training begins
     """
 
     def __init__(self, callbacks: Iterable[object] = (), *, ranks: Ranks | None = None) -> None:
@@ -66,25 +74,35 @@ class CallbackHandler:
     # Which callbacks there are ---------------------------------------------------------------------------------------
 
     def add(self, callback: object) -> None:
-        """Appends one, or a class of one. One that fires events itself gets this object by its `join_bus`."""
+        """Append a callback, or an instance of a callback class. A `join_bus` method of it receives this object.
+
+        Args:
+            callback: instance or class of a callback.
+
+        Raises:
+            UsageError: as for the constructor.
+        """
         made = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(made, event, None)) for event in EVENTS) and not isinstance(made, Stateful):
             meant = "".join(f" ({name}: did you mean {event}?)" for name, event in misnamed_handlers(made))
             raise UsageError(
-                f"callbacks: {made!r} has no handler of an event{meant}; they are named {EVENTS[0]}, {EVENTS[1]}, ..., "
+                f"callbacks: {made!r} handles no event{meant}; define a method such as {EVENTS[0]}, {EVENTS[1]} or "
                 f"{EVENTS[-1]}"
             )
         check_handlers(made)
         for name, event in misnamed_handlers(made):
             _log.warning(
-                "%s.%s is never called: there is no such event; did you mean %s?", callback_name(made), name, event
+                "%s.%s is never called, because no event has this name; did you mean %s?",
+                callback_name(made),
+                name,
+                event,
             )
         if isinstance(made, Stateful):
             key = callback_state_key(made)
             if any(isinstance(other, Stateful) and callback_state_key(other) == key for other in self._callbacks):
                 raise UsageError(
-                    f"callbacks: two have the state_key {key!r}, so a checkpoint could keep one only; give one of "
-                    "them a state_key of its own"
+                    f"callbacks: two callbacks have state_key={key!r}, but a checkpoint keeps one state for each key; "
+                    "give one of them another state_key"
                 )
         self._callbacks.append(made)
         self._index = None
@@ -93,7 +111,7 @@ class CallbackHandler:
             join(self)
 
     def pop(self, callback: object) -> object | None:
-        """Removes one, or the first of a class. Gives it; None where there is none."""
+        """Remove a callback, or the first instance of a class, and return it. Return None if there is none."""
         for at, known in enumerate(self._callbacks):
             if known is callback or (isinstance(callback, type) and isinstance(known, callback)):
                 self._index = None
@@ -101,30 +119,38 @@ class CallbackHandler:
         return None
 
     def remove(self, callback: object) -> None:
-        """As `pop`; gives nothing."""
+        """Remove a callback, or the first instance of a class, if there is one."""
         self.pop(callback)
 
     # Events ----------------------------------------------------------------------------------------------------------
 
     def listens(self, event: str) -> bool:
-        """Whether any callback has a handler of this event: what only it needs need not be made otherwise."""
+        """Return whether any callback handles an event, so that a producer can skip the work for it."""
         return bool(self._handlers(event) if self._index is None else self._index.get(event))
 
     def fire(self, event: str, *, control: TrainerControl, **context: Any) -> TrainerControl:
-        """Calls every handler of `event`, in the callbacks' order. All are called although one fails.
+        """Call every handler of an event, in the order of the callbacks. One that fails does not stop the others.
 
-        context: args=, state=, and what else the event gives; handlers get all of it, control= and ranks= by keyword.
+        Args:
+            event: name of the event, one of `EVENTS`.
+            control: the run's control; a control that a handler returns is copied into it.
+            **context: further keywords of the handlers: `args`, `state` and whatever else the event passes.
 
-        Gives what the last handler returned that was not None, copied into `control`, which the producer goes on
-        with: there is one control in a run.
-        Raises: a callback's own exception, in a world of one rank; RankFailed for a collective handler.
+        Returns:
+            `control`. A run has one control object from beginning to end.
+
+        Raises:
+            Exception: the callback's own, if there is one rank or the handler is collective.
+            RankFailed: a collective handler failed on another rank.
         """
         return self.dispatch(event, control, context)
 
     def dispatch(self, event: str, control: TrainerControl, context: dict[str, Any]) -> TrainerControl:
-        """As `fire`, with a dictionary that the producer keeps for the events of a step: `control` and `ranks` are
-        written into it. Making one for each event costs as much as the handlers (benchmarks/training_bus.py).
+        """Call every handler as `fire` does, with a dict that the producer reuses for all events of a step.
+
+        `control` and `ranks` are written into the dict.
         """
+        # A new dict for each event costs as much as the handlers do (benchmarks/training_bus.py).
         entries = self._handlers(event) if self._index is None else self._index.get(event)
         if not entries:
             return control
@@ -141,9 +167,17 @@ class CallbackHandler:
         return control
 
     def agree(self, control: TrainerControl) -> TrainerControl:
-        """The ranks' flags become one: what one asks for, all do. Every rank calls it, at the same places.
+        """Combine the flags of all ranks: a flag that one rank has set is set on all. Collective.
 
-        Raises: what a callback of any rank has raised since the last time.
+        Args:
+            control: this rank's control; changed in place.
+
+        Returns:
+            `control`.
+
+        Raises:
+            Exception: a callback of this rank raised it since the last call.
+            RankFailed: a callback of another rank raised since the last call.
         """
         if self.ranks.world_size == 1:
             return control
@@ -156,8 +190,9 @@ class CallbackHandler:
         return control
 
     def close(self) -> None:
-        """Calls `close()` of the callbacks that have one: for what must end with a run also where the run raises,
-        files and profilers. A producer calls it last, in a `finally`; their errors are logged, not raised.
+        """Call `close()` of each callback that has one, to release files and profilers even after a failed run.
+
+        A producer calls it last, in a `finally`. Exceptions are logged, not raised.
         """
         for callback in self._callbacks:
             close = getattr(callback, "close", None)
@@ -171,17 +206,17 @@ class CallbackHandler:
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """By `state_key`. Callbacks of Hugging Face's with `state()` (its ExportableState) are kept too."""
-        found: dict[str, Any] = {}
+        """Return the states of all stateful callbacks by `state_key`, Hugging Face's `ExportableState` included."""
+        states: dict[str, Any] = {}
         for callback in self._callbacks:
             if isinstance(callback, Stateful):
-                found[callback_state_key(callback)] = callback.state_dict()
+                states[callback_state_key(callback)] = callback.state_dict()
             elif _is_exportable(callback):
-                found[callback_state_key(callback)] = cast("Any", callback).state()
-        return found
+                states[callback_state_key(callback)] = cast("Any", callback).state()
+        return states
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """States whose callback is not here are left out, with a warning that names them."""
+        """Restore the callbacks' states. A state without a callback is skipped with a warning."""
         by_key = {
             callback_state_key(callback): callback
             for callback in self._callbacks
@@ -190,7 +225,9 @@ class CallbackHandler:
         for key, state in state_dict.items():
             callback = by_key.get(key)
             if callback is None:
-                _log.warning("the checkpoint has a state of the callback %r, which is not in this run", key)
+                _log.warning(
+                    "state of callback %r skipped: the checkpoint has it, but this run has no such callback", key
+                )
             elif isinstance(callback, Stateful):
                 callback.load_state_dict(state)
             else:
@@ -210,14 +247,17 @@ class CallbackHandler:
             is_collective = self.ranks.world_size > 1 and event in getattr(callback, "collective_events", ())
             if not is_collective and any(callback is broken for broken, _, _ in self._broken):
                 continue
+            # All ranks meet in a collective handler, so neither runs_on nor a failure on this rank removes it.
             runs_here = getattr(callback, "runs_on", "every_rank") == "every_rank" or self.ranks.rank == 0
             if runs_here or is_collective:
                 yield _Registration(callback, keyword_handler(callback, event), is_collective)
 
     def _together(self, entry: _Registration, context: Mapping[str, Any]) -> Any:
-        """A collective handler's answer, when it has ended well on all ranks."""
+        """Call a collective handler, and return its answer once it has succeeded on all ranks."""
         self._raise_broken(entry.callback)
         answer = entry.handler(**context)
+        # A rank whose handler raises answers an exchange with its failure: one within the handlers of the others, or
+        # this one. Without it, a rank that finished its handler would not hear of the failure.
         self.ranks.exchange(None)
         return answer
 
@@ -227,7 +267,9 @@ class CallbackHandler:
         if entry.is_collective and not from_elsewhere:
             self.ranks.fail(RankFailure.of(self.ranks.rank, error, where))
         if was_not_entered(error, __name__):
-            error.add_note(f"{where} gets everything by keyword: name what it needs (args, state, ...), and **kwargs")
+            error.add_note(
+                f"{where} is called with keywords; declare those that it needs (args, state, ...) and **kwargs"
+            )
         policy: ErrorPolicy = getattr(entry.callback, "on_error", "raise")
         if policy == "disable":
             self._index = None
@@ -236,11 +278,12 @@ class CallbackHandler:
                 and self.ranks.world_size > 1
                 and getattr(entry.callback, "collective_events", None)
             ):
-                # Left out on this rank only, it would leave the others waiting in its next collective handler.
+                # Disabled on this rank only, it would leave the others waiting in its next collective handler. It
+                # stays until that handler, where it can fail on all ranks at once (_raise_broken).
                 self._broken.append((entry.callback, error, where))
                 return
             self._disabled.append(entry.callback)
-            _log.warning("%s failed; it is left out from here on", where, exc_info=error)
+            _log.warning("%s failed; the callback is disabled from now on", where, exc_info=error)
             return
         error.add_note(f"raised in the callback {where} at rank {self.ranks.rank}")
         if self.ranks.world_size == 1 or entry.is_collective:
@@ -249,7 +292,7 @@ class CallbackHandler:
             self._kept, self._kept_where = error, where
 
     def _raise_broken(self, callback: object) -> None:
-        """What a callback has raised on this rank alone, at the first place where all ranks can hear of it."""
+        """Raise the exception that a callback kept on this rank, now that all ranks can learn of it."""
         for broken, error, where in self._broken:
             if broken is callback:
                 error.add_note(f"raised in {where}")
@@ -258,22 +301,23 @@ class CallbackHandler:
     def _raise_everywhere(self) -> None:
         kept = self._kept
         self._kept = None
-        mine = None if kept is None else RankFailure.of(self.ranks.rank, kept, self._kept_where)
-        others = self.ranks.exchange((mine,))
+        own = None if kept is None else RankFailure.of(self.ranks.rank, kept, self._kept_where)
+        # Wrapped in a tuple: a bare RankFailure would raise in `exchange` on the rank whose own exception must surface.
+        failures = self.ranks.exchange((own,))
         if kept is not None:
             raise kept
-        failure = next(failed for (failed,) in others if failed is not None)
+        failure = next(failed for (failed,) in failures if failed is not None)
         raise RankFailed(rank=failure.rank, error=failure.error, where=failure.where)
 
 
 def callback_name(callback: object) -> str:
-    """As messages call it."""
+    """Return the name of a callback in messages."""
     name = getattr(callback, "name", None)
     return name if isinstance(name, str) else type(callback).__name__
 
 
 def callback_state_key(callback: object) -> str:
-    """What its state is called in a checkpoint."""
+    """Return the key of a callback's state in a checkpoint."""
     key = getattr(callback, "state_key", None)
     return key if isinstance(key, str) else type(callback).__qualname__
 
@@ -285,7 +329,7 @@ def _copy(answer: object, control: TrainerControl) -> None:
 
 
 def _is_exportable(callback: object) -> bool:
-    """Hugging Face's ExportableState, which is no protocol to import: `state()` and the class's `from_state`."""
+    """Return whether a callback has the methods of Hugging Face's `ExportableState`, without importing it."""
     return callable(getattr(callback, "state", None)) and callable(getattr(callback, "from_state", None))
 
 

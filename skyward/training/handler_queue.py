@@ -1,4 +1,4 @@
-"""Runs handlers of a callback one after another, on a thread of their own, and those that are queued at exit, too."""
+"""Queue of handler calls that one background thread runs in order. At process exit, all queues are drained."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["HandlerCall", "HandlerQueue"]
-
 _log = logging.getLogger(__name__)
 
 IDLE_S = 2.0
-"""After so long without an event its thread ends; the next event starts another."""
+"""Idle time after which the thread ends; the next call starts another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandlerCall:
     where: str
-    """How errors name it: callback, event and step."""
+    """Name of the call in errors: callback, event and step."""
     handler: Callable[..., Any]
     context: dict[str, Any]
 
 
 class HandlerQueue:
-    """Calls, one after another, on a thread that lives while there are any, and a little longer."""
+    """Queue of calls with a thread that runs them in order and ends when the queue stays empty.
+
+    Args:
+        name: name of the callback.
+        most: calls that may wait.
+        timeout_s: seconds that a caller waits for a call.
+    """
 
     def __init__(self, name: str, most: int, timeout_s: float) -> None:
         self._name, self._most, self._timeout_s = name, most, timeout_s
@@ -48,7 +52,7 @@ class HandlerQueue:
             return len(self._calls) + (self._running is not None)
 
     def put(self, call: HandlerCall) -> None:
-        """Waits while there are too many. Nothing is taken while an error has not been."""
+        """Append a call; wait while the queue is full. While an error has not been taken, the call is dropped."""
         with self._changed:
             self._wait_for(lambda: len(self._calls) < self._most)
             if self._error is not None:
@@ -61,12 +65,12 @@ class HandlerQueue:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Returns when all is handled, or a call has failed."""
+        """Wait until all calls are done, or one has failed."""
         with self._changed:
             self._wait_for(lambda: not self._calls and self._running is None)
 
     def finish(self) -> None:
-        """As `drain`; no thread is left, but for one that hangs."""
+        """Drain the queue and end its thread. A thread that hangs is left behind; it is a daemon."""
         self.drain()
         with self._changed:
             thread, self._is_ending = self._thread, True
@@ -76,7 +80,8 @@ class HandlerQueue:
         self._is_ending = False
 
     def take_error(self) -> Exception | None:
-        """What a call has raised; once."""
+        """Return the exception of a failed call, once."""
+        # Checked without the lock, because every event of a run passes here. A late error is taken at the next event.
         if self._error is None:
             return None
         with self._changed:
@@ -91,8 +96,8 @@ class HandlerQueue:
                 self._calls.clear()
                 where = self._running.where if self._running is not None else self._name
                 self._error = TimeoutError(
-                    f"{where} has not ended for {self._timeout_s:g} s, on its thread beside training; what was queued "
-                    "behind it is dropped (asynchronously(timeout_s=...))"
+                    f"{where}: still running in the background after timeout_s={self._timeout_s:g}, and the calls "
+                    "queued behind it are dropped; raise timeout_s of asynchronously()"
                 )
                 return
             self._changed.wait(left)
@@ -103,6 +108,7 @@ class HandlerQueue:
                 if not self._calls and not self._is_ending:
                     self._changed.wait(IDLE_S)
                 if not self._calls:
+                    # Under the lock, so that `put` sees either this thread at work or none.
                     self._thread = None
                     return
                 call = self._running = self._calls.popleft()
@@ -114,7 +120,7 @@ class HandlerQueue:
                     self._error = error
                     self._calls.clear()
                 self._changed.notify_all()
-            del call, error  # or they would live as long as the thread is idle
+            del call, error  # an idle thread must not keep their objects alive
 
 
 def _error_of(call: HandlerCall) -> Exception | None:
@@ -123,20 +129,20 @@ def _error_of(call: HandlerCall) -> Exception | None:
     try:
         answer = call.handler(**call.context)
         if answer is not None and answer is not control:
-            raise _refused(call, "returns an answer")
+            raise _late_answer(call, "returns an answer")
         if control is not None and vars(control) != before:
-            raise _refused(call, "changes control")
+            raise _late_answer(call, "changes control")
     except Exception as error:
-        error.add_note(f"raised beside training, in {call.where}")
+        error.add_note(f"raised in the background, in {call.where}")
         return error
     return None
 
 
-def _refused(call: HandlerCall, what: str) -> UsageError:
+def _late_answer(call: HandlerCall, problem: str) -> UsageError:
     event = call.where.partition(" ")[0].rpartition(".")[2]
     return UsageError(
-        f"{call.where} {what}; beside training it would come at a step that nobody can tell: give it "
-        f"asynchronously(..., in_place=({event!r},)), or do not make it asynchronous"
+        f"{call.where}: {problem}, which would take effect at an arbitrary later step; use asynchronously(..., "
+        f"in_place=({event!r},)), or pass the callback without asynchronously()"
     )
 
 
@@ -147,7 +153,7 @@ _is_registered = False
 
 
 def _finish_at_exit(queue: HandlerQueue) -> None:
-    """Their threads are daemons, which an interpreter that ends cuts off: what was told before is handled first."""
+    """Register a queue to be drained at exit, because the interpreter stops daemon threads without waiting."""
     global _is_registered
     _living.add(queue)
     if not _is_registered:
@@ -160,4 +166,4 @@ def _finish_all() -> None:
         queue.drain()
         error = queue.take_error()
         if error is not None:
-            _log.warning("a callback beside training failed after its run", exc_info=error)
+            _log.warning("an asynchronous callback failed after its run", exc_info=error)

@@ -1,4 +1,4 @@
-"""A callback's handlers: which events it has, how each is called, and what its author has most likely mistaken."""
+"""Handlers of a callback: which events it handles, how each is called, and which methods are likely misspelled."""
 
 from __future__ import annotations
 
@@ -10,24 +10,14 @@ from typing import Any
 from ..errors import UsageError
 from .events import EVENTS
 
-__all__ = [
-    "Handler",
-    "check_handlers",
-    "handlers_of",
-    "has_handler",
-    "keyword_handler",
-    "misnamed_handlers",
-    "was_not_entered",
-]
-
 Handler = Callable[..., Any]
 
 FIRST = ("args", "state", "control")
-"""What Hugging Face's Trainer gives by position."""
-GIVEN = frozenset(
+"""Arguments that Hugging Face's Trainer passes by position."""
+PASSED = frozenset(
     (*FIRST, "ranks", "model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 ) | {"trainer", "logs", "metrics", "checkpoint", "saved_step"}
-"""What events give by name."""
+"""Arguments that events pass by keyword."""
 ELSEWHERE = {
     "on_train_start": "on_train_begin",
     "on_fit_start": "on_train_begin",
@@ -45,36 +35,39 @@ ELSEWHERE = {
     "on_predict_end": "on_predict",
     "on_save_checkpoint": "on_save",
 }
-"""Events of Lightning and Keras, which ours are closest to."""
+"""Our closest event to each event of Lightning and Keras."""
 _FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "keras")
 
 
 def has_handler(callback: object, event: str) -> bool:
-    """Whether it has a handler that is not the empty one of Hugging Face's base class, which is no class to import."""
+    """Return whether a callback handles an event. The empty handlers of Hugging Face's base class do not count."""
     if event in getattr(callback, "__dict__", {}):
         return True
     for kind in type(callback).__mro__:
         if event in vars(kind):
+            # Compared by name, because importing transformers takes seconds.
             return not (kind.__name__ == "TrainerCallback" and kind.__module__.startswith("transformers."))
     return False
 
 
 def handlers_of(callback: object) -> dict[str, Handler]:
-    """By event, as the bus calls them: everything by keyword."""
+    """Return a callback's handlers by event. They take keywords only."""
     return {event: keyword_handler(callback, event) for event in EVENTS if has_handler(callback, event)}
 
 
 def keyword_handler(callback: object, event: str) -> Handler:
-    """Its handler, to be called by keyword only. Those of Hugging Face's take the first three by position, whatever
-    they call them, and so does a handler whose first three parameters have names that no event gives.
+    """Return a callback's handler of an event as a function that takes keywords only.
+
+    Hugging Face's callbacks receive the first three arguments by position, whatever their parameters are called. So do
+    handlers whose first three parameters have names that no event passes.
     """
     handler: Handler = getattr(callback, event)
     if _is_of_hugging_face(callback):
 
-        def as_there(*, args: Any, state: Any, control: Any, ranks: Any, **context: Any) -> Any:
-            return handler(args, state, control, **context)
+        def as_hugging_face(*, args: Any, state: Any, control: Any, ranks: Any, **context: Any) -> Any:
+            return handler(args, state, control, **context)  # without `ranks`, which no handler there expects
 
-        return as_there
+        return as_hugging_face
     if not _is_positional(handler):
         return handler
 
@@ -85,8 +78,10 @@ def keyword_handler(callback: object, event: str) -> Handler:
 
 
 def check_handlers(callback: object) -> None:
-    """Raises: UsageError for a handler that cannot be called, since it takes no **kwargs: every event gives more than
-    one handler needs. It is said before training begins, and not at an event that comes hours later.
+    """Check that every handler takes `**kwargs`, because each event passes more than one handler needs.
+
+    Raises:
+        UsageError: a handler does not. The check runs before training, and not at an event hours later.
     """
     for event in EVENTS if not _is_of_hugging_face(callback) else ():
         if not has_handler(callback, event):
@@ -95,13 +90,13 @@ def check_handlers(callback: object) -> None:
         if parameters is not None and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             takes = ", ".join(parameter.name for parameter in parameters)
             raise UsageError(
-                f"callbacks: {type(callback).__name__}.{event}({takes}): every event gives more than that by keyword; "
-                "add **kwargs to take the rest"
+                f"callbacks: {type(callback).__name__}.{event}({takes}): does not take all keywords of its event; add "
+                "**kwargs to take the rest"
             )
 
 
 def misnamed_handlers(callback: object) -> Iterator[tuple[str, str]]:
-    """Methods that look like handlers of events and are none, each with the event that was most likely meant."""
+    """Yield methods that look like handlers but are not, each with the event that its author most likely meant."""
     for name in sorted({*dir(type(callback)), *getattr(callback, "__dict__", ())}):
         if not name.startswith("on") or name in EVENTS or _is_of_a_framework(callback, name):
             continue
@@ -111,7 +106,13 @@ def misnamed_handlers(callback: object) -> Iterator[tuple[str, str]]:
 
 
 def was_not_entered(error: BaseException, caller: str) -> bool:
-    """Whether a call failed for its arguments, before the function began. caller: the module that made the call."""
+    """Return whether a call failed because of its arguments, before the function began.
+
+    Args:
+        error: exception of the call.
+        caller: name of the module that made the call.
+    """
+    # The innermost frame tells: a call that cannot bind its arguments has no frame of its own.
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -125,7 +126,7 @@ def _is_of_hugging_face(callback: object) -> bool:
 
 
 def _is_of_a_framework(callback: object, name: str) -> bool:
-    """Whether it is an event of another framework, which a callback of both may well have."""
+    """Return whether a method belongs to another framework's callback class, which a callback may also extend."""
     return any(name in vars(kind) and kind.__module__.split(".")[0] in _FRAMEWORKS for kind in type(callback).__mro__)
 
 
@@ -136,14 +137,13 @@ def _is_positional(handler: Handler) -> bool:
     names = [parameter.name for parameter in first]
     if len(first) < len(FIRST) or any(parameter.default is not parameter.empty for parameter in first):
         return False
-    if any(name in GIVEN and name != place for name, place in zip(names, FIRST, strict=True)):
+    if any(name in PASSED and name != place for name, place in zip(names, FIRST, strict=True)):
         return False
     return names != list(FIRST) or first[0].kind is by_place[0]
 
 
 def _parameters_of(handler: Handler) -> list[inspect.Parameter] | None:
-    """None of what has no signature, as some built-in functions."""
     try:
         return list(inspect.signature(handler).parameters.values())
-    except (TypeError, ValueError):  # it has no signature
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return None

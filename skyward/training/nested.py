@@ -1,4 +1,4 @@
-"""Nested values, such as states and batches: dicts, lists and tuples; everything else is a leaf."""
+"""Nested values, such as states and batches. Dicts, lists and tuples nest; everything else is a leaf."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["leaves_of", "map_leaves"]
-
 
 def leaves_of(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and value of every leaf, in the order of the state.
-
-    Paths are written as one would write them in code, without quotes: `state.0.exp_avg`.
-    """
+    """Yield path and value of every leaf, in the order of the state. Paths are like `state.0.exp_avg`."""
     if isinstance(state, Mapping):
         for key, value in state.items():
             yield from leaves_of(value, f"{path}.{key}" if path else str(key))
@@ -25,7 +20,7 @@ def leaves_of(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(state: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nesting with changed leaves. Mappings keep their class where it is a dict of the standard library."""
+    """Return the same nesting with changed leaves. Mappings keep their class if it is in the standard library."""
     if isinstance(state, Mapping):
         changed = {key: map_leaves(value, change) for key, value in state.items()}
         return changed if type(state) is dict else _like(state, changed)

@@ -1,4 +1,4 @@
-"""A user's model below its wrappers, and the part of it that one rank holds: a pipeline's stage, or shards."""
+"""The user's model below its wrappers, and the part of it that one rank holds: a pipeline stage, or shards."""
 
 from __future__ import annotations
 
@@ -6,50 +6,48 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ModelPart", "WholeModel", "is_dtensor", "local_of", "part_of", "unwrapped"]
-
 _DATA_PARALLEL = ("DistributedDataParallel", "DataParallel")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholeModel:
-    """All parts together. name: of the model's class; text: its layers; parameters, trained: how many values."""
+    """Description of the whole model, of which each rank holds one part."""
 
     name: str
+    """Name of the model's class."""
     text: str
+    """Layers of the model, as `str(model)` shows them."""
     parameters: int
+    """Number of values in all parameters."""
     trained: int
+    """Number of values in parameters that require a gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart:
-    """What a trainer says as its `model_part`, where the `model` that it gives to callbacks is one of several parts.
-
-    names: the model's name of each parameter, by its name in the part.
-    is_counted: whether this rank speaks for its part. Of ranks that hold the same part, one does.
-    whole: the model that the counted parts are together.
-    """
+    """A trainer's `model_part`: set if the `model` that callbacks receive is one of several parts."""
 
     names: Mapping[str, str]
+    """Name of each parameter in the whole model, by its name in the part."""
     is_counted: bool
+    """Whether this rank represents its part. Of the ranks that hold the same part, exactly one does."""
     whole: WholeModel
+    """The model that all parts form together."""
 
 
 def part_of(trainer: Any) -> ModelPart | None:
-    """This rank's part; None where the callbacks' model is the whole one, or every rank's shard of it (DTensors)."""
+    """Return this rank's part; None if callbacks receive the whole model, or a model of DTensor shards."""
     return getattr(trainer, "model_part", None)
 
 
 def is_dtensor(value: Any) -> bool:
-    """Return whether a tensor is spread over ranks (fully_shard, tensor parallelism).
-
-    By what it has, not by class: `torch.distributed.tensor` takes long to import, and is not there in every build.
-    """
+    """Return whether a tensor is sharded over ranks (fully_shard, tensor parallelism)."""
+    # Checked by attribute, because torch.distributed.tensor is slow to import and missing in some builds.
     return hasattr(value, "placements") and hasattr(value, "to_local")
 
 
 def local_of(tensor: Any) -> Any:
-    """Return this rank's own part of a DTensor; any other tensor itself."""
+    """Return this rank's part of a DTensor; any other tensor unchanged."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if callable(to_local) else tensor
 

@@ -1,1 +1,1 @@
-"""Values that users write and pools are made of: images, machines, launches, places of ranks."""
+"""Values that users write and pools consist of: images, secrets, machines, launches, ranks."""

@@ -1,4 +1,4 @@
-"""Which kind of machine a pool rents: interruptible, or its own until it is given back."""
+"""Allocation strategies: whether a pool rents interruptible machines, on-demand machines, or both."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from typing import Literal, cast, get_args
 
 from ..errors import UsageError
 
-__all__ = ["AllocationStrategy", "validate_allocation"]
-
 AllocationStrategy = Literal["spot", "on-demand", "spot-if-available", "cheapest"]
-"""How machines are rented.
+"""Rental strategy of a pool's machines.
 
-`"spot"`: interruptible only, and NoCapacity where there is none. `"on-demand"`: never interruptible.
-`"spot-if-available"`: spot where all nodes can be had so; else as many as one offer has, and the others on demand, of
-the same type and in the same zone; else on-demand. `"cheapest"`: whichever costs less now.
-A provider that knows only one kind (this machine, the user's own hosts) ignores it.
+- `"spot"`: interruptible machines only; NoCapacity if there are none.
+- `"on-demand"`: never interruptible.
+- `"spot-if-available"` (the pool's default): spot if all nodes are available as spot. Otherwise as many spot nodes as
+  one offer has, and the rest on demand, of the same type and in the same zone. Otherwise on demand.
+- `"cheapest"`: the cheaper of the two now.
+
+Providers with only one kind (this machine, the user's own hosts) ignore it.
+
+Example:
+    >>> import skyward as sky
+    >>> sky.ComputePool(provider=sky.Local(), allocation="on-demand").spec.allocation
+    'on-demand'
 """
 
 _LEGAL: tuple[str, ...] = get_args(AllocationStrategy)
 
 
 def validate_allocation(value: object) -> AllocationStrategy:
-    """`value` itself when it is an AllocationStrategy; raises UsageError that names the legal ones otherwise.
+    """Return the value if it is an AllocationStrategy. Raises UsageError, which lists the legal ones.
 
     >>> validate_allocation("spot")
     'spot'
@@ -29,4 +35,4 @@ def validate_allocation(value: object) -> AllocationStrategy:
     if isinstance(value, str) and value in _LEGAL:
         return cast(AllocationStrategy, value)
     legal = ", ".join(repr(name) for name in _LEGAL)
-    raise UsageError(f"allocation={value!r} is not known; use one of {legal}", field="allocation", value=value)
+    raise UsageError(f"allocation={value!r}: unknown strategy; use one of {legal}", field="allocation", value=value)

@@ -1,4 +1,4 @@
-"""What a node's environment holds: interpreter, packages, variables and files, as one frozen value."""
+"""Environment of a node as one frozen value: interpreter, packages, variables and files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from ..core.signatures import checked_options
 from ..errors import UsageError
 from .secret import MASK, Secret, masking
 
-__all__ = ["DEFAULT_IMAGE", "LOCAL_FIELDS", "Image"]
-
 LONGEST_VARIABLE = 128 * 1024 - 2
-"""Bytes of an environment variable's name and value. Source: MAX_ARG_STRLEN of Linux, less "=" and NUL."""
+"""Most bytes of an environment variable's name and value. Source: MAX_ARG_STRLEN of Linux, minus "=" and NUL."""
 
 LOCAL_FIELDS = frozenset({"env", "includes", "excludes"})
-"""The fields that act where the machine, and so its interpreter and packages, is the client's own."""
+"""Fields with an effect on the client's own machine, whose interpreter and packages stay as they are."""
 
 _BOOTSTRAP_TIMEOUT_S = 300.0
 _OLDEST_PYTHON = (3, 11)
@@ -33,7 +31,7 @@ _PYTHON = re.compile(r"3\.(\d{1,2})(\.\d{1,3})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Source: Debian policy manual 5.6.1 (package names) and apt-get(8) (":architecture", "=version", "/release").
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?([=/][A-Za-z0-9.+:~-]+)?")
-# Source: PEP 508, the name that opens a requirement; what follows is an extra, a version, a marker or " @ url".
+# Source: PEP 508: a requirement starts with a name; an extra, a version, a marker or " @ url" follows.
 _PROJECT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?=$|[\[(<>=!~;@\s])")
 
 _SECRET_ENDINGS = ("token", "secret", "secrets", "password", "passwd", "apikey", "credential", "credentials")
@@ -44,30 +42,33 @@ _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 @checked_options
 @dataclass(frozen=True, init=False, repr=False)
 class Image:
-    """The environment that calls run in. A value: nothing happens until a pool makes a node from it.
+    """Environment that calls run in: interpreter, packages, variables and files.
 
-    Frozen, hashable, picklable and safe to share; lists become tuples and dicts become read-only mappings, so
-    changing what was passed in later changes nothing here. Nodes always get the client's own build of skyward; it is
-    no field of the image.
+    An image is a value: frozen, hashable, picklable and safe to share. Nothing is installed until a pool creates a node
+    from it. Lists become tuples and dicts become read-only mappings, so later changes to the arguments have no effect.
+    Nodes always get the client's own build of skyward; it is not part of the image.
+
+    On `sky.Local()` only `env`, `includes` and `excludes` apply. `unused_fields()` lists the other fields that were
+    set.
 
     Args:
-        python: "auto" for the client's major.minor, or "3.12", "3.12.4". Values cross between interpreters of the
-            same minor version only.
-        pip: requirements (PEP 508), URLs, or paths of wheels here. May use `$NAME` of `shell_vars`.
-        pip_index_url: the index of packages, instead of PyPI.
-        pip_extra_index_url: one index, or several, searched besides that; as with pip, the best version of all wins.
-        apt: Debian packages, as `name`, `name=version`, `name:arch`.
-        env: variables of every process that runs calls. Values are strings, or `sky.Secret` for what nobody may see.
-        shell_vars: name to a shell command; it runs on the node, what it prints is the variable's value.
-        includes: files and folders of the client that the node needs, relative to the working folder.
-        excludes: patterns (as in .gitignore) of what not to take from them.
-        bootstrap_timeout_s: how long making the environment may take, in seconds, above 0. `bootstrap_timeout` is
-            the same.
+        python: "auto" for the client's major.minor, or a version such as "3.12" or "3.12.4", from 3.11 on. Values cross
+            only between interpreters of the same minor version.
+        pip: Requirements (PEP 508), URLs, or paths of local wheels. May contain `$NAME` of `shell_vars`.
+        pip_index_url: Package index to use instead of PyPI.
+        pip_extra_index_url: One or more additional indexes. As with pip, the best version of all indexes wins.
+        apt: Debian packages, as `name`, `name=version` or `name:arch`.
+        env: Variables of every process that runs calls. Values are strings, or `sky.Secret` for confidential ones.
+        shell_vars: Variable name to shell command. The node runs the command, and its output becomes the value.
+        includes: Files and folders of the client that the node needs, relative to the working folder.
+        excludes: Patterns of files to leave out, as in .gitignore.
+        bootstrap_timeout_s: Time limit for creating the environment, in seconds, > 0.
+        bootstrap_timeout: Alias of `bootstrap_timeout_s`.
 
-    Raises UsageError, with `field`, `value` and the legal range in words, when a value is not legal.
+    Raises:
+        UsageError: A value is illegal. The error has `field`, `value` and `legal`.
 
-    On a local machine only `env`, `includes` and `excludes` act; `unused_fields()` names the others that were given.
-
+    Example:
         >>> image = Image(pip=["torch", "numpy<3"], env={"OMP_NUM_THREADS": "1"})
         >>> image.pip
         ('torch', 'numpy<3')
@@ -86,8 +87,8 @@ class Image:
     excludes: tuple[str, ...]
     bootstrap_timeout_s: float
 
-    # Written by hand so that lists and dicts are accepted where tuples and read-only mappings are kept: the types of
-    # a generated __init__ would be those of the fields.
+    # A generated __init__ would take the fields' own types. This one accepts lists and dicts, and stores tuples and
+    # read-only mappings.
     def __init__(
         self,
         *,
@@ -122,14 +123,14 @@ class Image:
 
     @property
     def python_version(self) -> str:
-        """The version that `python` asks for; for "auto" this interpreter's major.minor."""
+        """Requested Python version; for "auto", this interpreter's major.minor."""
         return f"{sys.version_info.major}.{sys.version_info.minor}" if self.python == "auto" else self.python
 
     def content_hash(self) -> str:
-        """12 hexadecimal digits that name what is in the environment: the same in every process, for any dict order.
+        """Return 12 hexadecimal digits that identify the environment, the same in every process and for any dict order.
 
-        "auto" counts as the version that it means here. The *names* of `includes` count, not what is in the files,
-        and `bootstrap_timeout_s` does not count.
+        "auto" counts as the version that it stands for. The names of `includes` count, but not the contents of the
+        files. `bootstrap_timeout_s` does not count.
         """
         content = {name: _plain(getattr(self, name)) for name in _NAMES if name != "bootstrap_timeout_s"}
         content["python"] = self.python_version
@@ -137,39 +138,57 @@ class Image:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def with_pip(self, *requirements: str) -> Image:
-        """This image and these packages too; every other field stays.
+        """Return this image with additional packages; all other fields stay.
 
-        A package that the image names already stays as it was written there: the user's pin wins.
+        Packages that the image already names keep their requirement: the user's pin wins.
+
+        Args:
+            requirements: Requirements to add.
+
+        Example:
+            >>> Image(pip=["numpy<2"]).with_pip("numpy", "joblib").pip
+            ('numpy<2', 'joblib')
         """
         have = {_project(r) for r in self.pip}
         added = _strings("pip", requirements, _requirement)
         return replace(self, pip=self.pip + tuple(r for r in added if _project(r) not in have))
 
     def merge(self, other: Image) -> Image:
-        """Both images in one: `other` wins where the two differ, and no field is dropped.
+        """Merge two images. Where they differ, `other` wins; no field is dropped.
 
-        Lists are joined without repeats (of two requirements for one package, `other`'s stays, in the first one's
-        place), mappings are joined, and a single value is `other`'s unless that is the default.
+        Lists are joined without repeats. Of two requirements for one package, `other`'s is kept, at the position of the
+        first. Mappings are joined. A single value is `other`'s, unless that is the default.
+
+        Args:
+            other: The image that wins.
+
+        Example:
+            >>> Image(pip=["numpy<2"]).merge(Image(pip=["numpy<3"], apt=["git"]))
+            Image(pip=('numpy<3',), apt=('git',))
         """
         return Image(**{name: _merged(name, getattr(self, name), getattr(other, name)) for name in _NAMES})
 
     def environment(self) -> dict[str, str]:
-        """`env` with its secrets in clear. Raises UsageError where one has no value here."""
+        """Return `env` with its secrets in clear. Raises UsageError if a secret has no value here."""
         return {name: value.reveal() if isinstance(value, Secret) else value for name, value in self.env.items()}
 
     def masker(self) -> Callable[[str], str]:
-        """A function that puts *** where a text has the value of one of the secrets. Raises as `environment`."""
+        """Return a function that replaces the image's secrets in a text with ***. Raises what `environment` raises."""
         return masking(value for value in self.env.values() if isinstance(value, Secret))
 
     def given_fields(self) -> tuple[str, ...]:
-        """Names of the fields that differ from the default."""
+        """Return the names of the fields that differ from their defaults."""
         return tuple(name for name in _NAMES if getattr(self, name) != getattr(DEFAULT_IMAGE, name))
 
     def unused_fields(self, acting: Collection[str] = LOCAL_FIELDS) -> tuple[str, ...]:
-        """Names of the fields that were given but are not acted on, where only those in `acting` are.
+        """Return the names of fields that were set but have no effect, when only those in `acting` have one.
 
-        `python` counts as acted on when this interpreter is what it asks for.
+        `python` counts as effective if this interpreter satisfies it.
 
+        Args:
+            acting: Fields that have an effect.
+
+        Example:
             >>> Image(pip=["torch"], env={"A": "1"}).unused_fields()
             ('pip',)
         """
@@ -187,7 +206,7 @@ class Image:
 
 def _refuse(field: str, value: object, legal: str) -> NoReturn:
     shown = _masked_text(value) if isinstance(value, str) else value
-    raise UsageError(f"Image.{field}: got {shown!r}; expected {legal}", field=field, value=value, legal=legal)
+    raise UsageError(f"Image.{field}={shown!r}: not supported; use {legal}", field=field, value=value, legal=legal)
 
 
 def _python(field: str, value: object) -> str:
@@ -200,12 +219,12 @@ def _python(field: str, value: object) -> str:
 
 def _seconds(field: str, value: object) -> float:
     if not is_positive(value):
-        _refuse(field, value, "a number of seconds above 0")
+        _refuse(field, value, "a number of seconds > 0")
     return float(value)
 
 
 def _strings(field: str, values: object, check: Callable[[str, object], str]) -> tuple[str, ...]:
-    # A bare string is a sequence of one-letter strings: pip="torch" would ask for five packages.
+    # A bare string is a sequence of letters: pip="torch" would request five packages.
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         _refuse(field, values, f"a list of strings, such as {field}=[{values!r}]")
     return tuple(check(field, value) for value in values)
@@ -251,7 +270,7 @@ def _variables(
         _refuse(field, values, 'a dict of strings, such as {"NAME": "value"}')
     for name, value in values.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-            _refuse(field, name, "names made of letters, digits and _, not beginning with a digit")
+            _refuse(field, name, "names of letters, digits and _, without a digit first")
         if may_be_secret and isinstance(value, Secret):
             continue
         if not isinstance(value, str) or "\0" in value or not (value or may_be_empty):
@@ -265,19 +284,19 @@ def _variables(
 
 
 def _project(requirement: str) -> str:
-    """The package that a requirement names, normalised (PEP 503); the whole text where it names none."""
+    """Return the package that a requirement names, normalized (PEP 503), or the whole text if it names none."""
     match = _PROJECT.match(requirement)
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match else requirement
 
 
-def _merged(name: str, mine: Any, theirs: Any) -> Any:
+def _merged(name: str, base: Any, other: Any) -> Any:
     if name == "pip":
-        return tuple({**{_project(r): r for r in mine}, **{_project(r): r for r in theirs}}.values())
-    if isinstance(mine, tuple):
-        return tuple(dict.fromkeys(mine + theirs))
-    if isinstance(mine, FrozenMap):
-        return {**mine, **theirs}
-    return mine if theirs == getattr(DEFAULT_IMAGE, name) else theirs
+        return tuple({**{_project(r): r for r in base}, **{_project(r): r for r in other}}.values())
+    if isinstance(base, tuple):
+        return tuple(dict.fromkeys(base + other))
+    if isinstance(base, FrozenMap):
+        return {**base, **other}
+    return base if other == getattr(DEFAULT_IMAGE, name) else other
 
 
 def _plain(value: object) -> object:
@@ -305,7 +324,7 @@ def _masked_text(text: str) -> str:
 
 
 def _looks_secret(name: str) -> bool:
-    # By whole words: TOKENIZERS_PARALLELISM and KEYBOARD are no secrets.
+    # Whole words only: TOKENIZERS_PARALLELISM and KEYBOARD are not secrets.
     words = name.lower().split("_")
     return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
 
@@ -313,4 +332,4 @@ def _looks_secret(name: str) -> bool:
 _NAMES = tuple(field.name for field in fields(Image))
 
 DEFAULT_IMAGE = Image()
-"""The client's Python version and nothing else."""
+"""Default image: the client's Python version and nothing else."""

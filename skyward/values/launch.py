@@ -1,4 +1,4 @@
-"""What must stand in a process before the user's code is loaded there."""
+"""Launch of a call's processes: everything that happens before the user's code is loaded there."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Literal, Protocol
 
 from .topology import Rank
 
-__all__ = ["Integration", "ProcessLaunch", "RanksPerNode"]
-
 RanksPerNode = int | Literal["auto"]
 
 
 class Integration(Protocol):
-    """The node half of a framework's support: picklable without the framework, imported lazily on the node.
+    """Node half of a framework's support: picklable without the framework, imported lazily on the node.
 
-    In the rank, `environment` is applied first, then `prepare` is called, and both before anything of the user's is
-    unpickled, so an import at the top of the user's module already sees what they did; `session` is entered around
-    the user's function, in the order of the decorators.
+    A rank first applies `environment`, then calls `prepare`. Both happen before it unpickles the user's function, so
+    even an import at the top of the user's module sees their effect. `session` wraps the user's function, in the order
+    of the decorators.
     """
 
     @property
@@ -27,15 +25,15 @@ class Integration(Protocol):
 
     @property
     def ranks_per_node(self) -> RanksPerNode:
-        """Processes on each node; "auto" is one for each accelerator, at least one."""
+        """Processes per node; "auto" means one for each accelerator, at least one."""
         ...
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """Modules that a node may import once, before ranks are forked. Importing them must start no thread.
+        """Modules that a node may import once, before it forks ranks. Importing them must start no thread.
 
-        Among them "NAME=value" sets a variable first, for modules that read it while they are imported, and
-        "NAME?=value" does where there is none.
+        Entries "NAME=value" set a variable first, for modules that read it on import. "NAME?=value" sets it only if it
+        is unset.
         """
         ...
 
@@ -48,30 +46,30 @@ class Integration(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLaunch:
-    """How the processes of a call are made; plain data, applied first.
+    """Launch of a call's processes, as plain data.
 
-    A call without integrations runs in a slot that lives as long as the pool; one with integrations runs as a gang:
-    new processes, one for each rank, started together and gone when the call ends.
+    A call without integrations runs in a slot that lives as long as the pool. A call with integrations runs as a gang:
+    one new process per rank, all started together, which end with the call.
     """
 
     integrations: tuple[Integration, ...] = ()
 
-    @functools.cached_property  # asked for each call
+    @functools.cached_property  # read for every call
     def is_gang(self) -> bool:
         return bool(self.integrations)
 
     @property
     def ranks_per_node(self) -> RanksPerNode:
-        """The largest number any integration asks for; "auto" wins over 1."""
-        asked = [i.ranks_per_node for i in self.integrations]
-        numbers = [n for n in asked if n != "auto"]
+        """Largest number that an integration requests; "auto" wins over 1."""
+        requests = [i.ranks_per_node for i in self.integrations]
+        numbers = [n for n in requests if n != "auto"]
         most = max(numbers, default=1)
-        return "auto" if "auto" in asked and most == 1 else most
+        return "auto" if "auto" in requests and most == 1 else most
 
     @property
     def preload(self) -> tuple[str, ...]:
         names: dict[str, None] = {}
         for integration in self.integrations:
             names.update(dict.fromkeys(integration.preload))
-        # Variables first, and in one order: what is imported ahead for one order of the decorators does for another.
+        # Variables come first and sorted, so that one zygote serves every order of the same decorators.
         return (*sorted(name for name in names if "=" in name), *(name for name in names if "=" not in name))

@@ -1,4 +1,4 @@
-"""Machines as values: what a pool asks for, what a provider offers, what an engine gets."""
+"""Machines as values: a pool's request, a provider's offer, and the machine that an engine gets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from .allocation import AllocationStrategy
 from .image import DEFAULT_IMAGE, Image
 from .topology import Peer
 
-__all__ = ["PREEMPTED", "Gone", "LogLine", "LogSink", "Machine", "Machines", "Offer", "PoolSpec"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSpec:
-    """What a pool asks of its provider; see `ComputePool` for the fields. None: whatever there is."""
+    """Request of a pool to its provider. `ComputePool` documents the fields; None means any."""
 
     nodes: int = 1
     concurrency: int = 1
@@ -33,14 +31,32 @@ class PoolSpec:
     cancel_grace_s: float = 3.0
     provision_timeout_s: float = 300.0
     code: Any = field(default=None, compare=False, repr=False)
-    """What of the user's code travels (`skyward.bootstrap.code.Code`); None where nodes read the client's files."""
+    """User code to send (`skyward.bootstrap.code.Code`); None if nodes read the client's files."""
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
-    """Set once nobody waits for its machines any more: what is being launched is ended instead."""
+    """Set when nobody waits for the machines anymore. Machines that are still launching are then ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A kind of machine that a provider can launch now. `price_usd_per_hour` is for one, 0 where it is yours."""
+    """Type of machine that a provider can launch now.
+
+    Args:
+        provider: Name of the provider.
+        instance_type: The provider's name of the type.
+        vcpus: Virtual CPUs.
+        memory_gib: Memory in GiB.
+        accelerator: Accelerators, or None.
+        is_spot: Whether the provider may take the machine back.
+        price_usd_per_hour: Price of one machine; 0 if it is not rented.
+        architecture: "x86_64", "arm64", or None if it is not known.
+        region: Region; may be empty.
+        zone: Zone; may be empty.
+        price_source: Source and date of the price.
+
+    Example:
+        >>> Offer(provider="aws", instance_type="g5.xlarge", vcpus=4, memory_gib=16, is_spot=True).is_spot
+        True
+    """
 
     provider: str
     instance_type: str
@@ -53,41 +69,41 @@ class Offer:
     region: str = ""
     zone: str = ""
     price_source: str = ""
-    """Where the price is from, and of when."""
+    """Source and date of the price."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A node with a running agent. `handle` is the provider's own; everything else is plain data.
+    """Node with a running agent. `handle` belongs to the provider; everything else is plain data.
 
-    `socket_path` and `folder` are on the node. A client on the same machine connects to the socket; any other runs
-    `channel`.
+    `socket_path` and `folder` are paths on the node. A client on the same machine connects to the socket; any other
+    client runs `channel`.
     """
 
     node: int
     socket_path: str
     folder: str
     pid: int
-    """Of the node's watchdog where that runs on this machine; 0 where it does not."""
+    """Process id of the node's watchdog if it runs on this machine, otherwise 0."""
     peer: Peer
     slots: int
     lease_s: float
     interface: str = ""
     channel: tuple[str, ...] = ()
-    """A command of this machine whose standard input and output are a new channel to the agent; empty: the socket.
+    """Local command whose standard input and output are a new channel to the agent; empty to use the socket.
 
-    It ends when its input does. Whoever runs it may kill it at any time, and run it again."""
+    The command ends with its input. Its caller may kill it at any time, and run it again."""
     terminal: tuple[str, ...] = ()
-    """A command of this machine that opens a shell of the user's there, on the terminal it is run on; with one more
-    argument, a line of sh, it runs that instead. Empty: there is nowhere to log in."""
+    """Local command that opens a login shell on the node, on the current terminal. With one more argument, a line of
+    sh, it runs that line instead. Empty if the node has no login."""
     offer: Offer | None = None
-    """What it was rented by; None where machines are not rented."""
+    """Offer that it was rented by; None if it is not rented."""
     handle: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gone:
-    """Why a machine certainly no longer runs. `is_preempted`: its provider took it back."""
+    """Reason why a machine certainly no longer runs. `is_preempted`: its provider took it back."""
 
     reason: str
     is_preempted: bool = False
@@ -97,39 +113,52 @@ PREEMPTED = Gone(reason="the provider took it back", is_preempted=True)
 
 
 class Machines(Protocol):
-    """The source of machines, as far as an engine needs it."""
+    """Source of machines, as far as an engine needs one."""
 
     def replace(self, node: int) -> Machine | None:
-        """Another machine in the place of a lost one; None: there will be none. May block; may raise.
+        """Return another machine in place of a lost one; None if there will be none. May block; may raise.
 
-        It may be called again where what it gave cannot be reached: that is ended first.
+        The engine may call it again if it cannot reach the machine it got. That machine is ended first.
         """
         ...
 
     def prepare_replacement(self, node: int) -> bool:
-        """Launch now what `replace` will give: the node's machine will soon be taken. May block; may raise.
+        """Launch the next replacement now, because the node's machine will soon be taken. May block; may raise.
 
-        False: there is none now, and `replace` will look for one then.
+        Returns False if no machine is available now; then `replace` searches again.
         """
         ...
 
     def give_up(self, node: int) -> None:
-        """There will be no other machine for the node: end what there is of it. May block; may raise."""
+        """End what exists of a node that gets no replacement. May block; may raise."""
         ...
 
     def why_gone(self, node: int) -> Gone | None:
-        """Say why the machine of a node that does not answer is certainly gone.
+        """Return why the machine of a silent node is certainly gone; None if it may still exist.
 
-        None: it may be there, and come back. May block for seconds; raises nothing.
+        May block for seconds; raises nothing.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One line of output. `stream` is "stdout" or "stderr"; `rank` is set in gangs; `task` is the call's name, empty
-    for what was written while no call ran; `call` is a number that no other call of the pool has, and that all ranks
-    of a gang share; `restart_count` says which start of the gang it was.
+    """One line of a call's output, as `ComputePool(logs=function)` receives it.
+
+    Args:
+        text: The line, without its newline.
+        stream: "stdout" or "stderr".
+        node: Index of the node.
+        rank: Rank of a gang, or None.
+        task: Name of the call; empty for output while no call ran.
+        call: Number of the call, unique in the pool; all ranks of a gang share it.
+        restart_count: Number of earlier starts of the gang.
+
+    Example:
+        >>> def show(line: LogLine) -> None:
+        ...     print(f"[{line.node}] {line.text}")
+        >>> show(LogLine(text="epoch 1", stream="stdout", node=0, rank=None, task="train"))
+        [0] epoch 1
     """
 
     text: str

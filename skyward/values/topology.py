@@ -1,4 +1,4 @@
-"""Who is where: the nodes of a pool and the ranks of a gang, as plain values."""
+"""Topology as plain values: the nodes of a pool, and the ranks of a gang."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import os
 import socket
 from dataclasses import dataclass
 
-__all__ = ["AcceleratorInfo", "InstanceInfo", "NetworkInfo", "Peer", "Rank"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another node of the pool. `node` is its index, 0 is the head; addresses are None where there is none."""
+    """Another node of the pool. `node` is its index, 0 is the head; an unknown address is None."""
 
     node: int
     private_ip: str
@@ -20,7 +18,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceleratorInfo:
-    """The accelerators of one node: all of one type. `memory_gb` is of each, in units of 10^9 bytes."""
+    """Accelerators of one node, all of one type. `memory_gb` is the memory of each, in units of 10^9 bytes."""
 
     type: str
     count: int
@@ -30,7 +28,7 @@ class AcceleratorInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkInfo:
-    """The interface that carries the pool's private network; `bandwidth_gbps` is None where it is not known."""
+    """Interface of the pool's private network; `bandwidth_gbps` is None if it is not known."""
 
     interface: str
     bandwidth_gbps: float | None = None
@@ -40,9 +38,9 @@ class NetworkInfo:
 class Rank:
     """One process of a gang.
 
-    `rank` in [0, world_size); `local_rank` in [0, local_world_size) on its node; `node` is the node's index in the
-    pool and `node_rank` its index among the `nodes` of this gang. `head_addr:head_port` is the rendezvous, on the
-    node of rank 0; `local_addr` is this node's own address on the same network.
+    `rank` is in [0, world_size), and `local_rank` in [0, local_world_size) on its node. `node` is the node's index in
+    the pool, and `node_rank` its index among the `nodes` of this gang. `head_addr:head_port` is the rendezvous address,
+    on the node of rank 0. `local_addr` is this node's own address on the same network.
     """
 
     rank: int
@@ -57,28 +55,51 @@ class Rank:
     local_addr: str
     accelerators: int = 0
     peers: tuple[Peer, ...] = ()
-    """The nodes of this gang, in the order of `node_rank`."""
+    """Nodes of this gang, in the order of `node_rank`."""
     interface: str = ""
-    """The network interface that carries `local_addr`; empty where it is not known."""
+    """Network interface of `local_addr`; empty if it is not known."""
     restart_count: int = 0
-    """How often the gang was started before, in this call."""
+    """Earlier starts of the gang in this call."""
     shares_devices: bool = False
-    """Whether two ranks of the gang have to use one accelerator: a node runs more ranks than it has, or several
-    nodes are on one machine that has fewer.
+    """Whether two ranks of the gang must share an accelerator, because there are more ranks than accelerators on a
+    node, or on a machine with several nodes.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceInfo:
-    """Where the running call is; `sky.instance_info()` gives it on a node and None elsewhere.
+    """Place of the running call. `sky.instance_info()` returns it on a node, and None elsewhere.
 
-    `node` in [0, total_nodes); `worker` in [0, workers_per_node) is the slot on this node (the local rank in a gang).
-    `accelerators` is this node's count (0 on CPU), `total_accelerators` the pool's. `head_addr` is the address of the
-    call's head: the node where `is_head` is true in a broadcast and in a gang, node 0 in a plain call. `head_port` is
-    the port of a gang's rendezvous, and 0 for calls that have none. `rank`, `local_rank` and `world_size` are those of
-    the gang, and None otherwise; `restart_count` says how often the gang was started before in this call, see
-    `max_restarts`. `part` in [0, parts) is this process's place among the `parts` processes that run the call: the
-    rank in a gang, the node's place in a broadcast; both are None in a plain call, which one process runs.
+    Args:
+        node: Index of this node, in [0, total_nodes).
+        worker: Slot on this node, in [0, workers_per_node); the local rank in a gang.
+        total_nodes: Number of nodes of the pool.
+        workers_per_node: Slots per node; ranks per node in a gang.
+        accelerators: Accelerators of this node; 0 on CPU machines.
+        total_accelerators: Accelerators of the pool.
+        head_addr: Address of the call's head: the node with `is_head` in a broadcast or gang, node 0 in a plain call.
+        head_port: Port of the gang's rendezvous; 0 for other calls.
+        job_id: Unique name of the pool.
+        peers: The nodes.
+        accelerator: Type of this node's accelerators, or None.
+        network: Private network, or None.
+        rank: Rank in the gang, or None.
+        local_rank: Rank on this node, or None.
+        world_size: Number of ranks of the gang, or None.
+        restart_count: Earlier starts of the gang in this call; see `max_restarts`.
+        part: Index of this process among the `parts` that run the call, in [0, parts): the rank in a gang, the position
+            of the node in a broadcast. None in a plain call, which one process runs.
+        parts: Number of processes that run the call, or None.
+        notice_file: File on this node that exists once `is_preempted`; empty if the provider takes no machine back.
+
+    Example:
+        >>> import skyward as sky
+        >>> @sky.compute
+        ... def greet() -> str:
+        ...     info = sky.instance_info()
+        ...     return f"node {info.node} of {info.total_nodes}" if info else "here"
+        >>> greet.local()
+        'here'
     """
 
     node: int
@@ -100,38 +121,39 @@ class InstanceInfo:
     part: int | None = None
     parts: int | None = None
     notice_file: str = ""
-    """A file of this node that is there once `is_preempted`; empty: its provider takes no machine back."""
+    """File on this node that exists once `is_preempted`; empty if the provider takes no machine back."""
 
     @property
     def is_preempted(self) -> bool:
-        """Whether the provider has announced that it takes this node's machine back: EC2, two minutes ahead.
+        """Return whether the provider has announced that it takes this node's machine back (EC2: two minutes ahead).
 
-        True on that node alone, a few seconds after the announcement. It is looked up each time (microseconds), so a
-        loop that saves its state can ask once for each step.
+        True on that node only, a few seconds after the announcement. Each access checks again and takes microseconds,
+        so a loop that saves its state can check in every step.
         """
         return bool(self.notice_file) and os.path.exists(self.notice_file)
 
     @property
     def global_worker_index(self) -> int:
-        """`part` in a broadcast and in a gang; in a plain call, the number of the slot among those of all nodes.
+        """Index among `total_workers`: `part` in a broadcast or gang, the slot's number in the pool in a plain call.
 
-        `data[info.global_worker_index :: info.total_workers]` covers the data exactly once in a broadcast or a gang.
+        In a broadcast or gang, `data[info.global_worker_index :: info.total_workers]` covers the data exactly once.
         """
         return self.node * self.workers_per_node + self.worker if self.part is None else self.part
 
     @property
     def total_workers(self) -> int:
-        """`parts` in a broadcast and in a gang; in a plain call, the slots of all nodes."""
+        """Number of workers: `parts` in a broadcast or gang, the slots of all nodes in a plain call."""
         return self.total_nodes * self.workers_per_node if self.parts is None else self.parts
 
     @property
     def is_head(self) -> bool:
-        """Whether this is the first of the processes that run the call: exactly one of them is.
+        """Return whether this is the first of the processes that run the call. Exactly one of them is.
 
-        Rank 0 of a gang, the first node of a broadcast (of those it was sent to), always in a plain call.
+        It is rank 0 of a gang, the first chosen node of a broadcast, and every plain call.
         """
         return not self.part
 
     @property
     def hostname(self) -> str:
+        """Host name of this node."""
         return socket.gethostname()

@@ -1,11 +1,11 @@
 """Blobs: large immutable bytes beside the frames, named by content.
 
-A blob is an unlinked file in memory (memfd) or, where there is none or memory is short, in a scratch folder. It is
-written once and then only mapped MAP_PRIVATE: whoever maps it may write, and nobody else sees it. On one machine the
-file descriptor itself is passed, so a blob exists once however many processes use it.
+A blob is an unlinked file in memory (memfd). Without memfd, or if memory is short, it is in a scratch folder. It is
+written once and then only mapped MAP_PRIVATE: a process may write to its mapping, and no other process sees that. On
+one machine the file descriptor itself is passed, so a blob exists once however many processes use it.
 
-Descriptors are scarce: many processes may open no more than 1,024 files. So blobs take at most half of them. Beyond
-that the bytes of a blob stay in the memory of the process, without a file, until they are sent.
+Descriptors are scarce: many processes may open no more than 1,024 files. Blobs take at most half of them. Further
+blobs have no file; their bytes stay in the memory of the process until they are sent.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ from ..core import interrupts
 from ..core.limits import file_limit, memory_bytes
 from ..errors import InternalError
 
-__all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "BlobWriter", "blob_digest", "content_digest", "default_limit", "spill"]
-
 DIGEST_SIZE = 16
 _PIECE = 1 << 20
-"""Bytes copied at a time: a piece is hashed and written while it is still in the cache."""
+"""Bytes copied at a time, so that a piece is hashed and written while it is in the CPU's cache."""
 _STORED = 128
-"""Snapshots that the client keeps at most beyond their calls: each is an open descriptor in the user's process. Fewer
-where it may open few."""
+"""Most snapshots that the client keeps beyond their calls. Each holds a descriptor open in the user's process, so a low
+limit of open files lowers this number too.
+"""
 _SPARE_LEAST, _SPARE_MOST = 4 << 20, 512 << 20
 _SPARE_S = 5.0
 _SEALS = getattr(fcntl, "F_SEAL_WRITE", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SHRINK", 0)
 
 
 def content_digest(data: Any) -> bytes:
-    """XXH3-128 of the bytes. It guards against accidents, not against a forger: peers of a pool trust each other."""
+    """Return the XXH3-128 of the bytes. It detects accidents, not forgery: processes of a pool trust each other."""
     return xxhash.xxh3_128_digest(data)
 
 
 def blob_digest(data: memoryview) -> bytes:
-    """The name of the blob with this content: the digest of its pieces' digests."""
+    """Return the name of the blob with this content: the digest of its pieces' digests."""
     hasher = xxhash.xxh3_128()
     for start in range(0, data.nbytes, _PIECE):
         hasher.update(content_digest(data[start : start + _PIECE]))
@@ -55,19 +54,21 @@ def blob_digest(data: memoryview) -> bytes:
 
 
 _files: set[int] = set()
-"""Descriptors of this process's blobs. A set, for it is changed by finalizers too, at any moment."""
+"""Descriptors of this process's blobs. Finalizers change it at any moment, which is safe: each change of a set is
+atomic and idempotent, unlike one of a counter.
+"""
 
 
 def has_room_for_files() -> bool:
-    """Whether this process may open another file for a blob."""
+    """Return whether blobs of this process may use another descriptor."""
     return len(_files) < file_limit() // 2
 
 
 @dataclass(eq=False)
 class Blob:
-    """Immutable bytes that this process can map. Closed when it is garbage or by `close`.
+    """Immutable bytes that this process can map. Closed by `close` or by the garbage collector.
 
-    `fd`: of its file; -1: it has none, because its bytes are in memory (`is_loaded`), or because it did not arrive.
+    `fd` is the descriptor of its file. It is -1 if the bytes are in memory (`is_loaded`), or if they did not arrive.
     """
 
     digest: bytes
@@ -84,7 +85,7 @@ class Blob:
         return self._loaded is not None
 
     def load(self) -> None:
-        """Copy it to memory of this process and close the file; it can be mapped once then."""
+        """Copy the bytes to this process's memory and close the file. After that the blob can be mapped once."""
         loaded = bytearray(self.size)
         view, at = memoryview(loaded), 0
         while at < self.size:
@@ -93,9 +94,12 @@ class Blob:
         self.close()
 
     def map(self) -> mmap.mmap | bytearray:
-        """A fresh private mapping, readable and writable; pages are shared until they are written.
+        """Return a fresh private mapping, readable and writable. Pages are shared until they are written.
 
-        After `load`, the memory that it was loaded to, which is given away. Raises OSError.
+        After `load`, return the loaded memory itself and give it up.
+
+        Raises:
+            OSError: The blob did not arrive, or cannot be mapped.
         """
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
@@ -103,9 +107,10 @@ class Blob:
         return mmap.mmap(self._file(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
     def open(self) -> int:
-        """The descriptor of its file, which stays this object's; bytes that are in memory are moved to a new one.
+        """Return the descriptor of its file, which this object still owns. Move bytes in memory to a new file first.
 
-        Raises OSError: there is no descriptor or no room for it.
+        Raises:
+            OSError: There is no free descriptor, or no room for the file.
         """
         if self._loaded is not None:
             fd = _new_file("blob")
@@ -120,14 +125,14 @@ class Blob:
         return self._file()
 
     def in_memory(self) -> memoryview | None:
-        """Its bytes, where they have no file."""
+        """Return the bytes if they have no file; None otherwise."""
         return None if self._loaded is None else memoryview(self._loaded)
 
     def _file(self) -> int:
         if self.fd < 0:
             raise OSError(
                 errno.EMFILE,
-                f"a value of {self.size} bytes did not arrive; this process may open {file_limit()} files: "
+                f"value of {self.size} bytes did not arrive, because this process may open only {file_limit()} files; "
                 "close some, or raise the limit (ulimit -n)",
             )
         return self.fd
@@ -143,7 +148,7 @@ class Blob:
 
     @classmethod
     def unnamed(cls, data: memoryview, digest: bytes) -> Blob:
-        """A copy of `data` under a name that the caller made up: for results, which nobody sends twice."""
+        """Copy `data` under a name of the caller's choice: for results, which are never sent twice and need no hash."""
         blob = cls(digest, data.nbytes, _new_file("result"))
         _write_all(blob.fd, data)
         _seal(blob.fd)
@@ -151,20 +156,23 @@ class Blob:
 
     @classmethod
     def snapshot(cls, data: memoryview) -> Blob:
-        """A copy of `data`, named by what was copied, even if another thread writes to `data` meanwhile.
+        """Copy `data`, and name the copy by its content, even if another thread writes to `data` meanwhile.
 
-        Where there is no descriptor or no room for a file, the copy stays in memory until it is sent.
+        Without a free descriptor or room for a file, the copy stays in memory until it is sent.
         """
         if has_room_for_files():
-            with contextlib.suppress(OSError):  # no descriptor or no room after all
+            with contextlib.suppress(OSError):  # no free descriptor or no room after all
                 return cls._filed(data)
         loaded = bytearray(data)
         return cls(blob_digest(memoryview(loaded)), data.nbytes, -1, loaded)
 
     @classmethod
     def _filed(cls, data: memoryview) -> Blob:
-        """Each piece is hashed before and after it was written: while it is in the cache the second time costs little.
-        A piece that changed in between goes through a buffer of our own.
+        """Write `data` to a new file, piece by piece.
+
+        Hash each piece before and after it is written; the second time is cheap, because the piece is in the cache. If
+        it changed in between, the written bytes may match neither hash. Such a piece is copied to a private buffer
+        first and written again from there.
         """
         blob = cls(b"", data.nbytes, spares.take(data.nbytes))
         hasher = xxhash.xxh3_128()
@@ -184,9 +192,10 @@ class Blob:
 
 
 class BlobWriter:
-    """A blob that arrives in pieces, in order. `finish` gives its file; until then it is this object's to close.
+    """Writer of a blob that arrives in pieces, in order. Owns the file until `finish` hands it over.
 
-    Where there is no descriptor or no room for it, its pieces are dropped, so that what comes behind it still arrives.
+    Without a free descriptor or room for the file, the pieces are dropped. The frames behind them still arrive, and
+    only the call that needs the blob fails.
     """
 
     def __init__(self, digest: bytes, size: int, *, is_named_by_content: bool) -> None:
@@ -196,7 +205,7 @@ class BlobWriter:
         self._hasher = xxhash.xxh3_128() if is_named_by_content else None
         self._piece = xxhash.xxh3_128()
         self._fd = -1
-        with contextlib.suppress(OSError):  # no descriptor or no room: the bytes stay in memory
+        with contextlib.suppress(OSError):  # no free descriptor or no room: `write` drops the pieces
             self._fd = _new_file("blob")
 
     @property
@@ -204,9 +213,13 @@ class BlobWriter:
         return self._done == self._size
 
     def write(self, offset: int, piece: memoryview) -> None:
-        """The piece at `offset`. Raises InternalError: it is not the next one."""
+        """Append the piece at `offset`.
+
+        Raises:
+            InternalError: It is not the next piece, or exceeds the blob's size.
+        """
         if offset != self._done or offset + piece.nbytes > self._size:
-            raise InternalError(f"wire: a piece of a blob at {offset}, but the next one begins at {self._done}")
+            raise InternalError(f"wire: piece of a blob at byte {offset}, expected at byte {self._done}")
         if self._fd >= 0:
             try:
                 _write_all(self._fd, piece, offset)
@@ -232,12 +245,13 @@ class BlobWriter:
                 self._piece.reset()
 
     def finish(self) -> int:
-        """The descriptor, which is now the caller's; -1: there was no room for it.
+        """Return the file's descriptor, which the caller owns from now on. -1: there was no room for the file.
 
-        Raises InternalError: the content is not that of the name.
+        Raises:
+            InternalError: The content does not match the blob's name.
         """
         if self._hasher is not None and self._hasher.digest() != self._digest:
-            raise InternalError(f"wire: blob {self._digest.hex()} did not arrive as it was sent")
+            raise InternalError(f"wire: blob {self._digest.hex()} was damaged on its way")
         if self._fd >= 0:
             _seal(self._fd)
         fd, self._fd = self._fd, -1
@@ -256,11 +270,11 @@ def _new_file(name: str) -> int:
 
 
 class _Spares:
-    """One empty file whose pages are there already, for the next blob of about the same size.
+    """Empty file with allocated pages, ready for the next blob of about the same size.
 
-    Getting 100 MB of zeroed pages from the kernel takes three times as long as filling them, and a program that sends
-    one large array usually sends another. A thread makes the spare while the call runs; unused, it is given back
-    after `_SPARE_S`.
+    The kernel takes three times as long to allocate 100 MB of zeroed pages as it takes to fill them, and a program that
+    sends one large array usually sends another. A thread prepares the spare file while the call runs. It is released
+    if nobody uses it for `_SPARE_S` seconds.
     """
 
     def __init__(self) -> None:
@@ -271,7 +285,7 @@ class _Spares:
         self._timer: threading.Timer | None = None
 
     def take(self, size: int) -> int:
-        """A file for `size` bytes, the spare one if it fits."""
+        """Return a file for `size` bytes: the spare one if it fits, or else a new one."""
         with self._lock:
             if self._fd >= 0 and size <= self._size <= 2 * size:
                 fd, self._fd = self._fd, -1
@@ -280,7 +294,7 @@ class _Spares:
         return _new_file("blob")
 
     def prepare(self, size: int) -> None:
-        """Begin to make a spare of this size."""
+        """Start to prepare a spare file of this size in the background."""
         if not _SPARE_LEAST <= size <= min(_SPARE_MOST, default_limit()) or not hasattr(os, "memfd_create"):
             return
         with self._lock:
@@ -289,7 +303,7 @@ class _Spares:
             self._is_busy = True
         try:
             threading.Thread(target=self._make, args=(size,), name="skyward-spare", daemon=True).start()
-        except RuntimeError:  # no more threads: no spare, then
+        except RuntimeError:  # this process cannot start another thread, so there is no spare file
             self._is_busy = False
 
     def _make(self, size: int) -> None:
@@ -297,7 +311,7 @@ class _Spares:
         try:
             fd = _new_file("blob")
             os.posix_fallocate(fd, 0, size)
-        except OSError:  # descriptors or memory are short: no spare, then
+        except OSError:  # descriptors or memory are short, so there is no spare file
             if fd >= 0:
                 os.close(fd)
             fd = -1
@@ -313,7 +327,7 @@ class _Spares:
         self._timer.daemon = True
         try:
             self._timer.start()
-        except RuntimeError:  # no more threads
+        except RuntimeError:  # without a timer nobody would release the spare file
             self._timer = None
             self._drop()
 
@@ -331,7 +345,10 @@ class _Spares:
             self._timer = None
 
     def forget_in_child(self) -> None:
-        """After a fork: the thread that was making one is not there."""
+        """Start empty after a fork.
+
+        The thread that prepared a file does not exist in the child, and the lock may be held by it forever.
+        """
         if self._fd >= 0:
             os.close(self._fd)
         self.__init__()  # type: ignore[misc]
@@ -353,12 +370,12 @@ def _seal(fd: int) -> None:
 
 
 def default_limit() -> int:
-    """Bytes of blobs that may lie in memory: a quarter of what this process may use."""
+    """Return the most bytes of blobs in memory: a quarter of the memory that this process may use."""
     return memory_bytes() // 4
 
 
 def spill(blob: Blob, folder: str) -> Blob:
-    """The same blob in an unlinked file under `folder`; the one in memory is closed. Mapping it works as before."""
+    """Move `blob` to an unlinked file under `folder` and return the new blob, which is mapped in the same way."""
     with tempfile.TemporaryFile(dir=folder, prefix="blob-") as file:
         offset = 0
         while offset < blob.size:
@@ -369,36 +386,39 @@ def spill(blob: Blob, folder: str) -> Blob:
 
 
 class BlobStore:
-    """The client's snapshots, for the calls that need them and for those that send the same bytes again. Thread-safe.
+    """Snapshots of the client, shared by all calls that send the same bytes. Thread-safe.
 
-    Those that no call needs are kept as long as all together stay within `limit_bytes`; the oldest go first. A buffer
-    whose content is here already is not copied again; one that was dropped is simply copied anew.
+    Snapshots that no call needs are kept as long as the total stays within `limit_bytes`. The least recently used are
+    dropped first, and copied again when they are needed again.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self._limit = default_limit() if limit_bytes is None else limit_bytes
         self._most = min(_STORED, file_limit() // 8)
         self._kept: OrderedDict[bytes, Blob] = OrderedDict()
-        """Those that stay when their calls have ended, the last used last."""
+        """Snapshots that stay when their calls have ended, the most recently used last."""
         self._alive: dict[bytes, weakref.ref[Blob]] = {}
-        """Beside those, the ones that calls need."""
+        """All snapshots that exist: those in `_kept`, and those that only a call still refers to."""
         self._sizes: Counter[int] = Counter()
+        """Number of snapshots in `_alive` of each size."""
         self._bytes = 0
-        """Of those that are alive."""
-        self._lock = threading.RLock()  # a finalizer may come in anywhere
+        """Total size of the snapshots in `_alive`."""
+        # Reentrant, because the garbage collector may run `_forget` in a thread that holds the lock.
+        self._lock = threading.RLock()
 
     def put(self, data: memoryview) -> Blob:
-        """The blob with this content: the one that is here, or a new snapshot."""
+        """Return the blob with this content: an existing one, or a new snapshot."""
         flat = data if data.ndim == 1 and data.format == "B" else data.cast("B")
-        if self._sizes.get(flat.nbytes):  # hashing is a third of a copy's time, and wasted on a size never seen
+        if self._sizes.get(flat.nbytes):  # hashing takes a third of a copy's time, and is futile for a new size
             known = self._find(blob_digest(flat))
             if known is not None:
                 return known
-        made = Blob.snapshot(flat)
-        interrupts.hold()
+        snapshot = Blob.snapshot(flat)
+        interrupts.hold()  # a Ctrl+C between two lines of `_add` would leave its counts wrong
         try:
             with self._lock:
-                return self._find(made.digest) or self._add(made)
+                # Another thread may have added the same content while this one copied it.
+                return self._find(snapshot.digest) or self._add(snapshot)
         finally:
             interrupts.let_go()
 
@@ -427,12 +447,12 @@ class BlobStore:
     def _keep(self, blob: Blob) -> None:
         self._kept[blob.digest] = blob
         self._kept.move_to_end(blob.digest)
-        # Dropping one that a call needs frees nothing yet; then the next one goes too.
+        # A snapshot that a call needs frees nothing when it is dropped, so the next one is dropped too.
         while len(self._kept) > 1 and (self._bytes > self._limit or len(self._kept) > self._most):
             self._kept.popitem(last=False)
 
     def _forget(self, digest: bytes, size: int) -> None:
-        """It is garbage: no call needs it, and it is not kept."""
+        """Remove a snapshot that was garbage-collected: no call needs it, and it is not kept."""
         with self._lock:
             known = self._alive.get(digest)
             if known is not None and known() is None:
@@ -443,6 +463,6 @@ class BlobStore:
                 del self._sizes[size]
 
     def clear(self) -> None:
-        """Keep none beyond its calls."""
+        """Drop all snapshots that no call needs."""
         with self._lock:
             self._kept.clear()

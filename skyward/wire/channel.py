@@ -1,4 +1,4 @@
-"""A channel: frames over a socket, with priorities and, between processes of one machine, file descriptors."""
+"""Channels: frames over a socket, with priorities and, between processes of one machine, file descriptors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections import deque
 
 from .blobs import Blob
 from .frames import HAS_FD, HEADER, Frame, FrameParser
-
-__all__ = ["BLOBS", "CONTROL", "RESULTS", "Channel", "ChannelClosed", "receive"]
 
 CONTROL, RESULTS, BLOBS = 0, 1, 2
 """Priorities, first to last. Logs travel with results, so that a call's output arrives before its value."""
@@ -25,18 +23,25 @@ _BATCH_FRAMES = 64
 
 
 class ChannelClosed(ConnectionError):
-    """The peer is gone."""
+    """End of a channel, because the peer closed it or the link broke."""
 
 
 def receive(sock: socket.socket, parser: FrameParser, flags: int = 0) -> list[Frame]:
-    """One read. Raises ChannelClosed at the end of the stream and BlockingIOError when there is nothing to read."""
+    """Read once and return the complete frames.
+
+    Raises:
+        ChannelClosed: The stream has ended.
+        BlockingIOError: There is nothing to read.
+    """
     try:
-        piece, ancillary, said, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, _RECEIVE_FLAGS | flags)
+        piece, ancillary, message_flags, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, _RECEIVE_FLAGS | flags)
     except ConnectionError as error:
         raise ChannelClosed(str(error)) from error
     if ancillary:
         parser.add_fds(_descriptors(ancillary))
-    if said & _TRUNCATED:  # the kernel had no number for it: this process may open no more files
+    if message_flags & _TRUNCATED:
+        # This process may open no more files, so the kernel dropped the descriptor. Put -1 in its place: otherwise the
+        # next frame with a descriptor would be paired with the wrong one.
         parser.add_fds([-1])
     if not piece:
         raise ChannelClosed("end of stream")
@@ -48,19 +53,18 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    found = list(fds)
+    received = list(fds)
     if not _RECEIVE_FLAGS:
-        for fd in found:
+        for fd in received:
             os.set_inheritable(fd, False)
-    return found
+    return received
 
 
 class Channel:
     """Frames over a non-blocking socket.
 
-    Not thread-safe: the owner holds a lock, or is the only thread. `queue` never blocks; `flush` sends what the socket
-    takes and says whether all is gone. File descriptors given to `queue` are duplicated at once, so that the caller
-    may close its own.
+    Not thread-safe: the owner holds a lock, or is the only thread. No method blocks. `queue` duplicates file
+    descriptors at once, so the caller may close its own.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -77,19 +81,20 @@ class Channel:
     def write_fileno(self) -> int:
         return self.sock.fileno()
 
+    # The rest of `StreamChannel`'s interface. A socket on this machine neither breaks nor falls silent: when the peer
+    # is gone, the kernel says so at once.
     heard_at = 0.0
-    """When anything came last; a channel of this machine does not say."""
     round_trip_s = 0.0
     pings = 0
     pongs = 0
     is_attached = True
 
     def ping(self) -> None:
-        """Nothing to ask: a peer on this machine is there, or the socket says that it is not."""
+        """Do nothing."""
 
     @property
     def needs_flush(self) -> bool:
-        """Whether what was received calls for an answer of the channel's own."""
+        """Return whether received frames call for an answer of the channel's own; never on a socket."""
         return False
 
     def queue(
@@ -104,7 +109,11 @@ class Channel:
         blob: Blob | None = None,
         priority: int = CONTROL,
     ) -> None:
-        """`fd` goes along with the frame, or the file of `blob`. Raises OSError, only then: no descriptor is left."""
+        """Queue a frame, and with it `fd` or the file of `blob`.
+
+        Raises:
+            OSError: There is no free descriptor or no room to duplicate `fd`, or to give `blob` a file.
+        """
         if blob is not None:
             fd = blob.open()
         if fd >= 0:
@@ -117,7 +126,10 @@ class Channel:
         return self._partial is not None or any(self._out)
 
     def send(self, frame: bytes, priority: int = CONTROL) -> bool:
-        """`queue` and `flush` of one packed frame without a descriptor, at less cost where nothing is waiting."""
+        """Queue one packed frame without a descriptor, and flush.
+
+        Cheaper than `queue` and `flush` if no other output waits, because the frame goes straight to the socket.
+        """
         if self._partial is not None or self._out[0] or self._out[1] or self._out[2]:
             self._out[priority].append((frame, -1))
             return self.flush()
@@ -133,7 +145,11 @@ class Channel:
         return False
 
     def flush(self) -> bool:
-        """Send what the socket takes. True: nothing is left. Raises ChannelClosed."""
+        """Send as much as the socket takes. Return whether nothing is left.
+
+        Raises:
+            ChannelClosed: The peer is gone.
+        """
         try:
             while self._partial is not None:
                 self._sent(self._partial, self.sock.send(self._partial))
@@ -142,7 +158,7 @@ class Channel:
                     self._send_from(lane)
                     while self._partial is not None:
                         self._sent(self._partial, self.sock.send(self._partial))
-        except BlockingIOError:  # the socket is full; the rest goes when it is not
+        except BlockingIOError:  # the socket is full
             return False
         except ConnectionError as error:
             raise ChannelClosed(str(error)) from error
@@ -151,6 +167,8 @@ class Channel:
     def _send_from(self, lane: deque[tuple[bytes, int]]) -> None:
         frame, fd = lane[0]
         if fd >= 0:
+            # Leave the frame in its lane until the kernel has accepted it: a full socket raises here, and the
+            # descriptor must go with the frame's first byte. The rest of the frame then needs no descriptor.
             sent = socket.send_fds(self.sock, [frame], [fd])
             os.close(fd)
             lane.popleft()
@@ -171,7 +189,7 @@ class Channel:
         self._partial = data[count:] if count < len(data) else None
 
     def receive(self) -> list[Frame]:
-        """Frames of one read; see the function `receive`."""
+        """Read once and return the complete frames; see the function `receive`."""
         return receive(self.sock, self._parser)
 
     def close(self) -> None:
@@ -183,18 +201,18 @@ class Channel:
         self.sock.close()
 
     def release(self) -> None:
-        """A channel of this machine has one link only."""
+        """Do nothing: this channel has one link for life."""
 
     def finish(self, deadline: float) -> None:
-        """Before `close`, where all was flushed: a socket of this machine has it."""
+        """Do nothing: the peer's socket buffer already has everything that was flushed."""
 
     def close_in_child(self) -> None:
-        """After a fork: the parent's channel goes on."""
+        """Close this process's copy after a fork. The parent's channel stays open."""
         self.sock.close()
 
 
 def _joined(lane: deque[tuple[bytes, int]]) -> bytes:
-    """The frames at the front that carry no descriptor, as one piece: one system call for many small frames."""
+    """Take the frames at the front that carry no descriptor and join them: one system call for many small frames."""
     pieces: list[bytes] = []
     size = 0
     while lane and lane[0][1] < 0 and size < _BATCH_BYTES and len(pieces) < _BATCH_FRAMES:

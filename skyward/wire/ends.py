@@ -1,4 +1,4 @@
-"""The descriptors of a link: of one way to the other side, or of several that are used in turn."""
+"""Descriptors of a link: one path to the peer, or several that are used in turn (stripes)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from collections.abc import Sequence
 
 from .channel import ChannelClosed
 
-__all__ = ["CAN_STRIPE", "Ends", "Stripes"]
-
 CAN_STRIPE = hasattr(select, "epoll")
-"""Whether a link of this process may have several ways."""
+"""Whether links of this process can have several stripes."""
 
 _TURN_BYTES = 128 * 1024
-"""Bytes that go on one stripe at least, before it is the next one's turn: what is small goes on without a change."""
+"""Least number of bytes that one stripe carries before a switch, so that small traffic causes none."""
 
 
 class Ends:
-    """The descriptors of a link: of a socket, which is both, or of two pipes. Owns them; `close` is idempotent."""
+    """Descriptors of a link: one socket for both directions, or two pipes. Owns them; `close` is idempotent."""
 
     turns = False
-    """Whether what is written goes on several ways in turn."""
+    """Whether sending switches between stripes."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
@@ -31,11 +29,11 @@ class Ends:
         os.set_blocking(write_fd, False)
 
     def fileno(self) -> int:
-        """What can be read when something has come, or the link has ended."""
+        """Return the descriptor that becomes readable on input and at the end of the link."""
         return self.read_fd
 
     def write_fileno(self) -> int:
-        """What to wait for where `write_fd` takes no more; see `Stripes`."""
+        """Return the descriptor to poll while `write_fd` takes no more; see `Stripes`."""
         return self.write_fd
 
     def close(self) -> None:
@@ -44,22 +42,23 @@ class Ends:
         self.read_fd = self.write_fd = -1
 
     def finish(self, deadline: float) -> None:
-        """Before `close`: see that what was written gets there, until `deadline` (monotonic) at most."""
+        """Wait, before `close`, until written bytes are delivered, or `deadline` (monotonic) has passed."""
 
     def close_in_child(self) -> None:
-        """After a fork: the descriptors of this process, and nothing else that belongs to the link."""
+        """Close this process's descriptors after a fork, and nothing else that belongs to the link."""
         Ends.close(self)
 
 
 class Stripes(Ends):
-    """Several links that are used as one, each in its turn. Owns them.
+    """Several links (stripes) used as one, each in its turn. Owns them.
 
-    Each way through ssh has a window of its own (OpenSSH: 2 MiB may be on their way), so over a distance several
-    bring several times as much. Who writes says with a TURN frame that it goes on with the next one. Who reads then
-    does the same, so nothing need be put in order. If one ends, all have ended.
+    Each ssh channel has its own flow-control window (OpenSSH allows 2 MiB in flight), so over a long distance several
+    channels multiply the throughput. The writer announces with a TURN frame that it continues on the next stripe, and
+    the reader follows. So frames arrive in order without sequence numbers or reassembly. The end of one stripe is the
+    end of the whole link.
 
-    `read_fd` and `write_fd` are those whose turn it is. What to wait for is an epoll of which they are a part, in both
-    directions: that it can be *read* says that `write_fd` takes more.
+    `read_fd` and `write_fd` belong to the stripes whose turn it is. `fileno` and `write_fileno` are epolls, so they
+    stay the same when the turn changes. The output's epoll becomes *readable* when `write_fd` takes more.
     """
 
     def __init__(self, parts: Sequence[Ends]) -> None:
@@ -67,7 +66,7 @@ class Stripes(Ends):
         self._rests = [b""] * len(self._parts)
         self._reading = self._writing = 0
         self._awaited: int | None = None
-        """Which `_readable` looks at for more than its end."""
+        """Index of the stripe that `_readable` watches for input. It watches all the others for their end only."""
         self._blocked_fd = -1
         self._written = 0
         self._readable, self._writable = select.epoll(), select.epoll()
@@ -85,18 +84,22 @@ class Stripes(Ends):
     # Going out ------------------------------------------------------------------------------------------------------
 
     def wrote(self, count: int) -> bool:
-        """Count whole frames that were written. True: it is the next one's turn, which the other side must be told."""
+        """Count written bytes. Return whether a switch is due, which the writer must announce before it makes it."""
         self._written += count
         return self.turns and self._written >= _TURN_BYTES
 
     def turn_writing(self) -> None:
-        """The other side was told."""
+        """Switch to the next stripe, once the TURN frame is written."""
         self._written = 0
         self._writing = (self._writing + 1) % len(self._parts)
         self.write_fd = self._parts[self._writing].write_fd
 
     def await_room(self) -> None:
-        """`write_fd` takes no more: `write_fileno` shall tell when it does. Raises ChannelClosed."""
+        """Make `write_fileno` signal when `write_fd` takes more.
+
+        Raises:
+            ChannelClosed: Another thread has closed the link.
+        """
         if self._blocked_fd == self.write_fd:
             return
         try:
@@ -110,8 +113,13 @@ class Stripes(Ends):
     # Coming in ------------------------------------------------------------------------------------------------------
 
     def turn_reading(self, rest: bytes) -> bytes:
-        """The other side goes on with the next one. `rest`: what has come behind its TURN; returns what the next had
-        brought before.
+        """Follow the peer to the next stripe.
+
+        Args:
+            rest: Bytes read behind the TURN frame. They open this stripe's next turn and are kept until then.
+
+        Returns:
+            The bytes that the next stripe brought early, behind its own last TURN.
         """
         self._rests[self._reading] = rest
         self._reading = (self._reading + 1) % len(self._parts)
@@ -120,7 +128,13 @@ class Stripes(Ends):
         return before
 
     def await_input(self) -> None:
-        """From now on `fileno` can be read when `read_fd` can. Raises ChannelClosed."""
+        """Make `fileno` signal when `read_fd` has input.
+
+        Input of other stripes must not wake the reader: it could not read it before their turn and would spin.
+
+        Raises:
+            ChannelClosed: The link is closed.
+        """
         if self._awaited == self._reading:
             return
         try:
@@ -132,13 +146,17 @@ class Stripes(Ends):
         self._awaited = self._reading
 
     def check(self) -> None:
-        """Nothing is there to read. Raises ChannelClosed if one of them has ended: what it owes never comes."""
+        """Look for dead stripes when there is nothing to read.
+
+        Raises:
+            ChannelClosed: A stripe has ended, so its bytes will never come.
+        """
         try:
             ready = self._readable.poll(0)
         except (OSError, ValueError) as error:
             raise ChannelClosed(str(error)) from error
         if any(events & ~select.EPOLLIN for _, events in ready):
-            raise ChannelClosed("one of its channels has ended")
+            raise ChannelClosed("one channel of the link has ended")
 
     # Its end --------------------------------------------------------------------------------------------------------
 
@@ -148,7 +166,7 @@ class Stripes(Ends):
             part.close()
 
     def finish(self, deadline: float) -> None:
-        """By the one whose turn it is: the other side finds the end there, behind all the rest."""
+        """Finish the stripe whose turn it is. The peer reads that one last, behind everything else."""
         self._parts[self._writing].finish(deadline)
 
     def close_in_child(self) -> None:
@@ -158,6 +176,6 @@ class Stripes(Ends):
 
     def _close_descriptors(self) -> None:
         self.read_fd = self.write_fd = -1
-        with contextlib.suppress(OSError):  # closed already
+        with contextlib.suppress(OSError):  # already closed
             self._readable.close()
             self._writable.close()

@@ -1,8 +1,8 @@
-"""The failure of a call, as it crosses the wire and as it is raised again.
+"""Failures of calls: how they cross the wire and how they are raised again.
 
-The user's exception arrives as itself: same class, arguments, attributes, cause and context. What cannot be rebuilt
-(its class does not exist here, its constructor refuses, it cannot be pickled) becomes a RemoteError that says what it
-was. The remote traceback and where it happened are attached as notes.
+The user's exception arrives as itself: same class, arguments, attributes, cause and context. An exception that cannot
+be rebuilt becomes a RemoteError that describes it. Reasons are a class that does not exist here, a constructor that
+refuses, or a failed pickling. Notes carry the remote traceback and the place of the failure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import linecache
 import pickle
 import re
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -24,39 +25,38 @@ from ..core import interrupts
 from ..core.printable import printable_lines
 from ..errors import RemoteError, SkywardError, TaskError
 
-__all__ = ["EncodedFailure", "decode_failure", "encode_exception", "encode_failure", "stamp_as", "stamp_failure"]
-
 _TEXT_LIMIT = 32 * 1024
 _PICKLE_LIMIT = 128 * 1024
-"""Bytes. A failure travels in one frame, and its message in its pickle and in its traceback as well."""
+"""Bytes. A failure travels in one frame, and holds its message up to three times: alone, pickled, in the traceback."""
 
 _stamped: tuple[BaseException, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedFailure:
-    """What the slot knows of a failed call. `pickled` is None where the exception cannot travel."""
+    """Failed call as the slot reports it. `pickled` is None if the exception cannot travel."""
 
     type_name: str
     message: str
     traceback: str
     pickled: bytes | None
     reason: str = ""
-    """Why it could not be pickled; empty otherwise."""
+    """Reason why the exception could not be pickled; empty otherwise."""
     is_cancelled: bool = False
     at: float = 0.0
-    """Seconds since the epoch, by the node's clock: it tells which rank of a gang failed first."""
+    """Time of the failure in seconds since the epoch, by the node's clock. Shows which rank of a gang failed first."""
     index: int | None = None
-    """For a chunk: the index of the call that failed."""
+    """Index of the failed call within its map, for a chunk."""
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self, protocol=5)
 
 
 def stamp_failure(error: BaseException) -> None:
-    """`error` was raised now: what is done before it is encoded, such as leaving a process group, comes later.
+    """Record now as the time at which `error` was raised.
 
-    The first stamp of an error holds. For processes that run one call at a time.
+    Cleaning up, such as leaving a process group, can take seconds before the error is encoded, and would hide which
+    rank failed first. Only the first stamp of an error counts. For processes that run one call at a time.
     """
     global _stamped
     if _stamped is None or _stamped[0] is not error:
@@ -64,7 +64,7 @@ def stamp_failure(error: BaseException) -> None:
 
 
 def stamp_as(error: BaseException, instead_of: BaseException) -> None:
-    """`error` is sent in the place of another: it was raised when that was."""
+    """Give `error` the time of the exception that it replaces."""
     global _stamped
     if _stamped is not None and _stamped[0] is instead_of:
         _stamped = (error, _stamped[1])
@@ -73,10 +73,17 @@ def stamp_as(error: BaseException, instead_of: BaseException) -> None:
 def encode_failure(
     error: BaseException, *, is_cancelled: bool = False, index: int | None = None, hide: str = ""
 ) -> bytes:
-    """`hide`: a folder whose frames are ours, left out of the traceback's top."""
+    """Encode `error` for the wire.
+
+    Args:
+        error: The exception of the call.
+        is_cancelled: Whether the call ended because it was cancelled.
+        index: Index of the failed call within its map, for a chunk.
+        hide: Folder of our own code, whose frames are left out at the top of the traceback.
+    """
     pickled, reason = encode_exception(error)
     if pickled is not None and len(pickled) > _PICKLE_LIMIT:
-        reason = f"it is too large: {len(pickled)} bytes; the limit is {_PICKLE_LIMIT}"
+        reason = f"its pickle of {len(pickled)} bytes exceeds the limit of {_PICKLE_LIMIT}"
         pickled = None
     failure = EncodedFailure(
         type_name=_type_name(error),
@@ -92,19 +99,22 @@ def encode_failure(
 
 
 def encode_exception(error: BaseException) -> tuple[bytes | None, str]:
-    """(pickle, "") or (None, why not). What this returns has been loaded once: constructors lie."""
+    """Pickle `error`. Return the pickle and "", or None and the reason why it cannot be pickled.
+
+    Loads the pickle once to be sure, because many exception classes pickle well and then fail in their constructor.
+    """
     try:
         sink = io.BytesIO()
         _ExceptionPickler(sink, protocol=5).dump(error)
         data = sink.getvalue()
         pickle.loads(data)
-    except BaseException as why:  # a pickling or a constructor of the user's: SystemExit can come too
+    except BaseException as why:  # runs the user's pickling and constructors, so SystemExit is possible too
         return None, f"{type(why).__name__}: {_message(why)}"
     return data, ""
 
 
 class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    """Pickles exceptions without calling their constructors on the other side, and with their causes."""
+    """Pickler that keeps the causes of exceptions and rebuilds them without calling their constructors."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, BaseException) and _has_plain_state(type(obj)):
@@ -116,7 +126,7 @@ class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
 
 
 def _has_plain_state(cls: type[BaseException]) -> bool:
-    """Whether args and __dict__ are all there is: no pickling of its own, no state in C."""
+    """Return whether `args` and `__dict__` are its whole state: no pickling of its own, and no state in C."""
     if cls.__reduce__ is not BaseException.__reduce__ or cls.__reduce_ex__ is not object.__reduce_ex__:
         return False
     first_builtin = next(c for c in cls.__mro__ if getattr(builtins, c.__name__, None) is c)
@@ -152,21 +162,21 @@ def _restore(error: BaseException, state: Any) -> None:
 def decode_failure(
     failure: EncodedFailure, *, where: str, node: int | None, task: str, log_tail: str = ""
 ) -> BaseException:
-    """The exception to raise here, with notes that say what happened there."""
+    """Build the exception to raise in this process, with notes about where and how it happened."""
     error: BaseException | None = None
     reason = failure.reason
     if failure.pickled is not None:
         try:
             error = pickle.loads(failure.pickled)
             if not isinstance(error, BaseException):
-                error, reason = None, f"its pickle holds a {type(error).__qualname__}"
-        except BaseException as why:  # the class is unknown here, its module fails to import, or calls sys.exit()
-            if interrupts.is_from_handler(why):
+                error, reason = None, f"its pickle holds a {type(error).__qualname__}, not an exception"
+        except BaseException as why:  # the class is unknown here, or its module fails to import or calls sys.exit()
+            if interrupts.is_from_handler(why):  # Ctrl+C of this process is no failure to unpickle
                 raise
             reason = f"{type(why).__name__}: {_message(why)}"
     if error is None:
         error = RemoteError(
-            f"{failure.type_name}: {failure.message} (raised {where}; it could not be rebuilt here: {reason})",
+            f"{failure.type_name}: {failure.message} (raised {where}; cannot be rebuilt here: {reason})",
             exception_type=failure.type_name,
             exception_message=failure.message,
         )
@@ -186,13 +196,26 @@ def decode_failure(
 _FRAME = re.compile(r'( *)File "(.+)", line (\d+), in ')
 
 
+def _cell_of(file: str) -> str:
+    """Return the notebook's own name of a cell, such as "Cell In[3]"; empty for other files.
+
+    IPython keeps cells in files whose names say nothing to anyone.
+    """
+    module = sys.modules.get("IPython")
+    get_shell = getattr(module, "get_ipython", None)
+    compiler = getattr(get_shell() if get_shell is not None else None, "compile", None)
+    number = getattr(compiler, "_filename_map", {}).get(file)
+    return "" if number is None else f"Cell In[{number}]"
+
+
 def _with_source(text: str) -> str:
-    """The traceback with lines of files that only this process knows: the cells of a notebook."""
+    """Add source lines of files that only this process knows, such as the cells of a notebook."""
     lines = text.split("\n")
     shown: list[str] = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        shown.append(line)
         frame = _FRAME.match(line)
+        cell = _cell_of(frame[2]) if frame is not None else ""
+        shown.append(line.replace(f'File "{frame[2]}"', cell, 1) if frame is not None and cell else line)
         if frame is not None and not following.startswith(f"{frame[1]}  "):
             source = linecache.getline(frame[2], int(frame[3])).strip()
             shown += [f"{frame[1]}  {source}"] if source else []
@@ -207,12 +230,12 @@ def _type_name(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException as why:  # a __str__ of the user's
+    except BaseException as why:  # raised by the user's __str__
         return f"<its __str__ raised {type(why).__name__}>"
 
 
 def _shortened(text: str) -> str:
-    """At most `_TEXT_LIMIT` bytes or so; of what is longer, the beginning and the end."""
+    """Return the beginning and the end of a text that is longer than about `_TEXT_LIMIT` bytes."""
     data = text.encode("utf-8", "surrogatepass")
     if len(data) <= _TEXT_LIMIT:
         return text
@@ -228,5 +251,5 @@ def _traceback_text(error: BaseException, hide: str) -> str:
     shown = frames if frames is not None else error.__traceback__
     try:
         return "".join(traceback.format_exception(type(error), error, shown))
-    except BaseException as why:  # a __str__ or __repr__ of the user's
-        return f"<the traceback cannot be formatted: {type(why).__name__}>"
+    except BaseException as why:  # raised by the user's __str__ or __repr__
+        return f"<cannot format the traceback: {type(why).__name__}>"

@@ -1,4 +1,4 @@
-"""The frame: the unit that crosses a channel, and the parser that finds frames in a byte stream.
+"""Frames, the units that cross a channel, and the parser that finds them in a byte stream.
 
 A frame is a 16-byte header and a body of at most `MAX_BODY` bytes:
 
@@ -6,93 +6,79 @@ A frame is a 16-byte header and a body of at most `MAX_BODY` bytes:
     | length | kind | flags | lane  | ident          | body ...
       u32      u8     u8      u16     u64              `length` bytes
 
-`ident` is the task the frame is about (0: none), `lane` a small number whose meaning belongs to the kind (the number
-of a slot, a rank, a stream argument). All numbers are little-endian. Whatever is larger than a body travels as a
-blob. The version is spoken once, in HELLO; a reader of version N accepts N and N-1.
+`ident` is the task that the frame is about (0: none). `lane` is a small number that means something else for each
+kind: a slot, a rank, a stream argument. All numbers are little-endian. Anything larger than a body travels as a blob.
+HELLO carries the protocol version; a reader of version N accepts N and N-1.
 """
 
 from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..errors import InternalError
-
-__all__ = [
-    "HEADER",
-    "HAS_FD",
-    "ON_SHELF",
-    "INLINE_LIMIT",
-    "MAX_BODY",
-    "PROTOCOL_VERSION",
-    "QUIET",
-    "Frame",
-    "FrameParser",
-    "FrameKind",
-    "pack",
-]
 
 PROTOCOL_VERSION = 1
 HEADER = struct.Struct("<IBBHQ")
 _HEADER_SIZE = HEADER.size
 _unpack_header = HEADER.unpack_from
 INLINE_LIMIT = 256 * 1024
-"""Bytes. What is larger goes out of band as a blob: one frame must not hold up the frames behind it."""
+"""Bytes. Larger payloads travel as blobs, so that no frame delays the frames behind it for long."""
 MAX_BODY = INLINE_LIMIT + 64 * 1024
-"""An inline payload of `INLINE_LIMIT` plus its references; a longer length is a broken or foreign peer."""
+"""Bytes: a payload of `INLINE_LIMIT` plus its references. A longer frame comes from a broken or foreign peer."""
 
 
 class FrameKind(IntEnum):
-    """What a frame is for. C: client, A: agent, S: slot, K: keeper."""
+    """Purpose of a frame, and who sends it to whom (C: client, A: agent, S: slot, K: keeper)."""
 
     # Session.
-    HELLO = 1  # C,K > A  json: version, role, pool; on a stream of a client also what `engine.dialler` says
+    HELLO = 1  # C,K > A  json: version, role, pool; on a client's stream also the fields of `engine.dialler`
     WELCOME = 2  # A > C    json: node facts
     LEASE = 3  # K > A    renews the lease
     SHUTDOWN = 4  # C,K > A  end now
     GOODBYE = 5  # A > C,K  json: why the agent ends
     ATTACH = 6  # stub > A  a descriptor of a stream for a session; lane 0: to read from, 1: to write to
-    PING = 7  # body: any; ident: frames received
-    PONG = 8  # body: that of the PING; ident: frames received
-    ACK = 9  # ident: frames received
+    PING = 7  # body: any; ident: number of frames received
+    PONG = 8  # body: that of the PING; ident: number of frames received
+    ACK = 9  # ident: number of frames received
 
-    TURN = 14  # what is sent after this goes the next way of the link; see `wire.ends.Stripes`
+    TURN = 14  # the sender continues on the next stripe of the link; see `wire.ends.Stripes`
 
-    # What tasks stand on.
+    # Prerequisites of tasks.
     FUNCTION = 10  # C > A > S  digest, pickled function; kept until the process ends
     BLOB = 11  # C > A > S and back; digest, size, offset, and either a file descriptor or a piece
     DROP_BLOB = 12  # C > A  digest
-    DROP_FUNCTION = 13  # C > A > S  digest; no task that uses it is open
+    DROP_FUNCTION = 13  # C > A > S  digest; no open task uses it
 
     # Tasks.
     TASK = 20  # C > A > S
-    CANCEL = 21  # C > A  stop it: SIGINT, a grace, SIGKILL
+    CANCEL = 21  # C > A  stop it: SIGINT, a grace period, SIGKILL
     RECALL = 22  # C > A  give it back if it has not begun; the answer is RECALLED
-    RANK = 23  # C > A  pickled RankOrder: make a new process for this task
+    RANK = 23  # C > A  pickled RankOrder: start a new process for this task
     RESERVE_PORT = 24  # C > A
     RELEASE_PORT = 25  # C > A  lane: port
-    TAKE_STACK = 26  # C > A  of the process that runs a task; lane 1: of all its threads. The answer is STACK
+    TAKE_STACK = 26  # C > A  send the stack of the task's process as STACK; lane 1: of all its threads
 
     # The direct line between client and slot (TASK and RESULT travel on it too).
-    LINE = 27  # A > C  a descriptor; ident: number of the line
+    LINE = 27  # A > C  the line's descriptor; ident: its number
     HOLD = 28  # C > A  a task is on the line; body: number of the line
     UNHOLD = 29  # C > A  that task has ended
 
-    # What comes of them.
+    # Outcomes and output of tasks. After a final frame, no other frame is about that task.
     RESULT = 31  # S > A > C  final
     ERROR = 32  # S > A > C  final
     PART = 33  # S > A > C  results of a part of a chunk
     LOST = 34  # A > C  json: the process died; final
-    RECALLED = 35  # A > C  final: it never began
+    RECALLED = 35  # A > C  the task never began; final
     PORT = 36  # A > C  lane: port
     LOG = 37  # A > C  lane: stream and rank; lines of text
-    STACK = 38  # A > C  json: stack, state; lane 1: unasked, for the rank has stopped (stopped_s)
-    ELSEWHERE = 39  # S > C  on the line: what comes of the task comes through the agent
+    STACK = 38  # A > C  json: stack, state; lane 1: unasked, because the rank has stopped (stopped_s)
+    ELSEWHERE = 39  # S > C  on the line: the outcome of the task comes through the agent
 
     # Streams.
     ITEM = 40  # S > A > C  one yielded value
-    CREDIT = 41  # C > A > S  body u32: so many more items may come
+    CREDIT = 41  # C > A > S  body u32: number of further items that the slot may send
     CLOSE = 42  # C > A > S  the consumer is gone
     IN_ITEM = 43  # C > A > S  lane: argument; one value of an input stream
     IN_END = 44  # C > A > S
@@ -103,19 +89,34 @@ class FrameKind(IntEnum):
     READY = 50  # S > A
     SLOT_CONFIG = 51  # A > S  pickled SlotConfig
 
-    NOTICE = 55  # A > C  the provider takes this machine back; body: what it said
+    NOTICE = 55  # A > C  the provider takes this machine back; body: its announcement
 
-    # Looking on.
-    USAGE = 60  # C > A  lane: tenths of a second between two answers, 0: no more. A > C  json: one of them
+    # Monitoring.
+    USAGE = 60  # C > A  lane: interval of the answers in tenths of a second, 0: stop. A > C  json: one answer
 
-    # Questions to a call that runs; in front of each, and of its answer, stands its number (8 bytes).
+    # Questions to a running call. An 8-byte number precedes each question and its answer.
     ASK = 61  # C > A > S
-    ANSWER = 62  # S > A > C  lane: 0 answered, 1 nobody answers there, 2 too many are open, 3 the answer is too large
+    ANSWER = 62  # S > A > C  lane: 0 answered, 1 no handler, 2 too many open questions, 3 answer too large
 
-    # Calls that a task makes of other nodes; ident: the number of the call, see `nested_calls`. So have their blobs.
+    # Calls from inside a task to other nodes; ident, also of their blobs: number of the call, see `nested_calls`.
     CALL = 70  # S > A > C  payload: NestedCall
-    UNCALL = 71  # S > A > C  nobody waits for it any more
-    OUTCOME = 72  # C > A > S  payload: Outcome
+    UNCALL = 71  # S > A > C  nobody waits for it any longer
+    OUTCOME = 72  # C > A > S  payload: NestedOutcome
+
+
+UNCOUNTED_KINDS: Final = frozenset(
+    (
+        FrameKind.HELLO,
+        FrameKind.WELCOME,
+        FrameKind.GOODBYE,
+        FrameKind.ATTACH,
+        FrameKind.PING,
+        FrameKind.PONG,
+        FrameKind.ACK,
+        FrameKind.TURN,
+    )
+)
+"""Frames about the link itself. Streams neither count them nor repeat them after a reconnect."""
 
 
 class Frame(NamedTuple):
@@ -125,40 +126,48 @@ class Frame(NamedTuple):
     ident: int
     body: bytes
     fd: int = -1
-    """A file descriptor that came with the frame; the receiver owns it. -1: none, or, with the flag `HAS_FD`, it could
-    not be received."""
+    """File descriptor that came with the frame, owned by the receiver.
+
+    -1 without `HAS_FD`: there is none. -1 with `HAS_FD`: this process had no free descriptor to receive it.
+    """
 
 
 HAS_FD = 0x80
-"""Flag: one file descriptor rides on this frame (only on channels that can pass one)."""
+"""Flag: one file descriptor accompanies this frame (only on channels that can pass one)."""
 
 
 def pack(kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> bytes:
+    """Return the bytes of a frame."""
     return HEADER.pack(len(body), kind, flags, lane, ident) + body
 
 
 QUIET = 0x40
-"""Flag of a slot's last frame of a task: the task wrote no output, so the agent need not look for any."""
+"""Flag of a slot's last frame for a task: the task wrote no output, so the agent need not look for any."""
 
 
 ON_SHELF = 0x20
-"""Flag of a task that is sent to a busy slot: it begins it only if it has it, by the number in `lane`; see
-`slot.shelf`."""
+"""Flag of a task that is sent to a busy slot. The slot must take it from its shelf, by the number in `lane`, before it
+begins it; see `slot.shelf`.
+"""
 
 
 class FrameParser:
-    """Finds frames in the pieces of a byte stream. Not thread-safe: one reader owns it."""
+    """Parser of a byte stream that arrives in pieces. Not thread-safe: one reader owns it."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._fds: list[int] = []
 
     def add_fds(self, fds: list[int]) -> None:
-        """File descriptors that arrived with, or before, the next piece. -1: one that could not be received."""
+        """Add file descriptors that arrived with, or before, the next piece. -1: one that could not be received."""
         self._fds.extend(fds)
 
     def feed(self, piece: bytes) -> list[Frame]:
-        """Frames completed by `piece`, in order. Raises InternalError on what cannot be a frame."""
+        """Return the frames that `piece` completes, in order.
+
+        Raises:
+            InternalError: The bytes are not a frame, or its file descriptor is missing.
+        """
         data = self._rest + piece if self._rest else piece
         end = len(data)
         at = 0
@@ -166,7 +175,7 @@ class FrameParser:
         while end - at >= _HEADER_SIZE:
             length, kind, flags, lane, ident = _unpack_header(data, at)
             if length > MAX_BODY:
-                raise InternalError(f"wire: a frame of {length} bytes (kind {kind}); the limit is {MAX_BODY}")
+                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds the limit of {MAX_BODY}")
             stop = at + _HEADER_SIZE + length
             if stop > end:
                 break
@@ -178,10 +187,10 @@ class FrameParser:
 
     def _next_fd(self) -> int:
         if not self._fds:
-            raise InternalError("wire: a frame came without the file descriptor that belongs to it")
+            raise InternalError("wire: frame arrived without its file descriptor")
         return self._fds.pop(0)
 
     @property
     def is_mid_frame(self) -> bool:
-        """Whether the stream would end within a frame if it ended now."""
+        """Return whether the stream so far ends inside a frame."""
         return bool(self._rest)

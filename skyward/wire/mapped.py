@@ -1,7 +1,7 @@
-"""Arrays of a file (numpy.memmap), sent as the name of the file and a place in it.
+"""Memory-mapped arrays (numpy.memmap), sent as the name of their file and an offset.
 
-For receivers that see the same files: nothing is copied, however large the file is, and what a task writes to an array
-of a file that is open for writing is in the file, where the sender sees it.
+Only for receivers that see the same files. Nothing is copied, however large the file is. If the array is open for
+writing, a task's changes are in the file, where the sender sees them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["reduce_mapped"]
-
 _MODES = {"r": "r", "r+": "r+", "w+": "r+"}
-"""What the sender opened it with, and the receiver does: "w+" again would empty it. Not "c": its changes are not in
-the file.
+"""Mode of the receiver by mode of the sender. "w+" again would empty the file. "c" (copy on write) is missing because
+its changes are not in the file.
 """
 
 
 def reduce_mapped(array: Any) -> Any:
-    """How to pickle an array that lies in a file that is still there, a view of one too; None for everything else."""
+    """Return how to pickle an array, or a view of one, whose file still exists; None for everything else."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(array, numpy.ndarray) or array.dtype.hasobject:
         return None
@@ -39,7 +37,7 @@ def reduce_mapped(array: Any) -> Any:
 
 
 def _root(array: Any, memmap: type) -> Any:
-    """The numpy.memmap that holds the file itself: views inherit its `offset`, whatever theirs is."""
+    """Return the numpy.memmap that maps the file. Views inherit its `offset` attribute, which is wrong for them."""
     while array is not None and not isinstance(array, mmap.mmap):
         base = getattr(array, "base", None)
         if isinstance(array, memmap) and isinstance(base, mmap.mmap):
@@ -59,9 +57,9 @@ def _open(
     first: int,
     is_memmap: bool,
 ) -> Any:
-    """The array in these `size` bytes of the file from `place` on; its first element is `first` bytes into them.
+    """Map `size` bytes of the file from offset `place` on. The array's first element is `first` bytes into them.
 
-    A numpy.memmap only where it was one and is contiguous, as joblib has it.
+    The result is a numpy.memmap only if the original was one and is contiguous, as with joblib.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
-"""Calls that tasks make: what goes from a slot to the client, which places them, and what comes back.
+"""Calls that tasks make: messages from a slot to the client, which places the calls, and their outcomes.
 
-A message is one payload. The bodies of other payloads (a function, its arguments, a value) lie in it as bytes, and the
-blobs of all of them travel before it under the number of the call, named by content.
+A message is one payload. It holds other payloads (a function, its arguments, a value) as bytes. The blobs of all of
+them travel before the message, under the number of the call and named by content.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from .blobs import Blob
 from .payloads import Encoded, decode, encode
 from .tasks import parse, references
 
-__all__ = ["IS_NESTED", "NestedCall", "NestedOutcome", "message_of", "packed", "payload_in"]
-
 IS_NESTED = 1 << 63
-"""Bit of the number of such a call: the client's own numbers have it not."""
+"""Bit that is set in the numbers of nested calls and clear in the client's own numbers."""
 
 
 class NestedCall(NamedTuple):
-    """CALL. `function` and `arguments` are payloads, `options` and `launch` pickled; `launch` is empty but for a gang.
+    """Content of a CALL frame.
 
-    nodes: those that it may go to; None: any that is kept for no role. is_on_all: a gang on all of those.
+    `function` and `arguments` are payloads; `options` and `launch` are pickles, and only a gang has a `launch`.
+    `nodes` are the allowed nodes; None allows every node without a role. `is_on_all` makes a gang run on all of them.
     """
 
     parent: int
@@ -40,8 +39,10 @@ class NestedCall(NamedTuple):
 
 
 class NestedOutcome(NamedTuple):
-    """OUTCOME. status: "value" (one payload), "values" (one for each node), "failed" (a pickled TaskFailure's fields),
-    "error" (a pickled exception), "cancelled".
+    """Content of an OUTCOME frame.
+
+    `status` is "value" (one payload), "values" (one for each node), "failed" (the pickled fields of a TaskFailure),
+    "error" (a pickled exception) or "cancelled" (no payload).
     """
 
     status: str
@@ -49,19 +50,19 @@ class NestedOutcome(NamedTuple):
 
 
 def packed(message: NestedCall | NestedOutcome, blobs: Iterable[Blob]) -> Encoded:
-    """The message with its own blobs and those of the payloads in it, each once."""
+    """Encode the message, with its own blobs and those of the payloads in it, each once."""
     outer = encode(tuple(message), Blob.snapshot)
     by_name = {blob.digest: blob for blob in (*outer.blobs, *blobs)}
     return Encoded(outer.body, tuple(by_name.values()))
 
 
 def message_of(body: bytes, blobs: Mapping[bytes, Blob]) -> tuple[Any, ...]:
-    """The fields of the message. Nothing of the user's is unpickled."""
+    """Decode the fields of a message without unpickling any of the user's values."""
     fields: tuple[Any, ...] = decode(parse(body), [blobs[digest] for digest, _ in references(body)])
     return fields
 
 
 def payload_in(body: bytes, blobs: Mapping[bytes, Blob]) -> Encoded:
-    """A payload that lay in a message."""
+    """Return a payload of a message together with its blobs."""
     body = bytes(body)
     return Encoded(body, tuple(blobs[digest] for digest, _ in references(body)))

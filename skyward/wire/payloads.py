@@ -1,11 +1,11 @@
 """Payloads: Python values as bytes, with large buffers beside them.
 
-Pickle protocol 5 leaves large buffers out of the pickle; each becomes a blob, named by content. The receiver maps
-the blobs and unpickles over the mappings: an array arrives without a copy and may be written. A pickle that is itself
-too large for a frame becomes the last blob. The layout is in `tasks`.
+Pickle protocol 5 leaves large buffers out of the pickle. Each becomes a blob, named by its content. The receiver maps
+the blobs and unpickles over the mappings, so an array arrives without a copy and can be written. A pickle that is
+itself too large for a frame becomes the last blob. `tasks` describes the layout.
 
-Values of plain built-in types take the C pickler directly; everything else goes through cloudpickle, so functions
-and classes of `__main__` travel by value and those of importable modules by name.
+Values of plain built-in types go through the C pickler. Everything else goes through cloudpickle: functions and classes
+of `__main__` travel by value, those of importable modules by name.
 """
 
 from __future__ import annotations
@@ -25,29 +25,26 @@ import cloudpickle
 from .blobs import Blob
 from .frames import INLINE_LIMIT
 from .pull import place_of, pull
-from .tasks import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
-
-__all__ = ["Encoded", "Parsed", "PutBlob", "decode", "encode", "parse", "paused_collector"]
-
+from .tasks import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed
 
 PutBlob = Callable[[memoryview], Blob]
-"""Where a large buffer goes: it returns the blob that holds a snapshot of it."""
+"""Function that stores a large buffer and returns the blob with a snapshot of it."""
 
 _ATOMS = frozenset({int, float, bool, str, type(None), complex})
 _NUMBERS = _ATOMS - {str}
 _PLAIN_DEPTH = 3
 _PLAIN_LENGTH = 1000
 _STAY_LIMIT = 32 * 1024
-"""Bytes of the pickle itself, where its buffers stay in memory."""
+"""Most bytes of the pickle itself if its buffers stay in the sender's memory."""
 
 
 class Encoded(NamedTuple):
-    """A value ready to travel: `body` for the frame, `blobs` to be at the receiver before it."""
+    """Value ready to travel: the `body` of a frame, and the `blobs` that must arrive before it."""
 
     body: bytes
     blobs: tuple[Blob, ...] = ()
     stays: tuple[memoryview, ...] = ()
-    """Buffers that are in neither: the receiver reads them in this process's memory, while the sender waits."""
+    """Buffers outside both, which the receiver reads in this process's memory while the sender waits."""
 
     def with_elapsed(self, elapsed_ns: int) -> bytes:
         return self.body[:3] + elapsed_ns.to_bytes(8, "little") + self.body[11:]
@@ -63,10 +60,13 @@ def encode(
     may_stay: Callable[[], bool] | None = None,
     reduce: Callable[[Any], Any] | None = None,
 ) -> Encoded:
-    """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...).
+    """Pickle `value`. Raises what its pickling raises (TypeError, PicklingError, AttributeError, ...).
 
-    `may_stay` is asked whether large buffers, if there are any, can be read here by the receiver. `reduce` is asked
-    first how to pickle an object; None: as usual.
+    Args:
+        value: Any picklable object.
+        put: Function that stores a large buffer.
+        may_stay: Called only if there are large buffers: may they stay in this process's memory for the receiver?
+        reduce: Called first for each object. Returns how to pickle it, or None for the usual way.
     """
     if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
         data = pickle.dumps(value, protocol=5)
@@ -96,7 +96,7 @@ def _with_blobs(data: bytes, large: list[memoryview], put: PutBlob) -> Encoded:
 
 
 def _are_plain_arguments(value: Any) -> bool:
-    """The commonest payload, (args, kwargs) with a few numbers, told at once."""
+    """Recognize the most common payload quickly: (args, kwargs) with numbers only and no kwargs."""
     return (
         type(value) is tuple
         and len(value) == 2
@@ -108,7 +108,7 @@ def _are_plain_arguments(value: Any) -> bool:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether the C pickler alone gives the right bytes: built-in values, not too many to look at."""
+    """Return whether the C pickler alone produces the right bytes: built-in values, and few enough to check."""
     kind = type(value)
     if kind in _ATOMS:
         return kind is not str or len(value) <= INLINE_LIMIT
@@ -117,7 +117,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     if depth == 0:
         return False
     if kind is tuple or kind is list:
-        if _ATOMS.issuperset(set(map(type, value))):  # a set of them first: the quickest look at a long list
+        if _ATOMS.issuperset(set(map(type, value))):  # building the set first is the fastest check of a long list
             return True
         return depth > 1 and len(value) <= _PLAIN_LENGTH and all(_is_plain(v, depth - 1) for v in value)
     if kind is dict:
@@ -126,7 +126,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 class _LargeBytes:
-    """Stands for a bytes object in a pickle: the built-in's own pickling is always in band."""
+    """Placeholder for a large bytes object, because the built-in type always pickles in band."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self.data = data
@@ -136,7 +136,7 @@ class _LargeBytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    """cloudpickle with large buffers left out."""
+    """Pickler of cloudpickle that collects large buffers instead of writing them."""
 
     def __init__(self, sink: io.BytesIO, large: list[memoryview], reduce: Callable[[Any], Any] | None = None) -> None:
         self._reduce = reduce
@@ -160,9 +160,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
 
 
 def _with_large_bytes(value: Any, depth: int = 3) -> Any:
-    """`value` with large bytes objects marked, in the containers a call's arguments are likely to hold them in.
+    """Replace large bytes objects by placeholders, within the containers that usually hold a call's arguments.
 
-    A container without any is itself, so that what is shared stays shared.
+    Returns a container without any as itself, so that shared containers stay shared.
     """
     kind = type(value)
     if kind in (bytes, bytearray):
@@ -180,7 +180,7 @@ _BYTES_HOLDERS = frozenset({bytes, bytearray, tuple, list, dict})
 
 
 def _reduce_memmap(obj: Any) -> Any:
-    """A numpy.memmap as a plain array: numpy copies arrays of a subclass into the stream, large ones too."""
+    """Pickle a numpy.memmap as a plain array. numpy copies arrays of a subclass into the pickle, however large."""
     if type(obj).__name__ != "memmap" or "numpy" not in sys.modules:
         return None
     import numpy as np
@@ -189,9 +189,9 @@ def _reduce_memmap(obj: Any) -> Any:
 
 
 def _reduce_torch_storage(obj: Any) -> Any:
-    """A torch storage as a buffer. torch's own pickling copies the bytes into the stream twice.
+    """Pickle a torch storage as a buffer, because torch's own pickling copies the bytes twice.
 
-    The storage, not the tensor, is the unit: views of one tensor still share memory on the other side.
+    Storages are pickled instead of tensors so that views of one tensor still share memory at the receiver.
     """
     if type(obj).__name__ not in ("TypedStorage", "UntypedStorage") or "torch" not in sys.modules:
         return None
@@ -217,15 +217,17 @@ def _untyped_storage(buffer: Any) -> Any:
 
     if not memoryview(buffer).nbytes:
         return torch.UntypedStorage(0)
-    if memoryview(buffer).readonly:  # in band, it arrives as bytes; a tensor must be writable
+    if memoryview(buffer).readonly:  # in-band buffers arrive as bytes, but a tensor must be writable
         buffer = bytearray(buffer)
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
 def decode(parsed: Parsed, blobs: Iterable[Blob]) -> Any:
-    """Unpickle over fresh private mappings of `blobs` (in the order of `parsed.references`).
+    """Unpickle over fresh private mappings of `blobs`, which are in the order of `parsed.references`.
 
-    Raises PullRefused: what is in the sender's memory cannot be read; and whatever the unpickling raises.
+    Raises:
+        PullRefused: The sender's memory cannot be read.
+        BaseException: Anything that the unpickling raises.
     """
     if not parsed.references:
         return pickle.loads(parsed.pickle)
@@ -240,8 +242,8 @@ def decode(parsed: Parsed, blobs: Iterable[Blob]) -> Any:
 def paused_collector() -> Iterator[None]:
     """Pause the garbage collector around unpickling that imports modules.
 
-    An import makes objects that stay. Scanning them again and again is a fifth of the time that torch and transformers
-    take to import. Threads may overlap: the thread that found the collector enabled enables it again.
+    Imports create objects that stay. Scanning them again and again takes a fifth of the import time of torch and
+    transformers. If threads overlap, the thread that found the collector enabled enables it again.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -256,7 +258,7 @@ _CACHED = type(functools.lru_cache(abs))
 
 
 def reduce_wrapper(obj: Any) -> Any:
-    """How to pickle a wrapper that cannot be found by its name; None for everything else."""
+    """Return how to pickle an `lru_cache` or `singledispatch` wrapper that has no importable name; None otherwise."""
     if type(obj) is _CACHED:
         return None if _is_named(obj) else (_cached, (obj.__wrapped__, obj.cache_parameters()))
     if type(obj) is FunctionType and type(obj.__dict__.get("registry")) is MappingProxyType and not _is_named(obj):
@@ -268,10 +270,10 @@ def reduce_wrapper(obj: Any) -> Any:
 def _is_named(obj: Any) -> bool:
     if obj.__module__ == "__main__":
         return False
-    found: Any = sys.modules.get(obj.__module__)
+    named: Any = sys.modules.get(obj.__module__)
     for part in obj.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is obj
+        named = getattr(named, part, None)
+    return named is obj
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
@@ -279,7 +281,7 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
 
 
 def _dispatched(default: Callable[..., Any], registry: dict[type, Callable[..., Any]]) -> Any:
-    made = functools.singledispatch(default)
+    dispatcher = functools.singledispatch(default)
     for kind, function in registry.items():
-        made.register(kind, function)
-    return made
+        dispatcher.register(kind, function)
+    return dispatcher

@@ -1,7 +1,7 @@
-"""Buffers that stay in the client's memory and are read there by the slot: one copy, and no file between (Linux).
+"""Buffers that the slot copies straight out of the client's memory, without a file in between (Linux).
 
-Only for a caller that waits for its call: the buffers then stay as they are. `process_vm_readv` needs what a debugger
-needs (the same user; no Yama restriction): where it is refused the call goes the ordinary way, as blobs.
+Only for calls whose caller waits, because then the buffers do not change. `process_vm_readv` needs the permissions of a
+debugger (the same user, no Yama restriction). Where it is refused, the call is sent again with blobs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from typing import Any
 
 from ..errors import InternalError
 
-__all__ = ["PullRefused", "is_possible", "place_of", "pull"]
-
 _PLACE = struct.Struct("<QQ")  # process, address
 _HUGE = 2 << 20
-"""Bytes of a huge page. Zeroing one takes a fraction of what 512 small ones take."""
+"""Bytes of a huge page. Zeroing one takes a fraction of the time of 512 small ones."""
 _SPLIT = 8 << 20
-"""Bytes above which two threads read: getting pages from the kernel takes longer than copying."""
+"""Bytes from which two threads read: allocating pages takes longer than copying, and both happen in the kernel."""
 
 
 class PullRefused(InternalError):
-    """The memory of the client cannot be read from here."""
+    """Failure to read the client's memory from this process."""
 
 
 class _Vector(ctypes.Structure):
@@ -58,7 +56,7 @@ def is_possible() -> bool:
 
 
 def place_of(data: memoryview) -> bytes:
-    """16 bytes that say where `data` lies: this process and the address. `data` is contiguous."""
+    """Return 16 bytes with this process's id and the address of `data`, which must be contiguous."""
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(data), ctypes.byref(buffer), 0)
     address = buffer.buf or 0
@@ -67,7 +65,11 @@ def place_of(data: memoryview) -> bytes:
 
 
 def pull(place: bytes, size: int) -> memoryview:
-    """A copy, writable, of the `size` bytes at `place`. Raises PullRefused."""
+    """Return a writable copy of the `size` bytes at `place`.
+
+    Raises:
+        PullRefused: The kernel denies access, or the process is gone.
+    """
     process, address = _PLACE.unpack(place)
     whole = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole.madvise(mmap.MADV_HUGEPAGE)
@@ -76,8 +78,9 @@ def pull(place: bytes, size: int) -> memoryview:
     half = size // 2 // _HUGE * _HUGE if size >= _SPLIT else 0
     copied: list[int] = []
     if half:
-
-        def read_second_half(_kept: mmap.mmap = whole) -> None:  # a cancel may leave us first: it must stay mapped
+        # A cancel may raise in this thread while the other one still writes. The default argument keeps the memory
+        # mapped until that thread is done; without it, the thread would write to unmapped pages.
+        def read_second_half(_kept: mmap.mmap = whole) -> None:
             copied.append(_read(process, address + half, start + skip + half, size - half))
 
         other = threading.Thread(target=read_second_half, name="skyward-pull")
@@ -87,12 +90,12 @@ def pull(place: bytes, size: int) -> memoryview:
     else:
         copied.append(_read(process, address, start + skip, size))
     if sum(copied) != size:
-        raise PullRefused(f"process {process}: {sum(copied)} of {size} bytes could be read")
+        raise PullRefused(f"process {process}: only {sum(copied)} of {size} bytes are readable")
     return memoryview(whole)[skip : skip + size]
 
 
 def _read(process: int, source: int, target: int, size: int) -> int:
-    """Bytes that were copied."""
+    """Copy bytes from `process`, and return how many were copied."""
     read: Any = _library().process_vm_readv
     done = 0
     while done < size:

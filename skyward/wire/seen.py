@@ -1,7 +1,7 @@
-"""Remembers the blobs of arrays that are sent again and again, by identity instead of by content.
+"""Cache of blobs for arrays that are sent repeatedly, keyed by identity instead of content.
 
-Naming 200 MB by content takes 20 ms, and a grid search sends the same array with every fit. Whoever knows that the
-arrays stay as they are for a while, as joblib demands for the length of a `Parallel` call, need not look again.
+Hashing 200 MB takes 20 ms, and a grid search sends the same array with every fit. A caller that knows its arrays will
+not change, as joblib requires during a `Parallel` call, can skip the hash.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from .blobs import Blob
 from .mapped import reduce_mapped
 from .payloads import PutBlob
 
-__all__ = ["SeenArrays"]
-
 
 class SeenArrays:
-    """Blobs of the numpy arrays of at least `min_bytes` (None: of no array) that went through `put`.
+    """Blobs of the large numpy arrays that went through `put`. Thread-safe.
 
-    `has_same_files`: the receivers see our files, so that arrays of a file need no blob; see `mapped`.
+    Valid only while nobody writes to the arrays, because a write goes unnoticed. Keeps no array alive, and forgets an
+    array when it dies. Buffers that do not belong to numpy arrays are still hashed.
 
-    Good for as long as nobody writes to the arrays: a write is not noticed. Keeps no array alive; forgets one when it
-    dies. Everything that is no numpy array is left to the content. Thread-safe.
+    Args:
+        min_bytes: Size from which arrays are remembered; None: none are.
+        has_same_files: Whether receivers see this machine's files, so that memory-mapped arrays need no blob; see
+            `mapped`.
     """
 
     def __init__(self, min_bytes: int | None, *, has_same_files: bool = False) -> None:
@@ -32,12 +33,12 @@ class SeenArrays:
         self._known: dict[tuple[int, int], tuple[weakref.ref[Any], Blob]] = {}
 
     def put(self, data: memoryview, put: PutBlob) -> Blob:
-        """The blob with this content, from `put` unless the array was seen before."""
+        """Return the blob for `data`: the remembered one, or else the result of `put`."""
         root = _root(data.obj) if data.nbytes >= self._min_bytes else None
         if root is None:
             return put(data)
-        # Pickling makes views (of a Fortran-ordered array, a transposed one), so the place in memory is the name;
-        # the owner of the memory says whether it is still the same place.
+        # Pickling makes new view objects (for a Fortran-ordered array, a transposed one), so the address is the key.
+        # An address can be reused after the array died, so the owner of the memory must be the same object too.
         key = (data.obj.__array_interface__["data"][0], data.nbytes)  # type: ignore[attr-defined]
         known = self._known.get(key)
         if known is not None and known[0]() is root:
@@ -47,7 +48,7 @@ class SeenArrays:
         return blob
 
     def reduce(self, value: Any) -> Any:
-        """How to pickle `value`; None: in the usual way."""
+        """Return how to pickle `value`, in the form of `__reduce__`; None: in the usual way."""
         return reduce_mapped(value) if self._has_same_files else None
 
     def clear(self) -> None:
@@ -55,7 +56,7 @@ class SeenArrays:
 
 
 def _root(owner: Any) -> Any:
-    """The array that a view of an array was made from; None if it is no array."""
+    """Return the array that owns the memory of a view; None if `owner` is not an array."""
     if not hasattr(owner, "__array_interface__"):
         return None
     while hasattr(getattr(owner, "base", None), "__array_interface__"):

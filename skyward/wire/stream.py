@@ -1,12 +1,21 @@
 """A channel over a byte stream that may break, such as the pipes of an ssh process.
 
-Frames are counted in both directions. Each side keeps what it has written until the other has acknowledged it, and
-when a new link has taken the place of a broken one the rest is sent again: what is above the channel sees each frame
-once, in order, and nothing of the break. HELLO and WELCOME, with which both say how many frames they have, and PING,
-PONG, ACK and TURN are about the link and not counted.
+Delivery: each counted frame arrives exactly once and in order, over any number of links.
 
-What is kept is bounded by what the link holds on its way: a side that cannot write keeps no more. A descriptor cannot
-travel, so a blob is sent as pieces, which are kept as references to its file, and is a file again at the other end.
+- Both sides count the frames they receive. Sequence numbers are implicit: the n-th counted frame is frame n.
+- A sender keeps each frame in `_unacked` until the peer has acknowledged it. Acknowledgements are cumulative counts.
+- On a reconnect, HELLO and WELCOME exchange the counts. The sender then repeats everything after the peer's count.
+- A frame that the old link delivered only in part does not count. The receiver drops that part, the sender repeats it.
+
+Frames about the link itself (HELLO, WELCOME, PING, PONG, ACK, TURN and a few more) are neither counted nor repeated.
+
+A sender that cannot write takes nothing out of its queues, so `_unacked` holds at most what the link has in flight.
+File descriptors cannot travel on a stream. A blob is sent in pieces, kept as references to its file until they are
+acknowledged, and the receiver writes them to a new file.
+
+Threads: one thread may receive while another sends; neither takes a lock. So the receiving side never touches
+`_unacked`: it only raises `_acked`, and the sending side drops the frames up to it. `_uncounted` is a deque that the
+receiving side may append to (PONG) and only the sending side drains. `_ack` says how `_owes_ack` is handed over.
 """
 
 from __future__ import annotations
@@ -19,88 +28,41 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..errors import InternalError
-from .blobs import DIGEST_SIZE, Blob, BlobWriter
+from .blobs import Blob, BlobWriter
 from .channel import CONTROL, ChannelClosed
 from .ends import Ends, Stripes
-from .frames import HAS_FD, HEADER, MAX_BODY, Frame, FrameKind, pack
-
-__all__ = ["MAGIC", "PIECE_SIZE", "StreamChannel"]
+from .frames import HAS_FD, HEADER, MAX_BODY, UNCOUNTED_KINDS, Frame, FrameKind, pack
+from .pieces import PIECE_HEAD, FrameSource, SentFrame
 
 MAGIC: Final = b"\0skyward stream\n"
-"""What an agent writes first: all before it was printed by the user's shell."""
-PIECE_SIZE: Final = 256 * 1024
-"""Bytes of a blob in one frame: what is more urgent waits for no more than that."""
+"""First bytes that an agent writes. Everything before them is output of the user's shell, such as a greeting."""
 
 _READ_SIZE = 64 * 1024
 _LARGE_READ_SIZE = 64 * 1024 + 2 * (MAX_BODY + HEADER.size)
-"""Bytes, once a blob has come: room for two pieces."""
+"""Size of the read buffer in bytes once large frames arrive: room for two pieces."""
 _BATCH_BYTES = 128 * 1024
 _BATCH_FRAMES = 64
 _ACK_FRAMES = 64
 _ACK_BYTES = 1 << 20
 _ACK_S = 0.5
-"""A slow link that is busy must not look dead to who sends: its pings stand behind what it sends."""
-_ACK_BESIDE = 16
-"""Frames after which an acknowledgement goes along with whatever is sent; alone it goes after `_ACK_FRAMES`."""
-_PIECE_HEAD = struct.Struct(f"<{DIGEST_SIZE}sQQ")
+"""Longest time in seconds between two acknowledgements while bytes arrive, even if no frame is complete. A PING queues
+behind the sender's own data, so on a slow link only acknowledgements show in time that the receiver is alive.
+"""
+_PIGGYBACK_FRAMES = 16
+"""Unreported frames from which an acknowledgement joins outgoing frames. Without any, it waits for `_ACK_FRAMES`."""
 _PING = struct.Struct("<d")
-_ABOUT_THE_LINK = frozenset(
-    (
-        FrameKind.HELLO,
-        FrameKind.WELCOME,
-        FrameKind.GOODBYE,
-        FrameKind.ATTACH,
-        FrameKind.PING,
-        FrameKind.PONG,
-        FrameKind.ACK,
-        FrameKind.TURN,
-    )
-)
 _TURN = pack(FrameKind.TURN)
 _ROUND_TRIPS = 8
-
-
-class _FrameSource:
-    """A blob that is being sent; kept until its last piece need not be sent again."""
-
-    __slots__ = ("_held", "blob", "digest", "flags", "ident", "lane", "offset", "size")
-
-    def __init__(self, blob: Blob, ident: int, body: bytes, flags: int, lane: int, held: list[int]) -> None:
-        self.blob = blob
-        self.digest, self.size, _ = _PIECE_HEAD.unpack_from(body)
-        self._held = held
-        held[0] += self.size
-        self.offset = 0
-        self.ident = ident
-        self.flags = flags
-        self.lane = lane
-
-    def write_to(self, fd: int, at: int, end: int) -> int:
-        """Write some of its bytes, and say how many. Raises OSError."""
-        data = self.blob.in_memory()
-        return os.sendfile(fd, self.blob.fd, at, end - at) if data is None else os.write(fd, data[at:end])
-
-    def next_piece(self) -> _Sent:
-        length = min(PIECE_SIZE, self.size - self.offset)
-        head = HEADER.pack(_PIECE_HEAD.size + length, FrameKind.BLOB, self.flags, self.lane, self.ident)
-        piece = head + _PIECE_HEAD.pack(self.digest, self.size, self.offset), self, self.offset, length
-        self.offset += length
-        return piece
-
-    def __del__(self) -> None:
-        self._held[0] -= self.size
-
-
-_Sent = tuple[bytes, _FrameSource | None, int, int]
-"""A frame as it goes out: its bytes and, of a piece, the file, offset and length of the rest."""
 
 
 class StreamChannel:
     """Frames over links that come and go, with the interface of `Channel`.
 
-    `attach` gives it a link, `detach` takes it away. Without one `queue` and `send` only keep what they are given, and
-    `flush` has nothing to do. One thread may call `receive` while another calls the rest; apart from that not
-    thread-safe. `checks_blobs`: those that come are named by their content.
+    `attach` sets the link and `detach` removes it. Without a link, `queue` and `send` only store frames, and `flush`
+    does nothing. Not thread-safe, except that one thread may call `receive` while another calls other methods.
+
+    Args:
+        checks_blobs: Whether incoming blobs are named by their content, so that the content can be verified.
     """
 
     passes_fds = False
@@ -109,76 +71,97 @@ class StreamChannel:
         self._checks_blobs = checks_blobs
         self._ends: Ends | None = None
         # Going out.
-        self._out: tuple[deque[bytes | _FrameSource], ...] = (deque(), deque(), deque())
-        self._beside: deque[bytes] = deque()
-        self._unacked: deque[_Sent] = deque()
+        self._out: tuple[deque[bytes | FrameSource], ...] = (deque(), deque(), deque())
+        self._uncounted: deque[bytes] = deque()
+        # Counted frames that were taken from `_out` and may have to be repeated, oldest first.
+        self._unacked: deque[SentFrame] = deque()
+        # Acknowledged frames that left `_unacked`: its first entry is frame number `_dropped`, counted from 0.
         self._dropped = 0
-        self._resend: deque[_Sent] = deque()
+        # Entries of `_unacked` that this link has not carried yet. They go before anything new, to keep the order.
+        self._resend: deque[SentFrame] = deque()
+        # Rest of the batch that is being written. Nothing else may go out before it.
         self._partial: memoryview | None = None
-        self._file: tuple[_FrameSource, int, int] | None = None
+        # Rest of the piece whose head ended that batch, as source, offset and end.
+        self._file: tuple[FrameSource, int, int] | None = None
+        # Bytes of all blobs in `_out` and `_unacked`, in a list so that `FrameSource` can update it.
         self._held = [0]
-        self._is_turn_told = False
-        """`_partial` is a TURN."""
+        # Whether `_partial` is a TURN frame.
+        self._is_partial_turn = False
         # Coming in.
         self._buffer = bytearray(_READ_SIZE)
         self._view = memoryview(self._buffer)
-        self._have = 0
+        self._filled = 0
+        # Incomplete blobs by digest. They survive a reconnect, because their pieces are counted frames.
         self._incoming: dict[bytes, BlobWriter] = {}
+        # Frames that the peer says it has. Only ever grows: an old count may arrive after a newer one.
         self._acked = 0
-        self._told = 0
-        self._told_at = 0.0
-        self._untold_bytes = 0
+        # Frames of the peer that the last acknowledgement or greeting reported.
+        self._reported = 0
+        self._reported_at = 0.0
+        self._unreported_bytes = 0
         self._owes_ack = False
         self._broken: InternalError | OSError | None = None
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self.pings = 0
-        """That came from the other side."""
+        """Pings received from the peer."""
         self.pongs = 0
-        """Pings of this side that were answered."""
+        """Pings that the peer has answered."""
         self.received = 0
-        """Frames that have come, over all links."""
+        """Counted frames received over all links."""
         self.carried = 0
-        """Bytes that went over this link, both ways."""
+        """Bytes that this link has carried in both directions."""
         self.heard_at = time.monotonic()
-        """When anything came last."""
+        """Time of the last received byte, by the monotonic clock."""
 
     # Links ----------------------------------------------------------------------------------------------------------
 
     def attach(self, ends: Ends, peer_received: int) -> None:
-        """Go on over this link. `peer_received`: the frames that the other side said it has."""
+        """Continue over a new link.
+
+        Args:
+            ends: The descriptors of the link. The channel owns them from now on.
+            peer_received: Number of counted frames that the peer reported in its greeting.
+        """
         self.detach()
+        # Everything after the peer's count is repeated. That includes the frames which the old link may have carried
+        # just before it broke: whether they arrived is known only from the count.
         self._acked = max(self._acked, peer_received)
         self._forget_acked()
         self._resend = deque(self._unacked)
         self._owes_ack = False
-        self._told = self.received  # the greeting says it
+        self._reported = self.received  # our greeting carried this count
         self.heard_at = time.monotonic()
         self.carried = 0
         self._ends = ends
 
     def widen(self, more: Sequence[Ends], *, turns: bool) -> None:
-        """Use further ways beside the one that the link has; `fileno` is another then. Nobody may be in `receive`.
+        """Add stripes to the link. This changes `fileno`, and no thread may be inside `receive`.
 
-        `turns`: what is sent goes on all of them from now on; else once the other side does the same.
+        Args:
+            more: The descriptors of the new stripes.
+            turns: Whether to send on all stripes from now on. Otherwise wait for the peer's first TURN, which proves
+                that the peer has the stripes too.
         """
         assert self._ends is not None
         self._ends = Stripes([self._ends, *more])
         self._ends.turns = turns
 
     def detach(self) -> None:
-        """Give up the link, if there is one. What was not acknowledged is kept for the next."""
+        """Close the link, if there is one. Keep unacknowledged frames for the next link."""
         ends = self.release()
         if ends is not None:
             ends.close()
 
     def release(self) -> Ends | None:
-        """`detach`, and the caller closes the link."""
+        """Detach the link without closing it, and return it. The caller closes it."""
         ends, self._ends = self._ends, None
+        # Drop everything that belongs to the old link: a half-written batch (`attach` repeats its frames), a half-read
+        # frame (the peer repeats it), and frames about the link, which mean nothing on the next one.
         self._partial = self._file = None
-        self._is_turn_told = False
-        self._have = 0
+        self._is_partial_turn = False
+        self._filled = 0
         self._broken = None
-        self._beside.clear()
+        self._uncounted.clear()
         self._resend.clear()
         return ends
 
@@ -187,11 +170,11 @@ class StreamChannel:
         return self._ends is not None
 
     def fileno(self) -> int:
-        """What to wait for where nothing is there to read; -1 without a link."""
+        """Return the descriptor to poll for input; -1 without a link."""
         return -1 if self._ends is None else self._ends.fileno()
 
     def write_fileno(self) -> int:
-        """What to wait for after `flush` has said False. It can be written, or, if it is not `fileno`, read."""
+        """Return the descriptor to poll after `flush` returned False: for output, or for input if it is an epoll."""
         return -1 if self._ends is None else self._ends.write_fileno()
 
     def close(self) -> None:
@@ -202,12 +185,12 @@ class StreamChannel:
         self._incoming.clear()
 
     def finish(self, deadline: float) -> None:
-        """Before `close`, where all was flushed: wait until the link has brought it there."""
+        """Wait, before `close`, until the link has delivered what was flushed, or `deadline` (monotonic) has passed."""
         if self._ends is not None:
             self._ends.finish(deadline)
 
     def close_in_child(self) -> None:
-        """After a fork: the parent's link goes on."""
+        """Close this process's copy of the link after a fork. The parent's link stays open."""
         ends, self._ends = self._ends, None
         if ends is not None:
             ends.close_in_child()
@@ -226,52 +209,59 @@ class StreamChannel:
         blob: Blob | None = None,
         priority: int = CONTROL,
     ) -> None:
-        """`blob`, or `fd`, which is then duplicated: what a BLOB frame is about. Raises OSError, with `fd` only."""
+        """Queue a frame. A BLOB frame takes its content from `blob`, or from `fd`, which is duplicated (OSError)."""
         flags &= ~HAS_FD
         if fd >= 0 and kind == FrameKind.BLOB:
-            digest, size, _ = _PIECE_HEAD.unpack_from(body)
+            digest, size, _ = PIECE_HEAD.unpack_from(body)
             blob = Blob(digest, size, os.dup(fd))
         if blob is not None:
-            self._out[priority].append(_FrameSource(blob, ident, body, flags, lane, self._held))
+            self._out[priority].append(FrameSource(blob, ident, body, flags, lane, self._held))
         elif fd < 0:
             self._out[priority].append(HEADER.pack(len(body), kind, flags, lane, ident) + body)
         else:
-            raise InternalError(f"wire: a descriptor cannot travel on a stream (kind {kind})")
+            raise InternalError(f"wire: cannot send a file descriptor over a stream (frame kind {kind})")
 
     def greet(self, frame: bytes) -> None:
-        """Send a frame about the link, before all that is counted."""
-        self._beside.append(frame)
+        """Queue a frame about the link, ahead of all counted frames."""
+        self._uncounted.append(frame)
 
     def ping(self) -> None:
-        """Ask for a sign of life; `round_trip_s` and `heard_at` tell of the answer."""
-        self._beside.append(pack(FrameKind.PING, self.received, _PING.pack(time.monotonic())))
+        """Queue a PING. The answer updates `round_trip_s` and `heard_at`."""
+        self._uncounted.append(pack(FrameKind.PING, self.received, _PING.pack(time.monotonic())))
 
     @property
     def held_bytes(self) -> int:
-        """Of blobs that are to be sent, or that may have to be sent again."""
+        """Total size of blobs that are queued or not yet acknowledged."""
         return self._held[0]
 
     @property
     def round_trip_s(self) -> float:
-        """The shortest of the last few pings and their answers; 0: not known yet."""
+        """Shortest of the last few round trips in seconds; 0 while unknown."""
         return min(tuple(self._round_trips), default=0.0)
 
     @property
     def has_output(self) -> bool:
-        return bool(self._partial or self._file or self._resend or self._beside or any(self._out))
+        return bool(self._partial or self._file or self._resend or self._uncounted or any(self._out))
 
     @property
     def needs_flush(self) -> bool:
-        """Whether what was received calls for an answer."""
-        return self._owes_ack or bool(self._beside)
+        """Return whether received frames call for an answer of the channel's own (an acknowledgement or a PONG)."""
+        return self._owes_ack or bool(self._uncounted)
 
     def send(self, frame: bytes, priority: int = CONTROL) -> bool:
-        """`queue` and `flush` of one packed frame, at less cost where nothing is waiting."""
+        """Queue one packed frame and flush."""
         self._out[priority].append(frame)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what the link takes. True: it takes more, or there is no link. Raises ChannelClosed."""
+        """Send as much as the link takes without blocking.
+
+        Returns:
+            False if the link is full and output remains. True if all is sent, or if there is no link.
+
+        Raises:
+            ChannelClosed: The link is broken. Unacknowledged frames stay for the next link.
+        """
         ends = self._ends
         if ends is None:
             return True
@@ -298,30 +288,39 @@ class StreamChannel:
         source, at, end = self._file
         sent = source.write_to(fd, at, end)
         if not sent:
-            raise InternalError(f"wire: blob {source.digest.hex()} is shorter than its {source.size} bytes")
+            raise InternalError(f"wire: blob {source.digest.hex()} ends before its {source.size} bytes")
         at += sent
         self._file = (source, at, end) if at < end else None
         return sent
 
     def _take_turns(self, ends: Stripes, sent: int) -> None:
-        """Between two frames: when enough went one way the other side is told, and the next goes another."""
+        """Switch to the next stripe once this one has carried enough.
+
+        A switch takes two steps. First a TURN goes out on the current stripe, as the last frame of its turn. Only when
+        all of it is written does sending move on: the peer reads no other stripe before it has the whole TURN.
+        """
         is_due = ends.wrote(sent)
+        # A frame must not be split over two stripes: the peer reads each stripe from a frame's first byte.
         if self._partial is not None or self._file is not None:
             return
-        if self._is_turn_told:
-            self._is_turn_told = False
+        if self._is_partial_turn:
+            self._is_partial_turn = False
             ends.turn_writing()
         elif is_due:
-            self._is_turn_told = True
+            self._is_partial_turn = True
             self._partial = memoryview(_TURN)
 
     def _next(self) -> bool:
-        """Choose what is written next. False: there is nothing."""
+        """Choose the next batch and put it into `_partial` and `_file`. Return False if there is nothing to send.
+
+        The order is: acknowledgement, frames about the link, repeated frames, new frames by priority. A piece ends the
+        batch, because its data follows from a file.
+        """
         frames: list[bytes] = []
         size = 0
         self._forget_acked()
-        while self._beside:
-            frames.append(self._beside.popleft())
+        while self._uncounted:
+            frames.append(self._uncounted.popleft())
         while size < _BATCH_BYTES and len(frames) < _BATCH_FRAMES and self._file is None:
             sent = self._resend.popleft() if self._resend else self._take()
             if sent is None:
@@ -331,18 +330,22 @@ class StreamChannel:
             size += len(frame)
             if source is not None and length:
                 self._file = source, offset, offset + length
-        if self._owes_ack or (frames and self.received - self._told >= _ACK_BESIDE):
+        if self._owes_ack or (frames and self.received - self._reported >= _PIGGYBACK_FRAMES):
             frames.insert(0, self._ack())
         if frames:
             self._partial = memoryview(b"".join(frames))
         return bool(frames)
 
-    def _take(self) -> _Sent | None:
-        """The next frame that was never sent, from now on kept until it is acknowledged."""
+    def _take(self) -> SentFrame | None:
+        """Take the next new frame out of the queues, and keep it in `_unacked` until it is acknowledged.
+
+        The order of these calls numbers the frames. A blob that waits between two pieces is no obstacle to more urgent
+        frames, because its next piece gets its number only here.
+        """
         for lane in self._out:
             if lane:
                 first = lane[0]
-                if isinstance(first, _FrameSource):
+                if isinstance(first, FrameSource):
                     sent = first.next_piece()
                     if first.offset >= first.size:
                         lane.popleft()
@@ -354,11 +357,13 @@ class StreamChannel:
         return None
 
     def _ack(self) -> bytes:
+        # Clear the flag before reading the count. A frame that arrives in between sets the flag again, which costs one
+        # superfluous acknowledgement. In the other order its acknowledgement would be forgotten.
         self._owes_ack = False
-        self._untold_bytes = 0
-        self._told = self.received
-        self._told_at = time.monotonic()
-        return pack(FrameKind.ACK, self._told)
+        self._unreported_bytes = 0
+        self._reported = self.received
+        self._reported_at = time.monotonic()
+        return pack(FrameKind.ACK, self._reported)
 
     def _forget_acked(self) -> None:
         while self._dropped < self._acked and self._unacked:
@@ -368,10 +373,13 @@ class StreamChannel:
     # Coming in ------------------------------------------------------------------------------------------------------
 
     def receive(self) -> list[Frame]:
-        """Frames of one read; a blob is one frame, with the descriptor of its file.
+        """Read once and return the complete frames. A blob is one frame, with the descriptor of its file.
 
-        Raises ChannelClosed at the end of the link, BlockingIOError when there is nothing to read, InternalError on
-        what cannot be a frame, OSError when there is no room for a blob.
+        Raises:
+            ChannelClosed: The link has ended.
+            BlockingIOError: There is nothing to read.
+            InternalError: The bytes are not a frame.
+            OSError: There is no room for a blob.
         """
         if self._broken is not None:
             broken, self._broken = self._broken, None
@@ -380,7 +388,7 @@ class StreamChannel:
         if ends is None:
             raise BlockingIOError
         try:
-            count = os.readv(ends.read_fd, [self._view[self._have :]])
+            count = os.readv(ends.read_fd, [self._view[self._filled :]])
         except BlockingIOError:
             if isinstance(ends, Stripes):
                 ends.check()
@@ -390,37 +398,40 @@ class StreamChannel:
         if not count:
             raise ChannelClosed("end of stream")
         now = self.heard_at = time.monotonic()
-        self._have += count
+        self._filled += count
         self.carried += count
-        self._untold_bytes += count
+        self._unreported_bytes += count
         frames: list[Frame] = []
         try:
             self._parse(frames, ends)
         except (InternalError, OSError) as error:
             if not frames:
                 raise
-            self._broken = error  # those that were counted are handed over first
-        untold = self.received - self._told
-        is_time = now - self._told_at >= _ACK_S and (untold > 0 or self._have > 0)
-        if is_time or untold >= _ACK_FRAMES or self._untold_bytes >= _ACK_BYTES:
+            # The frames before the bad one are counted, so the peer will never repeat them: hand them over first.
+            self._broken = error
+        # A blob can keep the link busy for seconds within one frame, so bytes count as well as frames.
+        unreported = self.received - self._reported
+        is_time = now - self._reported_at >= _ACK_S and (unreported > 0 or self._filled > 0)
+        if is_time or unreported >= _ACK_FRAMES or self._unreported_bytes >= _ACK_BYTES:
             self._owes_ack = True
         return frames
 
     def _parse(self, frames: list[Frame], ends: Ends) -> None:
-        at, have = 0, self._have
+        at, have = 0, self._filled
         while have - at >= HEADER.size:
             length, kind, flags, lane, ident = HEADER.unpack_from(self._buffer, at)
             if length > MAX_BODY:
-                raise InternalError(f"wire: a frame of {length} bytes (kind {kind}); the limit is {MAX_BODY}")
+                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds the limit of {MAX_BODY}")
             stop = at + HEADER.size + length
             if stop > have:
                 break
             body = self._view[at + HEADER.size : stop]
             at = stop
-            if kind in _ABOUT_THE_LINK:
+            if kind in UNCOUNTED_KINDS:
                 if kind == FrameKind.TURN:
-                    at, have = 0, self._turn(at, have, ends)
-                elif not self._is_ours(kind, ident, body):
+                    # The bytes behind a TURN belong to this stripe's next turn. Go on parsing the next stripe's bytes.
+                    at, have = 0, self._switch_stripe(at, have, ends)
+                elif not self._handle_uncounted(kind, ident, body):
                     frames.append(Frame(kind, flags, lane, ident, bytes(body)))
                 continue
             if kind == FrameKind.BLOB:
@@ -430,20 +441,21 @@ class StreamChannel:
             else:
                 frames.append(Frame(kind, flags, lane, ident, bytes(body)))
             self.received += 1
-        self._keep_rest(at, have)
+        self._keep_partial_frame(at, have)
         if isinstance(ends, Stripes):
             ends.await_input()
 
-    def _turn(self, at: int, have: int, ends: Ends) -> int:
-        """What follows comes another way. Returns how many of its bytes are there."""
+    def _switch_stripe(self, at: int, have: int, ends: Ends) -> int:
+        """Read from the next stripe from now on. Return how many of its bytes had arrived before."""
         if not isinstance(ends, Stripes):
-            raise InternalError("wire: a turn on a link that has one way")
-        ends.turns = True  # who takes turns can be answered so
+            raise InternalError("wire: TURN frame on a link with one stripe")
+        ends.turns = True  # the peer has the stripes too, so this side may use them
         rest = ends.turn_reading(bytes(self._view[at:have]))
         self._view[: len(rest)] = rest
         return len(rest)
 
-    def _keep_rest(self, at: int, have: int) -> None:
+    def _keep_partial_frame(self, at: int, have: int) -> None:
+        # Copy before the buffer is replaced or overwritten: source and target overlap.
         rest = bytes(self._view[at:have])
         if len(rest) >= HEADER.size and len(self._buffer) < _LARGE_READ_SIZE:
             length = HEADER.unpack_from(rest)[0]
@@ -451,16 +463,19 @@ class StreamChannel:
                 self._buffer = bytearray(_LARGE_READ_SIZE)
                 self._view = memoryview(self._buffer)
         self._view[: len(rest)] = rest
-        self._have = len(rest)
+        self._filled = len(rest)
 
-    def _is_ours(self, kind: int, ident: int, body: memoryview) -> bool:
-        """Whether it is for the channel itself."""
+    def _handle_uncounted(self, kind: int, ident: int, body: memoryview) -> bool:
+        """Handle an ACK, PING or PONG. Return False for frames that the channel's owner handles.
+
+        PING and PONG carry the count of received frames too, so an idle link needs no separate acknowledgements.
+        """
         if kind == FrameKind.ACK:
             self._acked = max(self._acked, ident)
         elif kind == FrameKind.PING:
             self._acked = max(self._acked, ident)
             self.pings += 1
-            self._beside.append(pack(FrameKind.PONG, self.received, bytes(body)))
+            self._uncounted.append(pack(FrameKind.PONG, self.received, bytes(body)))
         elif kind == FrameKind.PONG:
             self._acked = max(self._acked, ident)
             self.pongs += 1
@@ -470,14 +485,14 @@ class StreamChannel:
         return True
 
     def _take_piece(self, ident: int, flags: int, lane: int, body: memoryview) -> Frame | None:
-        """The BLOB frame, once its last piece is there."""
-        digest, size, offset = _PIECE_HEAD.unpack_from(body)
+        """Store a piece of a blob. Return the BLOB frame once the blob is complete."""
+        digest, size, offset = PIECE_HEAD.unpack_from(body)
         blob = self._incoming.get(digest)
         if blob is None:
             blob = self._incoming[digest] = BlobWriter(digest, size, is_named_by_content=self._checks_blobs)
-        blob.write(offset, body[_PIECE_HEAD.size :])
+        blob.write(offset, body[PIECE_HEAD.size :])
         if not blob.is_complete:
             return None
         del self._incoming[digest]
-        self._owes_ack = True  # the other side keeps its file until then
-        return Frame(FrameKind.BLOB, flags | HAS_FD, lane, ident, _PIECE_HEAD.pack(digest, size, 0), blob.finish())
+        self._owes_ack = True  # at once: the sender keeps the whole file until then
+        return Frame(FrameKind.BLOB, flags | HAS_FD, lane, ident, PIECE_HEAD.pack(digest, size, 0), blob.finish())

@@ -1,16 +1,16 @@
-"""The bodies of task frames, read by client, agent and slot.
+"""Bodies of task frames, read by client, agent and slot.
 
     TASK | function digest 16 | mode u8 | call kind u8 | input streams u16 | number u32 | part u16 | parts u16
          | first node u16 | payload ... |
 
-`number` is the first index of a chunk, or the items of credit that a stream starts with. `part` of `parts` is the place
-of a broadcast among the nodes that it was sent to, and `first node` the number of the first of them.
+`number` is the first index of a chunk, or the initial credit of a stream in items. `part` of `parts` is a broadcast's
+place among its nodes, and `first node` is the number of the first of them.
 
-The payload of any frame:
+The payload of any frame is:
 
     | flags u8 | blobs u16 | elapsed_ns u64 | (digest 16, size u64) * blobs | pickle ... |
 
-`payloads` pickles. The agent reads the references only, and does not import it.
+`payloads` does the pickling. The agent reads only the references, so it does not import `payloads`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,6 @@ from enum import IntEnum
 from typing import Literal, NamedTuple
 
 from ..values.topology import AcceleratorInfo, Peer, Rank
-
-__all__ = [
-    "CallKind",
-    "HEAD",
-    "IN_MEMORY",
-    "InputStream",
-    "Mode",
-    "NodeConfig",
-    "PICKLE_IS_BLOB",
-    "Parsed",
-    "REFERENCE",
-    "RankOrder",
-    "TASK_HEAD",
-    "TASK_KIND_AT",
-    "TaskHead",
-    "Topology",
-    "pack_task",
-    "parse",
-    "references",
-    "unpack_task",
-]
-
 
 TASK_HEAD = struct.Struct("<16sBBHIHHH")
 TASK_KIND_AT = 17
@@ -57,7 +35,7 @@ class CallKind(IntEnum):
 
 class Mode(IntEnum):
     CALL = 0  # payload: (args, kwargs)
-    CHUNK = 1  # payload: (items, star, return_exceptions, nanoseconds after which no further call is begun, or None)
+    CHUNK = 1  # payload: (items, star, return_exceptions, nanoseconds after which no new call starts, or None)
     STREAM = 2  # payload: (args, kwargs); the function is a generator function
 
 
@@ -82,30 +60,30 @@ def unpack_task(body: bytes) -> TaskHead:
 
 @dataclass(frozen=True, slots=True)
 class InputStream:
-    """Stands in the arguments for an iterator that the client feeds; `lane` is its number among the arguments."""
+    """Placeholder in the arguments for an iterator that the client feeds. `lane` numbers the iterators of a call."""
 
     lane: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The pool as the client knows it once all nodes have said who they are."""
+    """Pool as the client knows it once all nodes have introduced themselves."""
 
     job_id: str
     node: int
     peers: tuple[Peer, ...]
     accelerators: tuple[int, ...]
-    """Of each node, by index."""
+    """Number of accelerators of each node, by node number."""
     accelerator: AcceleratorInfo | None = None
-    """This node's own."""
+    """Accelerators of this node."""
     interface: str = ""
     initializer: bytes | None = None
-    """Pickled (function, args), run once in each slot process before its first task."""
+    """Pickled (function, args) that each slot process runs once before its first task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """What an agent is told when it is started. `lease_s`: seconds without a sign of the keeper until it ends."""
+    """Configuration of an agent. It ends after `lease_s` seconds without a sign of the keeper."""
 
     pool: str
     node: int
@@ -114,53 +92,53 @@ class NodeConfig:
     executor: Literal["process", "thread"] = "process"
     python: str
     path: tuple[str, ...]
-    """The slots' sys.path."""
+    """sys.path of the slots."""
     cwd: str
     env: tuple[tuple[str, str], ...] = field(repr=False)
-    """The whole environment of the user's processes. Holds secrets in clear."""
+    """Complete environment of the user's processes. Holds secrets in clear text."""
     cores: int = 1
-    """That the node's processes share."""
+    """Number of cores that the node's processes share."""
     thread_variables: tuple[str, ...] = ()
-    """Those of `env` that give a slot its part of the cores: the user has set none of them."""
+    """Variables of `env` that limit a slot to its share of the cores, except those that the user has set."""
     preload: tuple[str, ...] = ()
-    """Modules imported once, before the slots are forked."""
+    """Modules that are imported once, before the slots are forked."""
     address: str = "127.0.0.1"
     interface: str = ""
     lease_s: float = 5.0
     lease_file: str = ""
-    """Touched whenever the lease is renewed, for who watches over the whole machine; empty: there is nobody."""
+    """File that is touched at each renewal of the lease, for a watchdog of the whole machine; empty: none."""
     notice_file: str = ""
-    """Is there once the provider has announced that it takes the machine back; empty: it never does."""
+    """File that appears once the provider has announced to take the machine back; empty: it never does."""
     cancel_grace_s: float = 3.0
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0
-    """In memory; the rest is spilled to `folder`. 0: a quarter of the machine's."""
+    """Most bytes of blobs in memory; the rest is spilled to `folder`. 0: a quarter of the machine's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
-    """A new process for one rank of a gang. `launch` is the pickled Launch; loading it imports no framework."""
+    """Order to start a process for one rank of a gang. Unpickling `launch` (a Launch) imports no framework."""
 
     rank: Rank
     launch: bytes
     preload: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=())
-    """Beyond the node's environment; set before anything is imported."""
+    """Variables beyond the node's environment, set before anything is imported."""
     tell_stopped_after_s: float = 300.0
-    """Seconds for which the rank's main thread has not run, after which the client wants to know."""
+    """Seconds without progress of the rank's main thread after which the agent notifies the client."""
 
 
 HEAD = struct.Struct("<BHQ")
 REFERENCE = struct.Struct("<16sQ")
 PICKLE_IS_BLOB = 0x01
-"""Flag: the last blob is the pickle itself, which was too large for a frame."""
+"""Flag: the last blob is the pickle itself, because it was too large for a frame."""
 
 IN_MEMORY = 0x02
-"""Flag: the buffers are in the sender's memory, and the digests say where (see `pull`)."""
+"""Flag: the buffers are in the sender's memory, at the addresses in place of the digests (see `pull`)."""
 
 
 class Parsed(NamedTuple):
-    """A payload as it came: nothing is unpickled yet."""
+    """Parts of a payload, not yet unpickled."""
 
     elapsed_ns: int
     references: tuple[tuple[bytes, int], ...]
@@ -170,7 +148,7 @@ class Parsed(NamedTuple):
 
 
 def references(body: bytes, start: int = 0) -> tuple[tuple[bytes, int], ...]:
-    """(digest, size) of each blob that the payload at `start` needs."""
+    """Return (digest, size) of each blob that the payload at `start` needs."""
     _, count, _ = HEAD.unpack_from(body, start)
     if not count:
         return ()

@@ -72,7 +72,7 @@ def test_clearing_leaves_what_is_in_use_and_says_what_it_removed(scratch: Scratc
     try:
         fcntl.flock(folder, fcntl.LOCK_SH)
         kept = make_ready(scratch, Image(pip_index_url=index.url))  # several at a time
-        with pytest.raises(ProviderError, match="being made ready there"):
+        with pytest.raises(ProviderError, match="pools are starting there"):
             clear_cache(scratch, patience_s=0)
         assert old.exists()
     finally:

@@ -55,7 +55,7 @@ def test_an_image_that_fits_has_no_findings(index: Index) -> None:
 
 def test_another_minor_version_of_python_is_named() -> None:
     (found,) = certain(preflight(Image(python=OTHER), None))
-    assert found.startswith(f"Image.python: '{OTHER}' is not this Python's minor version")
+    assert found.startswith(f"Image.python: '{OTHER}' differs from this Python's minor version")
 
 
 def test_requirements_that_cannot_be_met_are_named(index: Index) -> None:
@@ -111,7 +111,7 @@ def test_a_package_that_the_functions_module_imports_and_nothing_brings_is_named
     modules["__main__"] = main = ModuleType("__main__")
     main.f = modules["work"].f  # type: ignore[attr-defined]
     (found,) = findings_of(tmp_path, Image(), modules)
-    assert found.endswith("add 'numpy', or calls that need it will fail with ModuleNotFoundError")
+    assert found.endswith("so calls that need it will fail with ModuleNotFoundError; add 'numpy'")
     assert "not_loaded_yet.py imports numpy" in found
     assert findings_of(tmp_path, Image(pip=["pandas"]), modules) == []  # numpy comes with it
 
@@ -151,7 +151,7 @@ def test_a_function_of_a_module_that_does_not_travel_is_named(tmp_path: Path) ->
     modules["__main__"] = main = ModuleType("__main__")
     main.f = modules["plugin"].f  # type: ignore[attr-defined]
     (found,) = findings_of(tmp_path / "elsewhere" / "..", Image(excludes=["elsewhere"]), modules)
-    assert "f() is of the module plugin, which is not on sys.path" in found
+    assert "f() is defined in the module plugin, which is not sent" in found
     assert findings_of(elsewhere, Image(), modules) == []
 
 

@@ -136,7 +136,7 @@ def test_a_wheel_of_this_machine_is_taken_along(scratch: ScratchNode, index: Ind
 
 
 def test_a_path_in_pip_that_is_no_file_is_named(scratch: ScratchNode, tmp_path: Path) -> None:
-    for path, wrong in ((f"{tmp_path}/no.whl", "is not there"), (str(tmp_path), "is a folder; build a wheel of it")):
+    for path, wrong in ((f"{tmp_path}/no.whl", "does not exist"), (str(tmp_path), "is a folder; build a wheel of it")):
         with pytest.raises(UsageError, match=wrong):
             make_ready(scratch, Image(pip=[path]))
 
@@ -291,7 +291,7 @@ def test_the_time_that_it_may_take_is_kept_and_named(scratch: ScratchNode, index
     uv = next(scratch.platform.glob("uv-[0-9]*"))
     uv.write_text('#!/bin/sh\n[ "$1" = --version ] && echo uv 99.0 || sleep 1000\n')
     began = time.monotonic()
-    with pytest.raises(BootstrapFailed, match=r"packages failed.*time is up.*bootstrap_timeout_s") as caught:
+    with pytest.raises(BootstrapFailed, match=r"packages failed.*timed out.*bootstrap_timeout_s") as caught:
         make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url, bootstrap_timeout_s=5))
     assert time.monotonic() - began < 15
     assert caught.value.phase == "packages"
@@ -300,7 +300,7 @@ def test_the_time_that_it_may_take_is_kept_and_named(scratch: ScratchNode, index
 def test_a_python_that_the_node_has_not_is_an_error_that_says_what_to_do(scratch: ScratchNode, index: Index) -> None:
     scratch.variables["UV_PYTHON_INSTALL_MIRROR"] = "http://127.0.0.1:9"
     scratch.variables["UV_HTTP_RETRIES"] = "0"
-    with pytest.raises(BootstrapFailed, match=r"python failed.*no Python 3\.99.*install it there"):
+    with pytest.raises(BootstrapFailed, match=r"python failed.*Python 3\.99 is missing.*install it there"):
         make_ready(scratch, Image(python="3.99", pip_index_url=index.url))
 
 
@@ -337,7 +337,7 @@ def test_a_tool_that_the_machine_has_not_is_named(scratch: ScratchNode) -> None:
         if found := shutil.which(tool, path="/usr/bin:/bin"):
             (scratch.bin / tool).symlink_to(found)
     scratch.variables["PATH"] = str(scratch.bin)
-    with pytest.raises(BootstrapFailed, match="there is no `tar` on this machine"):
+    with pytest.raises(BootstrapFailed, match="`tar` is missing on this machine"):
         make_ready(scratch, Image())
 
 
@@ -348,7 +348,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_is_needed(scratch: Scra
     (path / "file").touch()
     text = (files("skyward.bootstrap") / "node.sh").read_text()
     done = scratch(f"{text}\nmake_folder test-0/file/x", timeout_s=20)
-    assert f"{path}/file/x cannot be made: /tmp must be writable" in done.stdout.decode()
+    assert f"{path}/file/x: cannot create the folder; /tmp must be writable" in done.stdout.decode()
     assert done.code == 1
 
 
@@ -356,7 +356,9 @@ def test_a_login_shell_that_ends_by_itself_is_named_with_what_it_says(scratch: S
     def ending(command: str, **options: object) -> object:
         return scratch("echo This account is not available.; exit 1", **options)  # type: ignore[arg-type]
 
-    with pytest.raises(BootstrapFailed, match=r"did not answer(?s:.)*This account is not(?s:.)*`ssh <host> echo here`"):
+    with pytest.raises(
+        BootstrapFailed, match=r"without an answer(?s:.)*This account is not(?s:.)*`ssh <host> echo here`"
+    ):
         prepare(ending, Image(), emit=ignore, node=0, folder="test-0/a")  # type: ignore[arg-type]
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.calls import options
 from skyward.errors import UsageError
+from tests.doctests import run_examples
 
 
 @sky.compute
@@ -71,7 +73,7 @@ for send in (lambda: call >> sky, lambda: call > sky, lambda: call @ sky):
         print(error)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    beginning = "no pool is open here: write `with sky.ComputePool(provider=sk"
+    beginning = "target=sky: no pool is open here; write `with sky.ComputePool(pr"
     assert [line[: len(beginning)] for line in said.splitlines()] == [beginning] * 3
 
 
@@ -101,14 +103,14 @@ def test_the_references_spellings_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"timeout_s": 0}, "timeout_s: 0; it is a number of seconds > 0"),
-        ({"timeout_s": -1.5}, "timeout_s: -1.5"),
-        ({"retries": -1}, "retries: -1; it is a whole number >= 0"),
-        ({"retries": True}, "retries: True"),
-        ({"retries": 1.5}, "retries: 1.5"),
-        ({"retry_on": 3}, "retry_on: 3 is not an exception class"),
-        ({"retry_on": (ValueError, "x")}, "retry_on: 'x' is not an exception class"),
-        ({"ttl": 600}, "ttl: not an option of a call; leases replace it"),
+        ({"timeout_s": 0}, "timeout_s=0: must be a number of seconds > 0; pass None for no limit"),
+        ({"timeout_s": -1.5}, "timeout_s=-1.5: "),
+        ({"retries": -1}, "retries=-1: must be a whole number >= 0; set retries=3"),
+        ({"retries": True}, "retries=True: "),
+        ({"retries": 1.5}, "retries=1.5: "),
+        ({"retry_on": 3}, "retry_on=3: not an exception class"),
+        ({"retry_on": (ValueError, "x")}, "retry_on='x': not an exception class"),
+        ({"ttl": 600}, "ttl: not an option of a call; leave it out: leases replace it"),
         ({"tiemout": 1}, "tiemout: not an option of a call; did you mean timeout_s="),
         ({"timeout": 1, "timeout_s": 2}, "given twice"),
     ],
@@ -121,7 +123,7 @@ def test_a_wrong_option_is_refused_by_name_and_value(options: dict[str, Any], me
 
 
 def test_timeout_of_the_wrong_kind_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="timeout_s: 'soon'"):
+    with pytest.raises(UsageError, match="timeout_s='soon'"):
         add.with_options(timeout_s="soon")
 
 
@@ -131,7 +133,7 @@ def test_decorating_twice_says_what_to_do() -> None:
 
 
 def test_decorating_what_is_no_function_is_refused() -> None:
-    with pytest.raises(UsageError, match="3 is not a function"):
+    with pytest.raises(UsageError, match="3 is not a function; decorate a function"):
         sky.compute(3)  # type: ignore[call-overload]
 
 
@@ -145,7 +147,7 @@ def test_and_makes_a_group_and_so_does_gather() -> None:
 
 
 def test_a_group_takes_only_calls() -> None:
-    with pytest.raises(UsageError, match="gather: 3 is not a pending call; call a @compute function"):
+    with pytest.raises(UsageError, match="gather\\(\\): 3 is not a pending call; call a @compute function"):
         sky.gather(add(1), 3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"write `\(a & b\) >> pool`"):
         add(1) & 3  # type: ignore[operator]
@@ -179,3 +181,8 @@ def test_a_pending_call_is_a_frozen_value() -> None:
     with pytest.raises((AttributeError, TypeError)):
         pending.args = ()  # type: ignore[misc]
     assert copy.copy(pending) == pending
+
+
+def test_the_examples_run() -> None:
+    assert run_examples(sys.modules["skyward.calls.compute"])
+    assert run_examples(options)

@@ -292,7 +292,7 @@ def test_a_function_of_main_asks_the_muter_of_the_process_where_it_runs(tmp_path
 
 @pytest.mark.parametrize("only", ["tail", None, 0, bool])
 def test_only_is_head_or_a_predicate(only: Any) -> None:
-    with pytest.raises(UsageError, match='expected "head" or a function'):
+    with pytest.raises(UsageError, match='pass "head" or a function'):
         stdout(only=only)
 
 

@@ -62,7 +62,7 @@ def test_gc_names_each_thing_it_removed(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_gc_says_so_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda is_dry_run: [])
     assert main(["gc"]) == 0
-    assert capsys.readouterr().out == "nothing of ours is left on this machine (no provider was asked)\n"
+    assert capsys.readouterr().out == "nothing to clean up on this machine (no provider was checked)\n"
 
 
 def test_our_errors_are_one_line_without_a_traceback(
@@ -75,7 +75,10 @@ def test_our_errors_are_one_line_without_a_traceback(
     assert main(["gc"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "skyward: local: process 4711 belongs to another user; ask them to run `skyward gc`\n"
+    assert (
+        captured.err
+        == "skyward: local: process 4711 belongs to another user; ask them to run `skyward gc` [provider-error]\n"
+    )
 
 
 def test_ctrl_c_ends_it_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +109,7 @@ def test_help_imports_no_framework_and_no_pool() -> None:
 
 def test_every_command_has_a_line_of_help() -> None:
     text = build_parser().format_help()
-    for command, opening in {"doctor": "say what", "gc": "remove what"}.items():
+    for command, opening in {"doctor": "check this machine", "gc": "clean up"}.items():
         assert any(line.split()[:1] == [command] and opening in line for line in text.splitlines())
 
 
@@ -126,4 +129,4 @@ def test_gc_clears_caches_here_and_names_hosts_that_cannot_be_reached(
     assert "127.0.0.1" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["gc", "--host", "nobody@127.0.0.1:9"])
-    assert "--host goes with --cache" in capsys.readouterr().err
+    assert "--host: needs --cache" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def test_ls_forgets_a_dead_pool_that_rented_nothing(
     program.kill()
     program.wait()
     assert main(["ls"]) == 0
-    assert capsys.readouterr().out == "no pool is open (no provider was asked)\n"
+    assert capsys.readouterr().out == "no pool is open (no provider was checked)\n"
     assert list((state / "live").iterdir()) == []
 
 
@@ -103,7 +103,7 @@ def test_down_ends_a_pool_and_its_program_is_told(
 ) -> None:
     nodes = live.find("train").nodes
     assert main(["down", "train", "--yes"]) == 0
-    assert capsys.readouterr().out.endswith(": its program has closed it\n")
+    assert capsys.readouterr().out.endswith(": its program closed it\n")
     assert live.live_pools() == []
     assert not any(os.path.exists(node.socket_path) for node in nodes)
     assert program.wait(30) == 1
@@ -128,7 +128,7 @@ def test_down_of_what_has_ended_already_is_no_error_and_a_typo_is(capsys: pytest
     assert main(["down", "train-0123abcd", "--yes"]) == 0
     assert "nothing is left of it" in capsys.readouterr().out
     assert main(["down", "trian", "--yes"]) == 1
-    assert "no pool of this machine is called 'trian'; there: none" in capsys.readouterr().err
+    assert "pool 'trian': no such pool on this machine; open one first" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
         main(["down"])
     assert stopped.value.code == 2
@@ -149,7 +149,7 @@ def test_logs_shows_what_calls_printed_of_open_and_closed_pools(
     assert main(["logs", "train"]) == 0
     assert capsys.readouterr().out.splitlines() == ["[node 0] first", "[node 0] second"]
     assert main(["logs", "other"]) == 1
-    assert "no output of a pool called 'other' is kept here; there: train-" in capsys.readouterr().err
+    assert "pool 'other': no output is kept here; use one of train-" in capsys.readouterr().err
 
 
 def test_logs_follows_until_the_pool_is_closed(program: subprocess.Popen[str]) -> None:
@@ -200,9 +200,9 @@ def test_ssh_becomes_the_command_that_the_node_was_made_with(state: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("lab",), 1, "node 0 of pool 'lab' has no way to log in"),
-        (("lab", "7"), 1, "pool 'lab' has no node 7; there: 0"),
-        (("other",), 1, "no open pool on this machine is called 'other'; there: lab"),
+        (("lab",), 1, "node 0 of pool 'lab' has no login"),
+        (("lab", "7"), 1, "node=7: pool 'lab' has no such node; choose one of: 0"),
+        (("other",), 1, "pool 'other': no open pool of that name on this machine; use one of lab"),
         (("lab", "one"), 2, "NODE is a number"),
     ],
 )
@@ -236,11 +236,11 @@ def test_offers_and_plans_of_named_pools(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["offers", "--provider", "mars"], "'mars' is no provider; there are aws, local, ssh\n"),
-        (["offers", "--provider", "local", "--region", "x"], "--region: provider 'local' has no regions"),
-        (["offers", "--provider", "local", "--count", "2"], "--count: of what? Give --accelerator too"),
+        (["offers", "--provider", "mars"], "provider='mars': unknown provider; use one of aws, local, ssh"),
+        (["offers", "--provider", "local", "--region", "x"], "--region=x: provider 'local' has no regions"),
+        (["offers", "--provider", "local", "--count", "2"], "--count=2: needs an accelerator"),
         (["offers", "--provider", "local", "--vcpus", "100000"], "vcpus=100000"),
-        (["plan", "nothing"], "pool 'nothing' is in none of"),
+        (["plan", "nothing"], "pool 'nothing': not found in"),
     ],
 )
 def test_a_mistake_is_said_without_a_traceback(
@@ -265,7 +265,7 @@ def test_gc_dry_run_removes_nothing(capsys: pytest.CaptureFixture[str], monkeypa
     assert not left.exists()
     assert main(["gc", "--local"]) == 0
     shutil.rmtree(folder)
-    assert capsys.readouterr().out.endswith("nothing of ours is left on this machine (no provider was asked)\n")
+    assert capsys.readouterr().out.endswith("nothing to clean up on this machine (no provider was checked)\n")
 
 
 def test_the_command_starts_quickly_and_imports_no_provider() -> None:
@@ -293,4 +293,4 @@ def test_that_nothing_is_rented_is_not_said_where_nobody_could_look(
     assert main(command) == 1
     said = capsys.readouterr()
     assert "nothing is rented" not in said.out
-    assert "[providers.east] regoin: there is no such key; did you mean 'region'?" in said.err
+    assert "[providers.east] regoin: no such key; did you mean 'region'?" in said.err

@@ -76,7 +76,7 @@ def test_what_a_dead_program_rented_is_listed_and_ended(dead: str, capsys: pytes
     assert len(pool["instances"]) == 2
     assert pool["price_usd_per_hour"] > 0
     assert main(["ls", "--local"]) == 0
-    assert capsys.readouterr().out == "no pool is open (no provider was asked)\n"
+    assert capsys.readouterr().out == "no pool is open (no provider was checked)\n"
 
     assert main(["gc", "--dry-run"]) == 0
     assert f"would end machine {dead} of pool {POOL}" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_gc_ends_it(dead: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gc"]) == 0
     assert f"ended machine {dead}" in capsys.readouterr().out
     assert main(["gc"]) == 0
-    assert "nothing is rented for it" in capsys.readouterr().out
+    assert "no machine is rented for it" in capsys.readouterr().out
 
 
 def test_a_pool_of_a_killed_program_is_listed_by_its_name_until_it_is_ended(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -96,8 +98,8 @@ def test_what_killed_runs_left_is_removed_and_what_runs_is_not(
 
 
 def test_mistakes_are_said_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "job_id: '../x' is no job id" in said(capsys, "status", "../x", status=1)
-    assert "no run called 'x' listens here; there: none" in said(capsys, "watch", "x", status=1)
+    assert "job_id='../x': not a job id" in said(capsys, "status", "../x", status=1)
+    assert "no run called 'x' listens here; runs: none" in said(capsys, "watch", "x", status=1)
     assert "usage: skyward train" in said(capsys)
 
 
@@ -146,7 +148,7 @@ def test_watch_draws_on_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     out = Terminal()
     assert watch(find("job"), out=out, every_s=0.01, sleep=sleep).startswith("job has ended")
     shown = out.getvalue()
-    for part in ("job", "running", "at step", "loss ", "tok_per_sec", "rank", "memory", "┤", "⠤"):
+    for part in ("job", "running", "step ", "loss ", "tok_per_sec", "rank", "memory", "┤", "━", "ended", "⠉"):
         assert part in shown, part
     assert all(len(line) < 400 for line in shown.splitlines())
 
@@ -179,14 +181,55 @@ def test_the_screen_fits_and_shows_every_rank() -> None:
         console.print(screen(status, records, width=width))
         text = console.export_text()
         assert all(len(line) <= width for line in text.splitlines())
-    for part in ("no step for 5 m", "step 7 of 100, epoch 0.50", "gpu-1", "103", "3.00 GiB", "eval_loss 0.5 (o)"):
+    for part in ("no step for 5 m", "step 7 of 100  epoch 0.50", "gpu-1", "103", "3.00 GiB", "● eval_loss 0.5"):
         assert part in text, (part, text)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(screen(RunStatus(job_id="job", status="running", timestamp=now), [], width=80))
     assert "no loss was logged yet" in console.export_text()
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_screen_has_whole_steps_two_colours_a_rate_and_the_time_left(width: int) -> None:
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    def record(step: int, **values: float) -> dict[str, Any]:
+        return {"global_step": step, "timestamp": 1000.0 + step / 10, **values}
+
+    records = [record(step, loss=2.0 - step / 1000) for step in range(5, 1285, 5)]
+    records += [record(step, eval_loss=2.1 - step / 1000) for step in range(256, 1281, 256)]
+    records.sort(key=lambda r: r["global_step"])
+    logs = {"loss": 0.72, "eval_loss": 0.82, "peak_rss": 290_275_328}
+    running = RunStatus(
+        job_id="job", status="running", timestamp=1128.0, global_step=1280, max_steps=2560, epoch=1.0, logs=logs
+    )
+
+    def shown(status: RunStatus, **how: Any) -> str:
+        console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="standard", **how)
+        console.print(screen(status, records, width=width))
+        file: Any = console.file
+        return str(file.getvalue())
+
+    text = shown(running)
+    assert "\x1b[36m" in text  # the loss
+    assert "\x1b[35m●" in text  # the evaluations
+    bare = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert "step 1,280 of 2,560  epoch 1.00  ━" in bare
+    assert "50%" in bare
+    assert "10 steps/s · 2 m 08 s so far · 2 m 08 s left" in bare
+    assert "peak_rss 277 MiB" in bare
+    axis = next(line for line in bare.splitlines() if "1,000" in line)
+    assert re.fullmatch(r"│ +(?:[\d,]+ +)+step +│", axis)
+    assert "e0" not in axis
+    ended = re.sub(r"\x1b\[[\d;]*m", "", shown(dataclasses.replace(running, status="ended")))
+    assert "job  ended" in ended
+    assert "ended after 2 m 08 s" in ended
+    assert " left" not in ended
+    assert not re.search(r"\x1b\[[\d;]*3\dm", shown(running, no_color=True))
+
+
 def test_watch_says_which_extra_a_terminal_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "rich.live", None)
     with pytest.raises(sky.errors.MissingDependency, match=r"skyward\[training\]"):
         watch(find("job"), out=Terminal())
@@ -201,4 +244,5 @@ def test_watch_of_a_run_that_is_killed_ends() -> None:
             process.kill()
             process.wait()
 
-        assert watch(find("killed"), out=io.StringIO(), sleep=sleep).startswith("killed has ended; it was last seen")
+        out = io.StringIO()
+        assert watch(find("killed"), out=out, sleep=sleep).startswith("killed has ended; it was last seen")

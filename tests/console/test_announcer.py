@@ -101,5 +101,5 @@ def test_a_function_may_end_what_it_listens_to() -> None:
 
 
 def test_something_else_than_a_function_is_refused() -> None:
-    with pytest.raises(UsageError, match="on_event: 3; it is a function of one event"):
+    with pytest.raises(UsageError, match="on_event=3: must be a function"):
         Announcer(3)  # type: ignore[arg-type]

@@ -74,12 +74,76 @@ for number in range(60):
             assert frame[-3].strip()
 
 
-def test_it_says_of_each_node_how_busy_it_is() -> None:
-    said = re.compile(r"● +1 +ready, [\d.]+ s +cpu +\d+% [━─]+ +mem [\d.]+/\d+ GiB")
-    with program("wait_for_ever()") as one:
-        one.until(lambda screen: any(said.search(line) for line in screen.lines))
+def test_it_says_what_each_node_runs_and_how_busy_the_machine_is() -> None:
+    body = """
+@sky.compute
+def train():
+    time.sleep(300)
+
+future = train() > pool.node(1)
+wait_for_ever()
+future.cancel()
+"""
+    load = re.compile(r"1 of 2 slots busy .* cpu +\d+% [━─]+ +mem [\d.]+/\d+ GiB")
+    with program(body) as one:
+        one.until(lambda screen: any(re.search(r"● +1 +train \d+ s", line) for line in screen.lines))
+        one.until(lambda screen: load.search(screen.lines[-1]))
+        assert re.search(r"● +0 +idle$", one.screen.lines[-3])
         one.type(b"\n")
         assert one.wait() == 0
+
+
+BARS = """
+from tqdm import tqdm
+
+@sky.compute
+def train():
+    for _ in tqdm(range(40), desc="epochs"):
+        time.sleep(0.1)
+    print("trained")
+
+def simulate(seed):
+    time.sleep(0.05)
+    if seed == 50:
+        raise ValueError("unlucky")
+
+train() >> pool
+try:
+    pool.map(simulate, range(100))
+except ValueError as error:
+    print("it was", error)
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(("columns", "env"), [(100, {}), (60, {}), (100, {"NO_COLOR": "1"})])
+def test_bars_of_tasks_and_maps_stand_in_place_and_leave_their_end(columns: int, env: dict[str, str]) -> None:
+    with program(BARS, columns=columns, env=env) as one:
+        one.until_seen("after")
+        assert one.wait() == 0
+        assert_given_back(one)
+        assert env == {} or not re.search(rb"\x1b\[[1-9][\d;]*m", one.output)
+        lines = one.screen.all_lines
+        # Of the bar in the task one line is left, its last; the others were in the row of its node.
+        assert len([line for line in lines if "epochs:" in line]) == 1
+        assert any(re.search(r"epochs: 100%.*40/40", line) for line in lines)
+        in_place = {line for frame in one.frames for line in frame if re.search(r"● +\d +train .*epochs: +\d+%", line)}
+        assert len(in_place) >= 4
+        bars = {line for frame in one.frames for line in frame if re.search(r"simulate +\d+ of 100 +[━─]+ +\d+%", line)}
+        assert len(bars) >= 2
+        assert columns < 72 or any(re.search(r"[\d.]+ s left  [\d.]+/s", line) for line in bars)
+        assert all(len(line) < columns for line in in_place | bars)
+        assert "it was unlucky" in lines
+        assert any(re.search(r"demo: closed after [\d.]+ s: \d+ calls?, \d+ failed", line) for line in lines)
+
+
+def test_without_a_live_view_a_bar_of_a_task_is_a_line_a_second() -> None:
+    with program(BARS.partition("try:")[0], env={"TERM": "dumb"}) as one:
+        assert one.wait() == 0
+        assert b"\x1b" not in one.output
+        lines = one.screen.all_lines
+        assert 3 <= len([line for line in lines if "epochs:" in line]) <= 8
+        assert any(re.search(r"demo: closed after [\d.]+ s: 1 call$", line) for line in lines)
 
 
 def test_a_prompt_and_what_is_typed_stay_whole() -> None:

@@ -78,5 +78,5 @@ def test_a_pool_shows_records_although_its_console_is_off() -> None:
                 pass
     """
     said = stderr_of(textwrap.dedent(script))
-    assert said.startswith("skyward: the function given as on_event= raised on a PoolStarted;")
+    assert said.startswith("skyward: on_event= raised an error on a PoolStarted;")
     assert said.endswith("\nValueError: not today\n")

@@ -7,9 +7,11 @@ import re
 import pytest
 
 from skyward import events
-from skyward.console.panel import Counts, Style, panel_lines, status_line
+from skyward.console.activity import Counts, Progress, ProgressBoard, RunningTask, WorkTracker
+from skyward.console.panel import panel_lines, progress_line, status_line
 from skyward.console.plain import PlainLines
-from skyward.console.state import PoolState
+from skyward.console.state import PoolState, closing_words
+from skyward.console.style import Style
 from skyward.console.words import columns
 
 BARE = Style(has_colour=False)
@@ -50,9 +52,95 @@ def test_the_panel_says_where_each_node_is_and_for_how_long_and_what_it_costs() 
     title, first, second, calls = shown(after())
     assert re.fullmatch(r"── train ── aws · 1 of 2 ready ─+ \$2.40/h · \$0.04 so far · 1:00 ──", title)
     assert columns(title) == 100
-    assert first == "  ●  0  g5.xlarge, 40 s"
+    assert first == "  ●  0  idle, g5.xlarge"
     assert second == "  ◐  1  packages 29 s  Resolving torch"
-    assert calls == "       3 of 8 slots busy · 1,200 queued · 4,998 calls done · 2 failed"
+    assert calls == "        3 of 8 slots busy · 1,200 queued · 4,998 calls done · 2 failed"
+
+
+def running(*names: str, node: int = 0, progress: str = "") -> tuple[RunningTask, ...]:
+    return tuple(RunningTask(task=n, node=node, name=name, progress=progress) for n, name in enumerate(names))
+
+
+def test_a_busy_node_says_which_calls_it_runs_and_for_how_long() -> None:
+    tracker, pool = WorkTracker(), after()
+    tracker.update(running("train"), 1048.0)
+    work = tracker.update(running("train"), 1060.0)
+    rows = panel_lines(pool, COUNTS, width=100, height=4, now=1060.0, style=BARE, work=work)
+    assert rows[1] == "  ●  0  train 12 s"
+    # Several slots: how many of each; what has just begun has no time yet.
+    work = WorkTracker().update(running("train", "train", "score", "other"), 1060.0)
+    rows = panel_lines(pool, COUNTS, width=100, height=4, now=1060.0, style=BARE, work=work)
+    assert rows[1] == "  ●  0  train ×2, score +1"
+    # A call that has ended stays for a moment, so that short calls do not flicker; then the node is idle.
+    tracker.update(running("train"), 1061.0)
+    assert 0 in tracker.update((), 1061.9)
+    assert 0 not in tracker.update((), 1062.1)
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 100, 140])
+def test_a_progress_line_stands_in_the_row_of_its_node_beside_the_load(width: int) -> None:
+    gpu = events.DeviceUsage(index=0, busy=0.98, memory_used_gib=22.0, memory_gib=24.0)
+    pool = after(events.NodeUsage(node=0, cpu=0.5, cores=4, memory_used_gib=3.2, memory_gib=16.0, devices=(gpu,)))
+    work = WorkTracker().update(running("train", progress="epochs:  62%|██████▏   | 38/60 [00:12<00:07]"), 1060.0)
+    for style in (BARE, Style()):
+        row = panel_lines(pool, COUNTS, width=width, height=4, now=1060.0, style=style, work=work)[1]
+        bare = re.sub(r"\x1b\[[\d;]*m", "", row)
+        assert bare.startswith("  ●  0  train ")
+        assert columns(bare) <= width
+        assert "epochs:  62%" in bare
+        assert ("cpu  50%" in bare) is (width >= 100)
+        assert ("gpu  98%" in bare) is (width >= 140)
+
+
+def test_maps_and_groups_have_a_bar_a_rate_and_the_time_left() -> None:
+    progress = Progress("simulate", 120)
+    progress.began = 1000.0
+    progress.add(90)
+    line = progress_line(progress, 100, 1030.0, BARE)
+    assert line == (" " * 8 + "simulate" + " " * 19 + "90 of 120  ━━━━━━━━━━━━━━━─────  75%  10 s left  3.0/s")
+    assert progress_line(progress, 60, 1030.0, BARE) == (" " * 8 + "simulate" + " " * 11 + "90 of 120  ━━━━━━━━──  75%")
+    for width in range(20, 120):
+        assert columns(progress_line(progress, width, 1030.0, Style(has_colour=False))) <= width
+    progress.add(30)
+    progress.ended = 1040.0
+    assert progress_line(progress, 100, 2000.0, BARE).endswith("120 of 120  ━━━━━━━━━━━━━━━━━━━━ 100%  in 40 s  3.0/s")
+    endless = Progress("stream", None)
+    endless.began = 1000.0
+    endless.add(5)
+    assert progress_line(endless, 80, 1100.0, BARE).split() == ["stream", "5", "done", "3.0/min"]
+
+
+def test_the_board_shows_what_is_open_or_the_last_that_ended() -> None:
+    board = ProgressBoard()
+    assert board.entries() == ()
+    first, second = board.begin(Progress("first", 1)), board.begin(Progress("second", 2))
+    assert board.entries() == (first, second)
+    first.add(1)
+    assert board.entries() == (second,)
+    second.end()
+    assert board.entries() == (second,)
+    third = board.begin(Progress("third", None))
+    assert board.entries() == (third,)
+
+
+def test_of_several_nodes_on_one_machine_its_load_is_shown_once() -> None:
+    pool = PoolState("here")
+    pool.take(events.PoolStarted(at=0.0, pool="x", provider="local", nodes=2))
+    for node in (0, 1):
+        pool.take(events.NodeReady(at=1.0, node=node))
+        pool.take(events.NodeUsage(at=2.0 + node, node=node, cpu=0.5, cores=4, memory_used_gib=3, memory_gib=16))
+    lines = shown(pool, now=3.0, width=120)
+    assert [line for line in lines if "cpu" in line] == lines[-1:]
+    assert re.search(r"2 failed +cpu  50% ━━━───  mem 3.0/16 GiB$", lines[-1])
+    assert columns(lines[-1]) <= 120
+
+
+def test_a_pool_that_closes_sums_up_its_calls_and_its_cost() -> None:
+    pool = after(events.PoolClosed(at=1100.0, pool="train-1", seconds=100.0, calls=1204, failed=4))
+    assert closing_words(pool, 1100.0) == (
+        "closed after 1 m 40 s: 1,204 calls, 4 failed, cost $0.07 by the prices of its offers"
+    )
+    assert status_line(pool, 1100.0).endswith("closed · 1,204 calls, 4 failed")
 
 
 def test_a_node_on_its_way_shows_what_it_is_through() -> None:
@@ -103,7 +191,7 @@ def test_losses_and_cut_links_are_seen() -> None:
     pool = after(events.LinkLost(at=1050.0, node=0, reason="silent for 10 s"))
     assert shown(pool)[1] == "  ◌  0  connection cut for 10 s  silent for 10 s"
     pool.take(events.LinkRestored(at=1055.0, node=0, seconds=5.0))
-    assert shown(pool)[1].startswith("  ●  0  g5.xlarge, ")
+    assert shown(pool)[1].startswith("  ●  0  idle, g5.xlarge")
     pool.take(events.NodeLost(at=1056.0, node=0, reason="power"))
     assert shown(pool)[1] == "  ✗  0  lost, 4 s ago  power"
 
@@ -143,14 +231,14 @@ def test_a_quiet_pool_says_only_what_goes_wrong() -> None:
         events.PoolClosed(pool="x", seconds=9.0),
     ]
     assert [line for event in told for line in plain.take(event)] == [
-        "here: node 0 was lost: it was killed; another one is being made",
+        "here: node 0 was lost: it was killed; a replacement is on its way",
         "here: node 0 was replaced after 0.5 s",
     ]
 
 
 def test_a_host_that_is_tried_again_is_told_once_and_its_long_reason_not_twice() -> None:
     plain = PlainLines("lab", is_quiet=False)
-    retry = events.PhaseOutput(node=0, phase="connect", text="ssh lab: refused; trying again")
+    retry = events.PhaseOutput(node=0, phase="connect", text="ssh lab: refused; retrying")
     told = [
         events.PoolStarted(at=0.0, pool="x", provider="ssh", nodes=1),
         events.PhaseStarted(at=0.0, node=0, phase="connect"),
@@ -160,7 +248,7 @@ def test_a_host_that_is_tried_again_is_told_once_and_its_long_reason_not_twice()
         events.PoolClosed(at=30.0, pool="x", seconds=30.0, reason="Unreachable: ssh lab: " + "why " * 200),
     ]
     lines = [line for event in told for line in plain.take(event)]
-    assert lines[1] == "lab: node 0: ssh lab: refused; trying again"
+    assert lines[1] == "lab: node 0: ssh lab: refused; retrying"
     assert lines[2].startswith("lab: node 0: connect failed after 30 s: ssh lab: why why")
     assert lines[3:] == ["lab: did not start, closed after 30 s"]
     assert all(columns(line) < 260 for line in lines)

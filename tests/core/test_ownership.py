@@ -131,7 +131,7 @@ def test_a_file_that_everybody_may_write_to_or_a_pipe_decides_nothing(shared: Pa
         check_file(str(file), "configuration")
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(UsageError, match="no plain file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         check_file(str(file), "configuration")
 
 

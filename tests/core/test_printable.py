@@ -12,9 +12,10 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.cli import main
-from skyward.console.panel import Style, panel_lines, status_line
+from skyward.console.panel import panel_lines, status_line
 from skyward.console.plain import PlainLines
 from skyward.console.state import PoolState
+from skyward.console.style import Style
 from skyward.core.printable import coloured, printable, printable_lines
 from skyward.errors import BootstrapFailed
 from skyward.state.outputs import OutputFile

@@ -25,7 +25,7 @@ def test_a_module_that_is_missing_on_a_node_is_named_by_its_package(pool: sky.Co
     with pytest.raises(ModuleNotFoundError) as caught:
         sky.compute(importlib.import_module)("no_such_module.part") >> pool
     assert caught.value.__notes__[-1].startswith(
-        "Node 0 has packages of its own: give the pool Image(pip=['no_such_module'])."
+        "Node 0 does not share this machine's packages. Add Image(pip=['no_such_module']) to the pool."
     )
     assert "Image(pip=['scikit-learn'])" in advise(ModuleNotFoundError("", name="sklearn.svm"), node=0)
 
@@ -37,7 +37,7 @@ def test_a_file_that_is_missing_on_a_node_can_be_included(pool: sky.ComputePool,
     assert "working folder of the node" in caught.value.__notes__[-1]
     here = tmp_path / "rows.csv"
     here.touch()
-    assert re.match("Node 3 .* This machine has it", advise(FileNotFoundError(2, "", str(here)), node=3))
+    assert re.match("Node 3 .* The file exists on this machine", advise(FileNotFoundError(2, "", str(here)), node=3))
 
 
 def test_other_missing_things_get_no_advice(pool: sky.ComputePool) -> None:

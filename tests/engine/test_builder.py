@@ -54,7 +54,7 @@ def test_a_part_of_a_broadcast_knows_its_place(builder: TaskBuilder) -> None:
 
 @pytest.mark.parametrize("options", [{"max_restarts": 1}, {"hang_timeout_s": 3.0}])
 def test_a_plain_call_may_not_have_options_of_gangs(builder: TaskBuilder, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="'work' is under no integration"):
+    with pytest.raises(UsageError, match="'work' uses no integration"):
         builder.task(NotedTask, 7, packed(**options), CallKind.PLAIN)
 
 
@@ -70,5 +70,5 @@ def test_cancelling_the_future_of_a_gang_cancels_the_gang(builder: TaskBuilder) 
 
 
 def test_a_launch_that_is_too_large_for_one_packet_is_refused(builder: TaskBuilder) -> None:
-    with pytest.raises(UsageError, match="are 65537 bytes; the limit is 65536"):
+    with pytest.raises(UsageError, match="65537 bytes exceed the limit of 65536"):
         builder.gang(packed(), ProcessLaunch(), bytes(64 * 1024 + 1), nodes=None, one_of=None)

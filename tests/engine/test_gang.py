@@ -79,13 +79,13 @@ def test_what_is_remembered_of_a_start_is_one_line_without_advice() -> None:
     failed = gang()
     starts_again(
         failed,
-        SlotLost("the process exited with code 3. The pool goes on; give the call max_restarts=1 (or more)"),
-        NodeLost("node 1 was lost. Give the call retries=1 (or more)"),
+        SlotLost("'f': its process exited with code 3 (the pool continues); set max_restarts=1 or more if it may"),
+        NodeLost("node 1 was lost: the call 'f' had begun; set retries=1 or more if it may run again"),
         ValueError("bad\nbatch"),
     )
     assert failed.past == [
-        "rank 1: SlotLost: the process exited with code 3",
-        "rank 1: NodeLost: node 1 was lost",
+        "rank 1: SlotLost: 'f': its process exited with code 3",
+        "rank 1: NodeLost: node 1 was lost: the call 'f' had begun",
         "rank 1: ValueError: bad",
     ]
 

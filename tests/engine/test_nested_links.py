@@ -15,6 +15,8 @@ import skyward as sky
 from tests.channels import Relayed
 from tests.waiting import lines_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def provider(tmp_path: Path) -> Relayed:

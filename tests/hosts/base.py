@@ -45,7 +45,8 @@ printf 'UseDNS no\\nMaxStartups 100\\n' > /etc/ssh/sshd_config.d/tests.conf
 rm -f /etc/resolv.conf /etc/apt/sources.list
 : > /etc/resolv.conf
 systemctl mask -q systemd-networkd.service systemd-resolved.service apt-daily.timer apt-daily-upgrade.timer \\
-    console-getty.service e2scrub_all.timer fstrim.timer dpkg-db-backup.timer systemd-timesyncd.service
+    console-getty.service e2scrub_all.timer fstrim.timer dpkg-db-backup.timer systemd-timesyncd.service \\
+    systemd-tmpfiles-clean.timer
 """
 
 # (command, Debian package) that the test bed needs on this machine.

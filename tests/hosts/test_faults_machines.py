@@ -164,7 +164,7 @@ def test_a_home_that_fills_up_during_a_bootstrap_is_named_and_the_next_one_goes_
     assert f"node 0 ({host.name})" in said
     assert "no space" in said.lower()
     assert "/root/.cache/skyward" in said
-    assert "free some of its disk" in said
+    assert "free disk space there" in said
     nothing_runs_on([host])
     assert listed(host, "/tmp/skyward-0") == []
     assert listed(host, "/root/.cache/skyward/tmp") == []

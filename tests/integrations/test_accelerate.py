@@ -85,7 +85,7 @@ def test_options_stand_on_the_function() -> None:
 
 
 def test_an_option_out_of_its_range_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="accelerate: seed=-1"):
+    with pytest.raises(UsageError, match="seed=-1: @accelerate"):
         sky.integrations.accelerate(seed=-1)
 
 
@@ -237,7 +237,7 @@ def test_stacked_with_torch_the_group_is_opened_once(pool: ComputePool) -> None:
 @pytest.mark.parametrize("options", [{"timeout_s": 60}, {"backend": "fake"}])
 def test_an_option_that_comes_too_late_for_the_group_is_refused(pool: ComputePool, options: dict[str, Any]) -> None:
     function = sky.compute(sky.integrations.accelerate(sky.integrations.torch(**options)(group)))
-    with pytest.raises(UsageError, match=f"torch: {next(iter(options))}=.* uppermost"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))}=.* @torch .*topmost"):
         function() @ pool
 
 

@@ -117,7 +117,7 @@ def test_a_rank_whose_process_is_stopped_is_named_without_a_stack(pool: ComputeP
     with pytest.raises(GangHung, match=r"its process: T \(stopped\)") as raised:
         gang(train, hang_timeout_s=1)() @ pool
     assert raised.value.ranks == (1,)
-    assert "it wrote no stack" in raised.value.stacks[1]
+    assert "no stack available" in raised.value.stacks[1]
 
 
 def test_collectives_that_do_not_match_are_named(pool: ComputePool) -> None:
@@ -181,7 +181,7 @@ def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_goes_on(
     lines.clear()
     assert gang(train)() @ pool == [2.0, 2.0]
     assert lines.text.count("skyward: 'train' hangs: rank 1 (node 1) is in no collective") == 1
-    assert "skyward: It goes on waiting; hang_timeout_s= would stop it." in lines.text
+    assert "skyward: The call keeps waiting; set hang_timeout_s= to stop such a call." in lines.text
     assert {line.rank for line in lines} == {1}
 
 
@@ -226,7 +226,7 @@ def gives_up() -> None:
         (raises, ConnectionError, "the disk is full", {}),
         (exits, SlotLost, "exited with code 3", {"exit_code": 3, "signal": None, "node": 1}),
         (asks_to_exit, TaskExited, "sys.exit.4.", {"code": 4, "node": 1}),
-        (kills_itself, SlotLost, r"\(SIGKILL\).*memory ran out", {"signal": signal.SIGKILL, "node": 1}),
+        (kills_itself, SlotLost, r"\(SIGKILL\).*out-of-memory killer", {"signal": signal.SIGKILL, "node": 1}),
         (crashes, SlotLost, r"\(SIGSEGV\)", {"signal": signal.SIGSEGV, "node": 1}),
         (gives_up, SlotLost, r"\(SIGABRT\)", {"signal": signal.SIGABRT, "node": 1}),
     ],
@@ -336,7 +336,7 @@ def test_a_training_whose_rank_was_killed_goes_on_from_its_checkpoint(
     assert [run[:2] for run in undisturbed] == [(0, [0, 1, 2, 3, 4])] * 2
     assert [run[:2] for run in resumed] == [(1, [2, 3, 4])] * 2
     assert resumed[0][2] == undisturbed[0][2]  # as if nothing had happened
-    assert "is started again; it ended with rank 1: SlotLost" in lines.text
+    assert "is restarted after rank 1: SlotLost" in lines.text
 
 
 def test_an_exhausted_budget_raises_the_cause_and_tells_of_every_start(pool: ComputePool) -> None:
@@ -416,9 +416,9 @@ def test_a_lost_node_is_replaced_and_the_gang_started_again(pool: ComputePool, t
 
 @pytest.mark.parametrize("options", [{"max_restarts": 1}, {"hang_timeout_s": 5.0}])
 def test_a_plain_call_has_no_ranks_to_start_again(pool: ComputePool, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(options))}: 'abs' is under no integration"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))}=.*: 'abs' uses no integration"):
         sky.compute(abs)(-1).with_options(**options) >> pool
-    with pytest.raises(UsageError, match=f"{next(iter(options))}: 'abs' is under no integration"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))}=.*: 'abs' uses no integration"):
         pool.map(sky.compute(**options)(abs), [-1])
 
 

@@ -517,5 +517,5 @@ def test_nccl_without_a_gpu_says_what_to_leave_out(pool: ComputePool) -> None:
     @sky.integrations.torch(backend="nccl")
     def never() -> None: ...
 
-    with pytest.raises(UsageError, match=r"torch: backend='nccl': node \d has no GPU that torch .*; leave backend"):
+    with pytest.raises(UsageError, match=r"backend='nccl': node \d has no GPU that torch .*; remove backend="):
         never() @ pool

@@ -87,7 +87,7 @@ def test_who_looks_for_machines_is_told_of_providers_that_cannot_be_made(home: P
     found, wrong = rented_providers()
     assert found == [sky.AWS()]
     (error,) = wrong
-    assert str(error).endswith("[providers.east] regoin: there is no such key; did you mean 'region'?")
+    assert str(error).endswith("[providers.east] regoin: no such key; did you mean 'region'?")
     write(home / "project" / "skyward.toml", "[providers")
     assert rented_providers()[0] == []
     assert "Expected" in str(rented_providers()[1][0])
@@ -98,9 +98,11 @@ def test_who_looks_for_machines_is_told_of_providers_that_cannot_be_made(home: P
 def test_what_a_pool_refuses_is_told_with_its_file(home: Path) -> None:
     write(home / "home" / ".config" / "skyward" / "skyward.toml", "[pools.train]\nnodes = 0\n")
     write(home / "project" / "skyward.toml", '[pools.train]\nprovider = "local"\nallocation = "spot"\n')
-    with pytest.raises(UsageError, match=r"^.*/\.config/skyward/skyward.toml: \[pools.train\] nodes: 0; it is a whole"):
+    with pytest.raises(
+        UsageError, match=r"^.*/\.config/skyward/skyward.toml: \[pools.train\] nodes=0: must be a whole"
+    ):
         sky.ComputePool.named("train")
-    with pytest.raises(UsageError, match=r"^nodes: -1; it is a whole"):
+    with pytest.raises(UsageError, match=r"^nodes=-1: must be a whole"):
         sky.ComputePool.named("train", nodes=-1)
 
 
@@ -139,32 +141,44 @@ def test_options_have_the_second_names_that_they_have_in_python(home: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[pools.bad]\nnodes = 2\n", r"\./skyward.toml: \[pools.bad\] provider: is missing; it is one of .*local"),
-        ('[pools.bad]\nprovider = "mars"\n', r"\[pools.bad\] provider: 'mars' is no provider; there are .*local"),
+        ("[pools.bad]\nnodes = 2\n", r"\./skyward.toml: \[pools.bad\] provider: missing; set it to one of .*local"),
+        ('[pools.bad]\nprovider = "mars"\n', r"\[pools.bad\] provider='mars': unknown provider; use one of .*local"),
         ('[pools.bad]\nprovider = "locla"\n', "did you mean 'local'"),
-        ('[pools.bad]\nprovider = "vastai"\n', r"'vastai' is no provider; it does not exist yet; .*local, ssh$"),
+        (
+            '[pools.bad]\nprovider = "vastai"\n',
+            r"provider='vastai': unknown provider; this provider does not exist yet; .*local, ssh$",
+        ),
         (
             '[pools.bad]\nprovider = "v"\n[providers.v]\ntype = "vastai"\n',
-            r"\[providers.v\] type: 'vastai' is no provider; it does not exist yet; .* there are aws, local, ssh$",
+            r"\[providers.v\] type='vastai': unknown provider; .* use one of aws, local, ssh$",
         ),
-        ('[pools.bad]\nprovider = "local"\nttl = 600\n', r"ttl: there is no such key; leases replace it"),
-        ('[pools.bad]\nprovider = "local"\ngpus = 8\n', r"gpus: there is no such key; write accelerator="),
-        ('[pools.bad]\nprovider = "local"\nmemory_gb = "8"\n', r"memory_gb: '8'; it is a number"),
-        ('[pools.bad]\nprovider = "local"\nlogs = true\nlogging = true\n', r"logging: given twice \(logs"),
+        ('[pools.bad]\nprovider = "local"\nttl = 600\n', r"ttl: no such key; leave it out: leases replace it"),
+        ('[pools.bad]\nprovider = "local"\ngpus = 8\n', r"gpus: no such key; write accelerator="),
+        ('[pools.bad]\nprovider = "local"\nmemory_gb = "8"\n', r"memory_gb='8': wrong type or value; write a number"),
+        ('[pools.bad]\nprovider = "local"\nlogs = true\nlogging = true\n', r"logging: given twice, because logs"),
         (
             '[pools.bad]\nprovider = "local"\nnodez = 2\n',
-            r"\[pools.bad\] nodez: there is no such key; did you mean 'nodes'",
+            r"\[pools.bad\] nodez: no such key; did you mean 'nodes'",
         ),
-        ('[pools.bad]\nprovider = "local"\nnodes = "2"\n', r"\[pools.bad\] nodes: '2'; it is a whole number"),
-        ('[pools.bad]\nprovider = "local"\nnodes = true\n', r"nodes: True; it is a whole number"),
-        ('[pools.bad]\nprovider = "local"\nmemory_gib = "8"\n', r"memory_gib: '8'; it is a number"),
+        (
+            '[pools.bad]\nprovider = "local"\nnodes = "2"\n',
+            r"\[pools.bad\] nodes='2': wrong type or value; write a whole number",
+        ),
+        ('[pools.bad]\nprovider = "local"\nnodes = true\n', r"nodes=True: wrong type or value; write a whole number"),
+        ('[pools.bad]\nprovider = "local"\nmemory_gib = "8"\n', r"memory_gib='8': wrong type or value; write a number"),
         (
             '[pools.bad]\nprovider = "local"\nallocation = "spt"\n',
-            r"allocation: 'spt'; it is one of 'spot', 'on-demand'",
+            r"allocation='spt': wrong type or value; write one of 'spot', 'on-demand'",
         ),
-        ('[pools.bad]\nprovider = "local"\nlogs = "x"\n', r"logs: 'x'; it is true or false"),
-        ('[pools.bad]\nprovider = "local"\npreload = "torch"\n', r"preload: 'torch'; it is a list of text"),
-        ('[pools.bad]\nprovider = "local"\ninitializer = "f"\n', r"initializer: not for a file; give it in Python"),
+        ('[pools.bad]\nprovider = "local"\nlogs = "x"\n', r"logs='x': not supported in a file; write true or false"),
+        (
+            '[pools.bad]\nprovider = "local"\npreload = "torch"\n',
+            r"preload='torch': wrong type or value; write a list of text",
+        ),
+        (
+            '[pools.bad]\nprovider = "local"\ninitializer = "f"\n',
+            r"initializer: not allowed in a file; pass it in Python",
+        ),
         ('[pools.bad]\nprovider = "local"\naccelerator = "A1000000"\n', r"A1000000"),
         (
             '[pools.bad]\nprovider = "local"\naccelerator = { nam = "A100" }\n',
@@ -172,34 +186,37 @@ def test_options_have_the_second_names_that_they_have_in_python(home: Path) -> N
         ),
         (
             '[providers.mine]\ntype = "local"\nleases = 2\n[pools.bad]\nprovider = "mine"\n',
-            r"\[providers.mine\] leases: there is no such key; did you mean 'lease_s'",
+            r"\[providers.mine\] leases: no such key; did you mean 'lease_s'",
         ),
         (
             '[providers.mine]\ntype = "lo"\n[pools.bad]\nprovider = "mine"\n',
-            r"\[providers.mine\] type: 'lo' is no provider",
+            r"\[providers.mine\] type='lo': unknown provider",
         ),
         (
             '[providers.mine]\ntype = "local"\nlease_s = -1\n[pools.bad]\nprovider = "mine"\n',
-            r"\[providers\] mine: Local.lease_s: -1",
+            r"\[providers\] mine: Local.lease_s=-1",
         ),
         (
             '[pools.bad]\nprovider = "local"\nimage = { pipp = ["x"] }\n',
             r"\[pools.bad.image\] pipp: .* did you mean 'pip'",
         ),
-        ('[pools.bad]\nprovider = "local"\nimage = { pip = "torch" }\n', r"\[pools.bad.image\] pip: .* list of text"),
+        (
+            '[pools.bad]\nprovider = "local"\nimage = { pip = "torch" }\n',
+            r"\[pools.bad.image\] pip='torch': .* list of text",
+        ),
         (
             '[pools.bad]\nprovider = "local"\nimage = { env = { A = 1 } }\n',
-            r"\[pools.bad.image\] env: .* table of text",
+            r"\[pools.bad.image\] env=.* table of text",
         ),
         (
             '[pools.bad]\nprovider = "local"\nimage = { python = "2.7" }\n',
-            r"\[pools.bad\] image: Image.python: got '2.7'",
+            r"\[pools.bad\] image: Image.python='2.7'",
         ),
-        ("[pool.bad]\n", r"pool: there is no such table; did you mean 'pools'"),
+        ("[pool.bad]\n", r"pool: no such table; did you mean 'pools'"),
         ("pools = 3\n", "pools"),
-        ("[pools]\nbad = 3\n", r"\[pools\] bad: 3; it is a table"),
+        ("[pools]\nbad = 3\n", r"\[pools\] bad=3: not a table; write \[pools.bad\]"),
         ("[pools.bad\n", r"\./skyward.toml: "),
-        ("", r"pool 'bad' is in none of \./skyward.toml; there: none"),
+        ("", r"pool 'bad': not found in \./skyward.toml; add a table"),
     ],
 )
 def test_a_mistake_is_named_with_its_place_and_what_may_stand_there(home: Path, text: str, message: str) -> None:
@@ -220,7 +237,7 @@ def test_hosts_of_your_own_are_a_list_of_names_or_tables(home: Path) -> None:
 
 
 def test_without_any_file_it_says_where_they_would_be(home: Path) -> None:
-    with pytest.raises(UsageError, match=r"'bad' is in none of \./skyward.toml, ~/.config/skyward/skyward.toml"):
+    with pytest.raises(UsageError, match=r"'bad': not found in \./skyward.toml, ~/.config/skyward/skyward.toml"):
         sky.ComputePool.named("bad")
 
 
@@ -230,8 +247,8 @@ def test_nodes_are_kept_for_roles_by_a_table(home: Path) -> None:
     pool = sky.ComputePool.named("train")
     assert (pool.roles, pool.node_numbers) == ({"evaluation": (2,)}, (0, 1))
     write(home / "project" / "skyward.toml", text.replace("[2]", "2"))
-    with pytest.raises(UsageError, match=r"skyward.toml: \[pools.train\] roles: .*; it is a table of"):
+    with pytest.raises(UsageError, match=r"skyward.toml: \[pools.train\] roles=.*; write a table of"):
         sky.ComputePool.named("train")
     write(home / "project" / "skyward.toml", text.replace("[2]", "[3]"))
-    with pytest.raises(UsageError, match=r"roles\['evaluation'\]: there is no node 3"):
+    with pytest.raises(UsageError, match=r"roles\['evaluation'\]=3: no such node"):
         sky.ComputePool.named("train")

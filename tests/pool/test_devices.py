@@ -54,7 +54,9 @@ def test_what_shares_gpus_is_told_and_nodes_of_one_machine_divide_them(tmp_path:
     assert warning.startswith("nodes=2: nodes on one machine share its 1 GPU,")
     assert (seen, shared) == ([["1", 1], ["1", 1]], [True] * 2), "what the user chose is left alone"
     assert said["imported ahead"] == [True, False], "not where that would have initialised CUDA"
-    assert said["refused"].startswith("local: accelerator=2x H100 80GB for each of 2 nodes, but this machine has 2")
+    assert said["refused"].startswith(
+        "local: accelerator=2x H100 80GB for each of 2 nodes, but tasks on this machine see 2"
+    )
     (warning,), lines = said["two gangs"]
     assert warning.startswith("concurrency=2: the slots of a node share its 2 GPUs, and each call begins with")
     assert len(lines) == 1, "once for two functions"
@@ -66,13 +68,13 @@ def test_another_architecture_is_refused(architecture: Literal["x86_64", "arm64"
     if architecture == {"aarch64": "arm64"}.get(platform.machine(), platform.machine()):
         assert sky.Local().offers(PoolSpec(architecture=architecture))
     else:
-        with pytest.raises(NoCapacity, match=f"local: architecture={architecture}, but this machine is"):
+        with pytest.raises(NoCapacity, match=f"local: architecture='{architecture}', but this machine is"):
             sky.Local().offers(PoolSpec(architecture=architecture))
 
 
 def test_an_accelerator_that_is_not_there_is_refused_before_anything_starts() -> None:
     wanted = sky.accelerators.H100(count=64)
-    with pytest.raises(NoCapacity, match=r"local: accelerator=64x H100 80GB, but this machine has .*; leave"):
+    with pytest.raises(NoCapacity, match=r"local: accelerator=64x H100 80GB, but tasks on this machine see .*; leave"):
         sky.Local().offers(PoolSpec(accelerator=wanted))
     with pytest.raises(NoCapacity, match="local: accelerator=64x H100 80GB"):
         sky.ComputePool(sky.Local(), accelerator=wanted).start()

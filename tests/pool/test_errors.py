@@ -320,7 +320,7 @@ class TestWhatCannotTravel:
         monkeypatch.setitem(sys.modules, "not_on_the_node", module)
         error = (sky.compute(module.f)() > pool).exception(timeout=20)
         assert isinstance(error, PayloadNotLoadable)
-        assert "the module 'not_on_the_node' is not installed on the node; add it to Image(pip=" in str(error)
+        assert "the module 'not_on_the_node' is not installed there; add it to Image(pip=" in str(error)
 
 
 class OnlyHere:

@@ -14,7 +14,8 @@ import pytest
 import skyward as sky
 from skyward.pool.packer import FunctionTable
 from skyward.wire.blobs import Blob
-from skyward.wire.payloads import decode, parse
+from skyward.wire.payloads import decode
+from skyward.wire.tasks import parse
 
 
 def importable(x: int) -> int:

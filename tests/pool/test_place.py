@@ -135,7 +135,7 @@ def test_an_initializer_that_cannot_be_sent_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(ArgumentNotPicklable, match="initializer: it or its initargs cannot be sent"):
         sky.ComputePool(sky.Local(), initializer=abs, initargs=(lock,)).start()
-    with pytest.raises(UsageError, match="initializer: it and its initargs are .* bytes"):
+    with pytest.raises(UsageError, match="initializer: it and its initargs have .* bytes"):
         sky.ComputePool(sky.Local(), initializer=len, initargs=(b"x" * 10_000_000,)).start()
 
 

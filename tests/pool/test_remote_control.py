@@ -119,7 +119,7 @@ def test_several_runs_of_one_call_are_told_apart(pool: sky.ComputePool) -> None:
     future = two() > pool
     control = pool.control(future, job_id="job1")
     until(lambda: _runs_there(control) == 2)
-    with pytest.raises(ControlFailed, match="there are 2 runs there: job0, job1; say which with job_id="):
+    with pytest.raises(ControlFailed, match="2 runs are open there: job0, job1; choose one with job_id="):
         pool.control(future).status()
     assert control.abort(wait_s=10).state == "executed"
     assert pool.control(future, job_id="job0").stop(wait_s=10).state == "executed"

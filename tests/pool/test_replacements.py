@@ -125,7 +125,7 @@ def test_a_local_replacement_that_dies_while_it_starts_is_tried_again(tmp_path: 
         ("kill -9 $$", "the agent of node 0 was killed by SIGKILL while it started"),
         ("exit 3", "the agent of node 0 exited with code 3 while it started"),
         ('ulimit -n 24; exec {python} "$@"', "RLIMIT_NOFILE=24: .*raise the hard limit"),
-        (None, "the agent of node 0 cannot be started: No such file or directory"),
+        (None, "the agent of node 0 could not be started: No such file or directory"),
     ],
 )
 def test_an_agent_that_does_not_start_says_what_it_died_of(

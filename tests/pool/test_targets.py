@@ -168,14 +168,14 @@ class TestNodes:
     @pytest.mark.parametrize(
         ("choose", "message"),
         [
-            (lambda pool: pool.node(4), "node: there is no node 4; the pool has nodes 0 to 3"),
-            (lambda pool: pool.node(-1), "node: there is no node -1"),
-            (lambda pool: pool.node("1"), "node: there is no node '1'"),
-            (lambda pool: pool.nodes([0, 7]), "nodes: there is no node 7; the pool has nodes 0 to 3"),
-            (lambda pool: pool.nodes([]), r"nodes: \[\]; name at least one node"),
-            (lambda pool: pool.nodes([1, 1]), r"nodes: \[1, 1\]; a node is named twice"),
-            (lambda pool: pool.nodes(1), r"nodes: 1; it is a list of numbers of nodes"),
-            (lambda pool: pool.role("x"), "role: 'x' is no role of this pool; there are: 'evaluation'"),
+            (lambda pool: pool.node(4), "node=4: no such node; use nodes 0 to 3"),
+            (lambda pool: pool.node(-1), "node=-1: no such node"),
+            (lambda pool: pool.node("1"), "node='1': no such node"),
+            (lambda pool: pool.nodes([0, 7]), "nodes=7: no such node; use nodes 0 to 3"),
+            (lambda pool: pool.nodes([]), r"nodes=\[\]: empty; name at least one node"),
+            (lambda pool: pool.nodes([1, 1]), r"nodes=\[1, 1\]: repeats a node"),
+            (lambda pool: pool.nodes(1), r"nodes=1: not a list of node numbers"),
+            (lambda pool: pool.role("x"), "role='x': no such role in this pool; use 'evaluation'"),
         ],
     )
     def test_a_node_that_there_is_not_is_named_with_what_there_is(
@@ -188,7 +188,7 @@ class TestNodes:
         closed = sky.ComputePool(sky.Local(), nodes=1)
         with pytest.raises(PoolClosed):
             node_of() >> closed.node(0)
-        with pytest.raises(UsageError, match=r"nodes: there is no node 1; the pool has node 0 only"):
+        with pytest.raises(UsageError, match=r"nodes=1: no such node; use node 0, the only one"):
             closed.nodes([1])
 
     def test_the_number_of_nodes_is_a_number(self, pool: sky.ComputePool) -> None:
@@ -232,14 +232,14 @@ class TestRoles:
     @pytest.mark.parametrize(
         ("roles", "message"),
         [
-            ({"a": [3]}, r"roles\['a'\]: there is no node 3; the pool has nodes 0 to 2"),
-            ({"a": [1], "b": [2, 1]}, "roles: node 1 is in 'a' and in 'b'; a node has one role"),
-            ({"a": [0, 1], "b": [2]}, "roles: all 3 nodes have one, so none is left for ordinary calls"),
-            ({"a": []}, r"roles\['a'\]: \[\]; name at least one node"),
-            ({"a": "1"}, r"roles\['a'\]: '1'; it is a list of numbers of nodes"),
-            ({"a": 1}, r"roles\['a'\]: 1; it is a list of numbers of nodes"),
-            ({"": [1]}, "roles: ''; the name of a role is text that is not empty"),
-            ([1], r"roles: \[1\]; it is a dict from names to numbers of nodes"),
+            ({"a": [3]}, r"roles\['a'\]=3: no such node; use nodes 0 to 2"),
+            ({"a": [1], "b": [2, 1]}, "roles: node 1 is in 'a' and in 'b'; give each node one role"),
+            ({"a": [0, 1], "b": [2]}, "roles: all 3 nodes have a role, so none is left for ordinary calls"),
+            ({"a": []}, r"roles\['a'\]=\[\]: empty; name at least one node"),
+            ({"a": "1"}, r"roles\['a'\]='1': not a list of node numbers"),
+            ({"a": 1}, r"roles\['a'\]=1: not a list of node numbers"),
+            ({"": [1]}, "roles: '' is not a role name"),
+            ([1], r"roles=\[1\]: not a dict"),
         ],
     )
     def test_roles_that_cannot_be_are_refused(self, roles: Any, message: str) -> None:
@@ -248,7 +248,7 @@ class TestRoles:
         assert getattr(caught.value, "field", "").startswith("roles")
 
     def test_a_pool_without_roles_says_so(self) -> None:
-        with pytest.raises(UsageError, match=r"role: 'x' is no role of this pool; there are: none"):
+        with pytest.raises(UsageError, match=r"role='x': no such role in this pool; set roles with"):
             sky.ComputePool(sky.Local()).role("x")
 
 

@@ -170,7 +170,9 @@ def test_machines_are_asked_to_end_also_where_nobody_may_look_at_them() -> None:
     provider = FakeProvider(api=cloud)
     machines = launched(provider, PoolSpec(nodes=2))
     cloud.may_look = False
-    with pytest.raises(TerminateFailed, match="fake-0, fake-1 .it said: DescribeInstances: UnauthorizedOperation"):
+    with pytest.raises(
+        TerminateFailed, match="fake-0, fake-1 .the provider answered: DescribeInstances: UnauthorizedOperation"
+    ):
         provider.terminate(machines)
     assert cloud.billed() == []
     cloud.may_look = True

@@ -63,6 +63,18 @@ def test_what_fails_on_the_way_to_a_machine_is_told(to: Connects, server: Server
         to(target)
 
 
+@pytest.mark.parametrize("transport", ["openssh"])
+def test_a_proxy_is_asked_again_where_the_client_died_without_a_message(to: Connects, server: Server) -> None:
+    proxy = server.folder / "proxy"
+    proxy.write_text('#!/bin/sh\n[ -e "$0.ran" ] && echo "no way through" >&2 && exit 1\n: > "$0.ran"; kill -9 $PPID\n')
+    proxy.chmod(0o700)
+    inner = server.config.read_text().replace(f"Host {server.name}", "Host inner", 1)
+    config = server.folder / "config-with-proxy"
+    config.write_text(inner + f"  ProxyCommand {proxy}\n")
+    with pytest.raises(Unreachable, match="no way through"):
+        to(SSHTarget(host="inner", config_file=str(config)))
+
+
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A key with a passphrase, which an agent of this test holds."""

@@ -56,7 +56,7 @@ def test_a_pool_is_written_down_while_it_is_open_for_this_user_alone(state: Path
         until(lambda: {node.node: node.pid for node in live.find("train").nodes} != before)
         assert live.find("train").nodes[0].since == found.nodes[0].since
     assert live.live_pools() == []
-    with pytest.raises(UsageError, match="no open pool on this machine is called 'train'; there: none"):
+    with pytest.raises(UsageError, match="pool 'train': no open pool of that name on this machine; open one"):
         live.find("train")
 
 
@@ -117,7 +117,7 @@ def test_what_calls_print_is_kept_and_can_be_read_by_others(state: Path) -> None
     assert outputs() == [name]
     assert stat.S_IMODE((state / "logs" / f"{name}.log").stat().st_mode) == 0o600
     assert [line.text for line in read_output(name, tail=1)] == ["[node 0] two"]
-    with pytest.raises(UsageError, match="nothing that pool 'other' printed is kept here; there: train-"):
+    with pytest.raises(UsageError, match="pool 'other': no output is kept here; use one of train-"):
         list(read_output("other"))
 
 

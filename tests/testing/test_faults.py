@@ -70,9 +70,9 @@ def test_a_node_is_killed_and_replaced(pool: sky.ComputePool, faults: Faults) ->
 
 
 def test_what_is_no_process_of_the_pool_is_refused(faults: Faults) -> None:
-    with pytest.raises(UsageError, match=f"pid: {os.getpid()}; the slots of node 0 are"):
+    with pytest.raises(UsageError, match=f"pid={os.getpid()}: not a slot of node 0; use one of"):
         faults.kill_slot(0, pid=os.getpid())
-    with pytest.raises(UsageError, match="node: 7; the nodes that are up are 0, 1"):
+    with pytest.raises(UsageError, match="node=7: not up; use one of the nodes that are: 0, 1"):
         faults.kill_node(7)
 
 
@@ -83,7 +83,7 @@ def test_a_closed_pool_has_no_processes() -> None:
 
 def test_waiting_for_a_pool_that_stays_broken_ends(pool: sky.ComputePool, faults: Faults) -> None:
     faults.kill_node(0)
-    with pytest.raises(TimeoutError, match="was not whole again after 0 s"):
+    with pytest.raises(TimeoutError, match="is still incomplete after 0 s"):
         faults.wait_until_whole(timeout_s=0)
 
 

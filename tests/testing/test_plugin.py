@@ -80,4 +80,4 @@ def test_a_run_that_asks_for_no_pool_opens_none(pytester: pytest.Pytester) -> No
 
 def test_markers_and_options_are_documented(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--markers")
-    result.stdout.fnmatch_lines(["*sky_pool(?*options): the options of the ComputePool*"])
+    result.stdout.fnmatch_lines(["*sky_pool(?*options): options of the ComputePool*"])

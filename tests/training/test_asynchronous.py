@@ -185,7 +185,7 @@ def test_an_error_ends_the_run_at_the_end_of_a_step() -> None:
     until(lambda: wrapped.pending == 0)
     with pytest.raises(OSError, match="the disk is full") as raised:
         run.step()  # which logs nothing
-    assert any("raised beside training, in Fails.on_log of step 2" in note for note in raised.value.__notes__)
+    assert any("raised in the background, in Fails.on_log of step 2" in note for note in raised.value.__notes__)
     run.step(loss=1.0)  # a producer that went on all the same
     run.handler.close()
     assert fails.handled == 2
@@ -201,7 +201,9 @@ def test_an_error_that_may_be_left_out_is_warned_of_once(caplog: pytest.LogCaptu
         run.step(loss=1.0)
     run.end()
     assert fails.handled == 1
-    assert [each.getMessage() for each in caplog.records] == ["Fails.on_step_end failed; it is left out from here on"]
+    assert [each.getMessage() for each in caplog.records] == [
+        "Fails.on_step_end failed; the callback is disabled from now on"
+    ]
 
 
 @pytest.mark.parametrize("policy", ["raise", "disable"])
@@ -256,7 +258,7 @@ def test_among_ranks_an_error_is_kept_until_they_agree() -> None:
     run.step(loss=1.0)
     until(lambda: wrapped.pending == 0)
     run.step()
-    with pytest.raises(UsageError, match=r"ranks\.exchange was used beside training"):
+    with pytest.raises(UsageError, match=r"ranks\.exchange: used in the background"):
         run.handler.agree(run.control)
     assert seen == [(0, 2)]
     run.handler.close()
@@ -310,9 +312,9 @@ def test_what_changes_logs_control_ranks_or_reads_the_model_runs_in_place() -> N
 @pytest.mark.parametrize(
     ("handler", "message"),
     [
-        (lambda control, **_: control.stop(), r"on_log of step 1 changes control; .* in_place=\('on_log',\)"),
-        (lambda **_: object(), "on_log of step 1 returns an answer"),
-        (lambda **context: context["model"].parameters(), "model was used beside training, .* name model as a param"),
+        (lambda control, **_: control.stop(), r"on_log of step 1: changes control, .* in_place=\('on_log',\)"),
+        (lambda **_: object(), "on_log of step 1: returns an answer"),
+        (lambda **context: context["model"].parameters(), "model: used in the background .* declare model as a param"),
         (lambda control, **_: control, None),
     ],
 )
@@ -353,7 +355,7 @@ def test_a_handler_that_never_ends_does_not_hang_the_run() -> None:
     run = Producer([asynchronously(slow, timeout_s=0.2)])
     run.begin()
     run.step(loss=1.0)
-    with pytest.raises(TimeoutError, match=r"Slow\.on_log of step 1 has not ended for 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"Slow\.on_log of step 1: still running .* timeout_s=0\.2, "):
         run.fire("on_train_end")
     run.handler.close()
     slow.go.set()
@@ -432,13 +434,16 @@ class Decides(TrainerCallback):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: asynchronously(Decides()), "Decides.*beside training: on_epoch_end takes model; on_log is collective"),
-        (lambda: asynchronously(object()), "no handler of an event"),
-        (lambda: asynchronously(asynchronously(Fails())), "Fails is asynchronous already"),
-        (lambda: asynchronously(Fails(), max_pending=0), r"max_pending=0\): must be at least 1"),
-        (lambda: asynchronously(Fails(), timeout_s=0), r"timeout_s=0\): must be above 0"),
-        (lambda: asynchronously(Fails(), on_error="no"), r"on_error='no'\): must be"),  # type: ignore[arg-type]
-        (lambda: asynchronously(Fails(), in_place=("on_logs",)), r"in_place=\['on_logs'\]\): there is no such event"),
+        (
+            lambda: asynchronously(Decides()),
+            "Decides.*in the background .on_epoch_end takes model, on_log is collective",
+        ),
+        (lambda: asynchronously(object()), "handles no event"),
+        (lambda: asynchronously(asynchronously(Fails())), "Fails is already asynchronous"),
+        (lambda: asynchronously(Fails(), max_pending=0), r"max_pending=0: must be a whole number >= 1"),
+        (lambda: asynchronously(Fails(), timeout_s=0), r"timeout_s=0: must be a number of seconds > 0"),
+        (lambda: asynchronously(Fails(), on_error="no"), r"on_error='no': must be"),  # type: ignore[arg-type]
+        (lambda: asynchronously(Fails(), in_place=("on_logs",)), r"in_place=\('on_logs',\): no event 'on_logs' exists"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(make: Any, message: str) -> None:

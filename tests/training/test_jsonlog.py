@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -313,7 +314,7 @@ def test_a_resumed_run_cuts_at_the_checkpoints_step_not_at_the_last_records(tmp_
     run.end()
     kept = [(each["global_step"], each.get("loss")) for each in records_in(tmp_path)]
     assert kept == [(2, 2), (4, 4), (6, 6), (7, 7), (8, 8), (9, 9), (10, 10), (10, None)]
-    assert os.listdir(tmp_path) == ["trainer_logs.json"]
+    assert sorted(os.listdir(tmp_path)) == ["run_info.json", "trainer_logs.json"]
 
 
 def test_wherever_a_run_is_saved_and_killed_its_resumed_log_is_that_of_a_whole_run(tmp_path: Path) -> None:
@@ -396,7 +397,9 @@ def test_a_second_run_in_a_folder_takes_the_name_and_the_first_one_can_still_be_
     again.step(loss=2.0)
     again.end()
     assert [each.get("loss") for each in records_in(tmp_path)] == [None, 1.0, 2.0, None]
-    others = [records_in(tmp_path, each)[0]["name"] for each in os.listdir(tmp_path) if each != "trainer_logs.json"]
+    others = [
+        records_in(tmp_path, each)[0]["name"] for each in os.listdir(tmp_path) if each.startswith("trainer_logs-")
+    ]
     assert others == ["second"]
 
 
@@ -427,7 +430,7 @@ def test_a_run_that_had_logged_nothing_takes_no_record_from_another(tmp_path: Pa
     again.begin()
     again.step(loss=1.0)
     again.end()
-    assert any(records_in(tmp_path, each)[0].get("name") == "other" for each in os.listdir(tmp_path))
+    assert any(records_in(tmp_path, log.name)[0].get("name") == "other" for log in tmp_path.glob("trainer_logs*"))
     assert steps_in(tmp_path) == [1, 1]
 
 
@@ -467,7 +470,7 @@ def test_a_file_that_is_gone_is_warned_of_and_begun_anew_in_the_new_folder(
     run.begin()
     run.step(loss=2.0)
     assert steps_in(tmp_path / "new") == [2]
-    assert "not there" in caplog.text
+    assert "is missing; starting a new one" in caplog.text
     run.handler.close()
 
 
@@ -505,7 +508,7 @@ def test_a_checkpoint_without_our_state_goes_on_in_a_copy_where_records_are_drop
     for _ in range(2):
         run.step(loss=1.0)
     run.handler.close()
-    assert os.listdir(tmp_path) == ["trainer_logs.json"]
+    assert sorted(os.listdir(tmp_path)) == ["run_info.json", "trainer_logs.json"]
     run = run_of(tmp_path)
     run.state.global_step = 2
     run.begin()
@@ -538,3 +541,23 @@ def test_no_thread_and_no_handler_of_a_logger_stays(tmp_path: Path) -> None:
         run.end()
     assert threading.active_count() == threads
     assert logging.getLogger().handlers == handlers
+
+
+def test_the_runs_arguments_versions_and_machine_stand_beside_its_log(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    vars(run.args)["hub_token"] = "hf_secret"
+    run.begin()
+    run.step(loss=1.0)
+    info = json.loads((tmp_path / "run_info.json").read_text())
+    assert (info["arguments"]["logging_dir"], info["arguments"]["hub_token"]) == (str(tmp_path), "***")
+    assert info["versions"]["python"] == platform.python_version()
+    assert info["machine"]["ranks"] == "1"
+
+
+def test_a_run_goes_on_where_its_facts_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run_info.json").mkdir()
+    run = run_of(tmp_path)
+    run.begin()
+    run.step(loss=1.0)
+    assert steps_in(tmp_path) == [1]
+    assert "cannot write the facts about this run" in caplog.text

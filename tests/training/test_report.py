@@ -13,6 +13,9 @@ import pytest
 
 from skyward.errors import UsageError
 from skyward.training import report
+from skyward.training.reporting.comparison import labels_of
+from skyward.training.reporting.records import Points
+from skyward.training.reporting.smoothing import smoothed
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -137,7 +140,7 @@ def test_the_page_of_a_killed_run_says_so(tmp_path: Path) -> None:
     assert "No end is recorded" in "".join(page(tmp_path).texts["p"])
     log(tmp_path / "logs", [step(1, loss=1.0), step(1, train_runtime=90.0, train_loss=1.0)])
     found = page(tmp_path / "logs")
-    assert "It has come to its end." in "".join(found.texts["p"])
+    assert "The run ended." in "".join(found.texts["p"])
     assert found.texts["h1"] == [tmp_path.name]
     assert "1 min 30 s" in found.texts["b"]
 
@@ -154,7 +157,7 @@ def test_a_loss_that_was_not_finite_is_a_gap_and_is_told(tmp_path: Path) -> None
 
 def test_a_long_line_keeps_its_spikes(tmp_path: Path) -> None:
     log(tmp_path, [step(at, grad_norm=100.0 if at == 7777 else 1.0) for at in range(1, 20_001)])
-    (series,) = page(tmp_path).chart("grad_norm")["series"]
+    (series, _) = page(tmp_path).chart("grad_norm")["series"]
     assert len(series["points"]) <= 1200
     assert [7777, 100.0] in series["points"]
     assert [each for each, _ in series["points"]] == sorted({each for each, _ in series["points"]})
@@ -168,10 +171,61 @@ def test_a_long_loss_has_a_smooth_line_beside_it(tmp_path: Path) -> None:
     assert all(value == pytest.approx(2.0) for _, value in smoothed)
 
 
+def test_smoothing_is_centred_and_passes_over_gaps() -> None:
+    straight: Points = {at: 5.0 - 0.01 * at for at in range(400)}
+    assert smoothed(straight) == pytest.approx(straight)  # a mean of the past would lie above it
+    noisy: Points = {at: 1.0 + (-1) ** at * 0.5 for at in range(400)}
+    assert all(value == pytest.approx(1.0, abs=0.1) for value in smoothed(noisy).values())
+    assert smoothed({**straight, 7: None})[7] is None
+    assert smoothed({1: -1e308, 2: 1e308, 3: 1e308}).keys() == {1, 2, 3}
+
+
+def test_the_best_evaluation_is_marked_in_chart_table_and_tile(tmp_path: Path) -> None:
+    losses = {10: 3.0, 20: 1.5, 30: 1.5, 40: 2.0}
+    log(tmp_path, [step(at, eval_loss=loss, eval_accuracy=1 / loss, eval_odd=loss) for at, loss in losses.items()])
+    html = report(tmp_path).read_text()
+    assert html.count('class="ring') == 2  # nobody knows what is better for eval_odd
+    assert "best: 1.5 at step 20" in html
+    assert html.count('<td class="best">1.5</td>') == 1
+    assert "best eval_loss, at step 20" in html
+
+
+def test_a_page_has_the_runs_arguments_versions_and_machine(tmp_path: Path) -> None:
+    log(tmp_path, [step(1, loss=1.0)])
+    info = {"arguments": {"seed": "<7>"}, "versions": {"torch": "2.13"}, "machine": {"host": "gpu-1"}}
+    (tmp_path / "run_info.json").write_text(json.dumps(info))
+    found = page(tmp_path)
+    assert found.texts["summary"] == ["Arguments (1)", "Versions (1)", "Machine (1)"]
+    assert {"<7>", "2.13", "gpu-1"} <= set(found.texts["td"])
+    (tmp_path / "run_info.json").write_text('{"arguments": 3')
+    assert any("run_info.json cannot be read" in each for each in page(tmp_path).texts["p"])
+
+
+def test_several_runs_are_laid_over_each_other(tmp_path: Path) -> None:
+    for name, rate, steps in (("a", 0.1, 100), ("b", 0.2, 80)):
+        log(tmp_path / name, [step(at, loss=1 / at, eval_loss=rate + 1 / at) for at in range(1, steps + 1)])
+        (tmp_path / name / "run_info.json").write_text(json.dumps({"arguments": {"rate": str(rate), "seed": "1"}}))
+    file = report(tmp_path / "a", tmp_path / "b")
+    assert file == tmp_path / "a" / "comparison.html"
+    found = Page(file.read_text())
+    assert [line["name"] for line in found.chart("a")["series"]] == ["a", "a, smoothed", "b", "b, smoothed"]
+    assert found.texts["h2"] == ["Runs", "Curves", "Differences"]
+    assert [text for text in found.texts["td"] if text in ("rate", "0.1", "0.2", "seed")] == ["rate", "0.1", "0.2"]
+    assert any("1 fact is the same" in each for each in found.texts["p"])
+
+
+def test_runs_are_told_apart_by_the_ends_of_their_paths(tmp_path: Path) -> None:
+    paths = [tmp_path / "x" / "run" / "logs", tmp_path / "y" / "run"]
+    assert labels_of(paths) == ["x/run", "y/run"]
+    assert labels_of([tmp_path, tmp_path]) == [f"{tmp_path.name} (1)", f"{tmp_path.name} (2)"]
+    with pytest.raises(UsageError, match="9 runs are too many for one page"):
+        report(*[tmp_path] * 9)
+
+
 def test_many_ranks_are_shown_by_their_spread(tmp_path: Path) -> None:
     log(tmp_path, [step(at, loss=1.0, peak_mem_allocated=[rank * 2**30 for rank in range(64)]) for at in (1, 2)])
     found = page(tmp_path)
-    series = found.chart("greatest of 64 ranks")["series"]
+    series = found.chart("largest of 64 ranks")["series"]
     assert [each["points"][0][1] / 2**30 for each in series] == [63, 32, 0]
     assert "63 GiB" in found.texts["td"]
 
@@ -213,9 +267,9 @@ def test_without_our_logs_the_history_of_huggingfaces_trainer_is_read(tmp_path: 
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no trainer_logs.json in"):
+    with pytest.raises(UsageError, match=r"^run_dir=.*: has no trainer_logs.json"):
         report(tmp_path)
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder; pass the folder of a run"):
         report(tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
 
@@ -234,8 +288,11 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pyte
     assert main(["train", "report", str(tmp_path)]) == 0
     assert main(["train", "report", str(tmp_path), "--out", str(tmp_path / "a.html")]) == 0
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "report.html"), str(tmp_path / "a.html")]
+    log(tmp_path / "other", [step(1, loss=2.0)])
+    assert main(["train", "report", str(tmp_path), str(tmp_path / "other")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'comparison.html'}\n"
     assert main(["train", "report", str(tmp_path / "nowhere")]) == 1
-    assert "is no folder; give that of a run" in capsys.readouterr().err
+    assert "is not a folder; pass the folder of a run" in capsys.readouterr().err
 
 
 def test_the_command_finds_a_run_that_listens_by_its_id(

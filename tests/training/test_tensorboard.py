@@ -209,7 +209,7 @@ def test_a_folder_that_is_gone_is_warned_of(tmp_path: Path, caplog: pytest.LogCa
     writer.add_scalar("x", 1.0, 1)
     writer.close()
     assert scalars_in(tmp_path / "new") == {"x": [(1, 1.0)]}
-    assert "not there" in caplog.text
+    assert "is missing; using" in caplog.text
 
 
 def test_it_says_what_to_install_where_tensorboard_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,11 +211,11 @@ def test_repr_masks_credentials_in_urls() -> None:
         ("shell_vars", {"A": ""}, "not empty"),
         ("includes", [None], "path"),
         ("excludes", "*.pyc", r"excludes=\['\*.pyc'\]"),
-        ("bootstrap_timeout_s", 0, "above 0"),
-        ("bootstrap_timeout_s", float("nan"), "above 0"),
-        ("bootstrap_timeout_s", float("inf"), "above 0"),
-        ("bootstrap_timeout_s", True, "above 0"),
-        ("bootstrap_timeout_s", "60", "above 0"),
+        ("bootstrap_timeout_s", 0, "seconds > 0"),
+        ("bootstrap_timeout_s", float("nan"), "seconds > 0"),
+        ("bootstrap_timeout_s", float("inf"), "seconds > 0"),
+        ("bootstrap_timeout_s", True, "seconds > 0"),
+        ("bootstrap_timeout_s", "60", "seconds > 0"),
     ],
 )
 def test_illegal_values_are_refused_with_field_and_legal_range(field: str, value: object, said: str) -> None:

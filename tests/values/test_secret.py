@@ -51,7 +51,7 @@ def test_a_secret_without_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_value_given_as_the_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected the name"):
+    with pytest.raises(UsageError, match="pass the name of a variable"):
         sky.Secret("sk-not a name")
 
 

@@ -11,7 +11,8 @@ import pytest
 from skyward.wire.channel import ChannelClosed
 from skyward.wire.ends import Ends
 from skyward.wire.frames import FrameKind, pack
-from skyward.wire.stream import PIECE_SIZE, StreamChannel
+from skyward.wire.pieces import PIECE_SIZE
+from skyward.wire.stream import StreamChannel
 from tests.wire.test_stream_channel import Pair, blob, content, pipes, send_blob, sockets
 
 pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="links of several ways need epoll")

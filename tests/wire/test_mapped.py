@@ -12,7 +12,8 @@ import pytest
 
 from skyward.wire.blobs import Blob
 from skyward.wire.mapped import reduce_mapped
-from skyward.wire.payloads import decode, encode, parse
+from skyward.wire.payloads import decode, encode
+from skyward.wire.tasks import parse
 
 Array = np.ndarray[Any, Any]
 

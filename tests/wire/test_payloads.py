@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import INLINE_LIMIT, MAX_BODY
-from skyward.wire.payloads import Encoded, decode, encode, parse, paused_collector
+from skyward.wire.payloads import Encoded, decode, encode, paused_collector
+from skyward.wire.tasks import parse
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024  # the kind that users have
 

@@ -17,7 +17,8 @@ from skyward.wire.blobs import Blob
 from skyward.wire.channel import BLOBS, CONTROL, RESULTS, ChannelClosed
 from skyward.wire.ends import Ends, Stripes
 from skyward.wire.frames import HAS_FD, Frame, FrameKind, pack
-from skyward.wire.stream import PIECE_SIZE, StreamChannel
+from skyward.wire.pieces import PIECE_SIZE
+from skyward.wire.stream import StreamChannel
 
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
@@ -179,7 +180,7 @@ def test_a_blob_that_does_not_match_its_name_is_refused() -> None:
     made = blob(2 * PIECE_SIZE)
     made.digest = bytes(16)
     send_blob(pair.left, made)
-    with pytest.raises(InternalError, match="did not arrive as it was sent"):
+    with pytest.raises(InternalError, match="was damaged on its way"):
         pair.settle()
     pair.close()
 
@@ -219,7 +220,7 @@ def test_what_is_no_frame_is_an_error() -> None:
 
 def test_a_descriptor_that_is_no_blob_cannot_be_sent() -> None:
     channel = StreamChannel(checks_blobs=False)
-    with pytest.raises(InternalError, match="cannot travel"):
+    with pytest.raises(InternalError, match="cannot send a file descriptor"):
         channel.queue(FrameKind.LINE, 1, fd=0)
 
 

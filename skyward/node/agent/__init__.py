@@ -1,1 +1,1 @@
-"""The daemon of a node: hosts slots and ranks, holds blobs and output, and its watchdog."""
+"""Daemon of a node: hosts slots and ranks, holds blobs and output, and has a watchdog."""

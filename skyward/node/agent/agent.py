@@ -1,4 +1,4 @@
-"""The agent: who is connected to it, and who in it sees to each frame. What it does with tasks: `node_tasks`."""
+"""The agent: who is connected to it, and which part handles each frame. `node_tasks` handles tasks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from .session import Session
 from .usage import UsageMeter
 from .watchdog import Lease
 
-__all__ = ["Agent"]
-
 _AGAIN_S = 1.0
-"""Pause before the next try of something that the machine has no room for now."""
+"""Pause before retrying a step that the machine has no room for now, in seconds."""
 
 
 class Agent:
-    """Runs in one thread; `run` returns when the agent was told to end."""
+    """Event loop of the agent's one thread; `run` returns once the agent was told to end."""
 
     def __init__(self, config: NodeConfig, lease: Lease, listener: socket.socket) -> None:
         self._config = config
@@ -48,7 +46,7 @@ class Agent:
         self._handlers = self._handlers_of_client()
 
     def _handlers_of_client(self) -> dict[int, Callable[[Frame], None]]:
-        """What each frame of the client's means, but for those of `_on_frame` that others send too."""
+        """Map the client's frames to handlers. `_on_frame` handles those that other peers send too."""
         tasks, placing, nested = self._tasks, self._tasks.placing, self._nested
         return {
             FrameKind.TASK: tasks.on_task,
@@ -86,8 +84,8 @@ class Agent:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:  # no descriptors, perhaps for a moment: whoever knocks can wait
-            complain(self._config.node, f"a connection waits: {error.strerror}")
+        except OSError as error:  # out of descriptors, perhaps for a moment: the peer waits in the backlog
+            complain(self._config.node, f"agent delays a connection: {error.strerror}")
             self._loop.forget(self._listener)
             self._loop.call_later(_AGAIN_S, lambda: self._loop.watch(self._listener, self._accept))
             return
@@ -113,7 +111,7 @@ class Agent:
     def _on_hello(self, session: Session, frame: Frame) -> None:
         hello = json.loads(frame.body)
         if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
-            why = f"this agent speaks protocol {PROTOCOL_VERSION}, the client {hello['version']}"
+            why = f"protocol {hello['version']} of the client does not fit protocol {PROTOCOL_VERSION} of this agent"
             session.greet(FrameKind.GOODBYE, json.dumps({"reason": why}).encode())
             return
         token = hello.get("token", "")
@@ -135,16 +133,17 @@ class Agent:
         if session.role == "client" and session is not self._tasks.client:
             before, self._tasks.client = self._tasks.client, session
             self._notice.again()
-            if before is not None and before.token:  # nobody comes back to it
+            if before is not None and before.token:  # only a session with a token could have come back
                 before.close()
         session.greet(FrameKind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
 
     def _on_stripe(self, session: Session, hello: dict[str, Any]) -> None:
-        """A further channel of the client's link, if it still has that one."""
+        """Add a channel to the client's link, unless that link is gone."""
         client = self._tasks.client
-        its_link = None if client is None or not client.is_attached else (client.token, client.link)
-        if client is None or its_link != (hello["token"], hello["link"]):
-            session.greet(FrameKind.GOODBYE, json.dumps({"reason": "the link is no more", "is_unknown": True}).encode())
+        current = None if client is None or not client.is_attached else (client.token, client.link)
+        if client is None or current != (hello["token"], hello["link"]):
+            reason = {"reason": "the link is gone", "is_unknown": True}
+            session.greet(FrameKind.GOODBYE, json.dumps(reason).encode())
             return
         session.greet(FrameKind.WELCOME, b"{}")
         client.widen(session, hello["stripe"], hello["stripes"])
@@ -165,8 +164,8 @@ class Agent:
             why = str(error).encode()
         self._tasks.send(FrameKind.PORT, frame.ident, why, lane=port)
 
-    def _tell_notice(self, said: bytes) -> bool:
-        self._tasks.send(FrameKind.NOTICE, body=said)
+    def _tell_notice(self, notice: bytes) -> bool:
+        self._tasks.send(FrameKind.NOTICE, body=notice)
         return self._tasks.client is not None
 
     def _end(self) -> None:

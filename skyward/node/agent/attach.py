@@ -1,15 +1,13 @@
-"""Hands this process's standard input and output to an agent, as a new channel, and waits until it has done with them.
+"""Passes its standard input and output to an agent as a new channel, and waits until the agent is done with them.
 
     python -I -S attach.py <the agent's socket>
 
-It is what a client runs on a node, by ssh say. Once the agent has the descriptors no byte passes through here: the
-process stays only because who started it closes the stream when it ends. So it must be small and start fast, and it
-is run as a file: it imports nothing of ours. Exit codes: 0 when the agent has done, 69 when there is no agent.
+A client runs this on a node, over ssh for example. Once the agent has the descriptors, no byte passes through this
+process. It stays only because its parent, such as sshd, closes the stream when it exits. So it must be small and start
+fast, and it runs as a file that imports nothing of skyward. Exit codes: 0 when the agent is done, 69 without an agent.
 """
 
 import sys
-
-__all__ = ["command", "main"]
 
 _ATTACH = 6  # Kind.ATTACH; a test compares
 _HAS_FD = 0x80
@@ -35,7 +33,7 @@ def main(path: str) -> int:
 
 
 def command(python: str, package_root: str, socket_path: str) -> tuple[str, ...]:
-    """The argv that runs it on a node. `package_root`: the folder there that holds the skyward package."""
+    """Build the command line that runs this on a node. `package_root`: the skyward package's parent folder there."""
     return python, "-I", "-S", f"{package_root}/{'/'.join(__name__.split('.'))}.py", socket_path
 
 

@@ -1,4 +1,4 @@
-"""The blobs on a node: kept in memory up to a limit, beyond it spilled to the node's folder."""
+"""Blobs on a node: in memory up to a limit, beyond it spilled to the node's folder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections import OrderedDict
 from ...wire.blobs import Blob, default_limit, spill
 from .complaints import complain
 
-__all__ = ["NodeBlobs"]
-
 
 class NodeBlobs:
-    """By digest. The client says what may be dropped; which of the rest lies in memory is decided here."""
+    """Blobs by digest. The client decides which to drop; this class decides which of the rest stay in memory."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self._folder = os.path.join(folder, "blobs")
@@ -34,8 +32,11 @@ class NodeBlobs:
                 os.makedirs(self._folder, mode=0o700, exist_ok=True)
                 self._spilled[digest] = spill(oldest, self._folder)
             except OSError as error:
-                # Calls stand on it. Memory may still do; if it does not, the kernel ends a slot and not the agent.
-                self._say(f"{oldest.size} bytes stay in memory, beyond the limit: {self._folder}: {error.strerror}")
+                # Calls depend on this blob, so keep it. Memory may suffice; if not, the kernel kills a slot first,
+                # which volunteered for that, and not the agent.
+                self._say(
+                    f"agent keeps {oldest.size} bytes in memory beyond its limit: {self._folder}: {error.strerror}"
+                )
                 return
             del self._in_memory[digest]
             self._bytes -= oldest.size

@@ -1,18 +1,16 @@
-"""What the processes of a node say of themselves: on their own standard error, which is the log file of the node.
+"""Log lines of a node's processes, on their own standard error, which is the node's log file.
 
-They do not use `logging`, which `skyward.console.log_handler` explains: no user configures it here, and slots run user
-code that configures its own.
+They do not use `logging`, because no user configures it on a node, and slots run user code that configures its own.
+`skyward.console.log_handler` says more.
 """
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["complain"]
-
 
 def complain(node: int | None, text: str) -> None:
-    """Write one line to the node's log; `node` where the process knows its number."""
+    """Write one line to the node's log. `node`: number of the node, or None if the process does not know it."""
     where = "" if node is None else f"node {node}: "
     sys.stderr.write(f"skyward: {where}{text}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What a node says of itself: cores, memory, accelerators."""
+"""Hardware facts of a node: cores, memory, accelerators."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from typing import Any, NamedTuple
 
 from ...core.limits import file_limit, memory_bytes
 
-__all__ = ["Devices", "devices_of_machine", "node_facts"]
-
 _NO_DEVICE = "-1"
 
 
 class Devices(NamedTuple):
-    """The accelerators that a process sees, all of one kind."""
+    """Accelerators that a process sees, all of one kind."""
 
     kind: str = ""
-    """The driver's name, such as "NVIDIA A100-SXM4-80GB", or only the maker's; empty where there is none."""
+    """The driver's name, such as "NVIDIA A100-SXM4-80GB", or only the maker's; empty without a device."""
     variable: str = ""
-    """The variable that chooses among them; empty: there is none."""
+    """Environment variable that selects among the devices; empty if there is none."""
     names: tuple[str, ...] = ()
-    """As `variable` spells them: an index, or an identifier of the maker's."""
+    """Names in the spelling of `variable`: an index, or the maker's identifier."""
     ids: tuple[str, ...] = ()
-    """One for each name; within one boot of a machine no two devices have the same."""
+    """Ids in the order of `names`. Within one boot of a machine no two devices share an id."""
 
     def part(self, node: int, nodes: int) -> tuple[str, ...]:
-        """The names for one of several nodes on this machine; nodes share where there are fewer devices than nodes."""
-        each = len(self.names) // nodes
-        if each:
-            return self.names[node * each : (node + 1) * each]
+        """Return the names for one of several nodes on this machine. With fewer devices than nodes, nodes share."""
+        share = len(self.names) // nodes
+        if share:
+            return self.names[node * share : (node + 1) * share]
         return (self.names[node % len(self.names)],) if self.names else ()
 
 
 def node_facts(env: Mapping[str, str]) -> dict[str, Any]:
-    """Plain data for the WELCOME frame. `env` is that of the user's processes.
+    """Collect plain data for the WELCOME frame.
 
-    `accelerators` counts the devices that they see, 0 on CPU; `devices` names them for all processes of a machine.
+    `accelerators` counts the devices that user processes see, 0 on CPU. `devices` holds ids that no other machine has.
+
+    Args:
+        env: environment of the user's processes.
     """
     devices = devices_of_machine(env)
     boot = _read(Path("/proc/sys/kernel/random/boot_id")).strip() or socket.gethostname()
@@ -57,7 +58,7 @@ def node_facts(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def devices_of_machine(env: Mapping[str, str], root: Path = Path("/")) -> Devices:
-    """The devices under `root` that a process with `env` sees. Loads no driver."""
+    """Find the devices below `root` that a process with `env` sees. Loads no driver."""
     for kind, variable, pattern in (
         ("NVIDIA", "CUDA_VISIBLE_DEVICES", "dev/nvidia[0-9]*"),
         ("Neuron", "NEURON_RT_VISIBLE_CORES", "dev/neuron[0-9]*"),
@@ -77,7 +78,7 @@ def _by_number(path: str) -> list[int]:
 
 
 def _visible(devices: Devices, env: Mapping[str, str]) -> Devices:
-    """Those that the variable leaves. As in CUDA, what stands behind one that is not there is not seen."""
+    """Keep the devices that the variable selects. As in CUDA, an unknown index hides all that follow it."""
     chosen = env.get(devices.variable) if devices.variable else None
     if chosen is None:
         return devices
@@ -103,5 +104,5 @@ def _nvidia_name(root: Path) -> str:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:  # no such file here: another kind of machine
+    except OSError:  # no such file, so another kind of machine
         return ""

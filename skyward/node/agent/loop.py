@@ -1,4 +1,4 @@
-"""The agent's event loop: one thread, callbacks for descriptors and for points in time."""
+"""Event loop of the agent: one thread, callbacks for descriptors and for points in time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["EventLoop", "Timer"]
-
 _READ, _WRITE = select.POLLIN, select.POLLOUT  # the same numbers as EPOLLIN and EPOLLOUT
 
 
 class Timer:
-    """A callback to come; `cancel` is idempotent."""
+    """Pending callback; `cancel` is idempotent."""
 
     __slots__ = ("callback",)
 
@@ -27,10 +25,10 @@ class Timer:
 
 
 class EventLoop:
-    """Runs callbacks until `stop`. A callback's exception ends the loop: an agent with a bug must not limp on."""
+    """Runs callbacks until `stop`. An exception in one ends the loop, because an agent with a bug must not limp on."""
 
     def __init__(self) -> None:
-        # Not `selectors`: its look-ups cost as much as the rest of the loop. `poll` is for macOS.
+        # Not `selectors`, whose look-ups cost as much as the rest of the loop. `poll` is for macOS.
         self._has_epoll = hasattr(select, "epoll")
         self._poll: Any = select.epoll() if self._has_epoll else select.poll()
         self._callbacks: dict[int, tuple[Callable[[], object], Callable[[], object] | None]] = {}
@@ -39,7 +37,7 @@ class EventLoop:
         self._is_stopped = False
 
     def watch(self, file: Any, read: Callable[[], object], write: Callable[[], object] | None = None) -> None:
-        """Call `read` when `file` can be read, and `write`, if given, when it can be written."""
+        """Call `read` when `file` is readable and `write`, if given, when it is writable."""
         fd = file if isinstance(file, int) else file.fileno()
         events = _READ | (_WRITE if write else 0)
         if fd in self._callbacks:
@@ -49,7 +47,7 @@ class EventLoop:
         self._callbacks[fd] = (read, write)
 
     def forget(self, file: Any) -> None:
-        """Before `file` is closed: the number of a closed descriptor is soon another file's."""
+        """Stop watching `file`. Call it before closing: the number of a closed descriptor is soon reused."""
         fd = file if isinstance(file, int) else file.fileno()
         if self._callbacks.pop(fd, None) is not None:
             self._poll.unregister(fd)
@@ -66,7 +64,7 @@ class EventLoop:
         callbacks = self._callbacks
         while not self._is_stopped:
             for fd, events in self._poll.poll(self._timeout()):
-                # An earlier callback of this round may have forgotten this one.
+                # An earlier callback of this round may have forgotten this descriptor.
                 read, write = callbacks.get(fd, (None, None))
                 if write is not None and events & _WRITE:
                     write()
@@ -80,7 +78,7 @@ class EventLoop:
         return wait_s if wait_s is None or self._has_epoll else wait_s * 1000
 
     def _run_timers(self) -> float | None:
-        """Run what is due; seconds until the next one, None if there is none."""
+        """Run due timers and return the seconds until the next one, or None without timers."""
         while self._timers:
             when, _, timer = self._timers[0]
             if timer.callback is None:

@@ -1,9 +1,9 @@
-"""Entry of an agent: it reads its NodeConfig from standard input, listens on a socket in its folder, says so.
+"""Entry point of an agent: reads its NodeConfig from standard input, listens on a socket in its folder, reports it.
 
     python -c "...main()" < pickled NodeConfig
 
-The socket is in a folder that only this user can enter. Standard output gets one line: the path of the socket, once
-it can be connected to, or else why there is none.
+The socket is in a folder that only this user can enter. Standard output gets one line: the path of the socket once it
+accepts connections, or else the reason why there is none.
 """
 
 from __future__ import annotations
@@ -25,43 +25,41 @@ from ...wire.tasks import NodeConfig
 from .agent import Agent
 from .watchdog import Lease, guard
 
-__all__ = ["SOCKET_NAME", "main"]
-
 SOCKET_NAME = "agent.sock"
 _FILES, _FILES_OF_SLOT = 32, 8
-"""Descriptors that an agent has open without a call: its own, and for each slot."""
+"""Descriptors that an idle agent has open: its own, and those per slot."""
 
 
 def main() -> int:
     order = sys.stdin.buffer.read()
     if not order:
-        return 1  # who started us died, or was interrupted, before it said what for
+        return 1  # the parent died, or was interrupted, before it sent the order
     config: NodeConfig = pickle.loads(order)
     try:
         _raise_file_limit(config.slots)
         make_private_folder(config.folder)
         listener = _listen(os.path.join(config.folder, SOCKET_NAME))
-        # An agent makes hardly any cycles, and a collection would come in the middle of somebody's call.
+        # An agent creates hardly any cycles, and a collection would delay somebody's call.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 10, 10)
         lease = Lease(config.lease_s, config.lease_file)
         return guard(lambda: _run(config, lease, listener), lease, config.folder)
-    except BaseException as error:  # there is no watchdog that would tidy up
+    except BaseException as error:  # no watchdog runs yet that would clean up
         shutil.rmtree(config.folder, ignore_errors=True)
         if not isinstance(error, OSError | SkywardError):
             raise
-        with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+        with contextlib.suppress(BrokenPipeError):  # nobody reads the reason any longer
             _say(f"cannot start: {_reason(config, error)}")
         return 1
 
 
 def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
-    """In the agent's own process."""
+    """Run the agent, in its own process below the watchdog."""
     try:
         agent = Agent(config, lease, listener)
         _say(listener.getsockname())
-    except BrokenPipeError:  # nobody is left to hear that it is ready
+    except BrokenPipeError:  # the parent is gone, so nobody waits for this agent
         return 1
     except OSError as error:
         _say(f"cannot start: {_reason(config, error)}")
@@ -71,27 +69,27 @@ def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
 
 
 def _say(line: str) -> None:
-    """The path of the socket, or in words, of which the first is no path, why there is none."""
+    """Report the path of the socket, or a reason, whose first character is not a slash."""
     os.write(1, f"{line}\n".encode())
 
 
 def _reason(config: NodeConfig, error: OSError | SkywardError) -> str:
     if isinstance(error, SkywardError):
         return str(error)
-    why = error.strerror or error  # "AF_UNIX path too long" has no number
+    why = error.strerror or error  # "AF_UNIX path too long" has no errno
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
-        return f"{why}; make room for its processes and files"
-    return f"{config.folder} cannot be made or written: {why}; make room, or a folder there that this user may write"
+        return f"{why}; free some processes, open files or memory"
+    return f"{config.folder} cannot be created or written: {why}; free disk space, or make its parent writable"
 
 
 def _raise_file_limit(slots: int) -> None:
-    """Each blob is a descriptor, here and in the slots, which inherit the limit."""
+    """Raise the limit of open files. Each blob is one, here and in the slots, which inherit the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = _FILES + _FILES_OF_SLOT * slots
     if hard != resource.RLIM_INFINITY and hard < least:
         raise ProviderError(
-            f"RLIMIT_NOFILE={hard}: a node of {slots} slots needs {least} open files at least; "
-            "raise the hard limit (`ulimit -Hn`)"
+            f"RLIMIT_NOFILE={hard}: too low, because a node of {slots} slots needs at least {least} open files; raise "
+            "the hard limit (`ulimit -Hn`)"
         )
     raise_file_limit()
 

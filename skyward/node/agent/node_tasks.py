@@ -1,6 +1,6 @@
-"""Tasks on a node: from the frame that brings one to the frame that says how it ended, whatever becomes of its process.
+"""Tasks on a node, from the frame that brings one to the frame that reports its end, whatever happens to its process.
 
-Which slot gets which task is decided in `placement`; processes are made and killed in `processes`.
+`placement` decides which slot gets which task; `processes` starts and kills processes.
 """
 
 from __future__ import annotations
@@ -28,26 +28,24 @@ from .spool import Spool
 from .stacks import RankWatch, crash_of
 from .watchdog import kill_session
 
-__all__ = ["NodeTasks"]
-
 _MAX_EARLY_DEATHS = 5
 _AGAIN_S = 1.0
-"""Pause before the next try of something that the machine has no room for now."""
+"""Pause before retrying a step that the machine has no room for now, in seconds."""
 _RANK_ENDS_S = 5.0
-"""How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
+"""Time for a rank's process to exit after its last frame, in seconds; a user's thread may keep it alive forever."""
 _FINAL = (FrameKind.RESULT, FrameKind.ERROR)
 
 
 class NodeTasks:
-    """The slots and ranks of a node and the tasks in them. In the agent's thread only.
+    """Slots and ranks of a node, with their tasks. Only the agent's thread uses it.
 
-    `address` is the path of the agent's socket. The methods `on_...` are handlers: of frames that the client sends, of
-    frames that a slot sends, and of what happens to processes.
+    `address` is the path of the agent's socket. Methods named `on_...` handle frames from the client, frames from
+    slots, and events of processes.
     """
 
     def __init__(self, loop: EventLoop, config: NodeConfig, address: str) -> None:
         self.client: Session | None = None
-        """Who is told; None: nobody is connected, and the lease decides when the work ends."""
+        """Session that receives results; None while nobody is connected, when only the lease ends the work."""
         self.spool = Spool(config.folder, config.blob_limit_bytes)
         self.placing = Placement(
             loop,
@@ -62,19 +60,19 @@ class NodeTasks:
         self._watch = RankWatch(loop, lambda task, body: self.send(FrameKind.STACK, task, body, lane=1))
         self._topology = b""
         self._failed_ranks: dict[int, bytes] = {}
-        """What to answer when the task of a rank comes that is dead already."""
+        """Bodies of LOST frames for ranks that died before their task arrived."""
         self._lines = 0
         self._dead_line: tuple[int, int, int] = (0, 0, 0)
-        """Of the slot that died last and had a direct line: the line's number, the task it was in, its exit code."""
+        """Number, current task and exit code of the latest dead slot that had a direct line."""
         self._early_deaths = 0
 
     def start(self) -> None:
-        """Make the pool's slots."""
+        """Start the pool's slots."""
         for number in range(self._config.slots // self._lanes):
             self._start_slot(number)
 
     def close(self) -> None:
-        """Close what the slots wait on, and kill what does not end by itself; the watchdog sees to the rest."""
+        """Close the slots' sockets, and kill slots with running tasks; the watchdog kills the rest."""
         for slot in [*self.placing.slots, *self.placing.ranks.values()]:
             if slot.running and slot.pid is not None:
                 self._processes.kill(slot)
@@ -89,7 +87,7 @@ class NodeTasks:
     def _lanes(self) -> int:
         return self._config.slots if self._config.executor == "thread" else 1
 
-    # What the client sends --------------------------------------------------------------------------------------------
+    # Frames of the client ---------------------------------------------------------------------------------------------
 
     def on_topology(self, frame: Frame) -> None:
         self._topology = frame.body
@@ -99,7 +97,7 @@ class NodeTasks:
 
     def on_task(self, frame: Frame) -> None:
         if frame.body[TASK_KIND_AT] == CallKind.GANG and frame.ident not in self.placing.ranks:
-            # Its process has died, or was never made. A plain slot would run it as something else.
+            # Its process has died, or never started. A plain slot would run the task without its gang.
             self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._lost(frame.ident, None, 1)))
             return
         self.placing.add(frame)
@@ -107,16 +105,16 @@ class NodeTasks:
     # The direct line --------------------------------------------------------------------------------------------------
 
     def _send_line(self, slot: SlotProcess) -> None:
-        """Give the client its end, behind what the slot must know before a task reaches it there."""
+        """Give the client its end of the line, but only after the slot has what a task on the line needs."""
         client = self.client
         if slot.line is not None and client is not None and client.passes_fds and self._topology:
-            with contextlib.suppress(OSError):  # no descriptor is left: all calls go by the agent
+            with contextlib.suppress(OSError):  # out of descriptors: all calls go through the agent
                 client.send(FrameKind.LINE, slot.line_number, fd=slot.line.fileno())
             slot.line.close()
             slot.line = None
 
     def on_hold(self, frame: Frame) -> None:
-        """A task on the line concerns the agent from now on: its slot is taken, it may be cancelled, it may be lost."""
+        """Adopt a task from the direct line: it occupies its slot, and can be cancelled or lost, as any other."""
         number = int.from_bytes(frame.body, "little")
         slot = next((s for s in self.placing.slots if s.line_number == number), None)
         if slot is not None:
@@ -124,8 +122,9 @@ class NodeTasks:
             slot.held = frame.ident
             self.placing.by_task[frame.ident] = slot
             return
-        dead, begun, code = self._dead_line
-        has_begun = dead != number or begun == frame.ident  # of a slot that is forgotten: it may have
+        dead, current_task, code = self._dead_line
+        # Only the latest death is remembered. After an older one the task counts as begun, so nobody runs it twice.
+        has_begun = dead != number or current_task == frame.ident
         self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code))
 
     def on_unhold(self, frame: Frame) -> None:
@@ -141,7 +140,7 @@ class NodeTasks:
             self.send(FrameKind.RECALLED, frame.ident)
 
     def on_cancel(self, frame: Frame) -> None:
-        """`lane` is the grace in tenths of a second before SIGKILL."""
+        """Cancel a task. `lane`: grace period before SIGKILL, in tenths of a second."""
         if self.placing.forget_unbegun(frame.ident):
             self.send(FrameKind.RECALLED, frame.ident)
             rank = self.placing.ranks.get(frame.ident)
@@ -153,7 +152,7 @@ class NodeTasks:
         if slot is None:
             self._failed_ranks.pop(frame.ident, None)
             self.send(FrameKind.RECALLED, frame.ident)
-            if frame.ident in self.placing.ranks:  # its task could not be sent
+            if frame.ident in self.placing.ranks:  # the rank runs, but its task could not be sent to it
                 self._processes.kill(self.placing.ranks[frame.ident])
             return
         slot.cancelled.add(frame.ident)
@@ -165,16 +164,16 @@ class NodeTasks:
         if slot.executor == "process":
             slot.mark_cancelled(task)
             if slot.pid is not None:
-                with contextlib.suppress(ProcessLookupError):  # it has ended, and its zygote will say so
+                with contextlib.suppress(ProcessLookupError):  # already exited; its zygote reports it
                     os.kill(slot.pid, signal.SIGINT)
 
     def _kill_if_running(self, slot: SlotProcess, task: int) -> None:
-        # A thread cannot be killed without its neighbours: it runs on, and its result is dropped.
+        # One thread cannot be killed without its neighbours, so it runs on, and its result is dropped.
         if task in slot.running and slot.executor == "process":
             self._processes.kill(slot)
 
     def on_close(self, frame: Frame) -> None:
-        """The consumer of a stream is gone: the generator is closed at its next yield, or interrupted, or killed."""
+        """Close a stream without a consumer: first at the generator's next yield, then by interrupt, then by kill."""
         slot = self.placing.by_task.get(frame.ident)
         if slot is None:
             self.on_cancel(frame)
@@ -192,7 +191,7 @@ class NodeTasks:
         for task in slot.cancelled:
             self._interrupt(slot, task)
 
-    # What slots say ---------------------------------------------------------------------------------------------------
+    # Frames of slots --------------------------------------------------------------------------------------------------
 
     def on_slot_readable(self, slot: SlotProcess) -> None:
         try:
@@ -201,12 +200,12 @@ class NodeTasks:
         except BlockingIOError:  # no more frames for now
             return
         except ConnectionError:
-            # Its process is ending; the zygote says how. Until then there is nothing to read.
+            # The process is exiting, and its zygote will report how. Until then the socket has nothing to read.
             self._loop.forget(slot.channel)
         except InternalError as error:
             slot.is_broken = True
             self._loop.forget(slot.channel)
-            complain(self._config.node, f"a slot is killed, for what it sent is no frame: {error}")
+            complain(self._config.node, f"agent kills slot {slot.number}: it sent an invalid frame ({error})")
             self._processes.kill(slot)
 
     def on_slot_frame(self, slot: SlotProcess, frame: Frame) -> None:
@@ -260,7 +259,7 @@ class NodeTasks:
             self.client.flush()
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
-        """To the client, if there is one."""
+        """Send a frame to the client, if one is connected."""
         if self.client is not None:
             self.client.send(kind, ident, body, lane=lane)
 
@@ -281,7 +280,7 @@ class NodeTasks:
                 agent=self._address,
             )
         except OSError as error:
-            complain(self._config.node, f"slot {number} waits for room: {error.strerror}")
+            complain(self._config.node, f"agent delays slot {number}: {error.strerror}")
             self._loop.call_later(_AGAIN_S, lambda: self._start_again(number))
             return
         self.placing.slots.append(slot)
@@ -311,12 +310,12 @@ class NodeTasks:
         task = frame.ident
         slot = self.placing.ranks.get(task) or self.placing.by_task.get(task)
 
-        def tell(said: dict[str, object]) -> None:
-            self.send(FrameKind.STACK, task, json.dumps(said).encode())
+        def tell(report: dict[str, object]) -> None:
+            self.send(FrameKind.STACK, task, json.dumps(report).encode())
 
         if slot is not None and slot.executor == "process":
-            self._watch.take(slot, all_threads=bool(frame.lane), told=tell)
-        else:  # it has ended, or is a thread: nobody can tell which of its process's threads it is
+            self._watch.take(slot, all_threads=bool(frame.lane), on_stack=tell)
+        else:  # it has ended, or runs in a thread slot, where the task's thread cannot be told from the others
             tell({"stack": "", "state": ""})
 
     def _fork(self, slot: SlotProcess, preload: tuple[str, ...], launch: bytes) -> None:
@@ -331,12 +330,17 @@ class NodeTasks:
     # Deaths -----------------------------------------------------------------------------------------------------------
 
     def on_slot_dead(self, slot: SlotProcess, pid: int, code: int) -> None:
-        """Deliver what it had finished, report what it had begun, and put another in its place."""
+        """Deliver the slot's finished results, report its begun tasks as lost, and replace it.
+
+        The order matters. Frames still in its socket come first, because they may end tasks. Then output, which
+        belongs ahead of the reports. The shelf is settled before the lost tasks are counted: an unclaimed task goes
+        back to the queue and is not lost.
+        """
         if slot.is_dead:
             return
         if pid:
             kill_session(pid)
-        slot.is_dead = True  # it is given nothing more
+        slot.is_dead = True  # set first, so that nothing below gives it another task
         for frame in slot.receive():
             self.on_slot_frame(slot, frame)
         self._read_output(slot)
@@ -360,7 +364,7 @@ class NodeTasks:
         self._send_lost(task, self._lost(task, slot, code))
 
     def _lost(self, task: int, slot: SlotProcess | None, code: int) -> bytes:
-        """The body of a LOST frame. No slot: there never was one for it."""
+        """Build the body of a LOST frame. `slot` is None if the task never had a process."""
         crash = None if slot is None else crash_of(slot)
         if slot is None:
             return self._lost_body(None, code, crash)
@@ -370,7 +374,7 @@ class NodeTasks:
         self, index: int | None, code: int, crash: tuple[float, str] | None = None, *, why: str = ""
     ) -> bytes:
         if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
-            index = 0  # it would be given out again for ever: every process dies before it begins anything
+            index = 0  # report it as begun: every process dies before it begins, so retries would never end
         lost: dict[str, object] = {
             "node": self._config.node,
             "signal": -code if code < 0 else None,
@@ -394,10 +398,10 @@ class NodeTasks:
                 continue
             del self.placing.ranks[task]
             pending = self.placing.pending(task)
-            if pending is not None:  # it died before its task reached it
+            if pending is not None:  # the rank died before its task reached it
                 self.placing.queue.remove(pending)
                 self._report_lost(slot, task, code)
-            elif not (task in slot.running or task in slot.cancelled or slot.finished_any):  # before its task came
+            elif not (task in slot.running or task in slot.cancelled or slot.finished_any):  # its task is yet to come
                 self._failed_ranks[task] = self._lost(task, slot, code)
 
     def _replace(self, slot: SlotProcess) -> None:
@@ -407,7 +411,7 @@ class NodeTasks:
         if self._early_deaths < _MAX_EARLY_DEATHS:
             self._start_again(slot.number)
         else:
-            # Every slot dies at once: starting more would only burn the machine. Try again, but slowly.
+            # Slots die as soon as they start, so immediate restarts would only burn the machine. Retry slowly.
             self._loop.call_later(_AGAIN_S, lambda: self._start_again(slot.number))
 
     def _start_again(self, number: int) -> None:
@@ -416,7 +420,7 @@ class NodeTasks:
 
 
 def _threads_of(rank: Rank, config: NodeConfig) -> tuple[tuple[str, str], ...]:
-    """Variables of a rank that has more neighbours than the node has slots, among which the cores were divided."""
+    """Return thread counts for a gang with more ranks here than slots: the counts of slots would be too high."""
     if rank.local_world_size <= config.slots:
         return ()
     return tuple((name, str(max(1, config.cores // rank.local_world_size))) for name in config.thread_variables)

@@ -1,4 +1,4 @@
-"""The provider's announcement that it takes this machine back: looked for, and told as soon as somebody listens."""
+"""Preemption notices: watches for the provider's announcement, and reports it once a client listens."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Callable
 
 from .loop import EventLoop, Timer
 
-__all__ = ["NoticeWatch"]
-
 _LOOK_S = 1.0
 _LONGEST = 4096
 
 
 class NoticeWatch:
-    """Looks for a file, once a second; in the agent's one thread. Without a path it does nothing.
+    """Checks for a file once a second, in the agent's one thread. Does nothing without a path.
 
-    `tell` gets what the file holds, and returns whether there was somebody to hear it.
+    `tell` receives the file's content, and returns whether a client was there to receive it.
     """
 
     def __init__(self, loop: EventLoop, path: str, tell: Callable[[bytes], bool]) -> None:
@@ -26,13 +24,13 @@ class NoticeWatch:
         self.again()
 
     def again(self) -> None:
-        """There is somebody new to be told."""
+        """Report the notice again, because a new client has connected."""
         self.close()
         if self._path:
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop checking. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -40,11 +38,11 @@ class NoticeWatch:
     def _look(self) -> None:
         try:
             with open(self._path, "rb") as file:
-                said = file.read(_LONGEST).strip()
-        except OSError:  # it is not there
+                notice = file.read(_LONGEST).strip()
+        except OSError:  # no file, so no notice
             self.again()
             return
-        if self._tell(said):
+        if self._tell(notice):
             self.close()
         else:
             self.again()

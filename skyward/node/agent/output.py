@@ -1,8 +1,8 @@
-"""Whose output is whose: reads a slot's pipes and splits them at the markers (see slot.stdio).
+"""Attribution of output to tasks: reads a slot's pipes and splits them at the markers; see slot.stdio.
 
-Bytes before a task's marker are that task's. Bytes behind the last marker were written by a task that has not ended,
-which the shared page names: if it names the same task before and after the pipe ran empty, the bytes are that
-task's; if not, the task ended in between and its marker is there to be read.
+Bytes before a task's marker belong to that task. Bytes behind the last marker come from a task that has not ended, and
+the shared page names it. If the page names the same task before and after the pipe was read empty, the bytes are that
+task's. If not, the task has ended in between, and its marker is in the pipe: read again.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator
 
-__all__ = ["LogBuffer", "OutputReader"]
-
 _READ_SIZE = 64 * 1024
 _HEAD = b"\x1e\x02"
 
 
 class OutputReader:
-    """One pipe of one process. `current` gives the task that the shared page names."""
+    """Reader of one pipe of one process. `current` returns the task that the shared page names."""
 
     def __init__(
         self,
@@ -41,11 +39,11 @@ class OutputReader:
         self.is_closed = False
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """(task, text) of all that is in the pipe; task 0: written while no task ran. Never waits."""
+        """Yield (task, text) for everything in the pipe, with task 0 between tasks. Never waits."""
         self._reading(True)
         try:
             for task, text in self._pieces():
-                # Markers do not count: one task's marker must not look like output of the next.
+                # Count text only: a marker must not count as output of the next task.
                 self._drained(len(text))
                 yield task, text
         finally:
@@ -63,7 +61,7 @@ class OutputReader:
             yield after, text
 
     def _ends_within_marker(self) -> bool:
-        """Whether the last bytes may be the beginning of a marker whose rest is still in the pipe."""
+        """Return whether the last bytes may begin a marker whose rest is still in the pipe."""
         at = self._held.find(_HEAD[:1], max(0, len(self._held) - self._marker_size + 1))
         while at >= 0:
             if self._start.startswith(self._held[at : at + len(self._start)]):
@@ -74,7 +72,7 @@ class OutputReader:
     def _read_all(self) -> bytes:
         pieces: list[bytes] = []
         try:
-            while len(pieces) < 64:  # a flood must not starve the loop; the rest comes next time
+            while len(pieces) < 64:  # bounded, because a flood must not starve the loop; the rest is read next time
                 piece = os.read(self.fd, _READ_SIZE)
                 if not piece:
                     self.is_closed = True
@@ -97,13 +95,13 @@ class OutputReader:
         self._held = data
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # closed already
+        with contextlib.suppress(OSError):  # already closed
             os.close(self.fd)
         self.is_closed = True
 
 
 class LogBuffer:
-    """Text on its way to the client, at most `limit_bytes` of it. When it is full the oldest is dropped, counted."""
+    """Output on its way to the client, at most `limit_bytes`. When full, it drops the oldest and counts the lines."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -120,7 +118,7 @@ class LogBuffer:
             self._dropped += oldest.count(b"\n") or 1
 
     def take(self) -> Iterator[tuple[int, int, bytes]]:
-        """Everything, in order; first of all how many lines were dropped before it."""
+        """Yield everything in order, preceded by a note about dropped lines."""
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             note = f"[skyward: {dropped} lines of output were dropped here: they came faster than they were read]\n"
@@ -132,7 +130,7 @@ class LogBuffer:
                 yield task, stream, text[start : start + _READ_SIZE]
 
     def drop(self) -> None:
-        """Drop everything, counted."""
+        """Drop everything, and count the lines."""
         self._dropped += sum(text.count(b"\n") or 1 for _, _, text in self._items)
         self._items.clear()
         self._bytes = 0

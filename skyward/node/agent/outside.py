@@ -1,9 +1,9 @@
-"""Starts an agent on a machine that somebody is logged in to, so that it outlives the log-in; and ends it.
+"""Starts an agent from a login on its machine, so that it outlives the login; and ends it.
 
     python -S -E -s -c "...start()" < pickled NodeConfig      prints one line of JSON, see `start`
     python -S -E -s -c "...end()" PID STARTED FOLDER LIMIT    returns when nothing of the node is left
 
-Who started the agent is not its parent and holds none of its descriptors: what it writes goes to a file in the
+The starter is not the agent's parent, and the agent holds none of its descriptors: the agent writes to a file in the
 node's folder.
 """
 
@@ -32,8 +32,6 @@ from ...wire.tasks import NodeConfig
 from .facts import node_facts
 from .watchdog import processes_below
 
-__all__ = ["end", "reply_of", "start"]
-
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 1.0
 _LOG_NAME = "agent.log"
@@ -48,16 +46,16 @@ sys.exit(main())
 
 
 def start() -> int:
-    """Standard output gets {pid, started, socket, root, address, interface, ...}; see `node_facts` for the others.
+    """Start an agent and print {pid, started, socket, root, address, interface, ...} as one line of JSON.
 
-    The node's folder is there; once it is removed, no agent is started in it. `pid` and `started` name the watchdog for
-    good; `root` is the folder that holds this package. When the agent does
-    not come up, nothing of it is left, the exit code is 1, and standard error ends with what it wrote.
+    `pid` and `started` together name the watchdog for good, `root` is the folder of this package, and `node_facts`
+    adds the rest. The node's folder must exist: once `undo` has removed it, no agent may start in it. If the agent does
+    not come up, nothing of it is left, the exit code is 1, and standard error ends with the agent's own output.
     """
     config: NodeConfig = pickle.loads(sys.stdin.buffer.read())
     config = _with_address(config)
     if not os.path.isdir(config.folder):
-        sys.stderr.write(f"the node's folder {config.folder} was removed: nobody waits for this agent any more")
+        sys.stderr.write(f"the node's folder {config.folder} was removed, so nobody waits for this agent")
         return 1
     os.makedirs(config.cwd, mode=0o700, exist_ok=True)
     log = os.open(os.path.join(config.folder, _LOG_NAME), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -77,18 +75,18 @@ def start() -> int:
         process.wait()
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
-    said = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
-    said |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
-    said |= node_facts(dict(config.env))
-    sys.stdout.write(json.dumps(said) + "\n")
+    reply = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
+    reply |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
+    reply |= node_facts(dict(config.env))
+    sys.stdout.write(json.dumps(reply) + "\n")
     return 0
 
 
 def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
-    """What the agent says once it listens; empty if it does not get so far."""
+    """Read the agent's first line, which it prints once it listens; empty if it fails before."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it has died, and the empty line below says so
+    with contextlib.suppress(BrokenPipeError):  # the agent has died; the empty line below tells
         process.stdin.write(order)
         process.stdin.close()
     poll = select.poll()
@@ -98,14 +96,14 @@ def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
 
 
 def _end_of(process: subprocess.Popen[bytes], log: int) -> str:
-    """How one ended, or did not, that never said that it listens."""
+    """Describe the end of an agent that never listened."""
     code = None
     with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs; its log says how far it came
         code = process.wait(_END_LIMIT_S)
-    how = f"said nothing for {_START_LIMIT_S:.0f} s"
+    how = f"printed nothing for {_START_LIMIT_S:.0f} s"
     if code is not None:
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-    return f"{how} while it started; it wrote:\n{_tail(log)}"
+    return f"{how} while it started; its output:\n{_tail(log)}"
 
 
 def _tail(log: int) -> str:
@@ -117,10 +115,10 @@ def _tail(log: int) -> str:
 
 
 def _out_of_the_session() -> list[str]:
-    """What to put before a command so that the end of the log-in does not end it.
+    """Return a command prefix that lets a process outlive the login.
 
-    A session of its own is enough nearly everywhere. Where logind is told to kill what a user leaves behind, only
-    a unit of systemd outside the log-in's stays.
+    Nearly everywhere a session of its own is enough. Only where logind kills what a user leaves behind, a process must
+    be in a systemd unit outside the login's.
     """
     if not _logind_kills() or shutil.which("systemd-run") is None:
         return []
@@ -128,7 +126,7 @@ def _out_of_the_session() -> list[str]:
         prefix = ["systemd-run", "--scope", "--quiet", "--collect"]
     else:
         prefix = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
-        # Without it the user's own systemd ends with the last log-in, and all its units with it.
+        # Without lingering, the user's own systemd exits with the last login, and ends all its units.
         _succeeds(["loginctl", "enable-linger"])
     return prefix if _succeeds([*prefix, "true"]) else []
 
@@ -136,44 +134,44 @@ def _out_of_the_session() -> list[str]:
 def _succeeds(command: list[str]) -> bool:
     try:
         return subprocess.run(command, capture_output=True, timeout=10, check=False, env=_environment()).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):  # the program is not here or hangs: go without it
+    except (OSError, subprocess.TimeoutExpired):  # the program is missing or hangs: do without it
         return False
 
 
 def _environment() -> dict[str, str]:
-    """A log-in that went past PAM does not know where the user's own systemd is."""
+    """Return the environment with the address of the user's systemd, which logins that bypass PAM do not set."""
     return {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
 
 
 def _logind_kills() -> bool:
     name, path = "org.freedesktop.login1", "/org/freedesktop/login1"
     try:
-        asked = subprocess.run(
+        answer = subprocess.run(
             ["busctl", "get-property", name, path, f"{name}.Manager", "KillUserProcesses"],
             capture_output=True,
             timeout=5,
             check=False,
         )
-    except (FileNotFoundError, subprocess.TimeoutExpired):  # no systemd, or one that hangs: it ends nothing
+    except (FileNotFoundError, subprocess.TimeoutExpired):  # systemd is missing or hangs, so it kills nothing
         return False
-    return asked.stdout.split() == [b"b", b"true"]
+    return answer.stdout.split() == [b"b", b"true"]
 
 
 # Its address --------------------------------------------------------------------------------------------------------
 
 
 def _with_address(config: NodeConfig) -> NodeConfig:
-    """With the address at which the other nodes find it: the one that is given, or that this log-in came to."""
+    """Add the address for the other nodes: the given one, or the one at which this login arrived."""
     address = config.address or _address_of_log_in() or _address_of_default_route() or "127.0.0.1"
     return replace(config, address=address, interface=config.interface or _interface_of(address))
 
 
 def _address_of_log_in() -> str:
-    """Behind address translation too this is the machine's own, not the one that was dialled."""
+    """Return the address at which the login arrived: the machine's own, even behind address translation."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     try:
         address = ipaddress.ip_address(words[2])
-    except (IndexError, ValueError):  # "UNKNOWN": of an sshd that was started on a pipe
+    except (IndexError, ValueError):  # "UNKNOWN", from an sshd that serves a pipe
         return ""
     if address.version == 6:
         return str(address.ipv4_mapped or _address_beside(address))
@@ -181,19 +179,19 @@ def _address_of_log_in() -> str:
 
 
 def _address_beside(address: ipaddress.IPv6Address) -> str:
-    """The IPv4 address of the network card that has this one; empty: there is none."""
+    """Return an IPv4 address of the network card with this IPv6 address; empty if it has none."""
     wanted = address.packed.hex()
     with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:  # no IPv6, or not Linux
         for line in file:
-            found, *_, name = line.split()
-            if found == wanted:
+            digits, *_, name = line.split()
+            if digits == wanted:
                 return _address_of(name)
     return ""
 
 
 def _address_of_default_route() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # no route at all
-        probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks the kernel which way it would go (RFC 5737)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # no default route
+        probe.connect(("192.0.2.1", 9))  # sends nothing, but makes the kernel choose a route (RFC 5737)
         return str(probe.getsockname()[0])
     return ""
 
@@ -203,7 +201,7 @@ def _interface_of(address: str) -> str:
 
 
 def _address_of(interface: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # it has none
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # no IPv4 address
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])
     return ""
@@ -213,7 +211,7 @@ def _address_of(interface: str) -> str:
 
 
 def end() -> int:
-    """Give the node LIMIT seconds to end by itself, as it was told; kill what is left then, and remove its folder."""
+    """Let a node that was told to end exit by itself for LIMIT seconds, then kill the rest and remove its folder."""
     pid, started, folder, limit_s = int(sys.argv[-4]), sys.argv[-3], sys.argv[-2], float(sys.argv[-1])
     deadline = time.monotonic() + limit_s
     while start_time(pid) == started and time.monotonic() < deadline:
@@ -225,14 +223,14 @@ def end() -> int:
 
 
 def _kill_all(pid: int) -> None:
-    """The watchdog first, for it would see the others end and take its time; then what was below it."""
+    """Kill the watchdog and all below it. The watchdog first: it would notice the other deaths and wait for more."""
     below = processes_below(pid)
-    for each in (pid, *below):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # ended meanwhile, or not ours
-            os.kill(each, signal.SIGKILL)
+    for victim in (pid, *below):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # exited meanwhile, or not ours
+            os.kill(victim, signal.SIGKILL)
 
 
 def reply_of(text: str) -> dict[str, Any]:
-    """What `start` printed."""
-    said: dict[str, Any] = json.loads(text.splitlines()[-1])
-    return said
+    """Parse the output of `start`. A login shell may print lines ahead of it."""
+    reply: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return reply

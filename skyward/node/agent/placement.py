@@ -1,4 +1,4 @@
-"""Which slot gets which task, and what it must be sent before it."""
+"""Placement of tasks on slots, and delivery of the functions and blobs that they need."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from .blobs import NodeBlobs
 from .loop import EventLoop
 from .slots import PendingSlot, SlotProcess
 
-__all__ = ["Placement"]
-
 _OVERDUE_S = 0.25
-"""Seconds that a task waits on a shelf, while other slots go on, until another slot may have it."""
+"""Time on a shelf, while other slots go on, after which another slot may have the task, in seconds."""
 
 
 class Placement:
-    """Tasks that wait, the slots and ranks that take them, and the functions and blobs that they stand on.
+    """Waiting tasks, the slots and ranks that take them, and the functions and blobs that they need.
 
-    Part of the agent, and in its thread. `on_readable` is called when a slot has sent something, `on_recalled` when a
-    task that was cancelled turns out not to have begun.
+    Only the agent's thread uses it. It calls `on_readable` when a slot has sent something, and `on_recalled` when a
+    cancelled task turns out not to have begun.
     """
 
     def __init__(
@@ -44,14 +42,14 @@ class Placement:
         self._function_blobs: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
         self.slots: list[SlotProcess] = []
         self.ranks: dict[int, SlotProcess] = {}
-        """By task."""
+        """Ranks by task."""
         self.queue: deque[PendingSlot] = deque()
         self.by_task: dict[int, SlotProcess] = {}
-        """Of tasks that were sent to a slot."""
+        """Slots by task, for tasks that were sent to a slot."""
         self.shelved: dict[int, SlotProcess] = {}
-        """Of those the ones on a shelf, oldest first."""
+        """Slots by task, for tasks on a shelf, oldest first."""
 
-    # What tasks stand on --------------------------------------------------------------------------------------------
+    # Functions and blobs --------------------------------------------------------------------------------------------
 
     def add_function(self, frame: Frame) -> None:
         self._functions[frame.body[:16]] = frame.body
@@ -78,17 +76,17 @@ class Placement:
             pending.missing = self._missing(pending.frame)
 
     def _missing(self, frame: Frame) -> set[bytes]:
-        """Digests of the blobs that a task needs and that are not here."""
+        """Return the digests of blobs that a task needs and that have not arrived."""
         needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[frame.body[:16]]
         return {digest for digest, _ in needed if digest not in self._blobs}
 
     # Tasks ----------------------------------------------------------------------------------------------------------
 
     def add(self, frame: Frame) -> None:
-        """A task has come."""
+        """Place a new task."""
         function = frame.body[:16]
         needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[function]
-        if not needed and not self.queue:  # the common case
+        if not needed and not self.queue:  # the common case, without a queue entry
             slot = self._slot_for(frame.ident)
             if slot is not None and function in slot.functions:
                 slot.running[frame.ident] = None
@@ -100,15 +98,15 @@ class Placement:
         self.dispatch()
 
     def _send_frame(self, slot: SlotProcess, frame: Frame) -> None:
-        """A frame that stands on nothing else, to a slot."""
+        """Send a frame that needs no blobs to a slot."""
         try:
             is_empty = slot.channel.send(pack(frame.kind, frame.ident, frame.body))
-        except ConnectionError:  # it died; its zygote will say so
+        except ConnectionError:  # the slot died; its zygote reports it
             return
         self._set_blocked(slot, not is_empty)
 
     def dispatch(self) -> None:
-        """No slot is idle while a task could run there, and none that is busy will have to wait for its next."""
+        """Place waiting tasks so that no slot idles while a task could run, and busy slots have their next task."""
         self._give_out()
         while self.shelved and any(slot.room for slot in self.slots):
             self.take_back(next(iter(self.shelved)))
@@ -117,7 +115,7 @@ class Placement:
             self._fill_shelves()
 
     def _give_out(self) -> None:
-        """Give tasks to slots with room, oldest first; one that waits for its blobs holds up nobody."""
+        """Give tasks to slots with room, oldest first. A task that waits for blobs does not block the others."""
         waiting: deque[PendingSlot] = deque()
         room = sum(slot.room for slot in self.slots)
         while self.queue and (room or self.ranks):
@@ -167,11 +165,11 @@ class Placement:
 
     def _send_blob(self, slot: SlotProcess, digest: bytes) -> None:
         blob = self._blobs.get(digest)
-        assert blob is not None  # tasks wait until their blobs are here
+        assert blob is not None  # a task is placed only once its blobs have arrived
         body = digest + blob.size.to_bytes(8, "little") + bytes(8)
         try:
             slot.channel.queue(FrameKind.BLOB, body=body, fd=blob.fd)
-        except OSError:  # no descriptor is left: without it the call that needs the blob fails and says so
+        except OSError:  # out of descriptors: the call that needs the blob fails, with a message about it
             slot.channel.queue(FrameKind.BLOB, body=body)
 
     def send_to(self, slot: SlotProcess, frame: Frame) -> None:
@@ -179,7 +177,7 @@ class Placement:
         self.flush(slot)
 
     def flush(self, slot: SlotProcess) -> None:
-        with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
+        with contextlib.suppress(ConnectionError):  # the slot died; its zygote reports it
             self._set_blocked(slot, not slot.channel.flush())
 
     def _set_blocked(self, slot: SlotProcess, is_blocked: bool) -> None:
@@ -201,7 +199,7 @@ class Placement:
     def _queue_stream_frame(self, slot: SlotProcess, frame: Frame) -> None:
         if frame.kind == FrameKind.IN_ITEM:
             for digest, _ in references(frame.body):
-                if digest in self._blobs:  # else the item fails in its task: it came in its turn, behind its blobs
+                if digest in self._blobs:  # a missing one fails the item in its task: blobs come ahead of their item
                     self._send_blob(slot, digest)
         slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
 
@@ -209,7 +207,7 @@ class Placement:
         return next((p for p in self.queue if p.frame.ident == task), None)
 
     def forget_unbegun(self, task: int) -> bool:
-        """False: it has begun, as far as can be known, or was never here."""
+        """Remove a task that has not begun. Returns False if it may have begun, or was never here."""
         was_shelved = task in self.shelved
         if was_shelved:
             self.take_back(task)
@@ -224,8 +222,10 @@ class Placement:
     # Shelves --------------------------------------------------------------------------------------------------------
 
     def _fill_shelves(self) -> None:
-        """Give slots that are busy what comes next. In the order of the queue, and one that waits for its blobs holds
-        up nobody; but behind a task that must wait for a free slot nothing goes on a shelf, or none would ever be free.
+        """Send busy slots their next task, in the order of the queue.
+
+        A task that waits for blobs does not block the others. But nothing overtakes a task that must wait for a free
+        slot: with every shelf full, no slot would ever be free.
         """
         for slot in self.slots:
             if slot.has_shelf_room:
@@ -252,7 +252,7 @@ class Placement:
         self._give(slot, pending, flags=ON_SHELF)
 
     def _take_back_overdue(self) -> None:
-        """What waits behind a task that proves to be long, while other slots go on."""
+        """Take back tasks that wait behind a long one while other slots go on."""
         while self.shelved:
             task, slot = next(iter(self.shelved.items()))
             if time.monotonic() - slot.shelved_at < _OVERDUE_S:
@@ -260,19 +260,20 @@ class Placement:
             self.take_back(task)
 
     def take_back(self, task: int) -> None:
-        """A task goes from its shelf to the front of the queue, unless its slot has begun it."""
+        """Move a task from its shelf to the front of the queue, unless its slot has begun it."""
         slot = self.shelved.pop(task)
         pending = slot.shelved
         assert pending is not None
         assert slot.shelf is not None
         numbers = slot.shelf.take_back()
+        # The slot read the number first, so it has the task.
         if pending.shelf_number not in numbers:
             slot.take_from_shelf()
             return
         slot.shelved, slot.is_shelf_spent = None, True
         self._requeue(pending)
         for running in list(slot.running.values()):
-            # It came from the shelf before, and the slot has not begun it yet: its frame is void as well.
+            # This one left the shelf on paper only: the slot has not begun it, and its number was just taken back too.
             if running is not None and running.shelf_number in numbers:
                 del slot.running[running.frame.ident]
                 self._requeue(running)
@@ -288,7 +289,7 @@ class Placement:
         self.queue.appendleft(pending)
 
     def ended(self, slot: SlotProcess, task: int) -> None:
-        """The slot has nothing more to do with it."""
+        """Forget a task that its slot has finished."""
         self.by_task.pop(task, None)
         slot.ended(task)
         if slot.shelved is None:

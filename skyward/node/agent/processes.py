@@ -1,6 +1,6 @@
-"""The processes of a node's slots and ranks: forked by zygotes, killed, and known to be dead.
+"""Processes of a node's slots and ranks: forked by zygotes, killed, and reported dead.
 
-Each preload list has a zygote, which starts when it is first needed and again when it dies.
+Each preload list has its own zygote, which starts on first use, and again after it has died.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from .loop import EventLoop
 from .slots import SlotProcess
 from .watchdog import kill_session
 
-__all__ = ["Processes", "RANK_PRELOAD", "Zygote"]
-
 _PACKET = 1 << 20
 _BOOT = """
 import sys
@@ -36,8 +34,8 @@ main(int(sys.argv[1]))
 class Zygote:
     """A running zygote process.
 
-    `on_event` gets what it says: `("forked", number, pid)`, `("exited", pid, status)`, `("failed", number, text)`,
-    and `("gone",)` once, when the zygote itself has died.
+    `on_event` receives its reports: `("forked", number, pid)`, `("exited", pid, status)`, `("failed", number, text)`,
+    and once `("gone",)` when the zygote itself has died.
     """
 
     def __init__(
@@ -70,12 +68,12 @@ class Zygote:
         loop.watch(self._sock, self._read)
 
     def fork(self, order: ForkOrder, fds: list[int]) -> None:
-        """Ask for a process; the descriptors may be closed when this returns."""
+        """Order a process. The caller may close the descriptors afterwards."""
         self._orders.append((order.number, pickle.dumps(order), [os.dup(fd) for fd in fds]))
         self._send_orders()
 
     def _send_orders(self) -> None:
-        """Those that the socket takes: a zygote that imports something for minutes does not read."""
+        """Send as many orders as the socket takes: a zygote does not read while it imports, perhaps for minutes."""
         while self._orders:
             number, order, fds = self._orders[0]
             failed = ""
@@ -84,7 +82,7 @@ class Zygote:
             except BlockingIOError:
                 self._loop.watch(self._sock, self._read, self._send_orders)
                 return
-            except ConnectionError:  # it is gone, and `_read` will say so
+            except ConnectionError:  # the zygote is gone; `_read` reports it
                 return
             except OSError as error:
                 failed = f"{type(error).__name__}: {error}"
@@ -109,7 +107,7 @@ class Zygote:
         self._on_event(self, ("gone",))
 
     def close(self) -> None:
-        """End it; its children end with it."""
+        """Kill the zygote; its children die with it."""
         if self._sock.fileno() < 0:
             return
         self._loop.forget(self._sock)
@@ -123,21 +121,23 @@ class Zygote:
 
 def _close_all(fds: list[int]) -> None:
     for fd in fds:
-        with contextlib.suppress(OSError):  # closed already
+        with contextlib.suppress(OSError):  # already closed
             os.close(fd)
 
 
 RANK_PRELOAD = "skyward.node.slot.worker"
-"""What a zygote has imported anyway. It stands in the preload lists of ranks, so that slots have other zygotes."""
+"""Marks preload lists of ranks, so that slots get other zygotes. Every zygote has imported this module anyway."""
 
 
 class Processes:
-    """Makes the process of a slot that has everything else, and says when it runs and when it has ended.
+    """Starts the processes of slots, and reports when they run and when they have ended.
 
     Args:
+        loop: the agent's event loop.
+        config: configuration of the node.
         on_forked: called once the slot has its `pid`.
-        on_dead: called with the slot, its pid (0: it never had one) and its exit code, negative for a signal. Once or
-            more for each slot that was forked: the slot's `is_dead` says whether it was told before.
+        on_dead: called with the slot, its pid (0 if it never had one) and its exit code, negative for a signal. It may
+            be called more than once per slot; `is_dead` of the slot marks the later calls.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Processes:
         self._orders = 0
 
     def fork(self, slot: SlotProcess, preload: tuple[str, ...], launch: bytes) -> None:
-        """Have a process forked for it, and close the child's ends here. If that fails, `on_dead` is told."""
+        """Order a process for the slot, and close the child's ends here. On failure, `on_dead` is called."""
         slot.preload = preload
         self._orders += 1
         self._forking[self._orders] = slot
@@ -170,16 +170,16 @@ class Processes:
         slot.close_child_fds()
 
     def kill(self, slot: SlotProcess) -> None:
-        """Kill it at once; `on_dead` is told when it has ended."""
+        """Kill the slot's process at once; `on_dead` is called when it has ended."""
         if slot.is_dead:
             return
-        if slot.pid is None:  # its zygote is busy with an import, which may never end; see "forked"
+        if slot.pid is None:  # its zygote is busy, perhaps forever; a later "forked" finds the slot dead and kills it
             self._on_dead(slot, 0, -signal.SIGKILL)
             return
         _kill_process(slot.pid)
 
     def close(self) -> None:
-        """End the zygotes; their children end with them."""
+        """Kill the zygotes; their children die with them."""
         for zygote in self._zygotes.values():
             zygote.close()
 
@@ -195,7 +195,7 @@ class Processes:
         match event:
             case ("forked", int(number), int(pid)):
                 slot = self._forking.pop(number)
-                if slot.is_dead:  # nobody waited for it any more
+                if slot.is_dead:  # killed while its zygote was busy
                     _kill_process(pid)
                     return
                 slot.pid = pid
@@ -217,7 +217,7 @@ class Processes:
         self._on_dead(slot, 0, 1)
 
     def _on_zygote_gone(self, zygote: Zygote) -> None:
-        """Its children died with it, and nobody is left to say so."""
+        """Report the children of a dead zygote: they died with it, and it can no longer report them."""
         del self._zygotes[zygote.preload]
         orphans = [slot for slot in (*self._forking.values(), *self._by_pid.values()) if slot.preload == zygote.preload]
         for number, slot in list(self._forking.items()):
@@ -229,7 +229,7 @@ class Processes:
 
 
 def _kill_process(pid: int) -> None:
-    """And its session; a process that was forked just now leads none yet."""
+    """Kill a process and its session. A freshly forked process does not lead its session yet."""
     kill_session(pid)
-    with contextlib.suppress(ProcessLookupError):  # it has ended
+    with contextlib.suppress(ProcessLookupError):  # already exited
         os.kill(pid, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""Frames between the client and the tasks of this node that the agent passes on without understanding them.
+"""Relays of frames between the client and the tasks of this node, which the agent passes on without decoding them.
 
-Both relays know a task by a session of its own. QuestionRelay passes questions of the client to running calls (see
-`skyward.node.slot.answers`): each gets one answer, that of the call or the reason why there is none. CallRelay passes
-the calls that tasks make (see `skyward.node.slot.caller`): when such a session ends, it tells the client that nobody
-waits for them.
+Both relays know a task by its own session. QuestionRelay passes questions from the client to running calls; see
+`skyward.node.slot.answers`. Each question gets one answer: the call's, or a reason why there is none. CallRelay passes
+calls that tasks make; see `skyward.node.slot.caller`. When such a session ends, it tells the client that nobody waits
+for these calls any longer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from ...wire.frames import Frame, FrameKind
 from ...wire.nested_calls import NestedOutcome, packed
 from .session import Session
 
-__all__ = ["CallRelay", "QuestionRelay"]
-
 _NUMBER = 8
 _MAX_OPEN = 64
-"""Of one call: one that does not answer must not be sent without end."""
+"""Most unanswered questions per call, so that they do not pile up in front of a call that does not answer."""
 NOBODY, TOO_MANY = 1, 2
 
 
 class QuestionRelay:
-    """`tell(task, body, lane)` sends an ANSWER to the client."""
+    """Relay of questions. `tell(task, body, lane)` sends an ANSWER to the client."""
 
     def __init__(self, tell: Callable[[int, bytes, int], None]) -> None:
         self._tell = tell
@@ -33,7 +31,7 @@ class QuestionRelay:
         self._open: dict[int, set[bytes]] = {}
 
     def answers(self, session: Session, task: int) -> None:
-        """From now on that session answers for that task."""
+        """Let a session answer for a task from now on."""
         self._sessions[task] = session
         self._open.setdefault(task, set())
 
@@ -55,7 +53,7 @@ class QuestionRelay:
             self._tell(task, frame.body, frame.lane)
 
     def closed(self, session: Session) -> None:
-        """The call has ended, or its process has."""
+        """Refuse the open questions of a session whose call or process has ended."""
         for task in [task for task, answering in self._sessions.items() if answering is session]:
             del self._sessions[task]
             for number in self._open.pop(task):
@@ -63,8 +61,10 @@ class QuestionRelay:
 
 
 class CallRelay:
-    """`forward` sends a frame to the client; a blob may find no room on its way, and `failure_of` says so then.
-    `ended`: nothing more is sent of that call.
+    """Relay of calls that tasks make.
+
+    `forward` sends a frame to the client. `failure_of` returns an error if there was no room for a blob of the frame.
+    `ended` notes that nothing more is sent of a call.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class CallRelay:
         self._failure_of = failure_of
         self._ended = ended
         self._sessions: dict[int, Session] = {}
-        """By call."""
+        """Sessions by call."""
 
     def on_slot_frame(self, session: Session, frame: Frame) -> None:
-        """BLOB, CALL or UNCALL."""
+        """Pass a BLOB, CALL or UNCALL from a task to the client."""
         if frame.kind == FrameKind.UNCALL:
             self._sessions.pop(frame.ident, None)
         else:
@@ -88,7 +88,7 @@ class CallRelay:
         error = self._failure_of(frame.ident) if frame.kind == FrameKind.CALL else None
         if error is None:
             self._forward(frame)
-        else:  # its blobs found no room here
+        else:  # a blob of the call found no room here
             self._tell(frame.ident, error)
 
     def _tell(self, call: int, error: OSError) -> None:
@@ -99,7 +99,7 @@ class CallRelay:
         session.send_result(Frame(FrameKind.OUTCOME, 0, 0, call, message.body))
 
     def on_blob(self, frame: Frame) -> None:
-        """One that an outcome needs."""
+        """Pass a blob of an outcome to its task."""
         session = self._sessions.get(frame.ident)
         if session is not None:
             session.send_result(frame)
@@ -112,8 +112,8 @@ class CallRelay:
             session.send_result(frame)
 
     def closed(self, session: Session) -> None:
-        """The task has ended, or its process has."""
-        # The newest first: none that waits begins in the place of one that is stopped.
+        """Withdraw the open calls of a session whose task or process has ended."""
+        # Newest first, so that no waiting call starts in the place of a withdrawn one.
         for call in reversed([call for call, caller in self._sessions.items() if caller is session]):
             del self._sessions[call]
             self._failure_of(call)

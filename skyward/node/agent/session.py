@@ -1,4 +1,4 @@
-"""A connection to the agent: the client's, or the keeper's; by the agent's socket, or by a stream that was passed."""
+"""One connection to the agent, of the client or the keeper, over the agent's socket or a passed stream."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from .complaints import complain
 from .loop import EventLoop
 from .output import LogBuffer
 
-__all__ = ["Session"]
-
 _PIPE_SIZE = 1 << 20
 _FINAL = (FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST, FrameKind.UNCALL)
 
 
 class _PassedEnds(Ends):
-    """Descriptors that a stub passed on. Its own connection is closed with them, and then the stub ends."""
+    """Descriptors that a stub has passed. Closing them closes the stub's own connection, and the stub exits."""
 
     def __init__(self, read_fd: int, write_fd: int, stub: Session) -> None:
         super().__init__(read_fd, write_fd)
         self.stub = stub
         for fd in (read_fd, write_fd):
-            with contextlib.suppress(OSError):  # no pipe, or the user has many
+            with contextlib.suppress(OSError):  # not a pipe, or the user's limit for pipe buffers is reached
                 fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_SIZE)
 
     def close(self) -> None:
@@ -38,11 +36,11 @@ class _PassedEnds(Ends):
 
 
 class Session:
-    """Frames in by `on_frame`; frames out in order of priority, output bounded by `log_limit_bytes`.
+    """Frames in through `on_frame`, frames out by priority, with output bounded by `log_limit_bytes`.
 
-    A peer that does not read delays only itself: results wait (there are never more than tasks), output is dropped
-    from the oldest on. A session with a `token` outlives its link: it keeps what it is to send until `take_over`
-    gives it another.
+    A peer that does not read delays only itself. Its results wait, of which there are never more than tasks; its output
+    is dropped, oldest first. A session with a `token` outlives its link: it keeps unsent frames until `take_over`
+    gives it another link.
     """
 
     def __init__(
@@ -61,19 +59,19 @@ class Session:
         self._logs = LogBuffer(log_limit_bytes)
         self._pings = 0
         self._waiting_logs = 0
-        """Bytes of output that were queued since the channel was empty."""
+        """Bytes of output queued since the channel was last empty."""
         self._is_blocked = False
         self._bulky: set[int] = set()
-        """Tasks of which a blob was sent: what follows of them stands behind it."""
+        """Tasks that have sent a blob: their next frames must stay behind it."""
         self._passed: list[int] = []
-        """Descriptors of a stub, until there are two."""
+        """Descriptors from a stub, until there are two."""
         self.is_closed = False
         self.role = ""
         self.token = ""
         self.link = 0
-        """Which of the client's links it has."""
+        """Number of the client's link that carries this session."""
         self._stripes: dict[int, Ends] = {}
-        """Further channels of the link, until all have come."""
+        """Further channels of the link, until all have arrived."""
         loop.watch(channel, self._read)
 
     @property
@@ -82,23 +80,23 @@ class Session:
 
     @property
     def held_bytes(self) -> int:
-        """Of blobs that are sent, and kept until they have arrived; 0 where their descriptors are passed."""
+        """Bytes of sent blobs that are kept until acknowledged; 0 if descriptors are passed instead."""
         return self._channel.held_bytes if isinstance(self._channel, StreamChannel) else 0
 
     @property
     def received(self) -> int:
-        """Counted frames; 0 where they are not counted."""
+        """Count of received frames; 0 on channels that do not count them."""
         return self._channel.received if isinstance(self._channel, StreamChannel) else 0
 
     @property
     def is_attached(self) -> bool:
-        """Whether it has a link that may break."""
+        """Return whether the session has a link that may break."""
         return isinstance(self._channel, StreamChannel) and self._channel.is_attached
 
     # Links ----------------------------------------------------------------------------------------------------------
 
     def on_attach(self, frame: Frame) -> None:
-        """A stub passes a descriptor; with the second one a session of its own begins."""
+        """Take a descriptor from a stub. The second one opens a new session on both."""
         self._passed.append(frame.fd)
         if len(self._passed) < 2:
             return
@@ -108,16 +106,17 @@ class Session:
             channel.attach(_PassedEnds(read_fd, write_fd, self), 0)
             session = Session(self._loop, channel, self._log_limit_bytes, self._on_frame, self._on_close)
         except OSError as error:
-            complain(None, f"a channel was refused: {error}")
+            complain(None, f"agent refused a channel: {error}")
             channel.close()
             self.close()
             return
+        # When the stub ends, so has its stream. But frames may still be in the pipe: read these first.
         self._on_close = lambda _: session._drain()
         channel.greet(MAGIC)
         session.flush()
 
     def greet(self, kind: int, body: bytes) -> None:
-        """The answer to HELLO, before anything else."""
+        """Answer HELLO, ahead of all other frames."""
         if isinstance(self._channel, StreamChannel):
             self._channel.greet(pack(kind, body=body))
             self.flush()
@@ -125,7 +124,7 @@ class Session:
             self.send(kind, body=body)
 
     def take_over(self, other: Session, peer_received: int) -> None:
-        """Go on over the link of another session, which is then closed."""
+        """Continue on the link of another session, and close that session."""
         assert isinstance(self._channel, StreamChannel)
         assert isinstance(other._channel, StreamChannel)
         self._detach()
@@ -133,17 +132,17 @@ class Session:
         self._loop.watch(self._channel, self._read)
 
     def _ends_of(self, other: Session) -> Ends:
-        """The link of another session, which is closed with it."""
+        """Take the link of another session, and close that session."""
         assert isinstance(other._channel, StreamChannel)
         other._unwatch()
         other.is_closed = True
         ends = other._channel.release()
         assert isinstance(ends, _PassedEnds)
-        ends.stub._on_close = lambda _: self._drain()
+        ends.stub._on_close = lambda _: self._drain()  # frames in the pipe belong to this session now
         return ends
 
     def widen(self, other: Session, stripe: int, stripes: int) -> None:
-        """Another session's link is a further channel of this one's; once all have come they are used."""
+        """Add another session's link as a further channel of this one; all are used once the last has arrived."""
         assert isinstance(self._channel, StreamChannel)
         self._stripes[stripe] = self._ends_of(other)
         if len(self._stripes) < stripes - 1:
@@ -152,8 +151,8 @@ class Session:
         self._unwatch()
         try:
             self._channel.widen(more, turns=False)
-        except OSError as error:  # the client counts on them, so it makes another link
-            complain(None, f"a link got no further channels: {error}")
+        except OSError as error:  # the client counts on all channels, so drop the link: it makes a new one
+            complain(None, f"agent could not widen a link: {error}")
             for ends in more:
                 ends.close()
             self._channel.detach()
@@ -177,7 +176,7 @@ class Session:
         self._loop.forget(self._channel)
 
     def _drain(self) -> None:
-        """The stub has ended: what it left in the stream is all that comes."""
+        """Read what a stub that has ended left in the stream, and drop the link."""
         channel = self._channel
         assert isinstance(channel, StreamChannel)
         while not self.is_closed and channel.is_attached:
@@ -193,7 +192,7 @@ class Session:
     # In -------------------------------------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """One read; False: nothing was there."""
+        """Read once; return False if there was nothing to read."""
         try:
             for frame in self._channel.receive():
                 self._on_frame(self, frame)
@@ -204,11 +203,11 @@ class Session:
         except ChannelClosed:
             self._link_gone()
         except (InternalError, OSError) as error:
-            # What comes is no frame, or a blob that there is no room for: nothing can be made of what follows either.
-            complain(None, f"a connection to the agent was closed: {error}")
+            # An invalid frame, or no room for a blob. Either way the rest of the stream cannot be understood.
+            complain(None, f"agent closed a connection: {error}")
             self.close()
         else:
-            if self._channel.pings != self._pings:  # a client that asks is a sign of life as good as its keeper's
+            if self._channel.pings != self._pings:  # a pinging client is alive, so its ping renews the lease too
                 self._pings = self._channel.pings
                 self._on_frame(self, Frame(FrameKind.LEASE, 0, 0, 0, b""))
             if self._channel.needs_flush:
@@ -218,12 +217,12 @@ class Session:
     # Out ------------------------------------------------------------------------------------------------------------
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0, fd: int = -1) -> None:
-        """Control frames and blobs."""
+        """Send a control frame or a blob."""
         self._channel.queue(kind, ident, body, lane=lane, fd=fd, priority=BLOBS if kind == FrameKind.BLOB else CONTROL)
         self.flush()
 
     def send_result(self, frame: Frame) -> None:
-        """A frame of a task, with the blob that may ride on it; behind all output that came before it."""
+        """Send a frame of a task, with its blob if it has one, behind all earlier output."""
         if self.is_closed:
             return
         flags = frame.flags & ~(HAS_FD | QUIET)
@@ -234,7 +233,8 @@ class Session:
                     pack(frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane), priority
                 )
             except ChannelClosed:
-                return  # `_read` closes, behind what the peer sent before it went: a SHUTDOWN, say
+                # Not closed here: `_read` does, after the frames that the peer sent before it left, such as SHUTDOWN.
+                return
             self._set_blocked(not is_empty)
             return
         self._queue_logs()
@@ -244,7 +244,7 @@ class Session:
         self.flush()
 
     def _priority(self, frame: Frame) -> int:
-        """On a stream a blob takes its time: other results go first, and those of its own task go behind it."""
+        """Choose a priority. On a stream blobs are slow: other results overtake them, those of the same task do not."""
         if self._channel.passes_fds:
             return RESULTS
         if frame.kind == FrameKind.BLOB:
@@ -256,7 +256,7 @@ class Session:
         return BLOBS
 
     def call_ended(self, call: int) -> None:
-        """Nothing more is sent of a call that a task made."""
+        """Forget a call of a task, of which nothing more is sent."""
         self._bulky.discard(call)
 
     def add_log(self, task: int, stream: int, text: bytes) -> None:
@@ -273,7 +273,7 @@ class Session:
                 self._queue_logs()
                 is_empty = self._channel.flush()
         except ChannelClosed:
-            return  # as above
+            return  # `_read` closes the session, as in send_result
         self._set_blocked(not is_empty)
 
     def _set_blocked(self, is_blocked: bool) -> None:
@@ -294,7 +294,7 @@ class Session:
             self.flush()
 
     def _queue_logs(self) -> None:
-        """Output stands before the value that is sent next; a peer that takes nothing is kept no more of it."""
+        """Queue output ahead of the next value. Output for a peer that does not read is dropped beyond the limit."""
         if not self._channel.has_output:
             self._waiting_logs = 0
         if self._waiting_logs >= self._log_limit_bytes:
@@ -312,6 +312,6 @@ class Session:
         self._channel.close()
         self._drop_stripes()
         for fd in self._passed:
-            with contextlib.suppress(OSError):  # closed already
+            with contextlib.suppress(OSError):  # already closed
                 os.close(fd)
         self._on_close(self)

@@ -1,4 +1,4 @@
-"""The agent's side of a slot: its socket, pipes and shared page, and what it is working on."""
+"""Agent side of a slot: its socket, pipes and shared page, and its current tasks."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from ..slot.slot import SlotConfig
 from ..slot.stacks import STACKS_AT
 from .output import OutputReader
 
-__all__ = ["PendingSlot", "SlotProcess", "make_slot"]
-
 
 @dataclass(eq=False)
 class PendingSlot:
-    """A task on this node that has not begun: its frame, and frames about it that came early."""
+    """A task on this node that has not begun: its frame, and early frames about it."""
 
     frame: Frame
     missing: set[bytes]
-    """Digests of blobs that are still on their way."""
+    """Digests of blobs that have not arrived."""
     following: list[Frame] = field(default_factory=list)
     shelf_number: int = 0
-    """With which it was put on a slot's shelf."""
+    """Number under which it was put on a slot's shelf."""
 
     @property
     def may_wait_in_slot(self) -> bool:
-        """A plain call or a chunk. What follows a stream must reach it, and what is in its socket stands in the way."""
+        """Return whether it may wait in a slot's socket: only plain calls and chunks.
+
+        Frames of a stream must reach the running task, and a task that waits in the socket would be in their way.
+        """
         head = unpack_task(self.frame.body)
         return head.mode != Mode.STREAM and not head.inputs
 
 
 @dataclass(eq=False)
 class SlotProcess:
-    """One process: a pool's slot, or a rank of a gang (`rank` is set)."""
+    """One process: a slot of the pool, or a rank of a gang if `rank` is set."""
 
     number: int
     lanes: int
@@ -54,39 +55,39 @@ class SlotProcess:
     page: memoryview
     outputs: tuple[OutputReader, ...]
     child_fds: list[int]
-    """Given to the zygote with the fork order, then closed here."""
+    """Descriptors for the child, passed to the zygote with the fork order and then closed here."""
     line: socket.socket | None = None
-    """The client's end of the direct line, until the client has it."""
+    """The client's end of the direct line, until it is passed to the client."""
     line_number: int = 0
     pid: int | None = None
     running: dict[int, PendingSlot | None] = field(default_factory=dict)
-    """Tasks sent to it, not yet ended, but for the one on its shelf. Those that were there are kept: the slot may not
-    have begun them.
-    """
+    """Tasks sent to the slot that have not ended, except the one on its shelf.
+
+    Tasks that left the shelf keep their entry as value, because the slot may not have begun them."""
     held: int = 0
-    """The task in `running` that came on the direct line."""
+    """The one task in `running` that came over the direct line; 0 for none."""
     shelf: Shelf | None = None
-    """Of a process slot that is no rank."""
+    """Shelf of a process slot; None for ranks and thread slots."""
     shelved: PendingSlot | None = None
-    """What waits in its socket for the end of what runs."""
+    """Task that waits in the slot's socket for the end of the running one."""
     shelved_at: float = 0.0
     is_shelf_spent: bool = False
-    """What was there was taken back. It leaves a void frame in the socket: one for each task that runs, no more."""
+    """Whether a shelved task was taken back. That leaves a void frame in the socket, at most one per running task."""
     functions: set[bytes] = field(default_factory=set)
     cancelled: set[int] = field(default_factory=set)
     preload: tuple[str, ...] = ()
-    """Of the zygote that it was forked from."""
+    """Preload list of the zygote that forked it."""
     has_replied: bool = False
-    """A task has ended, as far as the agent was told."""
+    """Whether the agent has seen a task end here."""
     is_blocked: bool = False
-    """Its socket is full: the rest is sent when it can take more."""
+    """Whether its socket is full, so that frames wait in the agent."""
     is_broken: bool = False
-    """What it sent was no frame: nothing that follows can be understood, and it is killed."""
+    """Whether it has sent an invalid frame. Nothing that follows can be understood, so it is killed."""
     is_dead: bool = False
     failure: str = ""
-    """Why its process could not be made."""
+    """Reason why its process could not be started."""
     page_fd: int = -1
-    """Of a process slot or rank: the file of the shared page. The process writes its stacks behind the page."""
+    """File of the shared page, in process slots and ranks. The process writes its stacks behind the page."""
 
     @property
     def rank(self) -> Rank | None:
@@ -98,8 +99,10 @@ class SlotProcess:
 
     @property
     def has_shelf_room(self) -> bool:
-        """Whether a task may wait in its socket. Not behind one of the direct line: its end is told to the client
-        alone, and the agent could not say which of the two had begun.
+        """Return whether a task may wait in its socket.
+
+        Never behind a task of the direct line. Only the client learns of that one's end, so the agent could not tell
+        which of the two had begun.
         """
         return (
             self.shelf is not None
@@ -114,7 +117,7 @@ class SlotProcess:
         return self.has_replied or any(self.page[lane * PAGE_GROUP + ENDED] for lane in range(self.lanes))
 
     def ended(self, task: int) -> None:
-        """What waits on its shelf is the next to run."""
+        """Note the end of a task. The task on the shelf is the next to run."""
         self.running.pop(task, None)
         self.cancelled.discard(task)
         if self.held == task:
@@ -124,13 +127,13 @@ class SlotProcess:
             self.take_from_shelf()
 
     def take_from_shelf(self) -> None:
-        """The slot has begun what was there, or will in a moment."""
+        """Count the shelved task as sent: the slot has begun it, or is about to."""
         pending, self.shelved = self.shelved, None
         if pending is not None:
             self.running[pending.frame.ident] = pending
 
     def lane_of(self, task: int) -> int | None:
-        """The lane that the task runs in, by the shared page; None if it has not begun or has ended."""
+        """Return the lane that runs the task, by the shared page; None if it has not begun or has ended."""
         for lane in range(self.lanes):
             if self.page[lane * PAGE_GROUP + CURRENT] == task:
                 return lane
@@ -142,19 +145,19 @@ class SlotProcess:
 
     def mark_cancelled(self, task: int) -> None:
         lane = self.lane_of(task)
-        # Before it has begun, the mark waits for it in the only lane of a process slot.
+        # If the task has not begun, the mark waits for it in lane 0, the only lane of a process slot.
         self.page[(lane or 0) * PAGE_GROUP + CANCEL] = task
 
     def receive(self) -> Iterator[Frame]:
-        """Frames that have come; never waits."""
+        """Yield frames that have arrived; never waits."""
         try:
             while not self.is_broken:
                 yield from self.channel.receive()
-        except (BlockingIOError, ChannelClosed, InternalError):  # nothing more can be understood or will come
+        except (BlockingIOError, ChannelClosed, InternalError):  # no more frames, or none that can be understood
             return
 
     def output(self) -> Iterator[tuple[int, int, bytes]]:
-        """(task, 0 for stdout or 1 for stderr, text) of all that the process has written."""
+        """Yield (task, 0 for stdout or 1 for stderr, text) for everything that the process has written."""
         for stream, reader in enumerate(self.outputs):
             if not reader.is_closed:
                 for task, text in reader.read():
@@ -193,11 +196,22 @@ def make_slot(
     line_number: int = 0,
     agent: str = "",
 ) -> SlotProcess:
-    """The agent's ends, and the child's ends waiting to be passed on. `line_number`: it has a direct line. `agent`:
-    path of the agent's socket.
+    """Create the agent's ends of a slot, and the child's ends, ready to be passed on.
+
+    Args:
+        number: number of the slot on its node.
+        lanes: most tasks at once.
+        executor: whether tasks run in the process's main thread or in threads.
+        workers_per_node: number of slots of the node.
+        rank: rank of a gang; None for a slot of the pool.
+        deliver: whether anybody wants the rank's value.
+        env: variables of a rank.
+        notice_file: file that announces a preemption.
+        line_number: number of its direct line; 0 for none.
+        agent: path of the agent's socket.
 
     Raises:
-        OSError: there is no room for them; then none is left open.
+        OSError: the machine has no room for the descriptors; then none is left open.
     """
     config = SlotConfig(
         number=number,
@@ -218,7 +232,7 @@ def make_slot(
 
 
 def _with_ends(config: SlotConfig, line_number: int, undo: contextlib.ExitStack) -> SlotProcess:
-    """The slot with all that it shares with its process; `undo` closes every end, ours and the child's."""
+    """Create a slot with everything that it shares with its process; `undo` closes every end, ours and the child's."""
     is_process = config.executor == "process"
     ours, theirs = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
     page_fd, page = _new_page(config.lanes, undo)
@@ -248,7 +262,7 @@ def _with_ends(config: SlotConfig, line_number: int, undo: contextlib.ExitStack)
         line=line,
         line_number=line_number,
     )
-    theirs.detach()  # its number stands among the child's
+    theirs.detach()  # `child_fds` owns the descriptor now
     return slot
 
 
@@ -259,18 +273,18 @@ def _owned(undo: contextlib.ExitStack, *fds: int) -> tuple[int, ...]:
 
 
 def _new_page(lanes: int, undo: contextlib.ExitStack) -> tuple[int, memoryview]:
-    """The file of a shared page, and the page. Behind it the process writes its stacks."""
+    """Create the file of a shared page, and map the page. The process writes its stacks behind it."""
     (page_fd,) = _owned(undo, os.memfd_create("skyward-page", os.MFD_CLOEXEC))
     os.ftruncate(page_fd, max(4096, lanes * PAGE_GROUP * 8))
     os.lseek(page_fd, STACKS_AT, os.SEEK_SET)
     page = map_page(page_fd, lanes)
-    # The first write to a mapped page changes the time of its file, which is to be that of a crash.
+    # Write once now: the first write to a mapped page updates the file's time, which must later be a crash's.
     page[DRAINED] = 0
     return page_fd, page
 
 
 def _reader(fd: int, config: SlotConfig, page: memoryview) -> OutputReader:
-    """The agent's end of a pipe that the process prints to."""
+    """Create the reader of a pipe that the process prints to."""
     is_process = config.executor == "process"
 
     def drained(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Values that wait on a node until a link brings them away: in memory up to a limit, beyond it in the node's folder."""
+"""Values that wait on a node until a link takes them: in memory up to a limit, beyond it in the node's folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from ...wire.frames import Frame, FrameKind
 from ..slot.link import read_blob_body
 from .complaints import complain
 
-__all__ = ["Spool"]
-
 
 class Spool:
-    """Between the slots and a client's session. A value that finds no room is its own call's error and no other's."""
+    """Spool between the slots and a client's session. A value without room fails its own call, and no other."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self._folder = os.path.join(folder, "spool")
@@ -24,13 +22,13 @@ class Spool:
 
     @property
     def has_failed(self) -> bool:
-        """Whether frames must go by `pass_on` although they carry no descriptor."""
+        """Return whether all frames must go through `pass_on`, even those without a descriptor."""
         return bool(self._failed)
 
     def pass_on(self, frame: Frame, held_bytes: int) -> Iterator[Frame]:
-        """What is sent in the place of a slot's frame. `held_bytes`: of blobs that the session keeps already.
+        """Yield the frames to send in place of a slot's frame.
 
-        A descriptor of a frame that comes out is valid until the next step.
+        A yielded frame's descriptor is valid until the next step. `held_bytes`: size of blobs that the session holds.
         """
         if frame.ident in self._failed:
             yield from self._after_failure(frame)
@@ -50,15 +48,15 @@ class Spool:
             return spill(Blob(digest, size, os.dup(frame.fd)), self._folder)
         except OSError as error:
             why = (
-                f"{error.strerror}: a value of {size} bytes had to wait for its way to the client, and found no room "
-                f"in {self._folder}"
+                f"{error.strerror}: a value of {size} bytes had to wait for its way to the client, but {self._folder} "
+                "has no room for it"
             )
             self._failed[frame.ident] = OSError(error.errno, why)
-            complain(None, why)
+            complain(None, f"agent lost a value: {why}")
             return None
 
     def _after_failure(self, frame: Frame) -> Iterator[Frame]:
-        """Nothing that stands on the blob may follow: only the end of the call, which is an error."""
+        """Drop frames that need the lost blob; pass only the end of the call, which is an error."""
         if frame.kind == FrameKind.RESULT:
             error = self._failed.pop(frame.ident)
             yield Frame(FrameKind.ERROR, frame.flags, 0, frame.ident, encode_failure(error))
@@ -67,9 +65,9 @@ class Spool:
             yield frame
 
     def failure_of(self, task: int) -> OSError | None:
-        """Why a blob of it is lost, asked once, before what stands on the blob is sent; None: none is."""
+        """Return the error of a lost blob, once, before the frame that needs the blob is sent."""
         return self._failed.pop(task, None)
 
     def forget(self, task: int) -> None:
-        """It ended in another way."""
+        """Forget a task that has ended in another way."""
         self._failed.pop(task, None)

@@ -1,7 +1,7 @@
-"""How busy this machine is: processors and memory from /proc, NVIDIA's devices from `nvidia-smi`.
+"""Load of this machine: processors and memory from /proc, NVIDIA devices from `nvidia-smi`.
 
-The devices are asked through a process of their own, which says them again and again: a driver that hangs must not
-hang the agent, nor a library of the vendor's bring it down.
+Devices are queried through a separate process that repeats its report: a driver that hangs must not hang the agent, and
+a vendor's library must not crash it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 
 from .loop import EventLoop, Timer
 
-__all__ = ["UsageMeter", "busy_and_total", "devices_of", "memory_of"]
-
 _MIB_PER_GIB = 1024
 _KIB_PER_GIB = 1024 * 1024
 _QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
@@ -26,9 +24,9 @@ _LONGEST_LINE = 64 * 1024
 
 
 class UsageMeter:
-    """Tells, while it is asked to. In the agent's one thread.
+    """Reports the load at intervals, while it is requested. Only the agent's thread uses it.
 
-    `tell` gets json: cpu (0..1 since the last time), cores, memory_used_gib, memory_gib, devices (index, busy,
+    `tell` receives JSON: cpu (0..1 since the last report), cores, memory_used_gib, memory_gib, devices (index, busy,
     memory_used_gib, memory_gib of each).
     """
 
@@ -43,7 +41,7 @@ class UsageMeter:
         self._devices: dict[int, dict[str, float]] = {}
 
     def ask(self, interval_s: float) -> None:
-        """From now on, every `interval_s` seconds; 0: no more."""
+        """Report every `interval_s` seconds from now on; 0 stops the reports."""
         self.close()
         if interval_s > 0:
             self._interval_s = interval_s
@@ -52,7 +50,7 @@ class UsageMeter:
             self._timer = self._loop.call_later(interval_s, self._sample)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the reports. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -63,17 +61,17 @@ class UsageMeter:
         busy, total = busy_and_total(_read("/proc/stat"))
         busy_before, total_before = self._before
         self._before = busy, total
-        # A container that was frozen, or moved, may find its counters set back.
+        # Counters may jump back when a container was frozen or moved.
         cpu = min(1.0, max(0.0, (busy - busy_before) / (total - total_before))) if total > total_before else 0.0
         used_gib, gib = memory_of(_read("/proc/meminfo"))
-        said: dict[str, Any] = {
+        report: dict[str, Any] = {
             "cpu": cpu,
             "cores": os.cpu_count() or 1,
             "memory_used_gib": used_gib,
             "memory_gib": gib,
             "devices": [self._devices[index] for index in sorted(self._devices)],
         }
-        self._tell(json.dumps(said).encode())
+        self._tell(json.dumps(report).encode())
         self._timer = self._loop.call_later(self._interval_s, self._sample)
 
     # Devices --------------------------------------------------------------------------------------------------------
@@ -91,7 +89,7 @@ class UsageMeter:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except OSError:  # it cannot be run: usage of devices is not shown
+        except OSError:  # nvidia-smi cannot run: devices are left out
             return
         assert self._smi.stdout is not None
         os.set_blocking(self._smi.stdout.fileno(), False)
@@ -105,7 +103,7 @@ class UsageMeter:
             piece = os.read(self._smi.stdout.fileno(), _LONGEST_LINE)
         except BlockingIOError:  # no new lines
             return
-        if not piece:  # it has no driver to ask, or gave up
+        if not piece:  # nvidia-smi found no driver, or gave up
             self._end_smi(self._smi)
             return
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -119,12 +117,12 @@ class UsageMeter:
         self._loop.forget(process.stdout)
         process.stdout.close()
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds: the watchdog's, then
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the driver holds it; the watchdog will reap it
             process.wait(0.5)
 
 
 def busy_and_total(stat: str) -> tuple[float, float]:
-    """Time that all processors were busy, and all their time, since the machine started; from /proc/stat.
+    """Return busy time and total time of all processors since boot, from /proc/stat.
 
     Source: proc_stat(5). `guest` is in `user` already; `iowait` is idle time.
     """
@@ -138,7 +136,7 @@ def busy_and_total(stat: str) -> tuple[float, float]:
 
 
 def memory_of(meminfo: str) -> tuple[float, float]:
-    """(used, all of it) in GiB, from /proc/meminfo; what the kernel would give back counts as free."""
+    """Return (used, total) memory in GiB, from /proc/meminfo. Memory that the kernel can reclaim counts as free."""
     kib = {}
     for line in meminfo.splitlines():
         name, _, rest = line.partition(":")
@@ -149,13 +147,13 @@ def memory_of(meminfo: str) -> tuple[float, float]:
 
 
 def devices_of(csv: str) -> list[dict[str, float]]:
-    """The lines of nvidia-smi as values. What it cannot tell of a device (a slice of one says "[N/A]") is 0."""
-    found = []
+    """Parse the lines of nvidia-smi. Values that it cannot tell, such as a slice's "[N/A]", become 0."""
+    devices = []
     for line in csv.splitlines():
         cells = [_number(cell) for cell in line.split(",")]
         if len(cells) == 4:
             index, percent, used_mib, mib = cells
-            found.append(
+            devices.append(
                 {
                     "index": index,
                     "busy": percent / 100,
@@ -163,7 +161,7 @@ def devices_of(csv: str) -> list[dict[str, float]]:
                     "memory_gib": mib / _MIB_PER_GIB,
                 }
             )
-    return found
+    return devices
 
 
 def _number(cell: str) -> float:

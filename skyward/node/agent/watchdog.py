@@ -1,10 +1,11 @@
-"""The parents of an agent: they end everything below them when the agent dies or the lease runs out.
+"""Parents of an agent: they kill everything below them when the agent dies or its lease runs out.
 
-The watchdog is the subreaper of the node's processes. Whatever user code starts, however it detaches, ends up as a
-child of the watchdog and is killed. The watchdog does nothing else, so it does not fail with the agent.
+The watchdog is the subreaper of the node's processes. Every process that user code starts becomes a child of the
+watchdog, however it detaches itself, and is killed. The watchdog does nothing else, so it does not fail together with
+the agent.
 
-The standby is the watchdog's parent, and a subreaper too. When the watchdog is killed, the standby gets its children
-and kills them. When the standby is killed, the watchdog sees it and ends the node. A process that detached itself
+The standby is the watchdog's parent, and a subreaper too. When the watchdog is killed, its children become the
+standby's, which kills them. When the standby is killed, the watchdog notices and ends the node. A detached process
 escapes only if both are killed at the same moment.
 """
 
@@ -22,16 +23,14 @@ from collections.abc import Callable
 
 from ...core.process import adopt_orphans, die_with_parent
 
-__all__ = ["Lease", "guard", "kill_session", "processes_below", "processes_of_session"]
-
 _POLL_S = 0.25
 _PAUSE_S = 1.0
-"""A watchdog that wakes so much too late was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
+"""Delay of a wake-up that shows that this process was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
 _KILL_LIMIT_S = 5.0
 
 
 class Lease:
-    """When the keeper was last heard of, in memory that agent and watchdog share. Contact, not wall-clock."""
+    """Time of the last contact with the keeper, in memory shared by agent and watchdog. Never a limit on job length."""
 
     def __init__(self, lease_s: float, file: str = "") -> None:
         self.lease_s = lease_s
@@ -42,7 +41,7 @@ class Lease:
     def renew(self) -> None:
         struct.pack_into("<d", self._page, 0, time.monotonic())
         if self._file:
-            with contextlib.suppress(OSError):  # then the machine ends as if there were no contact
+            with contextlib.suppress(OSError):  # without renewals the machine ends, as it does without contact
                 os.utime(self._file)
 
     @property
@@ -56,13 +55,13 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
 
     Returns the exit code for this process.
     """
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # a client that ignores it passes that on, and then none is waited for
+    # A client that ignores SIGCHLD passes that on, and then no child can be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told to end; then so are we
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told to end by a frame, and its parents follow it
     adopt_orphans()
     standby = os.getpid()
+    # SIGCHLD, not SIGKILL: the watchdog must outlive the standby long enough to end the node, and waits for SIGCHLD.
     watchdog = _fork(lambda: _run_watchdog(run_agent, lease, folder, standby), dies_by=signal.SIGCHLD)
     code = os.waitstatus_to_exitcode(os.waitpid(watchdog, 0)[1])
     _kill_children()
@@ -72,21 +71,22 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
 
 def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, standby: int) -> int:
     adopt_orphans()
+    # Blocked, so that a death between `waitpid` and `sigtimedwait` stays pending and ends the wait at once.
     signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])
     agent = _fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL)
     code = _watch(agent, lease, standby)
     _kill_children()
-    shutil.rmtree(folder, ignore_errors=True)  # the standby may be dead
+    shutil.rmtree(folder, ignore_errors=True)  # here too, because the standby may be dead
     return code
 
 
 def _run_agent(run_agent: Callable[[], int]) -> int:
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # what the client blocks would be blocked in slots too
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # inherited: signals that the client blocks would stay blocked
     return run_agent()
 
 
 def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:
-    """The pid of a child that ends with what `run` returns, and that gets a signal when this process dies."""
+    """Fork a child that exits with the result of `run`, and that gets a signal when this process dies."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -94,9 +94,10 @@ def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:
     code = 1
     try:
         die_with_parent(by=dies_by)
-        if os.getppid() == parent:  # else it was killed in between, and the kernel will not tell any more
+        # If the parent died before die_with_parent, no signal will come: do not even start.
+        if os.getppid() == parent:
             code = run()
-    except BaseException:  # the agent's log is all that will be left of it
+    except BaseException:  # the traceback in the agent's log is all that remains of it
         import traceback
 
         traceback.print_exc()
@@ -106,10 +107,10 @@ def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:
 
 
 def _watch(agent: int, lease: Lease, standby: int) -> int:
-    """Until the agent has ended, by itself or because its lease is over or the standby is gone."""
+    """Wait for the agent's end: by itself, by the end of its lease, or by the loss of the standby."""
     polled = time.monotonic()
     while True:
-        with contextlib.suppress(ChildProcessError):  # no children at the moment
+        with contextlib.suppress(ChildProcessError):  # no children right now
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == agent:
@@ -118,7 +119,7 @@ def _watch(agent: int, lease: Lease, standby: int) -> int:
                     break
         now = time.monotonic()
         if now - polled > _POLL_S + _PAUSE_S:
-            # We did not run, so the agent, or the machine, hardly did: it could not hear a keeper that may be well.
+            # This process did not run, and so hardly did the agent: it could not hear a keeper that may be well.
             lease.renew()
         polled = now
         if lease.is_over or os.getppid() != standby:
@@ -136,62 +137,58 @@ def _wait_for_child(limit_s: float) -> None:
 
 
 def _kill_children() -> None:
-    """Kill our children until there are none: the children of a killed child become ours."""
+    """Kill children until none is left: those of a killed child become ours."""
     deadline = time.monotonic() + _KILL_LIMIT_S
     while time.monotonic() < deadline:
         children = _children_of(os.getpid())
         if not children:
             return
         for pid in children:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # already exited
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # all are reaped
+        with contextlib.suppress(ChildProcessError):  # all reaped
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.002)
 
 
 def _children_of(pid: int) -> list[int]:
-    found = []
-    for entry in _stats():
-        if entry[1] == pid:
-            found.append(entry[0])
-    return found
+    return [child for child, parent, _ in _stats() if parent == pid]
 
 
 def _stats() -> list[tuple[int, int, int]]:
-    """(pid, parent, session) of every process that /proc shows."""
-    found = []
+    """Read (pid, parent, session) of every process in /proc."""
+    stats = []
     with contextlib.suppress(OSError):  # not Linux
         for name in os.listdir("/proc"):
             if not name.isdigit():
                 continue
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:  # ended meanwhile
-                # pid (command, which may hold anything) state ppid pgrp session ...
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:  # exited meanwhile
+                # Format: pid (command, which may contain anything) state ppid pgrp session ...
                 fields = file.read().rpartition(b")")[2].split()
-                found.append((int(name), int(fields[1]), int(fields[3])))
-    return found
+                stats.append((int(name), int(fields[1]), int(fields[3])))
+    return stats
 
 
 def processes_of_session(session: int) -> list[int]:
-    return [pid for pid, _, its_session in _stats() if its_session == session]
+    return [pid for pid, _, leader in _stats() if leader == session]
 
 
 def processes_below(pid: int) -> list[int]:
-    """The descendants of a process, nearest first."""
+    """List the descendants of a process, nearest first."""
     children: dict[int, list[int]] = {}
     for child, parent, _ in _stats():
         children.setdefault(parent, []).append(child)
-    found = list(children.get(pid, []))
-    for below in found:  # grows while it is walked
-        found.extend(children.get(below, []))
-    return found
+    descendants = list(children.get(pid, []))
+    for below in descendants:  # the list grows during the walk
+        descendants.extend(children.get(below, []))
+    return descendants
 
 
 def kill_session(session: int) -> None:
-    """Kill a slot and what it started: a slot leads a session of its own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
+    """Kill a slot and what it started: a slot leads its own session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # already exited, or runs as another user
         os.killpg(session, signal.SIGKILL)
     for pid in processes_of_session(session):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # already exited, or runs as another user
             os.kill(pid, signal.SIGKILL)

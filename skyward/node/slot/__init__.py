@@ -1,1 +1,1 @@
-"""What runs in the user's environment on a node: worker, zygote, the user's calls."""
+"""Code that runs in the user's environment on a node: worker, zygote, the user's calls."""

@@ -1,8 +1,7 @@
-"""Questions that the client asks of a call while it runs, answered beside it.
+"""Answers to questions that the client sends to a running call.
 
-A process slot reads its socket between calls only, and user code has its main thread. So what answers has a
-connection of its own to the node's agent, by the agent's socket, and a thread of its own that reads it. Nobody listens
-on any network for this.
+A process slot reads its socket only between calls, and user code owns the main thread. So answers use their own
+connection to the node's agent, over the agent's socket, and their own thread that reads it. No network port is opened.
 """
 
 from __future__ import annotations
@@ -17,26 +16,24 @@ from ...wire.frames import INLINE_LIMIT, FrameKind
 from .link import connect_task
 from .runtime import call_endings, current_call
 
-__all__ = ["QUESTION_NUMBER", "Handler", "handler_here", "serve"]
-
 QUESTION_NUMBER = 8
-"""Bytes of a question's number, in front of it and of its answer."""
+"""Length in bytes of a question's number, which precedes the question and its answer."""
 
 _LAST_WORDS_S = 0.5
 
 Reply = Callable[[bytes], None]
 Handler = Callable[[bytes, Reply], None]
-"""Gets a question, and calls the reply with its answer once, now or later, from any thread. It must not wait."""
+"""Receives a question and a callback for its answer. It calls back once, now or later, from any thread; never waits."""
 
 _open: dict[int, _Answering] = {}
-"""By the task that answers."""
+"""Answering threads by task."""
 _lock = threading.Lock()
 
 
 def serve(handler: Handler) -> bool:
-    """Answer, from now on and until the running call ends, what the client asks of it. One handler for each call.
+    """Answer the client's questions from now on, until the running call ends. Each call has one handler.
 
-    False: there is no call here, or its node's agent cannot be reached.
+    Returns False outside a call, or if the node's agent cannot be reached.
     """
     call = current_call()
     if call is None or not call.agent:
@@ -47,7 +44,7 @@ def serve(handler: Handler) -> bool:
             return True
         try:
             answering = _Answering(call.agent, call.task, handler)
-        except OSError:  # no connection to be had: nobody can ask this call
+        except OSError:  # without a connection nobody can ask this call anything
             return False
         _open[call.task] = answering
         call_endings.setdefault(call.task, []).append(_end)
@@ -56,14 +53,14 @@ def serve(handler: Handler) -> bool:
 
 
 def handler_here() -> Handler | None:
-    """That of the running call."""
+    """Return the handler of the running call, if any."""
     call = current_call()
     answering = None if call is None else _open.get(call.task)
     return None if answering is None else answering.handler
 
 
 def _end(task: int) -> None:
-    """Stop answering: the call has ended. Waits for answers that are nearly given."""
+    """Stop answering because the call has ended. Waits a moment for answers in progress."""
     with _lock:
         answering = _open.pop(task, None)
     if answering is not None:
@@ -76,7 +73,7 @@ class _Answering:
         self._task = task
         self._link = connect_task(agent, task, "task")
         self._pending: set[bytes] = set()
-        """Numbers of the questions that have no answer yet."""
+        """Numbers of the unanswered questions."""
         self._replied = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="skyward-answers", daemon=True)
 
@@ -96,13 +93,13 @@ class _Answering:
                     frame = self._link.receive()
                     if frame.kind == FrameKind.ASK:
                         self._answer(frame.body[:QUESTION_NUMBER], frame.body[QUESTION_NUMBER:])
-            except (ChannelClosed, OSError):  # the call has ended, or the agent is gone
+            except (ChannelClosed, OSError):  # the call has ended, or the agent has
                 return
 
     def _answer(self, number: bytes, question: bytes) -> None:
         def reply(answer: bytes) -> None:
             fits = len(answer) <= INLINE_LIMIT
-            with contextlib.suppress(OSError):  # the agent is gone, and ends this process
+            with contextlib.suppress(OSError):  # the agent is gone and is about to end this process
                 self._link.send(FrameKind.ANSWER, self._task, number + (answer if fits else b""), lane=0 if fits else 3)
             ended()
 
@@ -115,6 +112,6 @@ class _Answering:
             self._pending.add(number)
         try:
             self.handler(question, reply)
-        except BaseException:  # who asked waits for a while, and then knows
+        except BaseException:  # the client gets no answer, and its question times out
             traceback.print_exc()
             ended()

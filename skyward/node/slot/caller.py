@@ -1,8 +1,8 @@
-"""Calls that a running task makes of other nodes of its pool; see `handle` for what users hold.
+"""Calls from a running task to nodes of its pool; `handle` is the user's side.
 
-The client places them, as it does all calls. A slot's own socket is read between calls only, so a task that calls has
-a connection of its own to its node's agent, a thread that reads it, and one that writes: the main thread may be
-interrupted within anything that it does, and a frame must not be cut in two.
+The client places these calls like all others. A slot reads its own socket only between calls. So a calling task gets
+its own connection to the node's agent, with one thread that reads it and one that writes. The main thread does neither,
+because a signal may interrupt it anywhere, and a frame must not be cut in two.
 """
 
 from __future__ import annotations
@@ -29,31 +29,29 @@ from ...wire.tasks import parse
 from .link import connect_task, read_blob_body
 from .runtime import RunningCall, call_endings
 
-__all__ = ["Caller", "caller_of"]
-
 _JOIN_S = 1.0
 
 _open: dict[int, Caller] = {}
-"""By the task that calls."""
+"""Callers by task."""
 _lock = threading.Lock()
 
 
 def caller_of(call: RunningCall) -> Caller:
-    """What sends the calls of a running task. Raises PoolClosed: its agent cannot be reached."""
+    """Return the caller of a running task. Raises PoolClosed if its agent cannot be reached."""
     with _lock:
         caller = _open.get(call.task)
         if caller is None:
             try:
                 caller = Caller(call.agent, call.task)
             except OSError as error:
-                raise PoolClosed(f"the node's agent cannot be reached: {error}") from error
+                raise PoolClosed(f"agent of this node: cannot be reached ({error}); reopen the pool") from error
             _open[call.task] = caller
             call_endings.setdefault(call.task, []).append(_end)
         return caller
 
 
 def _end(task: int) -> None:
-    """Cancel the open calls of a task that has ended."""
+    """Cancel the open calls of an ended task."""
     with _lock:
         caller = _open.pop(task, None)
     if caller is not None:
@@ -61,7 +59,7 @@ def _end(task: int) -> None:
 
 
 class Caller:
-    """The calls of one task. Any thread may call."""
+    """Open calls of one task. Any thread may call."""
 
     def __init__(self, agent: str, task: int) -> None:
         self._task = task
@@ -71,16 +69,17 @@ class Caller:
         self._outbox: queue.SimpleQueue[tuple[int, int, Encoded | None]] = queue.SimpleQueue()
         self._is_closed = False
         self._threads = [
-            threading.Thread(target=run, name=f"skyward-calls-{what}", daemon=True)
-            for what, run in (("in", self._read), ("out", self._write))
+            threading.Thread(target=run, name=f"skyward-calls-{direction}", daemon=True)
+            for direction, run in (("in", self._read), ("out", self._write))
         ]
         for thread in self._threads:
             thread.start()
 
     def submit(self, pending: PendingCompute[Any], where: list[dict[str, Any]]) -> list[Future[Any]]:
-        """Send the call once for each of `where`: fields of NestedCall that say to which nodes, and as what.
+        """Send the call once per entry of `where`: fields of NestedCall that choose the nodes and the kind.
 
-        Raises ArgumentNotPicklable.
+        Raises:
+            ArgumentNotPicklable: the function or an argument cannot be sent.
         """
         function, arguments = _payloads(pending)
         launch = pickle.dumps(pending.fn.launch) if pending.fn.launch.is_gang else b""
@@ -103,9 +102,9 @@ class Caller:
         number = int.from_bytes(os.urandom(8), "little") | IS_NESTED
         future: Future[Any] = Future(lambda _: self._cancel(number))
         self._futures[number] = future
-        if self._is_closed:  # in this very moment
+        if self._is_closed:  # `close` may have run since the future was registered
             self._give_up()
-        # Of its own: they are closed when they were sent, and the same may go to several nodes.
+        # Duplicates, because a sent blob is closed, and one blob may go to several nodes.
         blobs = tuple(Blob(blob.digest, blob.size, os.dup(blob.open())) for blob in message.blobs)
         self._outbox.put((FrameKind.CALL, number, Encoded(message.body, blobs)))
         future.set_running()
@@ -116,7 +115,7 @@ class Caller:
             self._outbox.put((FrameKind.UNCALL, number, None))
 
     def close(self) -> None:
-        """Cancel what is open; nobody waits any more when this returns. The agent tells the client."""
+        """Cancel the open calls; when this returns nobody waits for one. The agent notifies the client."""
         self._is_closed = True
         self._give_up()
         self._outbox.put((0, 0, None))
@@ -125,7 +124,7 @@ class Caller:
             thread.join(_JOIN_S)
 
     def _give_up(self, error: BaseException | None = None) -> None:
-        for number in reversed(list(self._futures)):  # none that waits begins in the place of one that is stopped
+        for number in reversed(list(self._futures)):  # newest first, so that no waiting call replaces a stopped one
             future = self._futures.pop(number, None)
             if future is not None and error is not None:
                 future.settle_error(error)
@@ -145,7 +144,7 @@ class Caller:
                 else:
                     self._link.send_payload(kind, number, message)
             except OSError:
-                return  # the one that reads sees it, too
+                return  # the reading thread meets the error too
             except BaseException as error:
                 self._is_closed = True
                 self._give_up(error)
@@ -159,7 +158,9 @@ class Caller:
                     self._on_frame(self._link.receive())
             except (ChannelClosed, OSError):
                 self._is_closed = True
-                self._give_up(PoolClosed("the node's agent is gone, and with it the calls of this task"))
+                self._give_up(
+                    PoolClosed("the node's agent is gone, and so are the calls of this task; reopen the pool")
+                )
             except BaseException as error:
                 self._is_closed = True
                 self._give_up(error)
@@ -180,24 +181,24 @@ def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
         (f"the function {pending.name!r}", pending.fn),
         (f"an argument of {pending.name}()", (pending.args, pending.kwargs)),
     ]
-    made = []
-    for what, value in parts:
+    encoded = []
+    for subject, value in parts:
         try:
-            made.append(encode(value, Blob.snapshot))
+            encoded.append(encode(value, Blob.snapshot))
         except Exception as error:
             raise ArgumentNotPicklable(
-                f"{what} cannot be sent: {type(error).__name__}: {error}; send plain data, arrays or paths",
+                f"{subject} cannot be sent: {type(error).__name__}: {error}; send plain data, arrays or paths",
                 argument=pending.name,
             ) from error
-    return made[0], made[1]
+    return encoded[0], encoded[1]
 
 
 def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob]) -> None:
-    """What it means is unpickled by whoever asks."""
+    """Settle a future. The thread that reads the value unpickles it."""
 
     def value(payload: bytes) -> Any:
-        came = payload_in(payload, blobs)
-        return decode(parse(came.body), came.blobs)
+        received = payload_in(payload, blobs)
+        return decode(parse(received.body), received.blobs)
 
     def failed() -> None:
         failure, where, node, task, log_tail = pickle.loads(outcome.payloads[0])
@@ -205,10 +206,10 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
 
     def error() -> None:
         try:
-            came = pickle.loads(outcome.payloads[0])
+            original = pickle.loads(outcome.payloads[0])
         except Exception as why:  # its class is unknown here
             raise RemoteError(f"a call failed with an error that cannot be rebuilt here: {why}") from why
-        raise came
+        raise original
 
     if outcome.status == "value":
         future.settle(Undecoded(lambda: value(outcome.payloads[0])))
@@ -223,7 +224,7 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
 def _forget_in_child() -> None:
     global _lock
     _lock = threading.Lock()
-    _open.clear()  # the connections, and what waits on them, are the parent's
+    _open.clear()  # the connections, and the threads that wait on them, belong to the parent
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,6 +1,6 @@
-"""Run one task in a slot (a call, a chunk of calls or a generator) and send its outcome.
+"""Execution of one task in a slot (a call, a chunk of calls or a generator), and of its outcome.
 
-Functions are loaded once in each process, by name where the name leads to them.
+Each process loads a function once, by name if its name can be imported.
 """
 
 from __future__ import annotations
@@ -23,32 +23,29 @@ from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as
 from ...wire.frames import Frame, FrameKind
-from ...wire.payloads import Encoded, decode, encode, parse, paused_collector
+from ...wire.payloads import Encoded, decode, encode, paused_collector
 from ...wire.pull import PullRefused
-from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead
+from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, parse
 from .link import Replies
 
-__all__ = ["Arrived", "Cancelled", "FLUSH_NS", "Functions", "Guard", "Inbox", "TaskRun", "explain_load_error"]
-
-
 FLUSH_NS = 5_000_000
-"""Nanoseconds. A chunk's results are sent at least this often (between two calls), so that the death of a slot loses
-the results of the last few milliseconds at most."""
+"""Longest interval between sends of a chunk's results, in nanoseconds. When a slot dies, at most the results of the
+last few milliseconds are lost."""
 TINY_NS = 20_000
-"""Nanoseconds. Calls that take less are run in blocks: looking at the clock after each would cost more than they do."""
+"""Calls shorter than this, in nanoseconds, run in blocks, because reading the clock would cost more than the call."""
 BLOCK = 32
-"""Calls of a block at most. The death of a slot in a block counts all its calls as begun."""
+"""Most calls per block. When a slot dies within a block, all of its calls count as begun."""
 
 _OURS = os.path.join(PACKAGE_ROOT, "skyward") + os.sep
 _counter = 0
 
 
 class Cancelled(BaseException):
-    """The client wants this task no more. Not an Exception: user code must not swallow it by accident."""
+    """The client cancelled this task. Not an Exception, so that user code does not swallow it by accident."""
 
 
 Arrived = tuple[Frame, tuple[Blob, ...]]
-"""A frame and the blobs that it needs."""
+"""A frame with its blobs."""
 
 
 class Inbox(Protocol):
@@ -59,30 +56,31 @@ class Inbox(Protocol):
 
 
 class Guard(Protocol):
-    """Says when user code runs, so that a cancel may interrupt it and nothing else; see `guards`."""
+    """Marks when user code runs, so that a cancel interrupts nothing else; see `guards`."""
 
     def user_code(self) -> contextlib.AbstractContextManager[None]: ...
     def our_code(self) -> contextlib.AbstractContextManager[None]: ...
 
     is_copy: bool
-    """The process was forked by user code: it ends where that does, here and now."""
+    """Whether user code forked this process. If so, it exits where the user code ends."""
 
     @property
     def index_cell(self) -> tuple[memoryview, int]:
-        """Where the offset of each call of a chunk is written when it begins."""
+        """Cell for the offset of the latest begun call of a chunk."""
         ...
 
 
 def put_result_blob(data: memoryview) -> Blob:
-    """Results are not named by content: nobody sends them twice, and hashing is a third of a copy's time."""
-    global _counter  # unique in this process, with the pid unique on the node
+    """Store a result. Not named by content: no result is sent twice, and hashing costs a third of a copy's time."""
+    # The counter is unique in this process, and with the pid on the node.
+    global _counter
     _counter += 1
     return Blob.unnamed(data.cast("B"), struct.pack("<QQ", os.getpid(), _counter))
 
 
 @dataclass(slots=True)
 class TaskRun:
-    """One task, from its frame to its last frame."""
+    """Execution of one task, from its first frame to its last."""
 
     frame: Frame
     head: TaskHead
@@ -92,19 +90,19 @@ class TaskRun:
     inbox: Inbox
     guard: Guard
     deliver: bool = True
-    """False: run it and send an empty result; nobody will look at it."""
+    """Whether anybody wants the value; if not, an empty one is sent."""
     before: Callable[[], None] | None = None
-    """Runs first, as part of the task: the pool's initializer."""
+    """Runs first, as part of the task: integrations, and the pool's initializer."""
     at_end: Callable[[int], int] = lambda task: 0
-    """Runs when user code is done, before the last frame, and gives its flags: it marks the end of the output."""
+    """Runs after user code and before the last frame. Marks the end of the output, and returns the frame's flags."""
     _thread: int = 0
-    """The one that runs the task; 0 when it has ended."""
+    """Id of the thread that runs the task; 0 once it has ended."""
     _credit: int = 0
     _inputs: dict[int, deque[Arrived]] = field(default_factory=dict)
     _index: int | None = None
 
     def run(self) -> None:
-        """Never raises for what the user's code does; raises ChannelClosed when the agent is gone."""
+        """Run the task. User errors are sent, never raised; raises ChannelClosed when the agent is gone."""
         frame = self.frame
         self._thread = threading.get_ident()
         started = time.perf_counter_ns()
@@ -129,7 +127,7 @@ class TaskRun:
     # Loading --------------------------------------------------------------------------------------------------------
 
     def _load(self, head: TaskHead) -> tuple[Callable[..., Any], Any]:
-        # User modules are imported here: it is user code, and may be interrupted.
+        # Loading imports user modules, which is user code too, and may be interrupted.
         with self.guard.user_code():
             if self.before is not None:
                 self.before()
@@ -163,6 +161,8 @@ class TaskRun:
         source = iter(items)
         with self.guard.user_code():
             while (at := sent + len(results)) < end:
+                # Written before the block begins: if the process dies in it, all calls of the block count as begun,
+                # so that none of them runs twice.
                 page[index_at] = min(at + block, end) - first - 1
                 append = results.append
                 try:
@@ -174,14 +174,16 @@ class TaskRun:
                             append(function(item))
                 except Exception as error:
                     if not return_exceptions:
+                        # The error ends the task, and would take the results before it along: send them first.
                         self._index = sent + len(results)
                         with self.guard.our_code():
                             self._send_part(sent, results)
                         raise
                     append(_Raised(error))
-                if self.guard.is_copy:
+                if self.guard.is_copy:  # user code forked this process; the remaining calls belong to the original
                     break
                 now = clock()
+                # Grow step by step, shrink at once: a block delays the flush, the limit, and the record of begun calls.
                 block = min(2 * block, BLOCK) if now - began < block * TINY_NS else 1
                 began = now
                 if now >= flush_at and sent + len(results) < end:
@@ -190,7 +192,7 @@ class TaskRun:
                     sent, results, began = sent + len(results), [], clock()
                     flush_at = began + FLUSH_NS
                 if now >= stop_at:
-                    break  # what has not begun goes back
+                    break  # calls that have not begun go back to the client
         return self._encode_results(sent, results, return_exceptions)
 
     def _send_part(self, start: int, results: list[Any], return_exceptions: bool = False) -> None:
@@ -199,7 +201,7 @@ class TaskRun:
             self.link.send_payload(FrameKind.PART, self.frame.ident, payload)
 
     def _encode_results(self, start: int, results: list[Any], return_exceptions: bool) -> Encoded:
-        """One result that cannot be pickled fails its own call and no other."""
+        """Encode results so that one unpicklable result fails only its own call."""
         try:
             return self._encode((start, _portable(results) if return_exceptions else results))
         except ResultNotPicklable:
@@ -243,7 +245,7 @@ class TaskRun:
     def _take(self, arrived: Iterable[Arrived]) -> None:
         for frame, blobs in arrived:
             if frame.ident != self.frame.ident:
-                continue  # about a task that has ended
+                continue  # a late frame of an ended task
             if frame.kind == FrameKind.CREDIT:
                 self._credit += int.from_bytes(frame.body, "little")
             elif frame.kind == FrameKind.CLOSE:
@@ -260,13 +262,13 @@ class TaskRun:
         return tuple(opened(a) for a in args), {k: opened(v) for k, v in kwargs.items()}
 
     def _input(self, lane: int) -> Iterator[Any]:
-        """The user's end of an input stream: one credit for each item taken."""
+        """Iterate over an input stream for the user, granting one credit per item taken."""
         queue = self._inputs.setdefault(lane, deque())
         while True:
-            if threading.get_ident() != self._thread:  # it would take the frames of whatever runs now
+            if threading.get_ident() != self._thread:  # another thread would steal frames of the running task
                 raise UsageError(
-                    "an iterator that was given as an argument can be read only by the thread that runs the function, "
-                    "and only until the function ends; read it there and hand the items on"
+                    "iterator argument: only the thread that runs the function can read it, and only until the "
+                    "function ends; read it there and pass the items on"
                 )
             with self.guard.our_code():
                 while not queue:
@@ -277,7 +279,7 @@ class TaskRun:
             if frame.kind == FrameKind.IN_END:
                 return
             if frame.kind == FrameKind.IN_ERROR:
-                raise UsageError("the iterator that was given as an argument raised on the client")
+                raise UsageError("iterator argument: raised on the client; see the client's own error")
             yield decode(parse(frame.body), blobs)
 
     # Sending --------------------------------------------------------------------------------------------------------
@@ -298,13 +300,13 @@ class TaskRun:
 
 
 def _why_not(value: Any, error: Exception) -> str:
-    """Why a value cannot be sent, and what to return instead."""
+    """Explain why a value cannot be sent, and what to return instead."""
     kind = type(value).__qualname__
     if isinstance(error, NotRun):
         return f"the function returned a {kind}: {error}"
     advice = "return plain data, arrays or a state dict instead"
     if isinstance(value, Iterator):
-        advice = "to stream its items, yield them in the function itself; to return all of them, return a list"
+        advice = "to stream its items, yield them in the function; to return all of them, return a list"
     elif isinstance(value, Coroutine):
         advice = "return asyncio.run(...) of it"
     return f"the function returned a {kind} that cannot be pickled: {type(error).__name__}: {error}; {advice}"
@@ -312,7 +314,7 @@ def _why_not(value: Any, error: Exception) -> str:
 
 def _exited(error: SystemExit) -> TaskExited:
     exited = TaskExited(
-        f"the function called sys.exit({error.code!r}); a task ends by returning a value or raising an error",
+        f"the function called sys.exit({error.code!r}); end a task by returning a value or raising an error",
         code=error.code if isinstance(error.code, int | str | None) else str(error.code),
     )
     stamp_as(exited, instead_of=error)
@@ -340,7 +342,7 @@ def _portable(results: list[Any]) -> list[Any]:
 
 
 class Functions:
-    """By digest: the payload as it came, and the function once it was needed. Not thread-safe to fill, safe to ask."""
+    """Functions by digest: payloads until first use, then the loaded functions. One thread adds, any thread reads."""
 
     def __init__(self) -> None:
         self._payloads: dict[bytes, tuple[bytes, tuple[Blob, ...]]] = {}
@@ -348,13 +350,13 @@ class Functions:
         self._holders: dict[bytes, set[str]] = {}
 
     def add(self, digest: bytes, payload: bytes, blobs: tuple[Blob, ...], holder: str = "agent") -> None:
-        """`holder` is who sent it: it stays until each of them has dropped it."""
+        """Add a function. `holder` sent it; the function stays until every holder has dropped it."""
         self._holders.setdefault(digest, set()).add(holder)
         if digest not in self._loaded:
             self._payloads[digest] = payload, blobs
 
     def get(self, digest: bytes) -> Callable[..., Any]:
-        """Raises PayloadNotLoadable."""
+        """Return the function, loading it on first use. Raises PayloadNotLoadable."""
         function = self._loaded.get(digest)
         if function is None:
             try:
@@ -382,15 +384,15 @@ def _unwrapped(function: Any) -> Callable[..., Any]:
     return unwrapped
 
 
-def explain_load_error(error: Exception, what: str) -> PayloadNotLoadable:
-    """An unpickling error as a sentence that says what is missing on the node and what to do."""
+def explain_load_error(error: Exception, subject: str) -> PayloadNotLoadable:
+    """Explain an unpickling error: what is missing on the node, and what to do."""
     if isinstance(error, ModuleNotFoundError):
         hint = (
-            f"the module {error.name!r} is not installed on the node; add it to Image(pip=[...]), "
-            "or to Image(includes=[...]) if it is your own"
+            f"the module {error.name!r} is not installed there; add it to Image(pip=[...]), or to "
+            "Image(includes=[...]) if it is your own"
         )
     elif isinstance(error, AttributeError):
-        hint = "the node has another version of that module than this machine"
+        hint = "the node has another version of that module; pin the version of this machine in Image(pip=[...])"
     else:
-        hint = "its unpickling raised on the node"
-    return PayloadNotLoadable(f"{what} cannot be loaded on the node: {type(error).__name__}: {error}; {hint}")
+        hint = "its unpickling raised on the node; send plain data, arrays or paths"
+    return PayloadNotLoadable(f"{subject} cannot be loaded on the node: {type(error).__name__}: {error}; {hint}")

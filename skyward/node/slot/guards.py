@@ -1,4 +1,4 @@
-"""When user code runs in a slot, how a cancel interrupts it and nothing else, and how a process that it forked ends."""
+"""Guards of user code in a slot: a cancel interrupts nothing else, and a process that it forked ends in time."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from typing import NoReturn, Protocol
 from .execute import Cancelled
 from .page import CANCEL, CURRENT, ENDED, INDEX, PAGE_GROUP
 
-__all__ = ["LaneGuard", "SlotGuard"]
-
 _IMPORT = "<frozen importlib._bootstrap>"
 _AGAIN_S = 0.05
-"""How long a cancel waits before it looks again whether an import has ended."""
+"""Pause before a cancel checks again whether an import has ended, in seconds."""
 
 
 class _Closable(Protocol):
-    """What a lane's task is told through."""
+    """The part of a lane's inbox that a guard reads."""
 
     guard: LaneGuard | None
     is_closed: bool
 
 
 class _Region:
-    """A `with` block in which user code runs (or, within one, does not). Cheaper than a generator: tasks are short."""
+    """A `with` block that runs user code, or our code within it. Cheaper than a generator, because tasks are short."""
 
     def __init__(self, guard: SlotGuard, *, inside: bool) -> None:
         self._guard = guard
@@ -44,7 +42,7 @@ class _Region:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._guard.is_copy:
             _end_copy(error)
-        # Leaving user code must not raise over its result; coming back into it may.
+        # A cancel on leaving user code would discard its result; on re-entering it no result exists yet.
         if self._inside or kind is not None:
             self._guard.leave()
         else:
@@ -52,14 +50,14 @@ class _Region:
 
 
 class SlotGuard:
-    """Lets a cancel interrupt user code, and only user code, of the task it was meant for."""
+    """Lets a cancel interrupt user code, and only user code, of the intended task."""
 
     def __init__(self, page: memoryview, lane: int, interrupts: bool) -> None:
         self._page = page
         self._base = lane * PAGE_GROUP
         self._in_user_code = False
         self.is_copy = False
-        """This process was forked by user code; what comes behind that is for the process it came from to do."""
+        """Whether user code forked this process. Then the task's remaining steps belong to the original process."""
         os.register_at_fork(after_in_child=self._on_fork)
         self._user_region = _Region(self, inside=True)
         self._our_region = _Region(self, inside=False)
@@ -73,11 +71,12 @@ class SlotGuard:
         if not (self._in_user_code and self.is_cancelled):
             return
         if _is_importing(frame):
-            # A package whose import is interrupted leaves modules behind that break its next import, for every later
-            # call of this process. An import that outlasts the grace of the cancel ends with its process.
-            _thread.start_new_thread(self._interrupt_later, ())  # not `threading`: the import may hold its locks
+            # An interrupted import leaves half-imported modules behind, which break the next import of the package in
+            # every later call of this process. So wait. An import that outlasts the cancel's grace period ends with
+            # its process. Not a `threading` thread, because the import may hold that module's locks.
+            _thread.start_new_thread(self._interrupt_later, ())
             return
-        self._in_user_code = False  # once: what runs from here on is the unwinding
+        self._in_user_code = False  # interrupt only once: from here on the task unwinds
         raise KeyboardInterrupt
 
     def _interrupt_later(self) -> None:
@@ -94,7 +93,7 @@ class SlotGuard:
         return self._user_region
 
     def our_code(self) -> _Region:
-        """Within user code: frames are read or sent."""
+        """Mark a block within user code in which frames are read or sent."""
         return self._our_region
 
     def enter(self, is_user_code: bool) -> None:
@@ -128,14 +127,17 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 class LaneGuard(SlotGuard):
-    """The guard of a lane of a thread slot: `cancel` raises in the lane's thread, while it runs that task's user code.
+    """Guard of a lane of a thread slot. `cancel` raises in the lane's thread while it runs the task's user code.
 
-    The exception may come up between two bytecodes of our own that lead out of user code, but not later: whoever
-    leaves takes back what has not come up. Made by the lane's thread.
+    Created by the lane's thread. Python delivers the exception between two bytecodes, at a time of its own choice. It
+    may still arrive in our own bytecodes that lead out of user code, but no later: `leave` withdraws an exception that
+    has not arrived.
     """
 
     def __init__(self, page: memoryview, lane: int) -> None:
         super().__init__(page, lane, interrupts=False)
+        # Held while an exception is set and while user code is left. Otherwise `cancel` could see user code, lose the
+        # processor, and raise in our own code, or in the next task.
         self._lock = threading.Lock()
         self._thread = threading.get_ident()
         self._inbox: _Closable | None = None
@@ -144,12 +146,12 @@ class LaneGuard(SlotGuard):
         self._is_raised = False
 
     def begin_with(self, inbox: _Closable) -> None:
-        """The task to begin next is that of `inbox`; it may have been cancelled while it waited for a lane."""
+        """Attach the inbox of the next task, which may have been cancelled while it waited for a lane."""
         self._inbox = inbox
         inbox.guard = self
 
     def cancel(self, task: int) -> None:
-        """Called by another thread."""
+        """Cancel the task if this lane runs it. Called by another thread."""
         with self._lock:
             if task == self._task and not self._is_raised:
                 self._is_wanted = True
@@ -158,7 +160,7 @@ class LaneGuard(SlotGuard):
                     _set_exception(self._thread, Cancelled)
 
     def was_told(self) -> None:
-        """The task has read that it is cancelled, and unwinds."""
+        """Note that the task has read its cancellation and unwinds, so that no second exception follows."""
         with self._lock:
             self._is_raised = True
 
@@ -199,13 +201,13 @@ class LaneGuard(SlotGuard):
 
 
 def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
-    """A thread cannot be killed, but Python code in it can be interrupted between two bytecodes. None: not any more."""
+    """Raise an exception in another thread between two bytecodes; None withdraws it. Python has no way to kill one."""
     exception = None if kind is None else ctypes.py_object(kind)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
 
 
 def _end_copy(error: BaseException | None) -> NoReturn:
-    """End as a script would: with 0, with what was given to `sys.exit()`, or with the traceback and 1."""
+    """End as a script would: exit code 0, the argument of `sys.exit()`, or a traceback and 1."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         code = error.code or 0

@@ -1,4 +1,4 @@
-"""What a pool, or a part of it, becomes in a task: a target of calls that goes by the task's own node to the client."""
+"""Handle that a pool, or a part of it, becomes in a task: it sends calls through the task's node to the client."""
 
 from __future__ import annotations
 
@@ -14,31 +14,38 @@ from ...wire.tasks import CallKind
 from .caller import Caller, caller_of
 from .runtime import current_call
 
-__all__ = ["TargetHandle"]
-
 T = TypeVar("T")
 
 
 class TargetHandle(CallTarget):
-    """A pool, or some of its nodes, that was passed to a task of that pool, as an argument or in a closure.
+    """A pool, or some of its nodes, as an argument or in a closure of one of the pool's tasks.
 
-    There it is a target again: `f(x) > target` gives a future, `f(x) >> target` the value, `@` one value for each of
-    the nodes, and `&` joins calls. Any thread of the task may use it (in `executor="thread"` the task's own thread
-    only), and any rank of a gang.
+    In the task it is a target again. `f(x) > target` returns a future, `f(x) >> target` the value, `f(x) @ target` one
+    value per node, and `&` joins calls. Every thread of the task may use it, and every rank of a gang. With
+    `executor="thread"` only the task's own thread may.
 
-    - The calls go through the client, which places them before all that waits, and back. Arrays and tensors travel
-      as blobs, behind all other frames. Generator functions and iterators as arguments are refused with UsageError.
-    - When the task ends or fails, or is cancelled, what it has called and has not ended is cancelled.
-    - Errors come back as themselves.
-    - The task keeps its slot while it waits. A call is refused with UsageError if it could never start, because all
-      the slots that it may go to are held by tasks that wait for such calls.
+    - Calls travel through the client, which places them ahead of all waiting calls. Arrays and tensors travel as
+      blobs, behind all other frames. UsageError refuses generator functions, and iterators as arguments.
+    - When the task ends, fails or is cancelled, its open calls are cancelled.
+    - Errors arrive as themselves.
+    - The task keeps its slot while it waits. UsageError refuses a call that could never start because waiting tasks
+      hold all of its slots.
 
-    In the process that opened the pool a handle means the pool itself. Elsewhere, and once the pool is closed, its use
-    raises PoolClosed; in a task of another pool UsageError.
+    In the process that opened the pool, the handle stands for the pool itself. In other processes, and once the pool
+    is closed, using it raises PoolClosed. In a task of another pool it raises UsageError.
+
+    Example:
+        @sky.compute
+        def total(numbers, pool):
+            futures = [square(n) > pool for n in numbers]
+            return sum(future.result() for future in futures)
+
+        with sky.ComputePool(nodes=2, concurrency=2) as pool:
+            print(total([1, 2, 3], pool) >> pool)
     """
 
     def __init__(self, pool: str, nodes: tuple[int, ...], is_whole: bool, label: str, total_slots: int) -> None:
-        """`is_whole`: ordinary calls to the whole pool. `label`: how it is called in messages."""
+        """Create a handle. `is_whole`: it stands for the whole pool. `label`: its name in messages."""
         self._sender = TaskSender(pool=pool, numbers=nodes, is_whole=is_whole, label=label, slots=total_slots)
 
     def __repr__(self) -> str:
@@ -53,9 +60,9 @@ class TargetHandle(CallTarget):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSender:
-    """Sends calls by the node's agent of the task that runs in this thread; see `Sender`.
+    """Sends calls through the node's agent of the task that runs in this thread; see `Sender`.
 
-    In the process that opened the pool it sends them to the pool itself.
+    In the process that opened the pool, it sends them to the pool itself.
     """
 
     pool: str
@@ -76,7 +83,7 @@ class TaskSender:
         there = self._there()
         if isinstance(there, Caller):
             return self._send(there, pending)
-        return there.submit(pending)  # type: ignore[return-value]  # a pool's are ours
+        return there.submit(pending)  # type: ignore[return-value]  # a pool returns our own futures
 
     submit_part = submit
 
@@ -94,7 +101,7 @@ class TaskSender:
         return values_of(there.submit(pending, where))
 
     def failures(self) -> None:
-        """Count no failures: only a pool does, to tell of those that nobody has read."""
+        """Report nothing: only a pool counts failures, to report those that nobody has read."""
 
     def _send(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
         _refuse_streams(pending)
@@ -111,22 +118,22 @@ class TaskSender:
                 return pool if self.is_whole else pool.nodes(self.numbers)  # type: ignore[attr-defined]
         if call is not None:
             raise UsageError(
-                f"{self} is of another pool than this task ({call.info.job_id}); a task can call its own pool only"
+                f"{self}: belongs to another pool than this task ({call.info.job_id}); call only the task's own pool"
             )
         raise PoolClosed(
-            f"{self}: its pool is not open here; a pool that was passed on can be used in the pool's own tasks, "
-            "and in the process that opened it while it is open"
+            f"{self}: its pool is not open here; use it in tasks of that pool, or in the process that opened it while "
+            "it is open"
         )
 
 
 def _refuse_streams(pending: PendingCompute[Any]) -> None:
     if pending.fn.is_generator:
         raise UsageError(
-            f"{pending.name!r} is a generator function, whose values cannot be streamed to a task; return a list"
+            f"{pending.name}: a generator function, whose values cannot be streamed to a task; return a list"
         )
     if pending.fn.iterator_parameters:
         names = ", ".join(pending.fn.iterator_parameters)
         raise UsageError(
-            f"{pending.name!r} takes an iterator ({names}), which cannot be streamed from a task; pass a list to "
-            "a parameter that is not annotated Iterator"
+            f"{pending.name}: takes an iterator ({names}), which cannot be streamed from a task; pass a list to a "
+            "parameter that is not annotated Iterator"
         )

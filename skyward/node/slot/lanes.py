@@ -1,6 +1,6 @@
-"""Thread slots: up to `lanes` tasks at once in threads of one process.
+"""Thread slots: up to `lanes` tasks at once, in threads of one process.
 
-The main thread reads the socket and hands each lane its frames.
+The main thread reads the socket and passes each lane the frames of its task.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from .guards import LaneGuard
 from .slot import Slot
 from .stdio import ThreadStreams
 
-__all__ = ["LaneInbox", "serve_threads"]
-
 
 class LaneInbox:
-    """The frames of the task that a lane runs."""
+    """Frames of the task that a lane runs."""
 
     def __init__(self) -> None:
         self.frames: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
@@ -34,10 +32,11 @@ class LaneInbox:
         self.is_closed = False
 
     def put(self, frame: Frame, blobs: tuple[Blob, ...]) -> None:
-        """Called by the main thread."""
+        """Add a frame. Called by the main thread."""
         self.frames.put((frame, blobs))
         if frame.kind == FrameKind.CLOSE:
-            self.is_closed = True  # before the guard is looked at: a lane that has none yet looks here when it begins
+            # Set before reading the guard: a lane that gets its guard later checks this flag when it begins.
+            self.is_closed = True
             if self.guard is not None:
                 self.guard.cancel(frame.ident)
 
@@ -66,9 +65,9 @@ def serve_threads(slot: Slot, page: memoryview) -> None:
     def serve_lane(lane: int) -> None:
         try:
             _run_tasks(slot, tasks, running, lane, LaneGuard(page, lane), streams)
-        except ChannelClosed:  # the agent is gone, and ends this process
+        except ChannelClosed:  # the agent is gone and is about to end this process
             return
-        except BaseException:  # the end of a task could not be told: that of the process will be
+        except BaseException:  # the task's end could not be reported, so end the process: its end is reported
             traceback.print_exc()
             os._exit(1)
 
@@ -83,7 +82,7 @@ def serve_threads(slot: Slot, page: memoryview) -> None:
             running[frame.ident] = LaneInbox()
             tasks.put((frame, slot.blobs_of(frame, TASK_HEAD.size)))
             continue
-        inbox = running.get(frame.ident)  # its lane may take it out at any moment
+        inbox = running.get(frame.ident)  # once: the lane may remove it at any moment
         if inbox is None:
             slot.drop(frame)
             continue
@@ -98,14 +97,14 @@ def _run_tasks(
     guard: LaneGuard,
     streams: ThreadStreams,
 ) -> NoReturn:
-    """One lane, until `slot.run` raises."""
+    """Serve one lane until `slot.run` raises."""
     while True:
         frame, blobs = tasks.get()
         inbox = running[frame.ident]
         guard.begin_with(inbox)
         try:
             slot.run(frame, blobs, lane, guard, inbox, streams, whole_process=False)
-        except Cancelled:  # the task has ended; the lane goes on
+        except Cancelled:  # it arrived after the task's end; the lane goes on
             pass
         finally:
             running.pop(frame.ident, None)

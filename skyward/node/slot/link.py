@@ -1,4 +1,4 @@
-"""A slot's side of its socket to the agent."""
+"""Slot side of the socket to the agent."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from ...wire.channel import receive
 from ...wire.frames import HAS_FD, PROTOCOL_VERSION, QUIET, Frame, FrameKind, FrameParser, pack
 from ...wire.payloads import Encoded
 
-__all__ = ["SlotLine", "Link", "Replies", "blob_body", "connect_task", "read_blob_body"]
-
 
 def blob_body(digest: bytes, size: int, offset: int = 0) -> bytes:
-    """The fixed part of a BLOB frame; without a descriptor, a piece of the blob follows it."""
+    """Pack the fixed part of a BLOB frame. Without a descriptor, a piece of the blob follows it."""
     return digest + size.to_bytes(8, "little") + offset.to_bytes(8, "little")
 
 
 def read_blob_body(body: bytes) -> tuple[bytes, int, int, bytes]:
-    """(digest, size of the whole, offset of this piece, the piece)"""
+    """Unpack a BLOB frame: digest, total size, offset of this piece, and the piece."""
     at = DIGEST_SIZE
     size = int.from_bytes(body[at : at + 8], "little")
     offset = int.from_bytes(body[at + 8 : at + 16], "little")
@@ -33,7 +31,7 @@ def read_blob_body(body: bytes) -> tuple[bytes, int, int, bytes]:
 
 
 class Replies(Protocol):
-    """Where what comes of a task is sent."""
+    """Receiver of a task's outcome."""
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None: ...
 
@@ -41,9 +39,9 @@ class Replies(Protocol):
 
 
 class Link:
-    """Frames over a blocking socket. Any thread may send; one reads.
+    """Frames over a blocking socket. Any thread may send; one thread reads.
 
-    A frame must never be cut in two by an exception: the worker's signal handler raises only while user code runs.
+    An exception must never cut a frame in two. So the worker's signal handler raises only while user code runs.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -58,10 +56,11 @@ class Link:
             self._sock.sendall(pack(kind, ident, body, flags=flags, lane=lane))
 
     def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, *, flags: int = 0) -> None:
-        """The payload's blobs, then the frame that needs them."""
+        """Send the payload's blobs, then the frame that needs them."""
         with self._lock:
             for blob in payload.blobs:
                 frame = pack(FrameKind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD)
+                # The descriptor travels with the first byte, so the rest of a partly sent frame needs none.
                 sent = socket.send_fds(self._sock, [frame], [blob.fd])
                 if sent < len(frame):
                     self._sock.sendall(frame[sent:])
@@ -69,18 +68,18 @@ class Link:
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns), flags=flags))
 
     def receive(self) -> Frame:
-        """The next frame; waits for it. Raises ChannelClosed when the agent is gone."""
+        """Wait for the next frame. Raises ChannelClosed when the agent is gone."""
         while not self._read:
             self._read.extend(receive(self._sock, self._parser))
         return self._read.popleft()
 
     @property
     def has_more(self) -> bool:
-        """Whether frames were read that nobody has taken."""
+        """Return whether frames were read but not yet taken."""
         return bool(self._read)
 
     def waiting(self) -> Iterator[Frame]:
-        """Frames that are here already; never waits."""
+        """Yield frames that have already arrived; never waits."""
         try:
             while True:
                 self._read.extend(receive(self._sock, self._parser, socket.MSG_DONTWAIT))
@@ -93,8 +92,8 @@ class Link:
         return self._sock.fileno()
 
     def shut_down(self) -> None:
-        """End the connection for whoever reads it, also where a process that user code has forked holds it, too."""
-        with contextlib.suppress(OSError):  # the agent was quicker
+        """End the connection for its reader, even if a process forked by user code still holds the socket."""
+        with contextlib.suppress(OSError):  # the agent has already closed it
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -102,10 +101,11 @@ class Link:
 
 
 def connect_task(agent: str, task: int, role: Literal["task", "caller"]) -> Link:
-    """Connect a running task to its node's agent, beside its slot, whose socket is read between calls only.
+    """Connect a running task to its node's agent. The slot's own socket will not do: it is read only between calls.
 
     Args:
         agent: path of the agent's socket.
+        task: number of the task.
         role: "task" answers questions, "caller" makes calls.
 
     Raises:
@@ -124,10 +124,10 @@ def connect_task(agent: str, task: int, role: Literal["task", "caller"]) -> Link
 
 
 class SlotLine:
-    """The direct line from the client to this slot: a short call and its value, with no agent in between.
+    """Direct line between the client and this slot: short calls and their values bypass the agent.
 
-    Only a plain value of a call that wrote nothing goes back here. Everything else (errors, blobs, values that must
-    come behind the call's output) takes the way through the agent, which sees to its order; the client is told.
+    Only plain values of calls that wrote no output return here. Everything else goes through the agent, which keeps
+    the order: errors, blobs, and values that must follow their call's output. The client is notified of the detour.
     """
 
     def __init__(self, sock: socket.socket, link: Link) -> None:
@@ -140,7 +140,7 @@ class SlotLine:
         return self._sock.fileno()
 
     def receive(self) -> list[Frame]:
-        """Frames of one read; waits for it. Raises ChannelClosed when the client is gone."""
+        """Wait for one read and return its frames. Raises ChannelClosed when the client is gone."""
         return receive(self._sock, self._parser)
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None:
@@ -152,9 +152,9 @@ class SlotLine:
             self._say_elsewhere(ident)
             self._link.send_payload(kind, ident, payload, elapsed_ns, flags=flags)
             return
-        with contextlib.suppress(ConnectionError):  # the client went away; its agent ends us next
+        with contextlib.suppress(ConnectionError):  # the client is gone; its agent is about to end this process
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns)))
 
     def _say_elsewhere(self, ident: int) -> None:
-        with contextlib.suppress(ConnectionError):  # the client went away; the agent ends us next
+        with contextlib.suppress(ConnectionError):  # the client is gone; its agent is about to end this process
             self._sock.sendall(pack(FrameKind.ELSEWHERE, ident))

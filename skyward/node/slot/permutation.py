@@ -1,12 +1,12 @@
-"""A shuffled order of `range(n)` that is computed where it is asked for, without a list of n numbers.
+"""Shuffled order of `range(n)`, computed element by element, without a list of n numbers.
 
-A cipher on numbers of b bits, 2**b >= n, is a permutation of them; numbers that land beyond n are enciphered again
-until they land below it (cycle walking), which leaves a permutation of `range(n)`. So a node that needs every k-th
-place of the order computes just those, in plain Python or in numpy, and gets the same numbers from both.
+A cipher on numbers of b bits, with 2**b >= n, permutes them. Enciphering a number again while it is n or more (cycle
+walking) leaves a permutation of `range(n)`. So a node that needs every k-th place of the order computes just those, in
+plain Python or in numpy, with the same result.
 
-The alternatives: `random.shuffle` needs a list of all n (360 MB for ten million), `numpy.random.permutation` needs
-numpy everywhere and an array of all n, and the two give different orders, so that a list and an array with the same
-seed would no longer be aligned.
+The alternatives are worse. `random.shuffle` needs a list of all n (360 MB for ten million), and
+`numpy.random.permutation` needs numpy everywhere and an array of all n. Their orders differ too, so a list and an array
+that are shuffled with the same seed would no longer be aligned.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Permutation"]
-
-# With 6, orders of fewer than ten elements were visibly not equally likely; with 12 a chi-square test sees nothing.
+# With 6 rounds, orders of fewer than ten elements were visibly biased; with 12 a chi-square test finds no bias.
 _ROUNDS = 12
-# Small enough for the working arrays to stay in a core's L2 cache; twice as fast as one pass over ten million.
+# Keeps the working arrays in a core's L2 cache: twice as fast as one pass over ten million numbers.
 _BLOCK = 1 << 15
 
 
 class Permutation:
-    """The order of `range(n)` that `seed` gives; the same in every process, with and without numpy.
+    """Shuffled order of `range(n)` for a seed; the same in every process, with and without numpy.
 
-    `n` at least 0 and below 2**63, `seed` any whole number. Immutable; safe to share between threads.
+    Immutable, so threads may share it.
 
+    Args:
+        n: number of elements, 0 <= n < 2**63.
+        seed: any whole number.
+
+    Example:
         >>> sorted(Permutation(5, seed=1).take(range(5)))
         [0, 1, 2, 3, 4]
     """
@@ -44,15 +47,15 @@ class Permutation:
         self._bits = max(1, (n - 1).bit_length())
         digest = hashlib.shake_256(f"{seed}/{n}".encode()).digest(16 * _ROUNDS)
         mask = (1 << self._bits) - 1
-        # An odd factor, for only those can be undone modulo 2**bits.
+        # The factor must be odd, because only odd factors are invertible modulo 2**bits.
         self._keys = tuple(((factor | 1) & mask, added & mask) for factor, added in struct.iter_unpack("<QQ", digest))
 
     def take(self, places: range) -> Iterator[int]:
-        """The elements at these places of the order, one by one. Every place in [0, n)."""
+        """Yield the elements at these places of the order. Places are in [0, n)."""
         return map(self._at, places)
 
     def take_array(self, places: range) -> NDArray[np.int64]:
-        """The same as `take`, as an array of int64. Needs numpy."""
+        """Return the elements at these places, as `take` does, in an int64 array. Needs numpy."""
         import numpy as np
 
         taken = np.empty(len(places), dtype=np.int64)
@@ -76,8 +79,8 @@ class Permutation:
             number = self._encipher(number)
         return number
 
-    # Multiplying by an odd number, adding, and folding the upper half onto the lower each can be undone, so each is a
-    # permutation of the numbers of `bits` bits; multiplication carries changes upwards, the fold brings them down.
+    # Each step can be undone (multiply by an odd number, add, fold the upper half onto the lower), so each permutes the
+    # numbers of `bits` bits. Multiplication carries changes upwards, and the fold brings them down again.
     def _encipher(self, number: int) -> int:
         mask, shift = (1 << self._bits) - 1, (self._bits + 1) // 2
         for factor, added in self._keys:
@@ -86,7 +89,7 @@ class Permutation:
         return number
 
     def _encipher_array(self, numbers: NDArray[Any]) -> None:
-        """In place. Unsigned overflow wraps, which leaves the low bits, the only ones kept, right."""
+        """Encipher in place. Unsigned overflow wraps, which keeps the low bits right, and only these are used."""
         word = numbers.dtype.type
         mask, shift = word((1 << self._bits) - 1), word((self._bits + 1) // 2)
         for factor, added in self._keys:

@@ -1,4 +1,4 @@
-"""Rendezvous ports: outside the range that the kernel gives to clients, and locked on this machine while in use."""
+"""Rendezvous ports: outside the kernel's ephemeral range, and locked on this machine while in use."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import socket
 from ...core.ownership import runtime_folder
 from ...errors import RendezvousFailed, UsageError
 
-__all__ = ["PortLocks", "port_behind"]
-
 _FIRST, _LAST = 20_000, 29_999
-"""Below 32768, where Linux's ephemeral ports begin by default: no client of anybody's gets one of these by chance."""
+"""Range of ports. Linux's ephemeral ports start at 32768 by default, so no client gets one of these by chance."""
 _TRIES = 200
 _FOLDER = "skyward-ports"
-"""Of the lock files, below the temporary folder."""
+"""Folder of the lock files, below the temporary folder."""
 
 
 def port_behind(port: int, steps: int) -> int:
-    """The port that lies `steps` behind `port`, in the range of rendezvous ports and around its end. A framework that
-    needs a port for each rank counts them from the gang's own, so that every rank knows all of them.
+    """Return the port `steps` behind `port`, wrapping around within the range of rendezvous ports.
+
+    Frameworks that need one port per rank count from the gang's own, so that every rank knows all ports.
     """
     return _FIRST + (port - _FIRST + steps) % (_LAST - _FIRST + 1)
 
 
 class PortLocks:
-    """The ports this process holds. The lock file makes processes of one machine avoid each other's."""
+    """Ports that this process holds. Lock files keep processes of one machine off each other's ports."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -37,7 +36,7 @@ class PortLocks:
         """Lock a free port and return it.
 
         Raises:
-            RendezvousFailed: none is free, or no lock can be made, and why.
+            RendezvousFailed: no port is free or can be locked; the message has the last reason.
         """
         why = ""
         for _ in range(_TRIES):
@@ -48,22 +47,23 @@ class PortLocks:
                 if self._is_free(port):
                     return port
             except (OSError, RendezvousFailed) as error:
-                why = f"; the last try: {error}"
+                why = f" (last: {error})"
             self.release(port)
-        raise RendezvousFailed(f"no free port between {_FIRST} and {_LAST} after {_TRIES} tries{why}")
+        raise RendezvousFailed(
+            f"no free port between {_FIRST} and {_LAST} after {_TRIES} tries{why}; check for programs that listen there"
+        )
 
     def hold(self, port: int) -> None:
-        """Lock this very port until `release` or the end of the process.
+        """Lock this port until `release` or the end of the process.
 
         Raises:
-            RendezvousFailed: another process holds it, or the lock cannot be made. The gang is then started on other
-                ports.
+            RendezvousFailed: another process holds it, or it cannot be locked. The gang then restarts on other ports.
         """
         if not self._lock(port):
-            raise RendezvousFailed(f"port {port} of {self._address} is held for another gang")
+            raise RendezvousFailed(f"port {port} of {self._address} is locked by another gang")
 
     def _lock(self, port: int) -> bool:
-        """False: another process has it."""
+        """Lock a port; return False if another process holds it."""
         fd = -1
         try:
             path = os.path.join(runtime_folder(_FOLDER), str(port))
@@ -73,7 +73,7 @@ class PortLocks:
             os.close(fd)
             return False
         except (OSError, UsageError) as error:
-            # Full or read-only disks, no descriptors, a hostile neighbour: this gang cannot meet, others may go on.
+            # A full or read-only disk, no descriptors, or a hostile neighbour: only this gang fails.
             if fd >= 0:
                 os.close(fd)
             raise RendezvousFailed(f"port {port} of {self._address} cannot be locked: {error}") from error
@@ -85,14 +85,14 @@ class PortLocks:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self._address, port))
-            except OSError:  # taken
+            except OSError:  # in use
                 return False
         return True
 
     def release(self, port: int) -> None:
         fd = self._held.pop(port, None)
         if fd is not None:
-            # The file stays: who opened it before an unlink would hold a lock that nobody else sees.
+            # Keep the file: after an unlink, a process that already has it open would hold a lock nobody else sees.
             os.close(fd)
 
     def release_all(self) -> None:

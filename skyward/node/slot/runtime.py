@@ -1,4 +1,4 @@
-"""What user code can ask about the call that it is part of."""
+"""Facts that user code can query about its own call: node, rank, head, values kept per process."""
 
 from __future__ import annotations
 
@@ -10,45 +10,34 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ...core.signatures import checked_options
 from ...values.topology import InstanceInfo, Rank
 
-__all__ = [
-    "RunningCall",
-    "call_endings",
-    "current_call",
-    "current_rank",
-    "enter_call",
-    "instance_info",
-    "is_head",
-    "once",
-]
-
 T = TypeVar("T")
 
 
 class RunningCall(NamedTuple):
-    """The running call. `rank` is set in a gang only."""
+    """The running call. Only a gang sets `rank`."""
 
     task: int
     info: InstanceInfo
     rank: Rank | None = None
     agent: str = ""
-    """Path of the node's agent's socket."""
+    """Path of the socket of the node's agent."""
 
     @property
     def node(self) -> int:
         return self.info.node
 
 
-# The main value is for threads that user code starts: a new thread has an empty context.
+# The module variable is for threads that user code starts, because a new thread has an empty context.
 _current: ContextVar[RunningCall | None] = ContextVar("skyward_call", default=None)
 _of_process: RunningCall | None = None
 
 
 call_endings: dict[int, list[Callable[[int], None]]] = {}
-"""By task: called with its number when it ends. Only what a call has opened is here, so most calls look up one key."""
+"""Callbacks by task, called with its number when it ends. Empty for most tasks, so these pay for one look-up only."""
 
 
 def enter_call(call: RunningCall | None, *, whole_process: bool) -> None:
-    """Make `call` the current one of this context and, where a process runs one call at a time, of all its threads."""
+    """Set the current call of this context. In a process that runs one call at a time, set it for all threads."""
     global _of_process  # a process has one
     _current.set(call)
     if whole_process:
@@ -56,30 +45,40 @@ def enter_call(call: RunningCall | None, *, whole_process: bool) -> None:
 
 
 def current_call() -> RunningCall | None:
-    """The call that this code runs in; None outside a pool."""
+    """Return the call that this code runs in; None outside a pool."""
     call = _current.get()
     return _of_process if call is None else call
 
 
 def current_rank() -> Rank | None:
-    """This process's place in the running gang; None in plain calls and outside a pool."""
+    """Return this process's rank in the running gang; None in plain calls and outside a pool."""
     call = current_call()
     return None if call is None else call.rank
 
 
 def instance_info() -> InstanceInfo | None:
-    """Where this code runs: node, slot, accelerators, peers, rank. None outside a pool.
+    """Return facts about the place of this code: node, slot, accelerators, peers, rank.
+
+    Any thread of a task may call it.
+
+    Returns:
+        The facts, or None outside a pool.
 
     Example:
         >>> instance_info() is None
         True
+
+        In a task:
+
+            info = sky.instance_info()
+            print(f"node {info.node} of {info.total_nodes}, {info.accelerators} GPUs")
     """
     call = current_call()
     return None if call is None else call.info
 
 
 class _IsHead:
-    """`sky.is_head` reads as a claim and may also be called: `if sky.is_head:` and `sky.is_head(info)` both work."""
+    """Boolean that can also be called: `if sky.is_head:` and `sky.is_head(info)` both work."""
 
     def __call__(self, info: InstanceInfo | None = None) -> bool:
         info = info or instance_info()
@@ -93,8 +92,18 @@ class _IsHead:
 
 
 is_head = _IsHead()
-"""Whether this is the one process that should print, save and report: rank 0 of a gang, the first node of a
-broadcast, always in a plain call on one node and outside a pool."""
+"""Whether this is the one process that should print, save and report.
+
+True for rank 0 of a gang, for the first node of a broadcast, for a plain call on one node, and outside a pool. It can
+also be called with an `InstanceInfo`.
+
+Example:
+    >>> bool(is_head)
+    True
+    >>> if is_head:
+    ...     print("saved")
+    saved
+"""
 
 
 _once: dict[Hashable, Any] = {}
@@ -104,10 +113,17 @@ _once_guard = threading.Lock()
 
 @checked_options
 def once(key: Hashable, factory: Callable[[], T]) -> T:
-    """The value that `factory()` made the first time `key` was asked for in this process.
+    """Return the value that `factory()` made when `key` was first requested in this process.
 
-    Use it to load a model once for each slot. Threads wait for the one that makes it; if the factory raises, nothing
-    is kept and the next caller tries again. A gang's processes are new for each call, so there it saves nothing.
+    Use it to load a model once per slot. Threads wait for the one that runs the factory. If the factory raises, nothing
+    is kept and the next caller tries again. A gang starts new processes for each call, so there it saves nothing.
+
+    Args:
+        key: any hashable name of the value.
+        factory: makes the value; called without arguments.
+
+    Returns:
+        The value, the same object each time.
 
     Example:
         >>> once("answer", lambda: 42)

@@ -1,8 +1,8 @@
-"""`shard`: the part of a data set that belongs to this node or rank.
+"""`shard`: selects the part of a data set that belongs to this node or rank.
 
-Which elements those are is one rule over positions, independent of the type that holds them, so a list of labels and
-an array of images that are sharded alike stay aligned. Each library is met through its own indexing and is looked up
-in `sys.modules`: data of a library's type cannot exist before the library is imported, so nothing is imported here.
+One rule over positions selects the elements, whatever type holds them. So a list of labels and an array of images that
+are sharded alike stay aligned. Each library's data is read through the library's own indexing. Libraries are looked up
+in `sys.modules`: their data cannot exist before they are imported, so this module imports none.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any, NamedTuple, TypeVar, overload
 from ...errors import UsageError
 from .permutation import Permutation
 from .runtime import instance_info
-
-__all__ = ["shard"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -83,29 +81,33 @@ def shard(
     node: int | None = None,
     total_nodes: int | None = None,
 ) -> Any:
-    """The part of `data` that belongs here: one of W parts that are disjoint and together are everything.
+    """Return the part of `data` that belongs here: one of W disjoint parts that together are everything.
 
-    In a gang W is the world size and the part is the rank's; in a broadcast (`@`) W is the nodes that it was
-    sent to and the part is the node's; in a plain call (`>>`) and outside a pool W is 1, so everything is returned.
+    In a gang, W is the world size and the part is the rank's. In a broadcast (`@`), W is the number of its nodes and
+    the part is the node's. In a plain call (`>>`) and outside a pool W is 1, so everything is returned.
 
     Args:
-        *data: lists, tuples, numpy arrays, torch tensors and map-style datasets, jax arrays, pandas and polars frames
-            and series, Hugging Face datasets, all of one length n; arrays are divided along their first axis, (n, ...)
-            to (about n / W, ...). Anything else that has a length and is indexed by whole numbers becomes a list.
-        shuffle: divide a shuffled order; every part has to pass the same `seed`. The order depends on n and `seed`
-            alone, not on the types, and is not kept as a list.
-        seed: any whole number; another one in every epoch gives another order.
-        drop_last: every part has exactly n // W elements, and the rest of the order is left out.
-        node, total_nodes: the part and W themselves, both or neither; 0 <= node < total_nodes.
+        *data: one or more collections of the same length n: lists, tuples, numpy arrays, torch tensors and map-style
+            datasets, jax arrays, pandas and polars frames and series, Hugging Face datasets. Arrays are divided along
+            the first axis, from (n, ...) to (about n / W, ...). Anything else with a length and whole-number indexing
+            becomes a list.
+        shuffle: divide a shuffled order. All parts must pass the same `seed`. The order depends only on n and `seed`,
+            not on the types, and is not stored as a list.
+        seed: any whole number; use another one per epoch for another order.
+        drop_last: make all parts exactly n // W long, and leave out the rest of the order.
+        node: index of the part, 0 <= node < total_nodes; only together with `total_nodes`.
+        total_nodes: number of parts W; only together with `node`.
 
     Returns:
-        One argument: the same type. Several: a tuple of them, all divided alike. Part i has the places i, i + W,
-        i + 2W, ... of the order; with `drop_last` those from i * (n // W) on. Without `shuffle`, arrays and tensors
-        are views of the data: writing to one writes to the other.
+        For one argument, a part of the same type. For several, a tuple of parts, all divided alike. Part i has the
+        places i, i + W, i + 2W, ... of the order; with `drop_last`, n // W places from i * (n // W) on. Without
+        `shuffle`, parts of arrays and tensors are views: writing to one writes to the data.
 
-    Raises UsageError when lengths differ (the message names them), when something has no length or no order, or when
-    the part is out of range.
+    Raises:
+        UsageError: lengths differ (the message names them), an argument has no length or no order, or the part is out
+            of range.
 
+    Example:
         >>> shard([10, 11, 12, 13, 14], node=1, total_nodes=2)
         [11, 13]
         >>> x, y = shard(["a", "b", "c"], (1, 2, 3), shuffle=True)
@@ -113,20 +115,20 @@ def shard(
         [('a', 1), ('b', 2), ('c', 3)]
     """
     if not data:
-        raise UsageError("shard() needs something to divide, such as shard(x, y)", field="data")
-    # None would mean "some seed" to numpy's users, and parts that disagree on the order are not disjoint.
+        raise UsageError("shard(): nothing to divide; pass one or more arrays, such as shard(x, y)", field="data")
+    # No seed=None: numpy takes it as "any seed", and parts that disagree on the order are not disjoint.
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError(f"shard seed={seed!r}; expected a whole number, the same in every part", field="seed")
+        raise UsageError(f"seed={seed!r}: must be a whole number; pass the same one in every part", field="seed")
     part, parts = _place(node, total_nodes)
     n = _common_length(data)
     rule = _Rule(places=_places(n, part, parts, drop_last), order=Permutation(n, seed=seed) if shuffle else None)
-    shards = tuple(_taker(one)(one, rule) for one in data)
+    shards = tuple(_taker(collection)(collection, rule) for collection in data)
     return shards[0] if len(data) == 1 else shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """Which positions belong here: `places` of the order, or of the data itself where there is none."""
+    """Rule that selects positions: `places` of the order, or of the data itself if there is no order."""
 
     places: range
     order: Permutation | None
@@ -139,7 +141,7 @@ class _Rule:
         return self.order.take(self.places)
 
     def index(self) -> Any:
-        """For numpy-like indexing: a slice (which makes a view), or an array of positions."""
+        """Return an index for numpy-like indexing: a slice, which makes a view, or an array of positions."""
         if self.order is not None:
             return self.order.take_array(self.places)
         return slice(self.places.start, self.places.stop, self.places.step)
@@ -149,19 +151,19 @@ class _Rule:
 
 
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
-    """(part, parts): what was asked for, or what the running call says."""
+    """Return (part, parts) from the arguments, or from the running call."""
     if node is None and total_nodes is None:
         info = instance_info()
         return (0, 1) if info is None or info.part is None else (info.part, info.parts or 1)
     for name, value in (("node", node), ("total_nodes", total_nodes)):
         if isinstance(value, bool) or not isinstance(value, int):
-            message = f"shard {name}={value!r}; give node and total_nodes together, as whole numbers, or neither"
+            message = f"{name}={value!r}: must be a whole number; pass both node and total_nodes, or neither"
             raise UsageError(message, field=name, value=value)
     assert node is not None
     assert total_nodes is not None
     if not 0 <= node < total_nodes:
         raise UsageError(
-            f"shard node={node}, total_nodes={total_nodes}; expected 0 <= node < total_nodes", field="node"
+            f"node={node}: must be >= 0 and below total_nodes={total_nodes}; pass the index of the part", field="node"
         )
     return node, total_nodes
 
@@ -169,31 +171,32 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
 def _places(n: int, part: int, parts: int, drop_last: bool) -> range:
     if not drop_last:
         return range(part, n, parts)
-    each = n // parts
-    return range(part * each, (part + 1) * each)
+    size = n // parts
+    return range(part * size, (part + 1) * size)
 
 
 def _common_length(data: tuple[Any, ...]) -> int:
-    lengths = [_length(one) for one in data]
+    lengths = [_length(collection) for collection in data]
     if len(set(lengths)) > 1:
-        shown = ", ".join(f"{type(one).__name__} {n}" for one, n in zip(data, lengths, strict=True))
-        raise UsageError(f"shard() divides data of one length, and these differ: {shown}", field="data", value=lengths)
+        shown = ", ".join(f"{type(collection).__name__} {n}" for collection, n in zip(data, lengths, strict=True))
+        raise UsageError(f"shard(): lengths differ ({shown}); pass data of one length", field="data", value=lengths)
     return lengths[0]
 
 
 def _length(data: object) -> int:
     kind = type(data).__name__
     if isinstance(data, Mapping | AbstractSet | str | bytes):
-        why = "give its values as separate arguments" if isinstance(data, Mapping) else "make a list of it first"
-        raise UsageError(f"shard() cannot divide a {kind} by position; {why}", field="data", value=kind)
-    # The shape first: a sparse matrix has one but refuses len().
+        advice = "pass its values as separate arguments" if isinstance(data, Mapping) else "make a list of it first"
+        raise UsageError(f"shard(): cannot divide a {kind} by position; {advice}", field="data", value=kind)
+    # Look at the shape first: a sparse matrix has a shape but refuses len().
     shape = getattr(data, "shape", None)
     if shape == ():
-        raise UsageError(f"shard() divides along the first axis, and this {kind} has none", field="data", value=kind)
+        message = f"shard(): this {kind} has no axis to divide; pass an array with one dimension or more"
+        raise UsageError(message, field="data", value=kind)
     if isinstance(shape, tuple):
         return int(shape[0])
     if not isinstance(data, Sized):
-        message = f"shard() needs a length, and a {kind} has none; make a list of it, or use itertools.islice"
+        message = f"shard(): a {kind} has no length; make a list of it, or use itertools.islice"
         raise UsageError(message, field="data", value=kind)
     return len(data)
 
@@ -216,7 +219,7 @@ def _take_array(data: Any, rule: _Rule) -> Any:
 def _take_tensor(data: Any, rule: _Rule) -> Any:
     if rule.order is None:
         return data[rule.index()]
-    # Through a list where numpy is missing: torch does not need it, and must then not be asked for from_numpy.
+    # Without numpy, build the index from a list: torch works without it, but torch.from_numpy does not.
     torch = sys.modules["torch"]
     index = torch.from_numpy(rule.index()) if "numpy" in sys.modules else torch.tensor(list(rule), dtype=torch.int64)
     return data[index.to(data.device)]
@@ -227,7 +230,7 @@ def _take_rows(data: Any, rule: _Rule) -> Any:
 
 
 def _take_polars(data: Any, rule: _Rule) -> Any:
-    # Through a list where numpy is missing, which polars does not need.
+    # Without numpy, build the index from a list, because polars does not need numpy.
     return data[rule.index() if rule.order is None or "numpy" in sys.modules else list(rule)]
 
 
@@ -240,7 +243,7 @@ def _take_subset(data: Any, rule: _Rule) -> Any:
 
 
 class _Library(NamedTuple):
-    """Types of a module, by name, and how data of them is taken."""
+    """Types of a library, by name, with the function that takes a part of their data."""
 
     module: str
     types: tuple[str, ...]

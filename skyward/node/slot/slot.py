@@ -1,4 +1,4 @@
-"""What process and thread slots share: functions, blobs, the pool's topology, and the way a task is run."""
+"""Common part of process and thread slots: functions, blobs, the pool's topology, and running a task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from .link import Link, Replies, read_blob_body
 from .runtime import RunningCall, call_endings, enter_call
 from .stdio import ProcessStreams, ThreadStreams
 
-__all__ = ["Slot", "SlotConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlotConfig:
-    """What a slot process is told when it is forked."""
+    """Configuration of a slot process, passed when it is forked."""
 
     number: int
     lanes: int = 1
@@ -33,7 +31,7 @@ class SlotConfig:
     workers_per_node: int = 1
     rank: Rank | None = None
     deliver: bool = True
-    """False: the rank's value is not wanted."""
+    """Whether anybody wants the rank's value."""
     env: tuple[tuple[str, str], ...] = field(default=())
     notice_file: str = ""
     """See NodeConfig."""
@@ -42,7 +40,7 @@ class SlotConfig:
 
 
 class Slot:
-    """What process and thread slots share: functions, blobs, the pool's topology."""
+    """Functions, blobs and topology that the tasks of one slot process use."""
 
     def __init__(self, link: Link, config: SlotConfig, prepare: Callable[[], None] | None) -> None:
         self.link = link
@@ -56,7 +54,7 @@ class Slot:
         self._initialize_lock = threading.Lock()
 
     def keep(self, frame: Frame) -> bool:
-        """Take in what tasks stand on; False if the frame is something else."""
+        """Store a frame that tasks depend on; return False for any other frame."""
         if frame.kind == FrameKind.FUNCTION:
             self.functions.add(frame.body[:16], frame.body[16:], self.blobs_of(frame, 16))
         elif frame.kind == FrameKind.BLOB:
@@ -71,15 +69,15 @@ class Slot:
         return True
 
     def drop(self, frame: Frame) -> None:
-        """The frame is about a task that has ended; so are the blobs that came with it."""
+        """Discard a frame of an ended task, with its blobs."""
         if frame.kind == FrameKind.IN_ITEM:
             for digest, _ in references(frame.body):
                 self._arrived.pop(digest, None)
 
     def blobs_of(self, frame: Frame, start: int) -> tuple[Blob, ...]:
-        """The blobs that came before the frame because it needs them; its payload begins at `start`.
+        """Take the blobs that arrived ahead of this frame; its payload begins at `start`.
 
-        Asked when the frame is read: the next one may need the same blob, and then it comes again.
+        Call it when the frame is read, because the next frame may need the same blob, which then arrives again.
         """
         if not self._arrived:
             return ()
@@ -89,7 +87,7 @@ class Slot:
 
     def call(self, task: int, head: TaskHead, lane: int) -> RunningCall:
         topology, config = self.topology, self.config
-        assert topology is not None  # the agent sends it before any task
+        assert topology is not None  # the agent sends it ahead of every task
         info = self._infos.get(lane)
         if info is None:
             info = self._infos[lane] = _info(topology, config, lane)
@@ -99,9 +97,7 @@ class Slot:
         return RunningCall(task, info, config.rank, config.agent)
 
     def initialize(self) -> None:
-        """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first
-        task.
-        """
+        """Prepare a rank's integrations, then run the pool's initializer; once per process, before the first task."""
         with self._initialize_lock:
             if self._initialized:
                 return
@@ -128,8 +124,10 @@ class Slot:
         whole_process: bool,
         replies: Replies | None = None,
     ) -> None:
-        """One task from frame to last frame. Raises ChannelClosed, or what else kept the last frame from being sent:
-        then the page still names the task when the process ends, which it is to do.
+        """Run one task, from its first frame to its last.
+
+        Raises ChannelClosed, or any error that kept the last frame from being sent. The process must then exit: the
+        page still names the task, and so tells the agent that it was running.
         """
         has_answered = False
         streams.begin()
@@ -150,7 +148,7 @@ class Slot:
                 at_end=streams.end,
             ).run()
             has_answered = True
-        except Cancelled:  # in a lane: it came when the task had ended
+        except Cancelled:  # in a lane: it arrived after the task's end
             has_answered = True
             raise
         finally:

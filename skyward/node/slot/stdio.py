@@ -1,8 +1,8 @@
-"""A slot's standard streams: whose output is whose, muting, and no terminal to wait for.
+"""Standard streams of a slot: which output belongs to which call, muting, and no terminal.
 
-Standard output and error of a process slot are pipes to the agent, so output of C code and of subprocesses is
-captured like Python's. When a call that wrote something ends, a marker is written behind its output; calls that wrote
-nothing cost two system calls and no marker. The agent splits at the markers.
+Standard output and error of a process slot are pipes to the agent. So the output of C code and subprocesses is captured
+like Python's. When a call that wrote something ends, a marker follows its output, and the agent splits there. Calls
+that wrote nothing cost two system calls and no marker.
 """
 
 from __future__ import annotations
@@ -25,24 +25,22 @@ from ...values.topology import InstanceInfo
 from ...wire.frames import QUIET
 from .runtime import current_call
 
-__all__ = ["MARKER_SIZE", "ProcessStreams", "ThreadStreams", "forbid_terminal", "marker"]
-
 Stream = Literal["stdout", "stderr"]
 _FDS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 _MARKER = struct.Struct("<2s16sQ")
 MARKER_SIZE = _MARKER.size
 _ZERO = bytes(4)
 _LOG_PIECE = 16 * 1024
-"""Characters in a LOG frame, of at most 4 bytes each: far below the limit of a frame."""
+"""Most characters per LOG frame, each of at most 4 bytes: far below the size limit of a frame."""
 
 
 def marker(token: bytes, task: int) -> bytes:
-    """The bytes that end a task's output: a token that only this slot and its agent know, then the task."""
+    """Return the bytes that end a task's output: a secret of this slot and its agent, then the task."""
     return _MARKER.pack(b"\x1e\x02", token, task)
 
 
 class _Muter:
-    """What `@sky.stdout` and its like call; see skyward.calls.output."""
+    """Implementation behind `@sky.stdout` and the like; see skyward.calls.output."""
 
     def __init__(self, mute: Callable[[Stream], contextlib.AbstractContextManager[None]]) -> None:
         self._mute = mute
@@ -56,7 +54,7 @@ class _Muter:
 
 
 class ProcessStreams:
-    """Streams of a slot that runs one call at a time. `page` is the slot's shared page (see `page`)."""
+    """Streams of a slot that runs one call at a time. `page` is the slot's shared page; see `page`."""
 
     def __init__(self, token: bytes, page: Any, drained: int, reading: int) -> None:
         self._token = token
@@ -73,21 +71,22 @@ class ProcessStreams:
         self._drained = self._page[self._drained_at]
 
     def end(self, task: int) -> int:
-        """Everything written until here is the task's. Gives the flags of its last frame."""
+        """End the task's output here, and return the flags of its last frame."""
         _flush()
-        # In this order: the agent says that it reads before it does, and that it has read before it stops saying so.
+        # The order of these reads matters. The agent sets READING before it reads the pipe, and counts the bytes in
+        # DRAINED before it clears READING. So looking at the pipe, READING and DRAINED in this order misses nothing.
         page = self._page
         if not (_unread(1) or _unread(2) or page[self._reading_at]) and page[self._drained_at] == self._drained:
             return QUIET
         end = marker(self._token, task)
         for fd in (1, 2):
-            with contextlib.suppress(OSError):  # the user closed it
+            with contextlib.suppress(OSError):  # the user has closed it
                 os.write(fd, end)
         return 0
 
     @contextlib.contextmanager
     def muted(self, stream: Stream) -> Iterator[None]:
-        """The file descriptor leads nowhere meanwhile, for Python, C code and new subprocesses alike."""
+        """Point the file descriptor at /dev/null, for Python, C code and new subprocesses alike."""
         fd = _FDS[stream]
         _flush()
         saved = os.dup(fd)
@@ -105,7 +104,7 @@ class ProcessStreams:
 def _unread(fd: int) -> bool:
     try:
         return fcntl.ioctl(fd, termios.FIONREAD, _ZERO) != _ZERO
-    except OSError:  # the user closed it, or put a file there
+    except OSError:  # the user has closed it, or redirected it to a file
         return False
 
 
@@ -118,14 +117,14 @@ def _flush() -> None:
 
 
 SendLog = Callable[[int, int, bytes], None]
-"""(task, 0 for stdout or 1 for stderr, text)"""
+"""Takes (task, 0 for stdout or 1 for stderr, text)."""
 
 
 class ThreadStreams:
-    """Streams of a slot that runs several calls in threads: Python's prints are tagged and muted for each task.
+    """Streams of a slot that runs several calls in threads: Python's prints are tagged and muted per task.
 
-    What C code and subprocesses write goes to the slot's file descriptors, where nobody can tell the tasks apart: it
-    is tagged with the node only, and muting does not reach it.
+    C code and subprocesses write to the slot's file descriptors, where their tasks cannot be told apart. Their output
+    is tagged with the node only, and muting does not affect it.
     """
 
     def __init__(self, send: SendLog) -> None:
@@ -155,7 +154,7 @@ class ThreadStreams:
 
 
 class _TaskStream(io.TextIOBase):
-    """Python's sys.stdout in a thread slot: whole lines go to the agent with the task's number."""
+    """Replacement of sys.stdout in a thread slot: sends whole lines to the agent with the task's number."""
 
     def __init__(self, below: Any, number: int, local: threading.local, send: SendLog) -> None:
         self._below = below
@@ -198,7 +197,7 @@ class _TaskStream(io.TextIOBase):
 
 
 def forbid_terminal() -> None:
-    """Make `input()`, `breakpoint()` and reading stdin fail in words: nobody sits at a task's terminal."""
+    """Make `input()`, `breakpoint()` and reading stdin raise a clear error, because a task has no terminal."""
 
     def no_input(prompt: object = "") -> NoReturn:
         raise InteractiveInput("input(): a task has no terminal; pass the value as an argument of the function")
@@ -224,4 +223,4 @@ class _NoInput(io.TextIOBase):
         return self.read()
 
     def fileno(self) -> int:
-        return 0  # /dev/null: a subprocess that inherits it reads the end of file
+        return 0  # /dev/null: a subprocess that inherits it reads end-of-file

@@ -1,7 +1,7 @@
-"""How many threads the numeric libraries of a forked process use.
+"""Thread counts of numeric libraries in forked processes.
 
-They read OMP_NUM_THREADS and its like when they are loaded. A zygote loads them with one thread, because a process
-with threads cannot be forked safely; so each fork tells them what its environment says.
+The libraries read OMP_NUM_THREADS and similar variables when they are loaded. A zygote loads them with one thread,
+because a process with threads cannot be forked safely. So each fork sets the counts that its own environment names.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["apply_thread_counts", "limit_threads"]
-
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-# By part of the file's name: the variables that it obeys, the first that is set counts; its function that sets the
-# number, under the names that it has in various builds. Source: the libraries' documentation and `nm -D`.
+# Key: part of the file's name. Values: the variables that it obeys, the first set one wins; and its setter function,
+# under its names in various builds. Source: the libraries' documentation and `nm -D`.
 _LIBRARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "openblas": (
         ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"),
@@ -31,14 +29,14 @@ _LIBRARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def limit_threads(env: dict[str, str], count: int) -> tuple[str, ...]:
-    """Set the thread variables that `env` does not have to `count`, at least 1. Returns their names."""
+    """Set the thread variables that are missing in `env` to `count`, at least 1, and return their names."""
     names = tuple(name for name in _VARIABLES if name not in env)
     env.update(dict.fromkeys(names, str(max(1, count))))
     return names
 
 
 def apply_thread_counts() -> None:
-    """Set the loaded libraries to the numbers in `os.environ`, to all cores where it names none."""
+    """Set the loaded libraries' thread counts from `os.environ`; all cores if no variable is set."""
     for path in _loaded():
         name = os.path.basename(path)
         for part, (variables, functions) in _LIBRARIES.items():
@@ -48,14 +46,14 @@ def apply_thread_counts() -> None:
 
 def _count(variables: tuple[str, ...]) -> int:
     for variable in variables:
-        text = os.environ.get(variable, "").partition(",")[0]  # OpenMP: a number for each level of nesting
+        text = os.environ.get(variable, "").partition(",")[0]  # OpenMP lists one number per level of nesting
         if text.isdecimal() and int(text) > 0:
             return int(text)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _loaded() -> set[str]:
-    """Paths of the shared libraries in this process; none where there is no /proc, and nothing is forked there."""
+    """Return the paths of the shared libraries in this process; empty without /proc, where nothing is forked."""
     try:
         with open("/proc/self/maps") as maps:
             paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if ".so" in line}

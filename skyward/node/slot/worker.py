@@ -1,8 +1,8 @@
-"""The main loop of a slot process.
+"""Main loop of a slot process.
 
-A process slot runs tasks one after another in its main thread, so that user code sees what a script sees: signal
-handlers work, libraries that insist on the main thread work. Thread slots are in `lanes`. A rank of a gang runs one
-task and exits.
+A process slot runs tasks one after another in its main thread, so user code behaves as in a script: signal handlers
+work, and so do libraries that insist on the main thread. Thread slots are in `lanes`. A rank of a gang runs one task
+and exits.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from .slot import Slot, SlotConfig
 from .stacks import offer_stacks
 from .stdio import ProcessStreams, forbid_terminal
 
-__all__ = ["serve"]
-
 
 class _DirectInbox:
-    """The running task reads the socket itself; what is not for it waits."""
+    """Inbox whose running task reads the socket itself; frames of other tasks wait."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -77,7 +75,7 @@ def _serve_process(slot: Slot, page: memoryview, claims: Claims | None, line: Sl
 
 
 def _serve_next(slot: Slot, inbox: _DirectInbox, run: Callable[..., None]) -> bool:
-    """Wait for what comes through the agent. True: it was a task, and has run, or was taken back."""
+    """Wait for the next frame from the agent. Returns True if it was a task, even one that was taken back."""
     if inbox.later:
         frame, blobs = inbox.later.pop(0)
     else:
@@ -89,12 +87,12 @@ def _serve_next(slot: Slot, inbox: _DirectInbox, run: Callable[..., None]) -> bo
                 return False
             frame = slot.link.receive()
         blobs = slot.blobs_of(frame, TASK_HEAD.size)
-    run(frame, blobs)  # holds the blobs no longer than it runs: an idle slot holds no array
+    run(frame, blobs)  # `blobs` ends with this call, so an idle slot keeps no array alive
     return True
 
 
 def _serve_both(slot: Slot, line: SlotLine, inbox: _DirectInbox, run: Callable[..., None]) -> None:
-    """Tasks from the agent and from the client's direct line, until the client hangs up."""
+    """Serve tasks from the agent and from the client's direct line, until the client hangs up."""
     poll = select.poll()
     poll.register(slot.link.fileno(), select.POLLIN)
     poll.register(line.fileno(), select.POLLIN)
@@ -102,11 +100,11 @@ def _serve_both(slot: Slot, line: SlotLine, inbox: _DirectInbox, run: Callable[.
     while True:
         if not (inbox.later or slot.link.has_more):
             ready = poll.poll()
-            # The agent first: what tasks stand on comes from there.
+            # The agent goes first, because the functions and blobs of tasks come from there.
             if len(ready) == 1 and ready[0][0] != agent:
                 try:
                     frames = line.receive()
-                except ChannelClosed:  # the client is gone; the agent decides what follows
+                except ChannelClosed:  # the client is gone; the agent decides what happens next
                     return
                 for frame in frames:
                     if frame.kind == FrameKind.TASK:
@@ -129,8 +127,13 @@ def serve(
 ) -> None:
     """Run tasks until the agent goes away. Called in the freshly forked process.
 
-    `prepare` is called as part of the first task, before anything of the user's is loaded. A process slot has a shelf,
-    and perhaps a direct line of the client's.
+    Args:
+        sock: socket to the agent.
+        page_fd: descriptor of the shared page.
+        config: configuration of the slot.
+        prepare: called as part of the first task, before any user code is loaded.
+        shelf_fd: slot's end of the shelf's pipe; -1 for none.
+        line: direct line from the client, if any.
     """
     _volunteer_for_the_oom_killer()
     os.environ.update(config.env)
@@ -149,10 +152,10 @@ def serve(
             claims = None if shelf_fd < 0 else Claims(shelf_fd)
             _serve_process(slot, page, claims, None if line is None else SlotLine(line, link))
     except ChannelClosed:
-        pass  # the agent ended; so do we
+        pass  # the agent has ended, and so does this process
 
 
 def _volunteer_for_the_oom_killer() -> None:
-    """When memory runs out, a slot dies before the agent that must report it."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # not Linux, or not allowed
+    """Raise the OOM score: when memory runs out, a slot must die before the agent, which reports it."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # not Linux, or forbidden
         file.write("800")

@@ -1,12 +1,11 @@
-"""The zygote: a single-threaded process that imports what slots need once, and forks them.
+"""Zygote: a single-threaded process that imports the slots' modules once and forks slots.
 
-It runs no user code and touches no device, so a fork of it is as good as a fresh interpreter and a hundred times
-faster. If what it imported started a thread, forking would be unsafe (a lock held by that thread stays locked for
-ever in the child), and CUDA does not work in a fork of a process that has initialised it; then each process is
-executed afresh instead.
+It runs no user code and touches no device. So its forks are as good as fresh interpreters, and start a hundred times
+faster. Two things forbid a fork. If an import started a thread, a lock held by that thread would stay locked forever in
+the child. If an import initialised CUDA, CUDA would not work in the child. In both cases each slot is executed afresh.
 
-Spoken with the agent over a socket of packets: pickled `ForkOrder` with its descriptors in (a large one lies in one
-more); `("forked", number, pid)`, `("exited", pid, status)` and `("failed", number, text)` out.
+It talks to the agent over a packet socket. In: a pickled `ForkOrder` with its descriptors; a large order travels in one
+more descriptor. Out: `("forked", number, pid)`, `("exited", pid, status)` and `("failed", number, text)`.
 """
 
 from __future__ import annotations
@@ -33,22 +32,20 @@ from .slot import SlotConfig
 from .threads import apply_thread_counts
 from .worker import serve
 
-__all__ = ["ForkOrder", "ZygoteConfig", "main", "receive_order", "send_order"]
-
 _PACKET = 1 << 20
 _ORDER_PACKET = 64 * 1024
-"""Bytes. A socket takes no packet beyond its buffer; a larger order (the options of an integration) is in a memfd."""
+"""Largest order in a packet, in bytes: packets cannot exceed the socket's buffer. Larger ones travel in a memfd."""
 _IN_FILE = b"\0"
 _STAYS_FORKABLE = {
-    # torch.cuda.is_available(), which modules ask while they are imported, would initialise CUDA in this process.
+    # Modules call torch.cuda.is_available() while they are imported, which would initialise CUDA in this process.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of Arrow's allocator; pandas and datasets import Arrow
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # Arrow's allocator; pandas and datasets import Arrow
 }
 _CUDA_DEVICE = "/dev/nvidia-uvm"
-"""What CUDA opens when it is initialised, and NVML (nvidia-smi's library) does not."""
+"""Device that initialising CUDA opens, and NVML (nvidia-smi's library) does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +53,15 @@ class ZygoteConfig:
     path: tuple[str, ...]
     preload: tuple[str, ...] = ()
     is_for_ranks: bool = False
-    """What a rank has started ends with the rank."""
+    """Whether processes that a rank has started end with the rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForkOrder:
-    """One process to make. Its descriptors: socket, output pipe, error pipe, shared page; of a process slot also that
-    of its shelf, and perhaps a direct line.
+    """Order for one process.
+
+    Its descriptors: socket, output pipe, error pipe, shared page. A process slot also gets the pipe of its shelf, and
+    may get a direct line.
     """
 
     number: int
@@ -72,7 +71,7 @@ class ForkOrder:
 
 
 def send_order(sock: socket.socket, order: bytes, fds: list[int]) -> None:
-    """One pickled ForkOrder, whole or not at all. Raises OSError, BlockingIOError where the socket does not block."""
+    """Send one pickled ForkOrder, whole or not at all. Raises OSError; BlockingIOError on a non-blocking socket."""
     if len(order) <= _ORDER_PACKET:
         socket.send_fds(sock, [order], fds)
         return
@@ -83,7 +82,7 @@ def send_order(sock: socket.socket, order: bytes, fds: list[int]) -> None:
 
 
 def receive_order(sock: socket.socket) -> tuple[ForkOrder | None, list[int]]:
-    """None: the other side is gone."""
+    """Receive an order and its descriptors; the order is None when the agent is gone."""
     data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     if not data:
         return None, fds
@@ -96,9 +95,9 @@ def receive_order(sock: socket.socket) -> tuple[ForkOrder | None, list[int]]:
 
 
 def main(fd: int) -> None:
-    """Entry of the process: read the configuration, import, then fork on demand until the agent goes away."""
+    """Run the process: read the configuration, import, then fork on demand until the agent goes away."""
     die_with_parent()
-    # The agent may have ended, and we end with it.
+    # A ConnectionError means that the agent has ended, and so does this process.
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):
         order = sock.recv(_PACKET)
         if order:
@@ -107,28 +106,28 @@ def main(fd: int) -> None:
 
 def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
     sys.path[:] = config.path
-    sys.argv[:] = [""]  # as in an interactive session: ours would mislead a library that parses it
-    gc.disable()  # an import makes objects that stay: looking through them again and again is a fifth of torch's
+    sys.argv[:] = [""]  # as in an interactive session: our own would mislead a library that parses it
+    gc.disable()  # imported objects stay, and scanning them over and over is a fifth of torch's import time
     with _staying_forkable():
         for module in config.preload:
             if "=" in module:
                 _set(module)
                 continue
-            # A module that fails to import fails again, in words, in the rank that needs it.
+            # Ignored: the import fails again, with its message, in the rank that needs it.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
     gc.enable()
     gc.collect()
     gc.freeze()
     if config.is_for_ranks:
-        # So does a rank: while it lives, all that it started is below it. When it is dead, what is left of that are
-        # children of this process, which knows them for orphans: it did not make them.
+        # A rank adopts orphans too, so while it lives, its descendants stay below it. When it dies, the rest become
+        # children of this process, which can tell that they are orphans because it did not fork them.
         adopt_orphans()
     _loop(sock, config)
 
 
 def _set(setting: str) -> None:
-    """A variable, from "NAME=value", or from "NAME?=value" where there is none yet, as in make."""
+    """Set a variable from "NAME=value", or from "NAME?=value" unless it is already set, as in make."""
     name, _, value = setting.partition("=")
     if name.endswith("?"):
         os.environ.setdefault(name[:-1], value)
@@ -138,7 +137,7 @@ def _set(setting: str) -> None:
 
 @contextlib.contextmanager
 def _staying_forkable() -> Any:
-    """Libraries that start threads while they are imported start none, and no device is initialised."""
+    """Keep libraries from starting threads, and from initialising devices, while they are imported."""
     before = {name: os.environ.get(name) for name in _STAYS_FORKABLE}
     os.environ.update(_STAYS_FORKABLE)
     try:
@@ -152,11 +151,13 @@ def _staying_forkable() -> Any:
 
 
 def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
+    # Signals write to this pipe, and the loop polls it. Otherwise a child that dies between `waitpid` and `poll` would
+    # be noticed only with the next order. Python writes there only for signals that have a handler, so SIGCHLD has one.
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake_read, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the client's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is for the client to handle
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
@@ -165,19 +166,20 @@ def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
     while True:
         for fd, _ in poll.poll():
             if fd == wake_read:
-                with contextlib.suppress(BlockingIOError):  # emptied already
+                with contextlib.suppress(BlockingIOError):  # already drained
                     os.read(wake_read, 4096)
                 continue
             order, fds = receive_order(sock)
             if order is None:
                 return
             made.add(_fork(sock, order, fds, config))
+        # New processes are in `made` by now, so none of them is taken for an orphan.
         if _report_exits(sock, made) and config.is_for_ranks:
             _kill_orphans(made)
 
 
 def _report_exits(sock: socket.socket, made: set[int]) -> bool:
-    """Whether there were any."""
+    """Reap ended children and report those of orders; return whether there were any."""
     found = False
     while True:
         try:
@@ -193,15 +195,15 @@ def _report_exits(sock: socket.socket, made: set[int]) -> bool:
 
 
 def _kill_orphans(made: set[int]) -> None:
-    """Each that dies leaves its children to us, and is an exit that brings us here again."""
+    """Kill orphans. Each one leaves its own children to us, whose exits lead here again until none is left."""
     for pid in _children() - made:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has exited, or runs as another user
             os.kill(pid, signal.SIGKILL)
 
 
 def _children() -> set[int]:
     found: set[int] = set()
-    with contextlib.suppress(OSError):  # no /proc: only the rank's session is killed
+    with contextlib.suppress(OSError):  # without /proc only the rank's session is killed
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
                 found.update(map(int, file.read().split()))
@@ -209,12 +211,12 @@ def _children() -> set[int]:
 
 
 def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:
-    """The process that was made; 0: it could not be."""
+    """Make the ordered process and return its pid; 0 if that failed."""
     pid = 0
     try:
         can_fork = _thread_count() == 1 and not _has_cuda()
         pid = _fork_here(sock, order, fds, config) if can_fork else _execute_afresh(order, fds, config)
-    except OSError as error:  # no memory, too many processes
+    except OSError as error:  # out of memory or processes
         sock.send(pickle.dumps(("failed", order.number, f"{type(error).__name__}: {error}")))
     else:
         sock.send(pickle.dumps(("forked", order.number, pid)))
@@ -227,16 +229,16 @@ def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteC
 def _thread_count() -> int:
     try:
         return len(os.listdir("/proc/self/task"))
-    except OSError:  # no /proc: Python's own threads are all that can be counted
+    except OSError:  # without /proc only Python's own threads can be counted
         import threading
 
         return threading.active_count()
 
 
 def _has_cuda() -> bool:
-    """Whether something that this process imported has initialised CUDA."""
+    """Return whether an import has initialised CUDA in this process."""
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with contextlib.suppress(OSError):  # that of the listing itself is closed
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
             if os.readlink(f"/proc/self/fd/{name}").startswith(_CUDA_DEVICE):
                 return True
     return False
@@ -251,41 +253,42 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
         sock.close()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # SIGINT stays ignored until the worker handles it: a cancel that comes now is seen when the task begins.
+        # SIGINT stays ignored until the worker handles it. A cancel in between is not lost: it is on the shared page,
+        # and the task checks that when it begins.
         _draw_own_numbers()
-        if config.preload and not order.launch:  # a rank does it when its variables stand
+        if config.preload and not order.launch:  # a rank does this later, once its variables are set
             apply_thread_counts()
         become_slot(order, fds)
         code = 0
-    except BaseException:  # nothing may return into the zygote's loop from the child
+    except BaseException:  # nothing may return from the child into the zygote's loop
         traceback.print_exc()
     finally:
         _exit(code)
 
 
 def _exit(code: int) -> NoReturn:
-    """End now, whatever threads the user's code has left behind."""
-    with contextlib.suppress(Exception):  # a stream of the user's may raise anything, and the process ends in any case
+    """Exit now, whatever threads user code has left running."""
+    with contextlib.suppress(Exception):  # a stream that the user replaced may raise anything
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
 def _draw_own_numbers() -> None:
-    """Python's generator is seeded anew after a fork; numpy's is not, so all forks would draw the same numbers."""
+    """Reseed numpy's generator, which would draw the same numbers in all forks. Python reseeds its own by itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
 
 
 def become_slot(order: ForkOrder, fds: list[int]) -> None:
-    """In the new process: its own session and streams, then its work."""
+    """Turn the new process into a slot: its own session and streams, then its work."""
     die_with_parent()
-    with contextlib.suppress(PermissionError):  # executed afresh, it leads a session already
+    with contextlib.suppress(PermissionError):  # a process executed afresh already leads a session
         os.setsid()
     if order.config.rank is not None:
         adopt_orphans()
-    # The watchdog above ignores it, and what is ignored is inherited: a task could not terminate its own subprocess.
+    # The watchdog ignores SIGTERM, and children inherit that. A task could then not terminate its own subprocesses.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sock_fd, out, err, page, *more = fds
     null = os.open(os.devnull, os.O_RDONLY)
@@ -303,13 +306,14 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
 
 
 def _apply_launch(order: ForkOrder) -> None:
-    """The environment of each integration stands before anything of the user's is loaded. Called as part of the rank's
-    task: what it raises is the failure of that.
+    """Apply the integrations' environment before any user code is loaded.
+
+    Runs as part of the rank's task, so an error here fails that task.
     """
     os.environ.update(order.config.env)
     try:
         launch: ProcessLaunch = pickle.loads(order.launch)
-    except Exception as error:  # the module of an integration of the user's may do anything
+    except Exception as error:  # the module of a user's own integration may raise anything
         raise explain_load_error(error, "an integration") from error
     rank = order.config.rank
     assert rank is not None
@@ -321,7 +325,7 @@ def _apply_launch(order: ForkOrder) -> None:
 
 
 def _execute_afresh(order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:
-    """A new interpreter instead of a fork; it pays for its imports itself."""
+    """Start a new interpreter instead of a fork; it repeats the imports itself."""
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with parent, child:
         process = subprocess.Popen(
@@ -331,7 +335,7 @@ def _execute_afresh(order: ForkOrder, fds: list[int], config: ZygoteConfig) -> i
             start_new_session=True,
         )
         send_order(parent, pickle.dumps(order), fds)
-    process.returncode = 0  # `_report_exits` reaps it; Popen must not
+    process.returncode = 0  # keeps Popen from reaping it: `_report_exits` does
     return process.pid
 
 
@@ -344,7 +348,7 @@ fresh(int(sys.argv[1]))
 
 
 def fresh(fd: int) -> None:
-    """Entry of a process that was executed afresh."""
+    """Run a process that was executed afresh."""
     code = 1
     try:
         with socket.socket(fileno=fd) as sock:
@@ -352,7 +356,7 @@ def fresh(fd: int) -> None:
         if order is not None:
             become_slot(order, fds)
             code = 0
-    except BaseException:  # as in a process that was forked
+    except BaseException:  # as in a forked process
         traceback.print_exc()
     finally:
         _exit(code)

@@ -1,4 +1,4 @@
-"""Amazon EC2. `provider` is what users hold; the other modules are the API behind it, one concern each."""
+"""Amazon EC2. `provider` holds the public class; the other modules cover one part of the API each."""
 
 from .provider import AWS
 

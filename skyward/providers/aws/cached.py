@@ -1,4 +1,4 @@
-"""What costs seconds to ask and changes rarely, kept in the user's cache folder with its age."""
+"""Cache on disk for slow, rarely changing answers, in the user's cache folder, with their age."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from typing import Any
 from ...core.ownership import check_path, make_private_folder
 from ...errors import ProviderError, UsageError
 
-__all__ = ["Kept", "cache_folder", "cached"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """`at`: seconds since the epoch, when it was asked for."""
+    """A cached value. `at`: when it was fetched, in seconds since the epoch."""
 
     value: Any
     at: float
 
 
 def cache_folder() -> str:
-    """`$XDG_CACHE_HOME/skyward/aws`, else `~/.cache/skyward/aws`. Raises UsageError, see `skyward.core.ownership`."""
+    """Path of the cache: `$XDG_CACHE_HOME/skyward/aws`, else `~/.cache/skyward/aws`.
+
+    Raises:
+        UsageError: the folder is not safely the user's own; see `skyward.core.ownership`.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")
@@ -35,9 +37,15 @@ def cache_folder() -> str:
 
 
 def cached(key: str, max_age_s: float, fetch: Callable[[], Any]) -> Kept:
-    """What `fetch` gives, or gave at most `max_age_s` ago in any process; where it fails now, whatever it gave last.
+    """Return a fresh enough cached value, or fetch one. If the fetch fails, return the stale value.
 
-    Raises what `fetch` raises where nothing was kept.
+    Args:
+        key: name of the value's file.
+        max_age_s: oldest acceptable age in seconds. The cache is shared by all processes of the user.
+        fetch: gets a new value.
+
+    Raises:
+        ProviderError: `fetch` raised it, and no value is cached.
     """
     path = os.path.join(cache_folder(), f"{key}.json")
     old = _read(path)
@@ -49,7 +57,7 @@ def cached(key: str, max_age_s: float, fetch: Callable[[], Any]) -> Kept:
         if old is None:
             raise
         return old
-    with contextlib.suppress(OSError, UsageError):  # it is only a cache
+    with contextlib.suppress(OSError, UsageError):  # an unwritable cache costs time, not the result
         _write(path, new)
     return new
 
@@ -59,7 +67,7 @@ def _read(path: str) -> Kept | None:
         with open(path, encoding="utf-8") as file:
             kept = json.load(file)
         return Kept(value=kept["value"], at=float(kept["at"]))
-    except (OSError, ValueError, KeyError, TypeError):  # not kept, or by another version: ask again
+    except (OSError, ValueError, KeyError, TypeError):  # missing, or written by another version: fetch again
         return None
 
 

@@ -1,4 +1,4 @@
-"""Connections to the AWS APIs, made once for each account and region and shared by threads."""
+"""Clients of the AWS APIs, created once per account and region and shared by threads."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .failures import EXPIRED, translated
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
 
-__all__ = ["Clients", "clients"]
-
 _CONNECT_S = 10
 _READ_S = 60
-_PRICING_REGION = "us-east-1"  # the Pricing API lives in a few regions and answers for all
+_PRICING_REGION = "us-east-1"  # only a few regions host the Pricing API; each answers for all regions
 
 
 class Clients:
-    """EC2, STS, SSM and Pricing clients. One try for each call: patience is ours, where the journal is."""
+    """EC2, STS, SSM and Pricing clients. Each call is tried once: retries belong to the layer that has the journal."""
 
     def __init__(self, region: str, profile: str | None, endpoint_url: str | None) -> None:
         try:
             import boto3
             from botocore.config import Config
         except ImportError as error:
-            raise MissingDependency(f"AWS needs `pip install skyward[aws]`: {error}") from error
+            raise MissingDependency(
+                f"AWS: needs an optional package ({error}); run `pip install skyward[aws]`"
+            ) from error
         self._config = Config(
             retries={"total_max_attempts": 1, "mode": "standard"},
             connect_timeout=_CONNECT_S,
@@ -61,7 +61,7 @@ class Clients:
 
     @functools.cached_property
     def account(self) -> str:
-        """The number of the account that the credentials are of. Raises AuthFailed."""
+        """Number of the account that the credentials belong to. Raises AuthFailed."""
         with translated("GetCallerIdentity"):
             return str(self.sts.get_caller_identity()["Account"])
 
@@ -78,16 +78,16 @@ class Clients:
         return session
 
     def _look_for_new_credentials(self, parsed: dict[str, Any], **_: Any) -> None:
-        """When an answer says that they have expired: the user may renew them while this program runs."""
+        """Start a new session when the credentials have expired: the user may renew them while the program runs."""
         if parsed.get("Error", {}).get("Code") not in EXPIRED:
             return
-        with self._lock:  # what others have of the old ones they may use to the end of their call
+        with self._lock:  # threads that hold old clients may finish their call with them
             self._made.clear()
             self.__dict__.pop("account", None)
             self._session = self._new_session()
 
     def _client(self, service: str, region: str) -> Any:
-        with self._lock:  # a session is not thread-safe, its clients are
+        with self._lock:  # sessions are not thread-safe; clients are
             if (service, region) not in self._made:
                 with translated(service):
                     self._made[service, region] = self._session.client(
@@ -98,5 +98,5 @@ class Clients:
 
 @functools.lru_cache(maxsize=32)
 def clients(region: str, profile: str | None, endpoint_url: str | None) -> Clients:
-    """Those of that account and region; the same ones each time."""
+    """Return the shared clients of this region, profile and endpoint."""
     return Clients(region, profile, endpoint_url)

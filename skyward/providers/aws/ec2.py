@@ -1,4 +1,4 @@
-"""The Cloud protocol over EC2: machines and what describes them. Network, images and offers have their own modules."""
+"""The Cloud protocol over EC2: instances and their parameters. Network, images and offers have their own modules."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from .network import Network
 from .offers import offers
 from .settings import Ec2Settings
 
-__all__ = ["Ec2", "host_keys_in"]
-
 _STATES: dict[str, State] = {
     "pending": "pending",
     "running": "running",
-    "stopping": "pending",  # it can be started again, and its disk is paid for: not gone
+    "stopping": "pending",  # not gone: it can be started again, and its disk is still billed
     "stopped": "pending",
     "shutting-down": "ending",
     "terminated": "gone",
 }
-# Source: EC2 user guide, "Spot Instance interruption notices": 404 until there is one, two minutes ahead.
+# Source: EC2 user guide, "Spot Instance interruption notices": 404 until a notice exists, two minutes before the end.
 _NOTICES = f"""\
 #!/bin/sh
 at=http://169.254.169.254/latest
 while sleep 5; do
     token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' "$at/api/token") || continue
-    said=$(curl -s -f -m 2 -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/spot/instance-action") || continue
-    printf '%s\\n' "$said" >{PREEMPTED_FILE}.new
+    notice=$(curl -s -f -m 2 -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/spot/instance-action") || continue
+    printf '%s\\n' "$notice" >{PREEMPTED_FILE}.new
     mv {PREEMPTED_FILE}.new {PREEMPTED_FILE}
 done
 """
@@ -42,14 +40,14 @@ _SPOT_REASONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"
 
 
 class Ec2:
-    """One account in one region. See `Cloud`. Making one is cheap: connections and caches are shared."""
+    """One account in one region; see `Cloud`. Cheap to create: connections and caches are shared."""
 
     name: ClassVar[str] = "aws"
-    credentials: ClassVar[str] = "as boto3 finds them: environment, ~/.aws, SSO, an instance's role"
+    credentials: ClassVar[str] = "found as boto3 finds them: environment, ~/.aws, SSO, an instance's role"
     capabilities: ClassVar[frozenset[str]] = frozenset({"spot", "idempotent-create", "console-host-keys"})
     # Source: EC2 pricing, "billed per second, with a minimum of 60 seconds" (Linux).
     minimum_billed_s: ClassVar[float] = 60.0
-    # Source: EC2 API, "Eventual consistency": no bound is given; a minute is far more than was ever reported.
+    # Source: EC2 API, "Eventual consistency" names no bound; a minute is far above every reported delay.
     settle_s: ClassVar[float] = 60.0
     notices: ClassVar[str] = _NOTICES
 
@@ -102,10 +100,10 @@ class Ec2:
         try:
             with translated("TerminateInstances"):
                 self._clients.ec2.terminate_instances(InstanceIds=list(ids))
-        except NotThere:  # one of them; then none was ended
+        except NotThere:  # EC2 rejects the whole request for one unknown id, so retry each id by itself
             if len(ids) > 1:
-                for one in ids:
-                    self.terminate([one])
+                for instance_id in ids:
+                    self.terminate([instance_id])
 
     def clean_up(self, tags: Mapping[str, str]) -> list[str]:
         return Network(self._clients, self._aws).clean_up(tags)
@@ -117,7 +115,7 @@ class Ec2:
         try:
             with translated("GetConsoleOutput"):
                 answer = self._clients.ec2.get_console_output(InstanceId=instance_id, Latest=True)
-        except ProviderError:  # not every type has it: then the key is pinned at first contact
+        except ProviderError:  # some types have no console output; then the first contact pins the key
             return ()
         return host_keys_in(answer.get("Output", ""))
 
@@ -134,14 +132,14 @@ class Ec2:
             "MinCount": request.least,
             "MaxCount": request.count,
             "UserData": request.user_data,
-            "InstanceInitiatedShutdownBehavior": "terminate",  # so that to power off is to stop paying
+            "InstanceInitiatedShutdownBehavior": "terminate",  # so that powering off ends the billing
             "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1},
             "BlockDeviceMappings": [
                 {
                     "DeviceName": image.root_device,
                     "Ebs": {"VolumeSize": aws.disk_gib, "VolumeType": "gp3", "DeleteOnTermination": True},
                 },
-                # What else the image brings would be left, and paid for, if the image says so.
+                # An image may keep its further volumes after termination, and they would be billed: override that.
                 *({"DeviceName": device, "Ebs": {"DeleteOnTermination": True}} for device in image.more_devices),
             ],
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
@@ -158,7 +156,7 @@ class Ec2:
 
 
 def _names_ours(error: NotThere, parameters: Mapping[str, Any], aws: Ec2Settings) -> bool:
-    """Whether what EC2 does not find is what `prepare` has just made, and not what the user has named."""
+    """Return whether EC2 misses a resource that `prepare` has just created, and not one that the user named."""
     made = [parameters["KeyName"]]
     if not aws.security_group_id:
         made += parameters["NetworkInterfaces"][0]["Groups"]
@@ -181,17 +179,17 @@ def _instance(description: Mapping[str, Any]) -> Instance:
         launched_at=description["LaunchTime"].timestamp(),
         reason=reason.get("Message", ""),
         is_preempted=reason.get("Code") in _SPOT_REASONS,
-        # Source: EC2 API, "StateReason": Client.* is about the account (its keys, its limits) or was asked for by it.
+        # Source: EC2 API, "StateReason": Client.* blames the account (its keys, its limits) or a request of its own.
         is_refused=str(reason.get("Code", "")).startswith("Client."),
     )
 
 
 def host_keys_in(output: str) -> tuple[str, ...]:
-    """The keys that cloud-init prints on the console at the first boot.
+    """Extract the host keys that cloud-init prints on the console at first boot.
 
     Source: cloud-init, module "keys to console": between BEGIN and END SSH HOST KEY KEYS.
     """
-    try:  # botocore decodes the answer; a server in between may not have encoded it
+    try:  # botocore decodes the answer, but a proxy or a test server may send it without base64
         text = base64.b64decode(output, validate=True).decode("utf-8", "replace") if " " not in output else output
     except ValueError:
         text = output

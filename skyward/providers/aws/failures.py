@@ -1,4 +1,4 @@
-"""What AWS and botocore raise, as errors of ours: one table."""
+"""One table that translates errors of AWS and botocore into skyward's."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from typing import Any
 
 from ...errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
 
-__all__ = ["EXPIRED", "NotThere", "NotYet", "code_of", "soon_there", "translated"]
-
 
 class NotThere(ProviderError):
-    """It names something that does not exist, or not yet."""
+    """The request names a resource that does not exist, or not yet."""
 
 
 class NotYet(Throttled):
-    """It names something that was made a moment ago, and that is not known everywhere yet: nothing was done."""
+    """The request names a resource that is too new to be known everywhere; nothing was done."""
 
 
 @contextlib.contextmanager
 def soon_there() -> Iterator[None]:
-    """For calls that name only what was made a moment ago: NotThere is NotYet.
+    """Turn NotThere into NotYet, for calls that name only resources created a moment ago.
 
-    Source: EC2 API, "Eventual consistency": what is made may be unknown to the next calls for a while.
+    Source: EC2 API, "Eventual consistency": new resources may be unknown to the next calls for a while.
     """
     try:
         yield
@@ -40,11 +38,11 @@ _BY_CODE: dict[str, type[ProviderError]] = {
             "InsufficientReservedInstanceCapacity",
             "InsufficientCapacityOnHost",
             "InsufficientCapacity",
-            "InsufficientFreeAddressesInSubnet",  # each zone has a subnet of its own
+            "InsufficientFreeAddressesInSubnet",  # each zone has its own subnet
             "InsufficientAddressCapacity",
             "SpotMaxPriceTooLow",
             "UnfulfillableCapacity",
-            "Unsupported",  # this type is not offered in this zone
+            "Unsupported",  # the type is not offered in this zone
             "UnsupportedOperation",
         ),
         NoCapacity,
@@ -69,7 +67,7 @@ _BY_CODE: dict[str, type[ProviderError]] = {
             "ThrottledException",
             "TooManyRequestsException",
             "EC2ThrottledException",
-            "IncorrectInstanceState",  # terminate, while it is pending
+            "IncorrectInstanceState",  # a terminate request while the instance is pending
             "IncorrectState",
             "ResourceCountExceeded",
         ),
@@ -103,39 +101,39 @@ EXPIRED = ("ExpiredToken", "ExpiredTokenException")
 _ADVICE = {
     **dict.fromkeys(
         ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"),
-        "These credentials may not make this call: guides/aws.md lists what a policy must allow",
+        "These credentials may not make this call; grant the permissions listed in guides/aws.md",
     ),
-    **dict.fromkeys(EXPIRED, "The credentials have expired: renew them (aws sso login)"),
+    **dict.fromkeys(EXPIRED, "The credentials have expired; renew them (aws sso login)"),
     **dict.fromkeys(
         ("RequestExpired", "SignatureDoesNotMatch", "InvalidSignatureException"),
-        "Is the clock of this machine right? Then the secret key is wrong",
+        "This machine's clock or the secret key is wrong; check the clock first",
     ),
     **dict.fromkeys(
         ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"),
-        "The key is wrong or was removed, this machine's clock is wrong, or the account has not enabled this region",
+        "The key is wrong or deleted, this machine's clock is wrong, or the region is not enabled; check these",
     ),
-    "OptInRequired": "It must be subscribed to first, in the AWS console; or AWS(ami=...) names another image",
-    "PendingVerification": "AWS looks at new accounts for some hours: try again later",
+    "OptInRequired": "The image needs a subscription; subscribe in the AWS console, or name another with AWS(ami=...)",
+    "PendingVerification": "AWS verifies new accounts for some hours; retry later",
 }
 _ENCODED = "Encoded authorization failure message:"
 
 
 def code_of(error: BaseException) -> str:
-    """AWS's own name of a failure; "" where it has none."""
+    """Return AWS's own code of a failure, or "" if it has none."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
 @contextlib.contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Errors of AWS and of the way there, raised inside, as ours; `what` is the operation, for the message."""
+def translated(operation: str) -> Iterator[None]:
+    """Translate errors of AWS and of the connection to it, raised inside, into skyward's."""
     from botocore import exceptions as boto
     from botocore.parsers import ResponseParserError
 
     try:
         yield
     except boto.ClientError as error:
-        raise _of_answer(what, error) from error
+        raise _of_answer(operation, error) from error
     except (
         boto.NoCredentialsError,
         boto.PartialCredentialsError,
@@ -145,38 +143,38 @@ def translated(what: str) -> Iterator[None]:
         boto.CredentialRetrievalError,
         boto.InvalidConfigError,
     ) as e:
-        # The message says all of it: botocore's chain of causes is a hundred lines about where it looked.
+        # Without the cause: botocore's chain adds a hundred lines about the places it searched, and no fact.
         raise AuthFailed(
-            f"aws: {what}: {e}; `aws configure`, the environment variables AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS(profile=...) give credentials"
+            f"aws: {operation}: {e}; run `aws configure`, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a "
+            "profile with AWS(profile=...)"
         ) from None
     except (boto.ParamValidationError, boto.UnknownServiceError, boto.NoRegionError) as error:
-        raise ProviderError(f"aws: {what}: {error}") from error
+        raise ProviderError(f"aws: {operation}: {error}") from error
     except boto.EndpointConnectionError as error:
         raise OutcomeUnknown(
-            f"aws: {what}: {error}; is this machine online, and AWS(region=...) the name of a region?"
+            f"aws: {operation}: {error}; check that this machine is online and AWS(region=...) is a region"
         ) from error
-    except ResponseParserError as error:  # a page of a proxy's, most likely: it is no BotoCoreError
+    except ResponseParserError as error:  # not a BotoCoreError; most likely a page of a proxy
         answer = str(error).partition("\n")[2][:200] or str(error)
         raise OutcomeUnknown(
-            f"aws: {what}: the answer is none of AWS's: {answer}; is there a proxy or a sign-in page in between?"
+            f"aws: {operation}: the answer is not from AWS: {answer}; check for a proxy or a sign-in page"
         ) from error
-    except boto.BotoCoreError as error:  # the connection: whether the request arrived nobody knows
-        raise OutcomeUnknown(f"aws: {what}: {error}") from error
+    except boto.BotoCoreError as error:  # the connection failed, so the request may or may not have arrived
+        raise OutcomeUnknown(f"aws: {operation}: {error}") from error
 
 
-def _of_answer(what: str, error: Any) -> ProviderError:
+def _of_answer(operation: str, error: Any) -> ProviderError:
     code = code_of(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     reason = str(error.response.get("Error", {}).get("Message", "")).partition(_ENCODED)[0].rstrip()
-    message = f"aws: {what}: {code}: {reason}".rstrip(": ")
+    message = f"aws: {operation}: {code}: {reason}".rstrip(": ")
     kind = _BY_CODE.get(code)
     if kind is None and code.endswith((".NotFound", ".Unknown", ".Malformed")):
         kind = NotThere
     if kind is None and status >= 500:
         kind = OutcomeUnknown
     if kind is QuotaExceeded:
-        message += ". AWS raises quotas on request: Service Quotas, Amazon EC2"
+        message = f"{message.rstrip('.')}; request a higher quota in the AWS console: Service Quotas, Amazon EC2"
     if code in _ADVICE:
         message = f"{message.rstrip('.')}. {_ADVICE[code]}"
     return (kind or ProviderError)(message, code=code)

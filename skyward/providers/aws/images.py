@@ -1,4 +1,4 @@
-"""Which image a machine boots."""
+"""Boot image of a machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from ...values.machine import Offer
 from .clients import Clients, clients
 from .failures import translated
 from .settings import Ec2Settings
-
-__all__ = ["BootImage", "image_for"]
 
 _CANONICAL = "099720109477"
 _DEBIAN = "136693071363"
@@ -27,12 +25,12 @@ class BootImage:
     id: str
     root_device: str
     more_devices: tuple[str, ...] = ()
-    """Of further EBS volumes that it brings."""
+    """Device names of the other EBS volumes in the image."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """`parameter`: a public SSM parameter that names the current one; else the newest of `owner` with such a name."""
+    """Search for an image: a public SSM parameter first, then the newest image of `owner` by this name."""
 
     parameter: str
     owner: str = ""
@@ -40,7 +38,7 @@ class _Wanted:
 
 
 def has_driver(aws: Ec2Settings, accelerator: Accelerator) -> bool:
-    """Whether the image that a machine with these devices boots has the driver that they need."""
+    """Return whether the image that such a machine boots includes the driver for its devices."""
     if aws.ami:
         return True
     vendor = accelerator.metadata.get("vendor")
@@ -48,9 +46,10 @@ def has_driver(aws: Ec2Settings, accelerator: Accelerator) -> bool:
 
 
 def image_for(api: Clients, aws: Ec2Settings, offer: Offer) -> BootImage:
-    """That of the configuration, or the current one of its system for the offer's processor and devices.
+    """Find the configured image, or the current image of the system for the offer's processor and devices.
 
-    Raises ProviderError when there is none: then `AWS(ami=...)` must name one.
+    Raises:
+        ProviderError: no image was found; `AWS(ami=...)` must name one.
     """
     if aws.ami:
         return _described(aws.region, aws.profile, aws.endpoint_url, aws.ami)
@@ -80,7 +79,7 @@ def _wanted(aws: Ec2Settings, offer: Offer) -> _Wanted:
     )
 
 
-# What "current" means does not change while a program runs: all nodes of a pool, replacements too, boot the same.
+# Cached for the whole process: "current" must not change, because replacements must boot the same image as the others.
 @functools.lru_cache(maxsize=64)
 def _found(region: str, profile: str | None, endpoint_url: str | None, wanted: _Wanted) -> BootImage:
     api = clients(region, profile, endpoint_url)
@@ -91,7 +90,7 @@ def _found(region: str, profile: str | None, endpoint_url: str | None, wanted: _
         image = _newest(api, wanted)
         if not image:
             raise ProviderError(
-                f"aws: no image: {region} has no {wanted.parameter} ({error}); name one: AWS(ami='ami-...')"
+                f"aws: {region} has no image {wanted.parameter} ({error}); name one: AWS(ami='ami-...')"
             ) from error
     return _described(region, profile, endpoint_url, image)
 
@@ -113,7 +112,9 @@ def _described(region: str, profile: str | None, endpoint_url: str | None, image
     with translated("DescribeImages"):
         images = clients(region, profile, endpoint_url).ec2.describe_images(ImageIds=[image])["Images"]
     if not images:
-        raise ProviderError(f"aws: ami={image!r} does not exist in {region}, or may not be used by this account")
+        raise ProviderError(
+            f"aws: ami={image!r} does not exist in {region}, or this account may not use it; name another image"
+        )
     root = images[0].get("RootDeviceName") or "/dev/sda1"
     volumes = [disk["DeviceName"] for disk in images[0].get("BlockDeviceMappings", []) if "Ebs" in disk]
     return BootImage(id=image, root_device=root, more_devices=tuple(name for name in volumes if name != root))

@@ -1,6 +1,6 @@
-"""What the machines of one pool share in EC2: security group, key pair, placement group. By tag.
+"""Resources that the machines of one pool share in EC2: security group, key pair, placement group. Found by tag.
 
-The key pair is made first and removed last: as long as it is there, its tags say what else there is to remove.
+The key pair is created first and deleted last. While it exists, its tags tell which other resources to delete.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from .failures import NotThere, NotYet, soon_there, translated
 from .settings import Ec2Settings
 from .types import has_efa
 
-__all__ = ["Network", "subnet_zone"]
-
 _PLACEMENT_TAG = "skyward:placement-group"
 _ADDRESS_URL = "https://checkip.amazonaws.com"
 _ADDRESS_LIMIT_S = 10.0
@@ -28,7 +26,7 @@ _IN_USE = ("DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.I
 
 
 class Network:
-    """Of one account and region; keeps nothing."""
+    """Shared resources in one account and region. Stateless."""
 
     def __init__(self, api: Clients, aws: Ec2Settings) -> None:
         self._api = api
@@ -37,12 +35,12 @@ class Network:
     # Making -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> None:
-        """Everything that is not there yet. Raises NotYet where what was made a moment ago is not known yet."""
+        """Create all missing resources. Raises NotYet while a new resource is not known everywhere yet."""
         keys = self._keys(_by_journal(request.tags))
         if not keys:
             self._make("ImportKeyPair", self._key(request))
         if placement := self._own_placement(request):
-            if keys and not _placements(keys):  # the offers before this one needed none
+            if keys and not _placements(keys):  # earlier offers needed no placement group
                 tag = {"Key": _PLACEMENT_TAG, "Value": placement}
                 with soon_there():
                     self._make("CreateTags", {"Resources": [key["KeyPairId"] for key in keys], "Tags": [tag]})
@@ -54,7 +52,7 @@ class Network:
 
     def _let_in(self, group: str, request: Request) -> None:
         ssh, members = self._ingress(group)
-        for rule in (ssh, members):  # one by one: of several EC2 takes none where one is there already
+        for rule in (ssh, members):  # one call each: EC2 rejects all rules of a call if one of them exists
             self._make("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [rule]})
         for old in self._others_let_in(group, ssh):
             self._make("RevokeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [old]})
@@ -66,16 +64,16 @@ class Network:
         made = self._make("CreateSecurityGroup", parameters)
         if made:
             return str(made["GroupId"])
-        # It is there: a try whose answer was lost has made it, and its tags may not be listed yet.
+        # It exists: an earlier try whose answer was lost has created it, and its tags might still be unlisted.
         names: Any = [{"Name": "group-name", "Values": [parameters["GroupName"]]}]
         with translated("DescribeSecurityGroups"):
             groups = self._api.ec2.describe_security_groups(Filters=names)["SecurityGroups"]
         if not groups:
-            raise NotYet(f"aws: security group {parameters['GroupName']} is there, and is not listed yet")
+            raise NotYet(f"aws: security group {parameters['GroupName']} exists, but is not listed yet")
         return groups[0]["GroupId"]
 
     def _others_let_in(self, group: str, ssh: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Rules for ssh from where this machine was before: it has another address now."""
+        """List SSH rules for previous addresses of this machine."""
         with translated("DescribeSecurityGroups"):
             groups = self._api.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
         ports = {name: ssh[name] for name in ("IpProtocol", "FromPort", "ToPort")}
@@ -89,7 +87,7 @@ class Network:
         ]
 
     def plan(self, request: Request) -> list[ApiCall]:
-        """What `prepare` would send where nothing is there yet."""
+        """List the calls of `prepare` for a pool that has no resources yet."""
         calls = [("ImportKeyPair", self._key(request))]
         if placement := self._own_placement(request):
             calls.append(("CreatePlacementGroup", self._placement(request, placement)))
@@ -104,12 +102,12 @@ class Network:
         return [ApiCall(operation=operation, parameters=parameters) for operation, parameters in calls]
 
     def places(self, request: Request, *, is_plan: bool = False) -> dict[str, Any]:
-        """The part of RunInstances that says where: network, key, placement."""
+        """Return the network, key and placement parameters of RunInstances."""
         group = self._aws.security_group_id or (
             "<id of the security group>" if is_plan else self._group_id(request.tags)
         )
         if not group:
-            raise NotYet(f"aws: security group {_name(request.tags)} was made a moment ago, and is not listed yet")
+            raise NotYet(f"aws: security group {_name(request.tags)} is new, and not listed yet")
         interface: dict[str, Any] = {
             "DeviceIndex": 0,
             "SubnetId": self._subnet(request.offer.zone),
@@ -118,7 +116,7 @@ class Network:
             "DeleteOnTermination": True,
         }
         if self._uses_efa(request):
-            # One, of the first network card: with several, EC2 gives a machine no public address.
+            # Only on the first network card: EC2 gives a machine with several interfaces no public address.
             interface["InterfaceType"] = "efa"
         placement: dict[str, Any] = {"AvailabilityZone": request.offer.zone}
         if name := self._own_placement(request) or self._named_placement():
@@ -126,7 +124,7 @@ class Network:
         return {"KeyName": _name(request.tags), "NetworkInterfaces": [interface], "Placement": placement}
 
     def _make(self, operation: str, parameters: dict[str, Any]) -> Any:
-        """One call; that it is there already, made by a try whose answer was lost, is no error."""
+        """Make one API call. A duplicate is not an error: an earlier try whose answer was lost created it."""
         method = "".join("_" + c.lower() if c.isupper() else c for c in operation)[1:]
         try:
             with translated(operation):
@@ -177,7 +175,7 @@ class Network:
         return self._aws.efa
 
     def _own_placement(self, request: Request) -> str:
-        """The name of a placement group of the pool's own; "" where it has none."""
+        """Name of the placement group to create for the pool; "" for none."""
         is_wanted = self._aws.placement == "cluster" or (
             self._aws.placement == "auto" and has_efa(self._aws, request.offer.instance_type)
         )
@@ -201,7 +199,7 @@ class Network:
         with translated("DescribeVpcs"):
             vpcs = self._api.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
         if not vpcs:
-            raise UsageError(f"AWS.vpc: {self._aws.region} has no default VPC; name one: AWS(vpc='vpc-...')")
+            raise UsageError(f"AWS.vpc=None: {self._aws.region} has no default VPC; name one: AWS(vpc='vpc-...')")
         return vpcs[0]["VpcId"]
 
     def _subnet(self, zone: str) -> str:
@@ -212,16 +210,19 @@ class Network:
         with translated("DescribeSubnets"):
             subnets = self._api.ec2.describe_subnets(Filters=filters)["Subnets"]
         if not subnets:
-            raise NoCapacity(f"aws: {vpc} has no subnet in {zone}; AWS(zones=...) or AWS(subnet_id=...) chooses")
-        # The default one of the zone first, then one whose machines have public addresses.
-        # The name decides between equals: a call that is made again must name the same one.
+            raise NoCapacity(
+                f"aws: {vpc} has no subnet in {zone}; choose zones that have one with AWS(zones=...), or name a subnet "
+                "with AWS(subnet_id=...)"
+            )
+        # Prefer the zone's default subnet, then one that assigns public addresses. The id breaks ties, because a
+        # repeated call with the same token must name the same subnet.
         order = ("DefaultForAz", "MapPublicIpOnLaunch")
         return max(subnets, key=lambda s: (*(bool(s.get(name)) for name in order), s["SubnetId"]))["SubnetId"]
 
     # Removing ---------------------------------------------------------------------------------------------------------
 
     def clean_up(self, tags: Mapping[str, str]) -> list[str]:
-        """Remove all of it; the names of what is still in use."""
+        """Delete all resources and return the names of those that are still in use."""
         filters: Any = _by_journal(tags)
         left: list[str] = []
         keys = self._keys(filters)
@@ -234,12 +235,12 @@ class Network:
         if not left:
             for key in keys:
                 left += self._removed("DeleteKeyPair", {"KeyName": key["KeyName"]}, key["KeyName"])
-            # EC2 calls it a success to delete what it does not find: only a look tells that it is gone.
+            # EC2 reports success when it deletes a key it does not find, so only a listing proves that it is gone.
             left = left or [key["KeyName"] for key in self._keys(filters)] if keys else left
         return left
 
     def found(self) -> list[dict[str, str]]:
-        """The tags of every pool's key pair: where there is one, there may be more."""
+        """Return the tags of every pool's key pair: where one exists, there may be other resources."""
         keys = self._keys([{"Name": "tag-key", "Values": [JOURNAL_TAG]}])
         return [{tag["Key"]: tag["Value"] for tag in key.get("Tags", [])} for key in keys]
 
@@ -260,7 +261,7 @@ class Network:
 
 
 def subnet_zone(aws: Ec2Settings) -> str:
-    """The zone of the subnet that the configuration names. Raises UsageError if there is none of that name."""
+    """Return the zone of the configured subnet. Raises UsageError if the subnet does not exist."""
     assert aws.subnet_id is not None
     return _zone_of_subnet(aws.region, aws.profile, aws.endpoint_url, aws.subnet_id)
 
@@ -271,7 +272,9 @@ def _zone_of_subnet(region: str, profile: str | None, endpoint_url: str | None, 
         with translated("DescribeSubnets"):
             subnets = clients(region, profile, endpoint_url).ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
     except NotThere as error:
-        raise UsageError(f"AWS.subnet_id: {subnet} does not exist in {region}") from error
+        raise UsageError(
+            f"AWS.subnet_id={subnet!r}: does not exist in {region}; name a subnet of this region"
+        ) from error
     return subnets[0]["AvailabilityZone"]
 
 
@@ -280,7 +283,7 @@ def _name(tags: Mapping[str, str]) -> str:
 
 
 def _placements(keys: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The placement groups that the tags of key pairs name."""
+    """Return the names of placement groups in the tags of key pairs."""
     return [tag["Value"] for key in keys for tag in key.get("Tags", []) if tag["Key"] == _PLACEMENT_TAG]
 
 
@@ -293,13 +296,13 @@ def _among_members(group: str) -> dict[str, Any]:
 
 
 def _own_address() -> str:
-    """This machine's address on the internet, as Amazon sees it. Raises UsageError."""
+    """Return this machine's public address, as Amazon sees it. Raises UsageError."""
     try:
         with urllib.request.urlopen(_ADDRESS_URL, timeout=_ADDRESS_LIMIT_S) as answer:
-            # Whatever it is on a network that wants a log-in first, or has only IPv6: no rule can be made of that.
+            # A network with a sign-in page answers with something else, and one with only IPv6 with no IPv4 address.
             return str(ipaddress.IPv4Address(answer.read(64).decode("ascii").strip()))
     except (OSError, urllib.error.URLError, ValueError) as error:
         raise UsageError(
-            f"AWS.client_cidr: this machine's address is asked of {_ADDRESS_URL}, which did not tell ({error}); "
-            "give it: AWS(client_cidr='203.0.113.7/32')"
+            f"AWS.client_cidr='auto': could not determine this machine's public address from {_ADDRESS_URL} ({error}); "
+            "set it: AWS(client_cidr='203.0.113.7/32')"
         ) from error

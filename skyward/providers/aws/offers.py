@@ -1,4 +1,4 @@
-"""What EC2 offers for a spec: types that fit, in the zones that have them, on demand and spot, with prices."""
+"""EC2 offers for a spec: fitting types by zone, on demand and spot, with prices."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from .prices import on_demand_prices, spot_prices
 from .settings import Ec2Settings
 from .types import InstanceType, instance_types
 
-__all__ = ["offers"]
-
 _LEAST_MEMORY_GIB = 2.0
-"""Where a spec does not say: less is too little to install anything."""
+"""Default for specs that set no memory: a smaller machine cannot install anything."""
 _MAX_TYPES = 60
-"""So many types are offered at most, the cheapest: nobody tries more, and spot prices are asked for each."""
+"""Most types to offer, cheapest first: no launch tries more, and each one costs a query of its spot price."""
 
 
 def offers(api: Clients, aws: Ec2Settings, spec: PoolSpec) -> list[Offer]:
-    """One for each type, zone and kind of rent; in any order."""
+    """List one offer per type, zone and kind of rent, in any order."""
     known = instance_types(api, aws)
     unknown = set(aws.instance_types) - {t.name for t in known}
     if unknown:
-        raise UsageError(f"AWS.instance_types: {', '.join(sorted(unknown))}: not offered in {aws.region}")
+        raise UsageError(
+            f"AWS.instance_types={sorted(unknown)!r}: not offered in {aws.region}; name types of this region, or set "
+            "another region"
+        )
     fitting = [t for t in known if _fits(t, spec, aws)]
     if not fitting and spec.accelerator is not None:
         _explain(spec.accelerator, known, aws.region)
     if fitting and spec.accelerator is not None and not has_driver(aws, spec.accelerator):
         raise UsageError(
-            f"AWS.ami: no image of system={aws.system!r} that is known here has a driver for {spec.accelerator}; name "
-            "one that has: AWS(ami='ami-...')"
+            f"AWS.ami=None: no known image of system={aws.system!r} has a driver for {spec.accelerator}; name an image "
+            "that has one: AWS(ami='ami-...')"
         )
     zones = _Zones(aws, subnet_zone(aws) if aws.subnet_id else None)
     prices = on_demand_prices(api, aws, [t.name for t in fitting])
@@ -80,20 +81,21 @@ def _offer(aws: Ec2Settings, kind: InstanceType, zone: str, price: float, source
 
 
 class _Zones:
-    """Those in which a type may be: where it is offered, where the configuration allows it, where its subnet is."""
+    """Zones that a type may use: offered there, allowed by the options, and with the named subnet in them."""
 
     def __init__(self, aws: Ec2Settings, of_subnet: str | None) -> None:
         self._aws = aws
         self._of_subnet = of_subnet
         if of_subnet is not None and aws.zones and of_subnet not in aws.zones:
             raise UsageError(
-                f"AWS.subnet_id: {aws.subnet_id} is in {of_subnet}, and zones={list(aws.zones)} has it not"
+                f"AWS.subnet_id={aws.subnet_id!r}: in {of_subnet}, which is not in zones={list(aws.zones)}; "
+                "name a subnet of these zones, or leave zones out"
             )
 
     def of(self, kind: InstanceType) -> list[str]:
         if self._of_subnet is not None:
             return [z for z in kind.zones if z == self._of_subnet]
-        # Local and wavelength zones have longer names: they need an opt-in and networks of their own.
+        # Local and wavelength zones have longer names. They need an opt-in and networks of their own.
         aws = self._aws
         return [z for z in kind.zones if (z in aws.zones if aws.zones else len(z) == len(aws.region) + 1)]
 
@@ -112,25 +114,27 @@ def _fits(kind: InstanceType, spec: PoolSpec, aws: Ec2Settings) -> bool:
 
 
 def _usual(kind: InstanceType, spec: PoolSpec, aws: Ec2Settings) -> str:
-    """The architecture where none was asked for: that of most wheels, unless the machine was asked for otherwise."""
+    """Return the default architecture: x86_64, which most wheels support, unless types or a device were requested."""
     return kind.architecture if aws.instance_types or spec.accelerator is not None else "x86_64"
 
 
 def _has(kind: InstanceType, wanted: Accelerator | None, *, is_named: bool) -> bool:
     if wanted is None:
-        return kind.accelerator is None or is_named  # a GPU that nobody asked for is only paid for
+        return kind.accelerator is None or is_named  # never pay for a GPU that nobody requested
     has = kind.accelerator
     return (
         has is not None
-        and has.name == wanted.name.removesuffix("-SXM")  # EC2's A100 and H100 are of that form
+        and has.name == wanted.name.removesuffix("-SXM")  # EC2's A100 and H100 are the SXM form
         and has.count == wanted.count
         and wanted.memory in ("", has.memory)
     )
 
 
 def _explain(wanted: Accelerator, known: list[InstanceType], region: str) -> None:
-    """Raises NoCapacity that says in which numbers and sizes there is such a device."""
+    """Raise NoCapacity that lists the available counts and sizes of the device, if there are any."""
     name = wanted.name.removesuffix("-SXM")
-    there = sorted({f"{t.accelerator} ({t.name})" for t in known if t.accelerator and t.accelerator.name == name})
-    if there:
-        raise NoCapacity(f"aws: no machine in {region} has just {wanted}; there is {', '.join(there)}")
+    available = sorted({f"{t.accelerator} ({t.name})" for t in known if t.accelerator and t.accelerator.name == name})
+    if available:
+        raise NoCapacity(
+            f"aws: no machine in {region} has exactly {wanted}; request one of these: {', '.join(available)}"
+        )

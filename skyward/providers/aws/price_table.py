@@ -1,20 +1,18 @@
-"""On-demand prices for when the Pricing API does not answer: the common types, Linux, shared tenancy, USD per hour.
+"""On-demand prices in USD per hour, for when the Pricing API does not answer: common types, Linux, shared tenancy.
 
-Source: AWS, "Amazon EC2 On-Demand Pricing", us-east-1 (us-east-2 and us-west-2 are the same). They change rarely; the
-last great change was a cut for P4 and P5 in June 2025. An offer priced by this table says so.
+Source: AWS, "Amazon EC2 On-Demand Pricing", us-east-1, which equals us-east-2 and us-west-2. Prices change rarely; the
+last large change was a cut for P4 and P5 in June 2025. Offers priced by this table say so.
 """
 
 from __future__ import annotations
 
-__all__ = ["DATE", "OTHER_REGIONS", "SAME_REGIONS", "on_demand"]
-
 DATE = "2025-07"
 SAME_REGIONS = frozenset({"us-east-1", "us-east-2", "us-west-2"})
 OTHER_REGIONS = 1.6
-"""Elsewhere the table's prices are multiplied by this: more than in nearly every region, so that no limit is passed
+"""Factor for prices in other regions. It exceeds nearly every region's real factor, so that no limit is passed
 unnoticed."""
 
-# Families whose sizes cost in proportion: price of `large` (2 vcpus).
+# Families whose prices are proportional to size: price of `large` (2 vCPUs).
 _PER_LARGE = {
     "t3": 0.0832,
     "t3a": 0.0752,
@@ -106,7 +104,7 @@ _SINGLE = {
 
 
 def on_demand(instance_type: str, region: str) -> float | None:
-    """USD per hour by this table; None where it does not say."""
+    """Return the table's price in USD per hour, or None if the type is not listed."""
     family, _, size = instance_type.partition(".")
     price = _SINGLE.get(instance_type)
     if price is None and family in _PER_LARGE and size in _LARGES:

@@ -1,4 +1,4 @@
-"""What machines cost in a region: on demand from the Pricing API, spot from its history of now."""
+"""Machine prices in a region: on demand from the Pricing API, spot from the current price history."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from .clients import Clients
 from .failures import translated
 from .settings import Ec2Settings
 
-__all__ = ["on_demand_prices", "spot_prices"]
-
 _MAX_AGE_S = 86400.0
 _FEW = 12
-"""So many types are asked for one by one; more cost less as the whole list of the region."""
+"""Most types to query one by one; for more, the price list of the whole region is cheaper."""
 _SPOT_KINDS = frozenset({"Linux/UNIX", "Linux/UNIX (Amazon VPC)"})
 
 
 def on_demand_prices(api: Clients, aws: Ec2Settings, types: Sequence[str]) -> dict[str, tuple[float, str]]:
-    """By type: USD per hour, and where that is from. Those whose price nobody knows are not in it."""
-    asked = sorted(types) if len(types) <= _FEW else []
-    key = f"prices-{aws.region}" + "".join(f"-{name}" for name in asked) + ("-test" if aws.endpoint_url else "")
+    """Return price in USD per hour and its source, by type. Types with unknown prices are missing."""
+    queried = sorted(types) if len(types) <= _FEW else []
+    key = f"prices-{aws.region}" + "".join(f"-{name}" for name in queried) + ("-test" if aws.endpoint_url else "")
     try:
-        kept = cached(key, _MAX_AGE_S, lambda: _asked(api, aws.region, asked))
+        kept = cached(key, _MAX_AGE_S, lambda: _fetch(api, aws.region, queried))
         day = datetime.datetime.fromtimestamp(kept.at, datetime.UTC).strftime("%Y-%m-%d")
         known = {name: (price, f"AWS Pricing API, {day}") for name, price in kept.value.items()}
     except ProviderError:
@@ -43,16 +41,16 @@ def _from_table(name: str, region: str) -> tuple[float, str] | None:
     return price, f"table of {price_table.DATE} bundled with skyward{note}: the AWS Pricing API did not answer"
 
 
-def _asked(api: Clients, region: str, types: Sequence[str]) -> dict[str, float]:
+def _fetch(api: Clients, region: str, types: Sequence[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
-    for one in types or [""]:
+    for instance_type in types or [""]:
         filters = {
             "regionCode": region,
             "operatingSystem": "Linux",
             "tenancy": "Shared",
             "preInstalledSw": "NA",
             "capacitystatus": "Used",
-            **({"instanceType": one} if one else {}),
+            **({"instanceType": instance_type} if instance_type else {}),
         }
         wanted = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in filters.items()]
         with translated("GetProducts"):
@@ -62,7 +60,7 @@ def _asked(api: Clients, region: str, types: Sequence[str]) -> dict[str, float]:
 
 
 def _read(products: Iterable[str]) -> dict[str, float]:
-    """Prices out of the Pricing API's documents.
+    """Read prices out of the Pricing API's documents.
 
     Source: AWS Price List, "Reading the service price list file": product -> terms -> OnDemand -> price dimensions.
     """
@@ -79,7 +77,7 @@ def _read(products: Iterable[str]) -> dict[str, float]:
 
 
 def spot_prices(api: Clients, types: Sequence[str]) -> dict[tuple[str, str], float]:
-    """By (type, zone): USD per hour now."""
+    """Return current spot prices in USD per hour, by (type, zone)."""
     prices: dict[tuple[str, str], tuple[Any, float]] = {}
     now = datetime.datetime.now(datetime.UTC)
     names: Any = list(types)

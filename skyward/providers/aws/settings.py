@@ -1,15 +1,13 @@
-"""The options of `AWS` as its parts read them: a type below them all, so that none of them imports the provider."""
+"""Options of `AWS` as its parts read them: a protocol below the parts, so that none imports the provider."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
-__all__ = ["Ec2Settings"]
-
 
 class Ec2Settings(Protocol):
-    """Give the options of a provider on EC2; `AWS` says what each of them means."""
+    """Options of a provider on EC2; `AWS` documents each of them."""
 
     @property
     def region(self) -> str: ...

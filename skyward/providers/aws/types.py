@@ -1,4 +1,4 @@
-"""Instance types of a region as EC2 describes them, and the zones that have them; kept on disk for a day."""
+"""Instance types of a region and their zones, as EC2 describes them; cached on disk for a day."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from .clients import Clients, clients
 from .failures import translated
 from .settings import Ec2Settings
 
-__all__ = ["InstanceType", "has_efa", "instance_types"]
-
 _MAX_AGE_S = 86400.0
-# EC2's names of what the tables of `sky.accelerators` call otherwise.
+# EC2's names of devices that `sky.accelerators` lists under other names.
 _NAMES = {"RTX PRO Server 6000": "RTX PRO 6000", "Inferentia": "Inferentia1", "Trainium": "Trainium1"}
 _DEVICES = (
     ("GpuInfo", "Gpus"),
@@ -24,8 +22,8 @@ _DEVICES = (
     ("InferenceAcceleratorInfo", "Accelerators"),
 )
 _BURSTABLE = ("t1.", "t2.", "t3.", "t3a.", "t4g.")
-# These are "unlimited" unless an account says otherwise: they never slow down, and what they use above the baseline of
-# their size is billed by the vCPU-hour, in all regions and for spot too.
+# Unless an account says otherwise these are "unlimited": they never slow down. CPU use above the size's baseline is
+# billed by the vCPU-hour, in all regions, and for spot too.
 # Source: EC2 user guide, "Unlimited mode for burstable performance instances"; EC2 pricing, "T2/T3/T4g Unlimited Mode".
 _CREDITS_USD = {"t3": 0.05, "t3a": 0.05, "t4g": 0.04}
 _BASELINE = {"nano": 0.05, "micro": 0.1, "small": 0.2, "medium": 0.2, "large": 0.3, "xlarge": 0.4, "2xlarge": 0.4}
@@ -33,7 +31,7 @@ _BASELINE = {"nano": 0.05, "micro": 0.1, "small": 0.2, "medium": 0.2, "large": 0
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """What a type has, and in which zones of the region it is offered."""
+    """Properties of an instance type, and the zones of the region that offer it."""
 
     name: str
     vcpus: int
@@ -51,25 +49,25 @@ class InstanceType:
 
     @property
     def credits_usd_per_hour(self) -> float:
-        """What its CPU credits cost beside its price while all its processors are busy."""
+        """Price of the CPU credits on top of the type's own price while all its CPUs are busy."""
         family, _, size = self.name.partition(".")
         share = 1.0 - _BASELINE.get(size, 0.4)
         return round(_CREDITS_USD.get(family, 0.0) * self.vcpus * share, 6)
 
 
 def instance_types(api: Clients, aws: Ec2Settings) -> list[InstanceType]:
-    """All of the region that we can boot: no bare metal, no Macs. One that cannot be read is left out."""
+    """List all bootable types of the region: no bare metal, no Macs, none with an unreadable description."""
     key = f"types-2-{aws.region}" + ("-test" if aws.endpoint_url else "")
     facts: dict[str, Any] = cached(key, _MAX_AGE_S, lambda: _fetched(api)).value
     return [made for name in facts if (made := _made(name, facts[name])) is not None]
 
 
 def has_efa(aws: Ec2Settings, name: str) -> bool:
-    """Whether the type has an Elastic Fabric Adapter."""
+    """Return whether the type has an Elastic Fabric Adapter."""
     api = clients(aws.region, aws.profile, aws.endpoint_url)
     types = [t for t in instance_types(api, aws) if t.name == name]
     if not types:
-        raise UsageError(f"AWS.instance_types: {name!r} is not offered in {aws.region}")
+        raise UsageError(f"AWS.instance_types={name!r}: not offered in {aws.region}; name a type of this region")
     return types[0].has_efa
 
 
@@ -84,7 +82,7 @@ def _fetched(api: Clients) -> dict[str, Any]:
     with translated("DescribeInstanceTypes"):
         for answer in api.ec2.get_paginator("describe_instance_types").paginate():
             for kind in answer["InstanceTypes"]:
-                # Images are HVM: to ask for one on another machine ends a launch.
+                # Our images are HVM: requesting one on a type without HVM would fail the launch.
                 can_boot = not kind.get("BareMetal") and "hvm" in kind.get("SupportedVirtualizationTypes", ["hvm"])
                 if kind["InstanceType"] in zones and can_boot:
                     facts[kind["InstanceType"]] = {
@@ -95,20 +93,20 @@ def _fetched(api: Clients) -> dict[str, Any]:
 
 
 def _kept(kind: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what is worth it of a description of 4 KB."""
+    """Keep the used fields of a 4 KB description."""
     return {
         "vcpus": kind["VCpuInfo"]["DefaultVCpus"],
         "memory_mib": kind["MemoryInfo"]["SizeInMiB"],
         "architectures": kind["ProcessorInfo"].get("SupportedArchitectures", []),
         "has_spot": "spot" in kind.get("SupportedUsageClasses", []),
-        "has_on_demand": "on-demand" in kind.get("SupportedUsageClasses", ["on-demand"]),  # not: capacity blocks
+        "has_on_demand": "on-demand" in kind.get("SupportedUsageClasses", ["on-demand"]),  # else: capacity blocks only
         "has_efa": bool(kind.get("NetworkInfo", {}).get("EfaSupported")),
         "devices": [_device(device) for info, devices in _DEVICES for device in kind.get(info, {}).get(devices, [])],
     }
 
 
 def _device(device: Mapping[str, Any]) -> tuple[str, int, int]:
-    # A machine with a part of a GPU has 0 of them, and one that is logical.
+    # A machine with a fraction of a GPU reports 0 devices and one logical device.
     count = device.get("Count") or device.get("LogicalGpuCount") or 1
     return device.get("Name", ""), count, device.get("MemoryInfo", {}).get("SizeInMiB", 0)
 
@@ -131,10 +129,10 @@ def _made(name: str, facts: dict[str, Any]) -> InstanceType | None:
 
 
 def _accelerator(name: str, count: int, memory_mib: int) -> Accelerator:
-    """The device as our tables know it, with the memory that it is sold with.
+    """Map EC2's device to an `Accelerator`, with the memory size that it is sold under.
 
-    EC2 says 22888 MiB for 24 GB and 40960 MiB for 40 GB: some are 10^9 bytes, some 2^30. A device whose memory is none
-    of those that the product comes with is a part of one (g6f: an eighth of an L4), and says so by its memory.
+    EC2 reports 22888 MiB for 24 GB and 40960 MiB for 40 GB: some sizes count 10^9 bytes, some 2^30. A memory size that
+    the product does not come in is a fraction of a device (g6f: an eighth of an L4), and is kept as it is.
     """
     try:
         whole = Accelerator.from_name(_NAMES.get(name, name), count=count)

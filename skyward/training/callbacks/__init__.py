@@ -1,6 +1,6 @@
-"""What watches a run, and what may end it: one callback, or one family of them, a file.
+"""Callbacks that log, measure, profile or stop a training run.
 
-Names are loaded when they are first used.
+Names are loaded on first use, so importing the package imports no framework.
 """
 
 from ..._lazy import lazy_names as _lazy_names

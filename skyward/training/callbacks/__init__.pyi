@@ -1,4 +1,4 @@
-"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
+"""Public names of the package; `__init__.py` reads this list and loads each name on first use."""
 
 from .control import TrainerControlCallback as TrainerControlCallback
 from .divergence import DivergenceDetector as DivergenceDetector

@@ -1,4 +1,4 @@
-"""How metrics are shown in text: columns of a row for each log, lines of a summary at the end."""
+"""Metrics as text: the columns of a log row and the lines of the final summary."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from typing import Any, TypeVar, cast
 
 from ...errors import UsageError
 
-__all__ = ["FINAL_METRICS", "STEP_COLUMNS", "Column", "FinalMetric", "format_value", "merged"]
-
 Format = str | Callable[[Any], str]
-"""A format specification (".4f"; those of integers take floats too), "si" (12.3M), "gib" (of bytes), a function, or ""
-for what suits the value's type. Of a list, such as a number for each rank, the greatest is shown."""
+"""Rule that turns a value into text.
+
+A format specification (".4f"; integer types such as ",d" accept floats), "si" (12.3M), "gib" (bytes as GiB), a function
+of the value, or "" for a default by type. A list, such as one number per rank, is shown as its maximum.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One metric of a row. label: as headed, the metric's key without one. width: in characters."""
+    """One metric of a log row.
+
+    Args:
+        label: the heading; empty means the metric's key.
+        width: characters.
+        fmt: how the value is shown.
+    """
 
     label: str = ""
     width: int = 10
@@ -26,7 +33,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalMetric:
-    """One metric of the summary. suffix: behind the value, such as " s"."""
+    """One metric of the final summary.
+
+    Args:
+        label: the line's name; empty means the metric's key.
+        fmt: how the value is shown.
+        suffix: text after the value, such as " s".
+    """
 
     label: str = ""
     fmt: Format = ""
@@ -60,35 +73,47 @@ FINAL_METRICS: dict[str, FinalMetric] = {
 Spec = TypeVar("Spec")
 
 
-def merged(what: str, defaults: Mapping[str, Spec], own: Mapping[str, Any] | None, kind: type[Spec]) -> dict[str, Spec]:
-    """The defaults, with a user's on top: `{key: {field: value}}` changes or adds one, `{key: None}` takes one away.
+def merged(
+    argument: str, defaults: Mapping[str, Spec], overrides: Mapping[str, Any] | None, kind: type[Spec]
+) -> dict[str, Spec]:
+    """Merge a user's overrides into the default specs.
 
-    Raises: UsageError for a field that there is not.
+    `{key: {field: value}}` changes or adds a spec, `{key: None}` removes one.
+
+    Args:
+        argument: the argument that `overrides` came from, for the error.
+        defaults: the specs to begin with; not modified.
+        overrides: the user's changes, or None for none.
+        kind: the dataclass of a spec.
+
+    Raises:
+        UsageError: an override is neither a spec, a dict of its fields, nor None.
     """
-    found = dict(defaults)
-    known = [field.name for field in fields(cast("Any", kind))]
-    for key, value in (own or {}).items():
+    specs = dict(defaults)
+    legal = [field.name for field in fields(cast("Any", kind))]
+    for key, value in (overrides or {}).items():
         if value is None:
-            found.pop(key, None)
+            specs.pop(key, None)
         elif isinstance(value, kind):
-            found[key] = value
-        elif isinstance(value, Mapping) and set(value) <= set(known):
-            given = {each: getattr(found[key], each) for each in known} if key in found else {}
-            found[key] = kind(**{**given, **value})
+            specs[key] = value
+        elif isinstance(value, Mapping) and set(value) <= set(legal):
+            current = {name: getattr(specs[key], name) for name in legal} if key in specs else {}
+            specs[key] = kind(**{**current, **value})
         else:
             raise UsageError(
-                f"{what}[{key!r}] is {value!r}; give a dict with any of {', '.join(known)}, or None to leave it out"
+                f"{argument}[{key!r}]={value!r}: must be a dict with any of {', '.join(legal)}; "
+                f"pass such a dict, or None to remove {key!r}"
             )
-    return found
+    return specs
 
 
 def format_value(value: Any, fmt: Format = "") -> str:
-    """The value as text; one that the format does not fit, as it is."""
+    """Return the value as text; fall back to `str(value)` where the format does not fit it."""
     if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
         value = max(value)
     try:
         return _formatted(value, fmt)
-    except (TypeError, ValueError, OverflowError):  # a format that does not fit the value: shown as it is
+    except (TypeError, ValueError, OverflowError):  # a user's format must not end a run
         return str(value)
 
 

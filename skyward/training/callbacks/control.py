@@ -1,4 +1,4 @@
-"""Control is a package of its own; its callback is found here, too."""
+"""Re-export of the control callback, which lives in its own package."""
 
 from ..control.callback import TrainerControlCallback
 

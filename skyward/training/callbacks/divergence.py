@@ -1,4 +1,4 @@
-"""Ends a run whose loss has left its best value for good, or is no number any more."""
+"""Stop a run whose loss diverges or becomes NaN."""
 
 from __future__ import annotations
 
@@ -12,28 +12,37 @@ from ..agree import Ranks
 from ..events import TrainerCallback
 from .evaluations import ReportedOnce
 
-__all__ = ["DivergenceDetector"]
-
 _log = logging.getLogger(__name__)
 
 _STATE = ("smoothed_loss", "best_smoothed_loss", "observation_count", "consecutive_above")
 
 
 class DivergenceDetector(TrainerCallback):
-    """Compares the smoothed loss with the best that it has been.
+    """Stop training when the smoothed loss stays far above its best value.
 
-    It acts when the smoothed loss is `threshold` or more above its best, or `relative_threshold` times its best or
-    more, for `patience` observations in a row, after the first `warmup` of them. NaN and infinity it acts on at once.
-    Ranks see losses of their own; they decide together, by the mean, and have one state.
+    The callback acts when the smoothed loss exceeds its best by `threshold`, or reaches `relative_threshold` times its
+    best, for `patience` observations in a row after the first `warmup`. It acts on NaN and infinity at once. In a
+    distributed run the ranks average their losses first, so they decide together and share one state.
 
-    smoothing: weight of a new loss in the exponential moving average, in (0, 1]; 1 is no smoothing.
-    threshold, relative_threshold: above 0, and above 1; None: not looked at. At least one is given.
-    action: "stop" saves a checkpoint and ends the run; "abort" ends it without.
-    use_eval_loss: watches `eval_loss` of evaluations instead of `loss` of logs.
-    metric_key: what to watch instead, in logs and in evaluations.
+    The state (`smoothed_loss`, `best_smoothed_loss`, `observation_count`, `consecutive_above`) is saved in checkpoints.
 
-    Stateful: smoothed_loss, best_smoothed_loss, observation_count, consecutive_above.
-    Raises: UsageError for values out of these ranges.
+    Args:
+        smoothing: weight of a new loss in the exponential moving average, in (0, 1]; 1 turns smoothing off.
+        threshold: absolute distance to the best loss, above 0; None turns the check off.
+        relative_threshold: multiple of the best loss, above 1; None turns the check off. One of the two is required.
+        patience: observations in a row above a threshold, at least 1.
+        warmup: first observations that never count, at least 0.
+        action: "stop" saves a checkpoint and ends the run; "abort" ends it without saving.
+        use_eval_loss: watch `eval_loss` of evaluations instead of `loss` of logs.
+        metric_key: another metric to watch, in logs and in evaluations.
+
+    Raises:
+        UsageError: a value is out of its range.
+
+    Example:
+        >>> detector = DivergenceDetector(threshold=2.0, patience=5, action="abort")
+        >>> detector.metric_key
+        'loss'
     """
 
     def __init__(
@@ -47,25 +56,33 @@ class DivergenceDetector(TrainerCallback):
         use_eval_loss: bool = False,
         metric_key: str | None = None,
     ) -> None:
-        _check("smoothing", smoothing, "above 0 and at most 1", 0 < smoothing <= 1)
-        _check("threshold", threshold, "above 0, or None", _is_none_or_above(threshold, 0))
+        _check("smoothing", smoothing, 0 < smoothing <= 1, "must be above 0 and at most 1", "set 1 for no smoothing")
+        _check("threshold", threshold, threshold is None or threshold > 0, "must be above 0", "set None to turn it off")
         _check(
             "relative_threshold",
             relative_threshold,
-            "above 1, or None",
             relative_threshold is None or relative_threshold > 1,
+            "must be above 1",
+            "set None to turn it off",
         )
-        _check("threshold", None, "given, or relative_threshold is", (threshold, relative_threshold) != (None, None))
-        _check("patience", patience, "at least 1", patience >= 1)
-        _check("warmup", warmup, "at least 0", warmup >= 0)
-        _check("action", action, "'stop' or 'abort'", action in {"stop", "abort"})
+        _check(
+            "threshold",
+            None,
+            (threshold, relative_threshold) != (None, None),
+            "nothing to compare with",
+            "set threshold or relative_threshold",
+        )
+        _check("patience", patience, patience >= 1, "must be at least 1", "set patience=1 or more")
+        _check("warmup", warmup, warmup >= 0, "must be at least 0", "set warmup=0 or more")
+        _check("action", action, action in {"stop", "abort"}, "unknown action", "use 'stop' or 'abort'")
         self.smoothing, self.patience, self.warmup = smoothing, patience, warmup
         self.threshold, self.relative_threshold = threshold, relative_threshold
         self.action = action
         self.metric_key = metric_key or ("eval_loss" if use_eval_loss else "loss")
-        # Hugging Face's Trainer tells evaluations to both: only a key of the user's own is looked for in both.
-        own, event = metric_key is not None, "on_evaluate" if use_eval_loss else "on_log"
-        self.collective_events = frozenset({"on_log", "on_evaluate"} if own else {event})
+        # Hugging Face's Trainer reports an evaluation in on_log and in on_evaluate. One event is enough for the
+        # built-in keys; only a key of the user's own may come in either, so only that one is looked for in both.
+        is_custom, event = metric_key is not None, "on_evaluate" if use_eval_loss else "on_log"
+        self.collective_events = frozenset({"on_log", "on_evaluate"} if is_custom else {event})
         self.smoothed_loss: float | None = None
         self.best_smoothed_loss: float | None = None
         self.observation_count = 0
@@ -94,9 +111,12 @@ class DivergenceDetector(TrainerCallback):
         for name in _STATE:
             setattr(self, name, state_dict[name])
 
-    def _watch(self, state: Any, control: Any, told: Mapping[str, Any], ranks: Ranks) -> None:
-        mine = told.get(self.metric_key)
-        losses = [each for each in ranks.exchange(None if mine is None else float(mine)) if each is not None]
+    def _watch(self, state: Any, control: Any, metrics: Mapping[str, Any], ranks: Ranks) -> None:
+        # Every rank takes part in the exchange, also one without the metric: a rank that returned before it would
+        # leave the others waiting.
+        own_loss = metrics.get(self.metric_key)
+        exchanged = ranks.exchange(None if own_loss is None else float(own_loss))
+        losses = [loss for loss in exchanged if loss is not None]
         if not losses:
             return
         loss = math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan
@@ -109,7 +129,7 @@ class DivergenceDetector(TrainerCallback):
         self._act(control)
 
     def _observe(self, loss: float) -> str | None:
-        """Counts a loss. Gives the reason to act."""
+        """Count a loss and return the reason to act, or None."""
         if math.isnan(loss):
             return f"training diverges: {self.metric_key} is not finite"
         self.observation_count += 1
@@ -124,7 +144,7 @@ class DivergenceDetector(TrainerCallback):
         if self.consecutive_above < self.patience:
             return None
         return (
-            f"training diverges: smoothed {self.metric_key} is {self.smoothed_loss:.4g}, its best was "
+            f"training diverges: smoothed {self.metric_key} is {self.smoothed_loss:.4g}, its best is "
             f"{self.best_smoothed_loss:.4g}, {self.consecutive_above} observations in a row"
         )
 
@@ -134,11 +154,11 @@ class DivergenceDetector(TrainerCallback):
         best, now = self.best_smoothed_loss, self.smoothed_loss
         if self.threshold is not None and now - best >= self.threshold:
             return True
-        # A multiple of what is not above 0 says nothing.
+        # A multiple of a loss at or below 0 is not above it, so it means nothing.
         return self.relative_threshold is not None and 0 < best * self.relative_threshold <= now
 
     def _act(self, control: Any) -> None:
-        """Flag by flag: the control may be another framework's. Its trainer need not save when it stops."""
+        """Set single flags, because `control` may be another framework's, whose trainer does not save on a stop."""
         control.should_training_stop = True
         if self.action == "abort":
             control.should_abort_without_save = True
@@ -147,10 +167,6 @@ class DivergenceDetector(TrainerCallback):
             control.should_save = True
 
 
-def _check(field: str, value: object, legal: str, is_legal: bool) -> None:
+def _check(field: str, value: object, is_legal: bool, problem: str, advice: str) -> None:
     if not is_legal:
-        raise UsageError(f"DivergenceDetector: {field} is {value!r}; it must be {legal}")
-
-
-def _is_none_or_above(value: float | None, low: float) -> bool:
-    return value is None or value > low
+        raise UsageError(f"DivergenceDetector.{field}={value!r}: {problem}; {advice}")

@@ -1,20 +1,21 @@
-"""Evaluations that a framework reports twice, once: Hugging Face's Trainer tells them by on_log and on_evaluate."""
+"""Deduplication of evaluations that a framework reports twice.
+
+Hugging Face's Trainer reports each evaluation in `on_log` and again in `on_evaluate`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ReportedOnce"]
-
 _EVERYWHERE = frozenset({"epoch", "step"})
-"""What a report says of when it was made: two reports have these in common and are two all the same."""
+"""Keys that say when a report was made. Two different reports may share them, so they never make a report known."""
 
 
 class ReportedOnce:
-    """What one logger has been told at the current step, whichever event came first.
+    """Values that one logger has seen at the current step, from either event.
 
-    Several evaluations at one step (of several data sets) are several. The same metric with another value is news.
+    Several evaluations at one step (of several data sets) stay separate: the same metric with another value is new.
     """
 
     def __init__(self) -> None:
@@ -23,14 +24,14 @@ class ReportedOnce:
         self._metrics: dict[str, Any] = {}
 
     def logged(self, step: int, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """What of on_log's `logs` is new. Empty: nothing."""
+        """Return the new values of on_log's `logs`; empty if there are none."""
         self._at(step)
         news = _news(logs, self._metrics)
         self._logs.update(logs)
         return news
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """What of on_evaluate's `metrics` is new. Empty: nothing."""
+        """Return the new values of on_evaluate's `metrics`; empty if there are none."""
         self._at(step)
         news = _news(metrics, self._logs)
         self._metrics.update(metrics)
@@ -41,8 +42,8 @@ class ReportedOnce:
             self._step, self._logs, self._metrics = step, {}, {}
 
 
-def _news(told: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    new = {key: value for key, value in told.items() if key in _EVERYWHERE or not _is_known(key, value, known)}
+def _news(reported: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    new = {key: value for key, value in reported.items() if key in _EVERYWHERE or not _is_known(key, value, known)}
     return {} if new.keys() <= _EVERYWHERE else new
 
 

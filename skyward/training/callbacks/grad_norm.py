@@ -1,4 +1,4 @@
-"""How large the gradient of each parameter is, at evaluations."""
+"""Gradient norms of each parameter, logged at evaluations."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from ..parts import part_of
 from .jsonlog import JsonLogWriter
 from .norms import PendingNorms, can_be_measured, joined, leave_out, measure, parameters_to_measure
 
-__all__ = ["GradNormLogger", "evaluation_follows"]
-
 
 class GradNormLogger(TrainerCallback):
-    """Writes the L2 norm of each parameter's gradient to `gradient_norms.json` in `args.logging_dir`, at evaluations.
+    """Write the L2 norm of each parameter's gradient to `gradient_norms.json` at evaluations.
 
-    They are those of the step before the evaluation, after clipping: records `grad_norms`, by parameter; one without
-    a gradient is not in it. Hugging Face's Trainer with fp16 and without clipping has scaled gradients then.
+    The file is in `args.logging_dir`; without one the callback does nothing. Each record has `grad_norms` by parameter
+    name, from the step before the evaluation, after clipping. A parameter without a gradient is left out. With Hugging
+    Face's Trainer, fp16 and no clipping, the gradients are still scaled at that point.
 
-    Norms are started in the step that an evaluation follows, a few kernels for all parameters, and waited for at the
-    evaluation, once; other steps cost nothing. Where it cannot be foreseen which step that is (by epochs of a loader
-    without a length), each step starts norms, and none waits. So it is after an evaluation that was not foreseen,
-    which itself has no record.
+    Norms start in the step before an evaluation, as a few kernels for all parameters. The evaluation waits for them
+    once; other steps cost nothing. If that step cannot be predicted (evaluation by epoch, loader without a length),
+    every step starts norms and none waits. The same holds after a first unpredicted evaluation, which gets no record.
 
-    Rank 0 measures alone. Where gradients are sharded (DTensors), or the model lies on several ranks as stages of a
-    pipeline, every rank measures its part, and rank 0 writes the whole model's.
-    It warns once and does nothing where there are no gradients to see: the optimizer runs within the backward pass,
-    or parameters are on the meta device.
+    Rank 0 measures alone. If gradients are sharded (DTensors), or the model is a pipeline, every rank measures its
+    part and rank 0 writes the whole model's norms.
+
+    The callback warns once and turns itself off if there are no gradients to read: the optimizer runs inside the
+    backward pass, or parameters are on the meta device.
+
+    Example:
+        >>> GradNormLogger().on_error
+        'disable'
     """
 
     on_error = "disable"
@@ -71,8 +74,8 @@ class GradNormLogger(TrainerCallback):
         self._pending, self._pending_step = None, state.global_step + 1
         world, is_part = ranks or Alone(), part_of(trainer) is not None
         parameters = parameters_to_measure(model, trainer, world)
-        gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
-        if parameters and not gradients and not is_part:  # a stage may well be frozen
+        gradients = {name: item.grad for name, item in parameters.items() if item.grad is not None}
+        if parameters and not gradients and not is_part:  # a pipeline stage may be frozen, the whole model not
             self._is_off = True
             leave_out("GradNormLogger", "no parameter has a gradient when the optimizer's step begins", world)
         elif parameters or is_part:
@@ -82,23 +85,24 @@ class GradNormLogger(TrainerCallback):
         world = ranks or Alone()
         pending, self._pending = self._pending, None
         is_current = self._pending_step == state.global_step
-        # The schedule is not what it says: Lightning's val_check_interval, an evaluation that was asked for.
+        # Some evaluations come off schedule (Lightning's val_check_interval, one that a callback requested). After
+        # the first of them the prediction is not trusted again.
         self._foresees = self._foresees and (is_current or not self._has_stepped)
-        mine = pending if is_current else None
-        votes = world.exchange(None if mine is None else mine.is_sharded)
+        norms = pending if is_current else None
+        votes = world.exchange(None if norms is None else norms.is_sharded)
         is_part = part_of(trainer) is not None
-        # Norms of parts and shards are those of all ranks or of none.
-        if mine is None or ((mine.is_sharded or is_part) and None in votes):
+        # Reading norms of parts and shards is collective: either every rank has them or none reads.
+        if norms is None or ((norms.is_sharded or is_part) and None in votes):
             return
-        norms = joined(world, mine.values()) if is_part else mine.values()
-        self._writer.write_record(state.global_step, state.epoch, {"grad_norms": norms})
+        values = joined(world, norms.values()) if is_part else norms.values()
+        self._writer.write_record(state.global_step, state.epoch, {"grad_norms": values})
 
     def on_train_end(self, **_: Any) -> None:
-        self._is_off = True  # a later evaluate() is of no step
+        self._is_off = True  # a later evaluate() follows no training step
         self.close()
 
     def close(self) -> None:
-        """The file is whole as it is; this ends the use of it."""
+        """Close the file, which is a complete array at every instant."""
         self._writer.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,10 +114,10 @@ class GradNormLogger(TrainerCallback):
 
 
 def evaluation_follows(args: Any, state: Any, control: TrainerControl, train_dataloader: Any) -> bool | None:
-    """Whether the step that is about to be made will be followed by an evaluation; None where nobody can know.
+    """Return whether an evaluation follows the step that is about to run; None if that cannot be known.
 
-    Asked before the optimizer's step, when `state.global_step` does not count it yet. The last step counts as one:
-    a run may evaluate at its end.
+    Called before the optimizer's step, when `state.global_step` does not count it yet. The last step counts as
+    followed by an evaluation, because a run may evaluate at its end.
     """
     strategy = getattr(args, "eval_strategy", None)
     strategy = getattr(strategy, "value", strategy)  # Hugging Face's is an enum
@@ -126,7 +130,7 @@ def evaluation_follows(args: Any, state: Any, control: TrainerControl, train_dat
         return True
     if strategy == "steps":
         every = getattr(state, "eval_steps", None) or getattr(args, "eval_steps", None)
-        # A delay of an epoch's share is Hugging Face's; only whole steps are looked at here.
+        # Hugging Face also accepts a fraction of an epoch as eval_delay; only whole steps are considered here.
         is_late = step >= (getattr(args, "eval_delay", None) or 0)
         return (is_late and step % int(every) == 0) if every else None
     if strategy == "epoch":
@@ -137,7 +141,7 @@ def evaluation_follows(args: Any, state: Any, control: TrainerControl, train_dat
 def _ends_epoch(args: Any, step: int, train_dataloader: Any) -> bool | None:
     try:
         batches = len(train_dataloader)
-    except TypeError:  # no loader, or one that does not know
+    except TypeError:  # no loader, or one without a length
         return None
     accumulated = getattr(args, "gradient_accumulation_steps", None) or 1
     steps = max(1, -(-batches // int(accumulated)))

@@ -1,4 +1,4 @@
-"""What a run is, told when it begins."""
+"""Facts about a run, written when it begins."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from ..parts import ModelPart, part_of
 from .columns import format_value
 from .progress import OutputStream, stream_of
 
-__all__ = ["InfoCallback", "details_of_run", "facts_of_run", "text_of"]
-
 _SECRETS = ("token", "password", "secret", "api_key")
 
 
 class InfoCallback(TrainerCallback):
-    """Writes what a run is when it begins: model, data, batch, steps, ranks.
+    """Write a run's facts when it begins: model, data, batch size, steps, ranks.
 
-    verbose: also the arguments, the versions, the optimizer and the model's layers.
-    output_stream: as for ProgressCallback.
+    Args:
+        verbose: also write the arguments (secrets masked), versions, optimizer and the model's layers.
+        output_stream: a text stream, "stdout" or "stderr"; None means standard output.
+
+    Raises:
+        UsageError: `output_stream` is another string.
+
+    Example:
+        >>> InfoCallback(verbose=True, output_stream="stderr").verbose
+        True
     """
 
     runs_on = "rank_zero"
@@ -44,7 +50,7 @@ class InfoCallback(TrainerCallback):
 
 
 def facts_of_run(args: Any, state: Any, ranks: Ranks, **context: Any) -> dict[str, str]:
-    """In few words. What a producer does not say is left out."""
+    """Return the run's main facts as text; facts that the producer does not provide are left out."""
     batch = _number(args, "per_device_train_batch_size") or _number(state, "train_batch_size")
     accumulation = _number(args, "gradient_accumulation_steps") or 1
     copies = getattr(context.get("trainer"), "data_parallel_size", ranks.world_size)
@@ -63,25 +69,32 @@ def facts_of_run(args: Any, state: Any, ranks: Ranks, **context: Any) -> dict[st
 
 
 def details_of_run(args: Any, **context: Any) -> dict[str, str]:
-    """At length. Arguments that hold secrets are masked."""
-    versions = {
-        name: getattr(sys.modules.get(name), "__version__", None)
-        for name in ("torch", "transformers", "lightning", "keras", "skyward")
-    }
-    found = {
-        "python": platform.python_version(),
-        **{name: value for name, value in versions.items() if value is not None},
-        **{f"args.{key}": _masked(key, value) for key, value in _vars(args)},
-    }
+    """Return arguments, versions, optimizer and layers as text. Arguments that hold secrets are masked."""
+    details = {**versions_of(), **{f"args.{name}": value for name, value in arguments_of(args).items()}}
     for name in ("optimizer", "lr_scheduler", "processing_class", "model"):
         if context.get(name) is not None:
-            found[name] = str(context[name])
+            details[name] = str(context[name])
     part = part_of(context.get("trainer"))
-    return found if part is None else {**found, "model": part.whole.text}
+    return details if part is None else {**details, "model": part.whole.text}
+
+
+def versions_of() -> dict[str, str]:
+    """Return the versions of Python and of the loaded libraries that a run may depend on."""
+    names = ("torch", "transformers", "lightning", "keras", "jax", "tensorflow", "numpy", "skyward")
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {
+        "python": platform.python_version(),
+        **{name: str(value) for name, value in versions.items() if value is not None},
+    }
+
+
+def arguments_of(args: Any) -> dict[str, str]:
+    """Return a run's arguments as text, without those that are None; secrets are masked."""
+    return {name: _masked(name, value) for name, value in _vars(args)}
 
 
 def text_of(facts: Mapping[str, str]) -> str:
-    """A line for each; values of several lines below their names."""
+    """Format one line per fact; a value of several lines stands below its name."""
     width = max((len(key) for key, value in facts.items() if "\n" not in value), default=0) + 1
     return "".join(
         f"{key}:\n{value}\n" if "\n" in value else f"{key + ':':<{width}} {value}\n" for key, value in facts.items()
@@ -109,8 +122,10 @@ def _facts_of_model(model: Any, part: ModelPart | None) -> dict[str, Any]:
 
 
 def _epochs(args: Any, state: Any) -> Any:
-    """Where arguments have a max_steps it counts, and the state knows how many epochs that are: of data without a
-    length, sys.maxsize.
+    """Return the number of epochs, or None if it is unknown.
+
+    If the arguments have a max_steps, that wins and the state knows the resulting epochs; for data without a length
+    the state holds sys.maxsize.
     """
     counted = _number(state, "num_train_epochs")
     if _number(args, "max_steps") is None:
@@ -138,10 +153,10 @@ def _masked(key: str, value: Any) -> str:
     return "***" if key.lower().endswith(_SECRETS) else str(value)
 
 
-def _number(of: Any, name: str) -> Any:
-    value = getattr(of, name, None)
+def _number(owner: Any, name: str) -> Any:
+    value = getattr(owner, name, None)
     return value if isinstance(value, int | float) and value > 0 else None
 
 
-def _length(of: Any) -> int | None:
-    return len(of) if isinstance(of, Sized) else None
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if isinstance(dataset, Sized) else None

@@ -1,23 +1,26 @@
-"""A JSON array on the disk that grows by a record at a time, and is whole at every instant.
+"""A JSON array on disk that grows by one record at a time and is complete at every instant.
 
-Whoever opens the file reads an array: also while a record is written, and after a SIGKILL at any instruction. Writing
-into the file that readers see cannot promise that: a write that spans pages may end between them, and a reader that
-asks until nothing more comes may get the old end and then the new. So there are two files. A record is written to the
-one that nobody sees, which then takes the visible name by a rename; the other has missed a record, which the next write
-gives it too. A record costs a read, a write, a link and a rename of its own length, however long the file is.
+A reader that opens the file always gets an array: during a write, and after a SIGKILL at any instruction. Writing to
+the visible file cannot promise that. A write that spans pages may stop between them, and a reader that reads in pieces
+may get the old end first and the new one after it.
 
-A reader may still hold the file that was visible when he came. Where Linux can tell (a lease on a file that somebody
-else has open is refused), it is left alone, and a third one is made: readers get the array as it was when they opened
-it. Elsewhere, one who reads for longer than from one record to the next may meet an end that is half written. Where
-the file system has no hard links there is one file, written in place.
+So there are two files. A record goes to the hidden one, which then takes the visible name by a rename. The other file
+now lacks that record; the next write adds it together with its own. A record costs a read, a write, a link and a
+rename of its own length, however long the file is.
 
-Cheaper ways do not keep the promise. Record and bracket in one `pwrite` to the visible file: a kill may end it between
-two pages, and of 1,380 `json.load` beside such a writer, with records of 150 bytes, 54 failed (Linux 2026-11-22): a
-reader asks for the file in pieces. A new file for each record costs the whole length each time. JSON Lines would need
-none of this, but whoever reads a log today reads an array.
+A reader may still have the former visible file open. Linux can tell (it refuses a lease on a file that another process
+has open): the file is then left alone and a third one is made, so readers keep the array as they opened it. On other
+systems a reader that takes longer than the time between two records may see a half-written end. On a file system
+without hard links there is one file, written in place.
 
-A loss of power may tear the file all the same: nothing is fsynced but in `sync`. `salvage` reads what lies before the
-tear.
+Cheaper ways do not keep the promise:
+
+- One `pwrite` of record and bracket to the visible file: a kill may end it between two pages. Of 1,380 `json.load`
+  beside such a writer, with records of 150 bytes, 54 failed (Linux 2026-11-22), because readers read in pieces.
+- A new file for each record costs the whole length each time.
+- JSON Lines would need none of this, but existing readers of these logs expect an array.
+
+A power failure may still tear the file, because only `sync` calls fsync. `salvage` reads the records before the tear.
 """
 
 from __future__ import annotations
@@ -35,20 +38,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["JsonArray", "is_being_written", "read_records", "salvage"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_FILES = 8
-"""With so many readers that hold one each, the one that was visible the longest time ago is written to."""
+"""Most hidden files. If readers hold all of them, the one that was visible longest ago is reused."""
 
 _CHUNK = 1 << 20
 
 
 class JsonArray:
-    """The file at `path`, replaced by an array of `records`, and open for more. For one thread of one process.
+    """Replace the file at `path` by an array of `records` and keep it open for more.
 
-    Raises: OSError where it cannot be written.
+    Use it from one thread of one process.
+
+    Raises:
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path, records: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -65,9 +69,10 @@ class JsonArray:
         self._publish(self._seen)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a record; it is in the file, for every reader, when this returns.
+        """Add a record; every reader sees it when this returns.
 
-        Raises: OSError (no space, for one): the file is as it was, and the record is not in it.
+        Raises:
+            OSError: no space, for example. The file is unchanged and the record is not in it.
         """
         body = (b"\n" if self._is_empty else b",\n") + encode(record)
         if self._in_place:
@@ -77,7 +82,7 @@ class JsonArray:
         self._is_empty = False
 
     def sync(self) -> None:
-        """Returns when the array, as it is, outlives a loss of power."""
+        """Return when the array, as it is now, survives a power failure."""
         os.fsync(self._seen.fd)
         with contextlib.suppress(OSError):  # file systems that cannot sync a folder
             folder = os.open(self.path.parent, os.O_RDONLY)
@@ -87,16 +92,16 @@ class JsonArray:
                 os.close(folder)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the files and remove the hidden ones. Idempotent."""
         if self._seen.fd >= 0:
             self._seen.forget(keep=self._in_place)
         while self._hidden:
             self._hidden.pop().forget()
 
     def __del__(self) -> None:
-        for each in (*getattr(self, "_hidden", ()), getattr(self, "_seen", None)):
-            if each is not None and each.fd >= 0:
-                os.close(each.fd)
+        for file in (*getattr(self, "_hidden", ()), getattr(self, "_seen", None)):
+            if file is not None and file.fd >= 0:
+                os.close(file.fd)
 
     def _write_unseen(self, body: bytes) -> None:
         file = self._unread_file()
@@ -105,7 +110,7 @@ class JsonArray:
         try:
             self._publish(file)
         except OSError:
-            file.cut(tail)
+            file.cut(tail)  # a later append must not publish a record that was reported as failed
             raise
         if file in self._hidden:
             self._hidden.remove(file)
@@ -113,10 +118,10 @@ class JsonArray:
         self._seen = file
 
     def _unread_file(self) -> _File:
-        """One that nobody sees and nobody reads. Those at the front were visible the longest time ago."""
-        for each in self._hidden:
-            if not each.is_read():
-                return each
+        """Return a hidden file that no reader has open; the first one was visible longest ago."""
+        for file in self._hidden:
+            if not file.is_read():
+                return file
         if len(self._hidden) >= _MOST_FILES:
             return self._hidden[0]
         new = self._new_file()
@@ -130,7 +135,7 @@ class JsonArray:
         return _File(Path(f"{self._stem}.{self._made}"))
 
     def _publish(self, file: _File) -> None:
-        """Gives the visible name to `file`, which keeps its own."""
+        """Give `file` the visible name; a hard link lets it keep its hidden name."""
         link = Path(f"{self._stem}.0")
         try:
             os.link(file.path, link)
@@ -143,19 +148,20 @@ class JsonArray:
 
 
 class _File:
-    """One of the files: `tail` is where the next record goes, over the end of the array."""
+    """One of the files; `tail` is the offset of the next record, which overwrites the array's end."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.tail = path, 0
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer lives. Not flock: forked workers have that
+            # The lock shows that the writer is alive. Forked workers would inherit a flock, so it is a POSIX lock.
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if hasattr(fcntl, "F_SETLEASE"):
-            # Whoever opens a leased file makes a signal, SIGIO unless told otherwise, which ends a process.
+            # Opening a leased file signals its holder, by default with SIGIO, which ends a process. SIGURG does not.
             fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
 
     def is_read(self) -> bool:
-        """Whether somebody else has it open. False where there is no telling."""
+        """Return whether another process has the file open; False where the system cannot tell."""
         if not hasattr(fcntl, "F_SETLEASE"):
             return False
         try:
@@ -166,7 +172,7 @@ class _File:
         return False
 
     def body(self, start: int, most: int | None = None) -> bytes:
-        """What stands from `start` on, without the end of the array."""
+        """Return the bytes from `start` on, without the array's end."""
         count = self.tail - start
         return os.pread(self.fd, count if most is None else min(count, most), start)
 
@@ -179,14 +185,14 @@ class _File:
         self.tail += len(body)
 
     def cut(self, tail: int) -> None:
-        """Takes back what stands behind `tail`, or half stands there. These bytes were on the disk: needs no space."""
+        """Remove everything behind `tail`, also a half-written record. Needs no space: these bytes were on disk."""
         if tail:
             _write_at(self.fd, b"\n]\n", tail)
         os.ftruncate(self.fd, tail and tail + 3)
         self.tail = tail
 
     def forget(self, *, keep: bool = False) -> None:
-        """Ends the use of it, and its own name."""
+        """Close the file and remove its hidden name."""
         if not keep:
             self.path.unlink(missing_ok=True)
         os.close(self.fd)
@@ -201,11 +207,11 @@ def _write_at(fd: int, data: bytes, offset: int) -> None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    return [each for each in path.parent.glob(f".{path.name}.*") if each.suffix[1:].isdecimal()]
+    return [file for file in path.parent.glob(f".{path.name}.*") if file.suffix[1:].isdecimal()]
 
 
 def _has_writer(file: Path) -> bool:
-    """Whether another process that made one of the hidden files still lives, on whichever machine."""
+    """Return whether another process that made this hidden file is alive, also on another machine."""
     try:
         fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:  # its writer removed it meanwhile
@@ -220,54 +226,61 @@ def _has_writer(file: Path) -> bool:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether another process has a JsonArray open there."""
+    """Return whether another process has a JsonArray open at `path`."""
     return any(_has_writer(file) for file in _files_of(path))
 
 
 def _sweep(path: Path) -> None:
-    """Removes what a writer that was killed has left beside its file."""
+    """Remove hidden files that a killed writer left behind."""
     for file in _files_of(path):
         if not _has_writer(file):
             file.unlink(missing_ok=True)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The array's records. Raises: OSError; ValueError where the file is no array of objects."""
-    found = json.loads(path.read_bytes())
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ValueError(f"{path}: not a JSON array of objects")
-    return found
+    """Return the array's records.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not an array of objects.
+    """
+    records = json.loads(path.read_bytes())
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise ValueError(f"{path}: not a JSON array of objects; read it with salvage(), or remove it")
+    return records
 
 
 def salvage(path: Path) -> list[dict[str, Any]]:
-    """The records that stand whole at the beginning of a damaged file, a record being a line."""
-    found: list[dict[str, Any]] = []
+    """Return the complete records at the beginning of a damaged file; each record is one line."""
+    records: list[dict[str, Any]] = []
     for line in path.read_text(errors="replace").splitlines():
         text = line.strip().removeprefix("[").removesuffix(",")
         if not text:
             continue
         try:
             record = json.loads(text)
-        except ValueError:  # here the damage begins
+        except ValueError:  # the damage begins here
             break
         if not isinstance(record, dict):
             break
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """The record as one line of JSON. Tensors and numpy's values become numbers and lists; NaN and infinities, which
-    JSON has not, null; anything else its text.
+    """Return the record as one line of JSON.
+
+    Tensors and numpy values become numbers and lists. NaN and infinity, which JSON lacks, become null. Any other value
+    becomes its `str`.
     """
     try:
         return json.dumps(record, allow_nan=False, default=_plain).encode()
-    except (ValueError, TypeError):  # NaN, or a key that is no text: convert what json.dumps refused
+    except (ValueError, TypeError):  # NaN, or a key that is not a string: convert everything and try again
         return json.dumps(_finite(record), allow_nan=False).encode()
 
 
 def _plain(value: object) -> Any:
-    """For what json does not know."""
+    """Convert a value that `json` cannot encode."""
     as_list = getattr(value, "tolist", None)  # tensors, arrays and numpy's scalars
     if callable(as_list):
         return _finite(as_list())

@@ -1,12 +1,11 @@
-"""Logs as a JSON array: `trainer_logs.json`, and a building block for files like it.
+"""Logs as a JSON array: `trainer_logs.json`, and a writer for similar files.
 
-A record is an object with `timestamp` (seconds since 1970, UTC), `global_step`, `epoch` and what is logged. The file
-can be read by `json.load` at every instant; see `jsonarray`.
+A record is an object with `timestamp` (seconds since 1970, UTC), `global_step`, `epoch` and the logged values. The file
+can be read by `json.load` at any time; see `jsonarray`.
 
-A run that resumes goes on in its own file, cut at the *checkpoint's* step: what was logged later will be logged again.
-The run's file is known by the timestamp of its first record, which the checkpoint keeps. A new run in a folder where
-there is a file already takes the name; the old file is renamed to `<name>-1.json` (2, 3, ...), and found there should
-its run resume.
+A resumed run continues its own file, cut at the *checkpoint's* step, because later steps are logged again. The
+checkpoint stores the timestamp of the file's first record, which identifies the file. A new run in a folder with an
+existing file takes the name: the old file is renamed to `<name>-1.json` (2, 3, ...) and found there if its run resumes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from ..events import TrainerCallback
 from .evaluations import ReportedOnce
 from .jsonarray import JsonArray, is_being_written, read_records, salvage
 from .metrics import is_summary
-
-__all__ = ["JsonLogWriter", "JsonLogger"]
+from .run_info import write_run_info
 
 _log = logging.getLogger(__name__)
 
@@ -32,13 +30,22 @@ Record = dict[str, Any]
 
 
 class JsonLogWriter:
-    """A file of records, `filename` in the folder that `open` names. Stateful: give a checkpoint its `state_dict()`,
-    and call `load_state_dict` before `open` in the run that resumes. For one thread.
+    """Write records to a JSON array that resumed runs continue.
 
-        writer = JsonLogWriter("norms.json")
-        writer.open(args.logging_dir, global_step=state.global_step)
-        writer.write_record(state.global_step, state.epoch, {"norms": {"a": 1.0}})
-        writer.close()
+    The writer is stateful: save its `state_dict()` in checkpoints, and call `load_state_dict` before `open` in a run
+    that resumes. Use it from one thread.
+
+    Args:
+        filename: name of the file in the folder that `open` gets.
+
+    Example:
+        >>> import json, tempfile
+        >>> writer = JsonLogWriter("norms.json")
+        >>> writer.open(tempfile.mkdtemp(), global_step=0)
+        >>> writer.write_record(10, 0.5, {"norm": 1.25})
+        >>> json.loads(writer.log_path.read_text())[0]["norm"]
+        1.25
+        >>> writer.close()
     """
 
     def __init__(self, filename: str) -> None:
@@ -54,13 +61,19 @@ class JsonLogWriter:
 
     @property
     def is_open(self) -> bool:
+        """Return whether a file is open."""
         return self._array is not None
 
     def open(self, logging_dir: str | Path, *, global_step: int = 0) -> None:
-        """Opens the file for more; the folder is made.
+        """Open the file for more records and create its folder.
 
-        global_step: where the run begins, which is the step of the checkpoint that it resumes from. Records of later
-            steps are dropped.
+        Args:
+            logging_dir: folder of the file.
+            global_step: the run's first step, that is the step of the checkpoint it resumes from. Records of later
+                steps are dropped.
+
+        Raises:
+            OSError: the file cannot be read or written.
         """
         self.close()
         wanted = Path(logging_dir) / self.filename
@@ -78,10 +91,15 @@ class JsonLogWriter:
         self._loaded = None
 
     def write_record(self, global_step: int, epoch: float | None, data: Mapping[str, Any]) -> None:
-        """Adds a record; it is on the file when this returns. Nothing where the file is not open.
+        """Add a record; it is in the file when this returns. Does nothing if no file is open.
 
-        What cannot be written now, on a full disk for one, is written with the next record; the first failure is
-        warned of. A record that stands in the file already, because the run was cut at its step, is left out.
+        A record that cannot be written now (full disk) is written together with the next one; the first failure is
+        logged as a warning. A record that the file already has, because the run was cut at its step, is left out.
+
+        Args:
+            global_step: the step that the record belongs to.
+            epoch: the epoch, or None.
+            data: values of the record; tensors and numpy values become numbers.
         """
         if self._array is None:
             return
@@ -95,7 +113,7 @@ class JsonLogWriter:
         self._flush(self._array)
 
     def close(self) -> None:
-        """Idempotent. The file stays as it is."""
+        """Write pending records and close the file. Idempotent."""
         array, self._array = self._array, None
         if array is not None:
             self._flush(array)
@@ -103,7 +121,7 @@ class JsonLogWriter:
         self._unwritten.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Also makes what is in the file outlive a loss of power: a checkpoint is about to rely on it."""
+        """Return the file's identity, after syncing the file: a checkpoint is about to rely on it."""
         if self._array is not None:
             self._array.sync()
         path = None if self.log_path is None else str(self.log_path.resolve())
@@ -112,7 +130,7 @@ class JsonLogWriter:
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         self._loaded = dict(state_dict)
 
-    # Within ----------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _flush(self, array: JsonArray) -> None:
         try:
@@ -121,50 +139,52 @@ class JsonLogWriter:
                 self._unwritten.popleft()
         except OSError as error:
             if len(self._unwritten) == 1:
-                _log.warning("%s: cannot be written now (%s); its records are kept in memory", array.path, error)
+                _log.warning("%s: cannot write now (%s); keeping records in memory", array.path, error)
 
     def _resume(self, wanted: Path, global_step: int) -> list[Record]:
-        """The records that stay, and `log_path` where the run's own file goes on."""
+        """Return the records to keep, and set `log_path` if the run continues its own file."""
         self.log_path = None
         if self._loaded is None:
-            return self._go_on_unknown(wanted, global_step) if global_step > 0 and wanted.is_file() else []
+            return self._continue_unknown(wanted, global_step) if global_step > 0 and wanted.is_file() else []
         named = self._loaded.get("log_path")
         if not named or self._loaded.get("started", 0) is None:
-            return []  # a checkpoint of before the first record: all is logged again
+            return []  # the checkpoint is older than the first record, so everything is logged again
         path = self._own_file(Path(named), wanted)
         if path is None:
-            _log.warning("%s: the log of the run that resumes is not there; a new one begins in %s", named, wanted)
+            _log.warning("%s: the resumed run's log is missing; starting a new one in %s", named, wanted)
             return []
         if is_being_written(path):
-            _log.warning("%s: another process writes it; this run copies it and goes on beside it", path)
+            _log.warning("%s: another process is writing it; this run continues in a copy", path)
             return _until(global_step, self._read(path))
         self.log_path = path
         return _until(global_step, self._read(path))
 
-    def _go_on_unknown(self, wanted: Path, global_step: int) -> list[Record]:
-        """For a checkpoint without our state. The file is most likely this run's; where records of it would be
-        dropped it is copied instead, so that nothing is lost should it not be.
+    def _continue_unknown(self, wanted: Path, global_step: int) -> list[Record]:
+        """Return the records to keep for a checkpoint that has no state of this writer.
+
+        The file is most likely this run's. If records would be dropped, it is copied instead, so that nothing is lost
+        in case it belongs to another run.
         """
-        found = self._read(wanted)
-        kept = _until(global_step, found)
-        if len(kept) == len(found) and not is_being_written(wanted):
+        records = self._read(wanted)
+        kept = _until(global_step, records)
+        if len(kept) == len(records) and not is_being_written(wanted):
             self.log_path = wanted
         return kept
 
     def _own_file(self, named: Path, wanted: Path) -> Path | None:
-        """This run's file, brought back to its name where a later run took that."""
+        """Find this run's file, and rename it back if a later run took its name."""
         assert self._loaded is not None
         started = self._loaded.get("started")
         if "started" not in self._loaded:
             return named if named.is_file() else None
         for place in dict.fromkeys((named, wanted)):
-            for each in (place, *_numbered(place)):
-                if each.is_file() and _first_timestamp(each) == started:
-                    if each != place and not is_being_written(place):
+            for path in (place, *_numbered(place)):
+                if path.is_file() and _first_timestamp(path) == started:
+                    if path != place and not is_being_written(place):
                         _vacate(place)
-                        each.rename(place)
+                        path.rename(place)
                         return place
-                    return each
+                    return path
         return None
 
     def _read(self, path: Path) -> list[Record]:
@@ -173,15 +193,24 @@ class JsonLogWriter:
         except ValueError as error:
             backup = path.with_name(f"{path.name}.bak")
             path.rename(backup)
-            found = salvage(backup)
-            _log.warning("%s: damaged (%s); %d records can be read. It is kept as %s", path, error, len(found), backup)
-            return found
+            records = salvage(backup)
+            _log.warning("%s: damaged (%s); kept as %s, recovered %d records", path, error, backup, len(records))
+            return records
 
 
 class JsonLogger(TrainerCallback):
-    """Writes what a run logs and evaluates to `trainer_logs.json` in `args.logging_dir`; nothing without one.
+    """Write logs and evaluations of a run to `trainer_logs.json` in `args.logging_dir`.
 
-    kwargs: of the run as a whole (its name, its configuration): recorded when it starts, as a record of their own.
+    The file is a JSON array that can be read at any time. `run_info.json` beside it has the run's arguments (secrets
+    masked), versions and machine, for the report. Without a logging_dir the callback does nothing.
+
+    Args:
+        **kwargs: facts about the whole run (its name, its configuration), written as a record of their own at the
+            start.
+
+    Example:
+        >>> JsonLogger(name="tiny", learning_rate=3e-4).kwargs["name"]
+        'tiny'
     """
 
     runs_on = "rank_zero"
@@ -194,7 +223,7 @@ class JsonLogger(TrainerCallback):
 
     @property
     def log_path(self) -> Path | None:
-        """The file, once training has begun."""
+        """Path of the file, or None before training begins."""
         return self._writer.log_path
 
     def on_train_begin(self, args: Any, state: Any, **kwargs: Any) -> None:
@@ -203,6 +232,7 @@ class JsonLogger(TrainerCallback):
             return
         self._reported = ReportedOnce()
         self._writer.open(logging_dir, global_step=state.global_step)
+        self._write_run_info(args, kwargs.get("ranks"))
         if self.kwargs and state.global_step == 0:
             self._writer.write_record(state.global_step, state.epoch, self.kwargs)
 
@@ -216,7 +246,7 @@ class JsonLogger(TrainerCallback):
         self._writer.close()
 
     def close(self) -> None:
-        """For a run that raises."""
+        """Close the file; also called when a run raises."""
         self._writer.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,6 +254,16 @@ class JsonLogger(TrainerCallback):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
         self._writer.load_state_dict(state_dict)
+
+    def _write_run_info(self, args: Any, ranks: Any) -> None:
+        path = self.log_path
+        # A run whose log has another name shares the folder with a run that is alive, whose facts stay.
+        if path is None or path.name != self._writer.filename:
+            return
+        try:
+            write_run_info(path.parent, args, ranks)
+        except OSError as error:  # the logs are worth more than the facts about the run
+            _log.warning("%s: cannot write the facts about this run: %s", path.parent, error)
 
     def _write(self, state: Any, values: Mapping[str, Any]) -> None:
         if values:
@@ -235,7 +275,7 @@ def _shape(record: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _until(global_step: int, records: list[Record]) -> list[Record]:
-    """Those of a run that goes on from `global_step`. A summary at its very end is none: it did not end there."""
+    """Return the records up to `global_step`, without a summary at that step: the resumed run did not end there."""
     return [
         record
         for record in records
@@ -244,21 +284,21 @@ def _until(global_step: int, records: list[Record]) -> list[Record]:
 
 
 def _first_timestamp(path: Path) -> float | None:
-    """Of the first record, without reading the others."""
+    """Return the first record's timestamp without reading the rest."""
     with path.open(errors="replace") as file:
         head = file.read(4096)
-    found = re.search(r'"timestamp": ([0-9.e+]+)', head)
-    return float(found[1]) if found else None
+    match = re.search(r'"timestamp": ([0-9.e+]+)', head)
+    return float(match[1]) if match else None
 
 
 def _numbered(path: Path) -> list[Path]:
-    """The names that earlier runs' files were given, the latest first."""
-    found = {}
-    for each in path.parent.glob(f"{path.stem}-*{path.suffix}"):
-        number = each.stem.removeprefix(f"{path.stem}-")
+    """Return the files of earlier runs under this name, newest first."""
+    by_number = {}
+    for file in path.parent.glob(f"{path.stem}-*{path.suffix}"):
+        number = file.stem.removeprefix(f"{path.stem}-")
         if number.isdecimal():
-            found[int(number)] = each
-    return [found[number] for number in sorted(found, reverse=True)]
+            by_number[int(number)] = file
+    return [by_number[number] for number in sorted(by_number, reverse=True)]
 
 
 def _free_name(path: Path) -> Path:
@@ -269,7 +309,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _vacate(path: Path) -> Path:
-    """Renames an earlier run's file, unless it has no record."""
+    """Rename an earlier run's file out of the way, unless it has no record."""
     if path.is_file() and not _is_empty(path):
         path.rename(_free_name(path))
     return path

@@ -1,14 +1,12 @@
-"""Lines for whoever watches a run's output, between the rows and bars of its progress."""
+"""Single lines on standard output that do not break a progress bar."""
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["write_line"]
-
 
 def write_line(text: str) -> None:
-    """Writes `text` and a line feed to standard output; bars that tqdm draws there move below it."""
+    """Write `text` and a line feed to standard output, above any bar that tqdm draws there."""
     tqdm = sys.modules.get("tqdm")
     if tqdm is None:
         sys.stdout.write(f"{text}\n")

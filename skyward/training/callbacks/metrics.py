@@ -1,4 +1,4 @@
-"""What a run achieves, added to its logs before any logger sees them: tokens and FLOPs for each second, and memory."""
+"""Throughput and memory metrics, added to a run's logs before any logger sees them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,31 @@ from ...errors import UsageError
 from ..agree import Ranks
 from ..events import TrainerCallback
 
-__all__ = ["DefaultMetrics", "is_known", "is_summary", "is_training_log"]
-
 
 class DefaultMetrics(TrainerCallback):
-    """Adds to each training log, where they can be known:
+    """Add throughput, FLOPs and memory to each training log.
 
-    tokens: since the last log, over all ranks, from `state.num_input_tokens_seen`.
-    tok_per_sec: these tokens by the wall-clock time since the last log (at first, since training began).
-    total_flos: of the run so far, over all ranks.
-    mfu: model FLOPs utilization: the FLOPs since the last log, by the time in steps, by `peak_hardware_flops`.
-    peak_mem_allocated: bytes, a list with one number for each rank; where there is an accelerator.
+    Each value is added where it can be known, and never replaces one that the producer set:
 
-    What the producer has put there stays. Evaluations and the summary at the end are left alone.
+    - `tokens`: tokens since the last log over all ranks, from `state.num_input_tokens_seen`
+    - `tok_per_sec`: those tokens per second of wall-clock time
+    - `total_flos`: FLOPs of the run so far over all ranks
+    - `mfu`: model FLOPs utilization, the FLOPs since the last log per second spent in steps / `peak_hardware_flops`
+    - `peak_mem_allocated`: peak bytes on the accelerator, a list with one number per rank
 
-    peak_hardware_flops: FLOP/s of all ranks' hardware together, at the precision of the training. Without it, no mfu.
-        For one device, dense bfloat16: A100 312e12, H100 SXM 989e12 (Source: NVIDIA's data sheets of these).
-    clock: seconds, for tests.
+    Evaluations and the final summary stay as they are. Put this callback before the ones that write logs.
+
+    Args:
+        peak_hardware_flops: FLOP/s of all ranks' devices together, at the training precision; None leaves `mfu` out.
+            One device, dense bfloat16: A100 312e12, H100 SXM 989e12 (Source: NVIDIA's data sheets).
+        clock: monotonic seconds, for tests.
+
+    Raises:
+        UsageError: `peak_hardware_flops` is not above 0.
+
+    Example:
+        >>> DefaultMetrics(peak_hardware_flops=8 * 989e12).peak_hardware_flops
+        7912000000000000.0
     """
 
     on_error = "disable"
@@ -38,8 +46,8 @@ class DefaultMetrics(TrainerCallback):
     ) -> None:
         if peak_hardware_flops is not None and not peak_hardware_flops > 0:
             raise UsageError(
-                f"DefaultMetrics: peak_hardware_flops is {peak_hardware_flops!r}; give the FLOP/s of all ranks "
-                "together, above 0, or None"
+                f"DefaultMetrics.peak_hardware_flops={peak_hardware_flops!r}: must be above 0; "
+                "set the FLOP/s of all ranks together, or None"
             )
         self.peak_hardware_flops = peak_hardware_flops
         self._clock = clock
@@ -63,12 +71,12 @@ class DefaultMetrics(TrainerCallback):
             self._step_began = None
 
     def on_log_step(self, state: Any, logs: MutableMapping[str, Any], ranks: Ranks, **kwargs: Any) -> None:
-        # Before anything is decided by what a rank sees: all of them take part, always.
+        # The exchange comes before any decision that depends on this rank's view, so that every rank takes part.
         memory = ranks.exchange(peak_memory_bytes())
         if not is_training_log(logs):
             return
-        if any(each is not None for each in memory):
-            logs.setdefault("peak_mem_allocated", [each or 0 for each in memory])
+        if any(peak is not None for peak in memory):
+            logs.setdefault("peak_mem_allocated", [peak or 0 for peak in memory])
         self._add_tokens(state, logs)
         self._add_flos(state, logs)
         self._begin_interval()
@@ -97,24 +105,26 @@ class DefaultMetrics(TrainerCallback):
 
 
 def is_training_log(logs: Mapping[str, Any]) -> bool:
-    """Whether `logs` tells of steps: not of an evaluation alone, and not the summary that ends a training."""
+    """Return whether `logs` is about training steps, and not only an evaluation or the final summary."""
     return not is_summary(logs) and ("loss" in logs or not any(name.startswith("eval_") for name in logs))
 
 
 def is_summary(logs: Mapping[str, Any]) -> bool:
-    """Whether `logs` is what ends a training. Hugging Face's Trainer has a `train_runtime` in each log of steps, too,
-    where it counts tokens (include_num_input_tokens_seen).
+    """Return whether `logs` is the summary that ends a training.
+
+    A `train_runtime` alone does not say so: with include_num_input_tokens_seen, Hugging Face's Trainer has one in each
+    step's log. Those also have a `loss`.
     """
     return "train_runtime" in logs and "loss" not in logs
 
 
 def is_known(name: str, value: Any) -> bool:
-    """Whether a metric says something. Trainers count 0 FLOPs where they do not know a model's."""
+    """Return whether a metric has a real value; trainers report 0 FLOPs for models that they cannot count."""
     return name != "total_flos" or bool(value)
 
 
 def peak_memory_bytes() -> int | None:
-    """The most that this process has had allocated on its accelerator; None without one that torch uses here."""
+    """Return this process's peak allocation on its accelerator, or None if torch uses none here."""
     torch = sys.modules.get("torch")
     for kind in ("cuda", "xpu"):
         device = getattr(torch, kind, None)

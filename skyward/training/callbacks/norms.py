@@ -1,14 +1,14 @@
-"""L2 norms of many tensors at the price of a few kernels and one wait for the device.
+"""L2 norms of many tensors, for a few kernels and one wait for the device.
 
-`measure(tensors)` starts the norms of this rank's parts (one fused kernel for each device and dtype) and gives
-`PendingNorms`, which has waited for nothing. Its `values()` and `total()` add up what other ranks hold of sharded
-tensors, one all-reduce for each dimension of their mesh whatever their number, and wait for the device once.
+`measure(tensors)` starts the norms of this rank's shards, one fused kernel for each device and dtype. It returns
+`PendingNorms` without waiting. `values()` and `total()` add the shards of other ranks and wait for the device once.
+That takes one all-reduce for each dimension of the device mesh, whatever the number of tensors.
 
-Sharded tensors are DTensors (fully_shard, tensor parallelism). A tensor's norm is the root of the sum of the squares
-of its shards' norms; dimensions of the mesh along which it is replicated add nothing.
+Sharded tensors are DTensors (fully_shard, tensor parallelism). A tensor's norm is the square root of the sum of its
+shards' squared norms; mesh dimensions along which it is replicated add nothing.
 
-A rank that holds a part of the model (a pipeline's stage) measures that part, under the model's names.
-`parameters_to_measure` says what a rank measures, `joined` puts together what the ranks have measured.
+A rank that holds a part of the model (a pipeline stage) measures that part under the whole model's names.
+`parameters_to_measure` chooses what a rank measures, and `joined` merges the results of all ranks.
 """
 
 from __future__ import annotations
@@ -24,27 +24,19 @@ from ..parts import is_dtensor, part_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = [
-    "PendingNorms",
-    "can_be_measured",
-    "joined",
-    "leave_out",
-    "measure",
-    "named_parameters",
-    "parameters_to_measure",
-    "unmeasurable",
-]
-
 _log = logging.getLogger(__name__)
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""What torch.compile, activation checkpointing and FSDP put into the names of parameters. Not DDP's `module`, a name
-that models use themselves: callbacks are given models that are unwrapped."""
+"""Name parts that torch.compile, activation checkpointing and FSDP insert into parameter names.
+
+DDP's `module` is not among them: models use that name themselves, and callbacks get an unwrapped model.
+"""
 
 
 def named_parameters(model: nn.Module, trainer: Any = None) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that have a norm, each once, by the names that they have without wrappers. Integers (of
-    quantized layers) are left out. Those of a `ModelPart` have the names of the whole model.
+    """Yield each floating-point or complex parameter once, with its name free of wrappers.
+
+    Integer parameters (of quantized layers) have no norm. Parameters of a `ModelPart` get the whole model's names.
     """
     part = part_of(trainer)
     for name, parameter in model.named_parameters():
@@ -53,7 +45,10 @@ def named_parameters(model: nn.Module, trainer: Any = None) -> Iterator[tuple[st
 
 
 def parameters_to_measure(model: nn.Module, trainer: Any, ranks: Ranks) -> dict[str, nn.Parameter]:
-    """What this rank measures: rank 0 everything, every rank what is sharded, and each its part of the model."""
+    """Return the parameters that this rank measures.
+
+    Rank 0 measures all of them, every rank its sharded ones, and a rank with a part of the model that part.
+    """
     parameters = dict(named_parameters(model, trainer))
     part = part_of(trainer)
     if part is not None:
@@ -62,20 +57,22 @@ def parameters_to_measure(model: nn.Module, trainer: Any, ranks: Ranks) -> dict[
 
 
 def joined(ranks: Ranks, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """What all ranks have measured of their parts, by the model's names. Collective."""
-    return {name: value for each in ranks.exchange(dict(measured)) for name, value in each.items()}
+    """Merge the measurements of all ranks, by the model's names. Collective."""
+    return {name: value for values in ranks.exchange(dict(measured)) for name, value in values.items()}
 
 
 def can_be_measured(
     model: Any, ranks: Ranks, *, who: str, why_else: Callable[[Any], str | None] = lambda model: None
 ) -> bool:
-    """Return whether the norms of this model's parameters can be told; warn where they cannot. Collective.
+    """Return whether this model's parameters have norms, and warn if they do not. Collective.
 
-    A reason of one rank is every rank's.
+    A reason on one rank counts for all, so that no rank waits for one that is turned off.
 
     Args:
-        who: the callback, for the warning.
-        why_else: a further reason, asked for a module of torch.
+        model: the run's model, or anything else that a producer passes.
+        ranks: the ranks that decide together.
+        who: name of the callback, for the warning.
+        why_else: returns a further reason against it for a torch module, or None.
     """
     reasons = ranks.exchange(unmeasurable(model) or why_else(model))
     reason = next((reason for reason in reasons if reason is not None), None)
@@ -85,15 +82,15 @@ def can_be_measured(
 
 
 def leave_out(who: str, reason: str, ranks: Ranks) -> None:
-    """Warn, once for all ranks, that a callback does nothing."""
+    """Warn, once for all ranks, that a callback turns itself off."""
     if ranks.rank == 0:
-        _log.warning("%s is left out: %s", who, reason)
+        _log.warning("%s is disabled: %s", who, reason)
 
 
 def unmeasurable(model: Any) -> str | None:
-    """Return why the norms of this model's parameters cannot be told; None where they can."""
+    """Return why this model's parameters have no norms, or None if they have."""
     if not callable(getattr(model, "named_parameters", None)):
-        return f"the run's model is of type {type(model).__name__}: no module of torch"
+        return f"the run's model is of type {type(model).__name__}, not a torch module"
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             return f"parameter {_unwrapped(name)!r} is on the meta device, so it has no values"
@@ -107,7 +104,7 @@ def unmeasurable(model: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Tensors that one kernel can measure: of one device and dtype, split over the same dimensions of a mesh."""
+    """Tensors that one kernel can measure: same device, dtype and sharded mesh dimensions."""
 
     names: list[str]
     locals: list[Tensor]
@@ -115,30 +112,30 @@ class _Alike:
     dims: tuple[int, ...]
 
     def norms(self) -> Tensor:
-        """Of what this rank holds of each."""
+        """Return the norm of this rank's shard of each tensor."""
         import torch
 
-        # Half precision overflows at 65504, and loses what it adds up long before.
+        # float16 overflows at 65504, and both half types lose precision in the sum long before that.
         is_half = self.locals[0].dtype in (torch.float16, torch.bfloat16)
         return torch.stack(torch._foreach_norm(self.locals, 2, dtype=torch.float32 if is_half else None))
 
 
 class PendingNorms:
-    """Norms on their way. `values` and `total` are collective where a tensor is sharded."""
+    """Norms that the device is still computing. `values` and `total` are collective if a tensor is sharded."""
 
     def __init__(self, groups: Sequence[_Alike], names: Sequence[str]) -> None:
         self._names = names
         self._groups = [(group, group.norms()) for group in groups]
         for group in groups:
-            group.locals.clear()  # what is measured may be freed
+            group.locals.clear()  # the kernels hold their input; our references would keep gradients alive
 
     @property
     def is_sharded(self) -> bool:
-        """Whether other ranks hold parts of them."""
+        """Return whether other ranks hold shards of these tensors."""
         return any(group.dims for group, _ in self._groups)
 
     def values(self) -> dict[str, float]:
-        """Each tensor's norm, by its name. Waits for the device once."""
+        """Return each tensor's norm by name. Waits for the device once."""
         if not self._groups:
             return {}
         found: list[float] = self._squares().sqrt().tolist()
@@ -146,19 +143,20 @@ class PendingNorms:
         return by_name if len(self._groups) == 1 else {name: by_name[name] for name in self._names}
 
     def total(self) -> float:
-        """The norm of all tensors as one vector. Waits for the device once."""
+        """Return the norm of all tensors as one vector. Waits for the device once."""
         return float(self._squares().sum().sqrt().item()) if self._groups else 0.0
 
     def _squares(self) -> Tensor:
-        """Their squares, by group, summed over ranks. No tensor is made from numbers here: copying those to a device
-        would be a wait of its own.
+        """Return the squared norms in group order, summed over ranks.
+
+        No tensor is made from Python numbers here, because copying those to a device would be another wait.
         """
         import torch
 
         device = self._groups[0][1].device
         found = []
         for group, norms in self._groups:
-            # Squares of float32 norms leave its range beyond 1e19; a device without float64 has to do with that.
+            # Squares of float32 norms overflow beyond 1e19. MPS has no float64, so it keeps that limit.
             wide = torch.float32 if norms.device.type == "mps" else torch.float64
             squares = norms.to(wide).square()
             if group.dims:
@@ -168,8 +166,9 @@ class PendingNorms:
 
 
 def measure(tensors: Mapping[str, Tensor]) -> PendingNorms:
-    """Starts the L2 norms of these tensors, as they are now. Waits for nothing; talks to no other rank, except where
-    a DTensor is a pending sum (Partial).
+    """Start the L2 norms of these tensors as they are now.
+
+    Does not wait, and does not communicate, except for a DTensor with a pending sum (Partial).
     """
     import torch
 
@@ -189,7 +188,7 @@ def measure(tensors: Mapping[str, Tensor]) -> PendingNorms:
 
 
 def _shard_of(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
-    """What this rank holds of a DTensor, its mesh, and the dimensions of that which it is to be summed over."""
+    """Return this rank's shard of a DTensor, its mesh, and the mesh dimensions to sum over."""
     if any(placement.is_partial() for placement in tensor.placements):
         from torch.distributed.tensor import Replicate
 
@@ -205,7 +204,7 @@ def _shard_of(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
 def _summed(squares: Tensor, mesh: Any, dims: tuple[int, ...]) -> Tensor:
     import torch.distributed as dist
 
-    # The mesh's groups may know its own device only; with CPU offload the shards lie elsewhere.
+    # With CPU offload the shards are on the CPU, and the mesh's process groups may only know the mesh's device.
     squares = squares.to(mesh.device_type)
     for dim in dims:
         dist.all_reduce(squares, group=mesh.get_group(dim))

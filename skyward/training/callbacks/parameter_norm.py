@@ -1,16 +1,11 @@
-"""How large each parameter is, and how much each matrix can stretch, at evaluations."""
+"""Norms and spectral norms of each parameter, logged at evaluations."""
 
 from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..agree import Alone, Ranks
@@ -22,26 +17,32 @@ from .norms import can_be_measured, joined, measure, parameters_to_measure
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ParameterNormLogger", "PowerIteration", "as_matrix"]
-
 
 class ParameterNormLogger(TrainerCallback):
-    """Writes norms of the parameters to `parameter_norms.json` in `args.logging_dir`, at evaluations.
+    """Write norms of the parameters to `parameter_norms.json` at evaluations.
 
-    Records have `norms`, the L2 norm of each parameter, and `spectral_norms`, the largest singular value of each
-    with two dimensions or more; a convolution's kernel counts as the matrix (out, everything else). Spectral norms
-    are estimates by power iteration, never above the truth: each goes on from where it stood at the last evaluation,
-    also in a run that resumes, so they soon are exact to a fraction of a per cent.
+    The file is in `args.logging_dir`; without one the callback does nothing. Each record has `norms`, the L2 norm by
+    parameter name, and `spectral_norms`, the largest singular value of each parameter with two dimensions or more. A
+    convolution kernel counts as the matrix (out channels, everything else).
 
-    Rank 0 measures alone. Sharded parameters (DTensors) have their norms added up; for spectral norms every rank
-    gathers one whole matrix at a time, and rank 0 goes on with it. In a pipeline every rank measures its stage, and
-    rank 0 writes the whole model's.
-    With parameters that have no values (meta device) it warns once and does nothing.
+    Spectral norms are estimates by power iteration, never above the true value. Each continues from the last
+    evaluation, also in a resumed run, so they soon agree to a fraction of a percent.
 
-    log_norms: None: True.
-    power_iter_steps: products with each matrix and its transpose at an evaluation, >= 1; twice as many at the first.
+    Rank 0 measures alone. Norms of sharded parameters (DTensors) are summed over ranks. For spectral norms the ranks
+    gather one whole matrix at a time for rank 0. In a pipeline every rank measures its stage, and rank 0 writes the
+    whole model's norms. The callback warns once and turns itself off if parameters are on the meta device.
 
-    Raises: UsageError for steps out of range.
+    Args:
+        log_norms: write `norms`; None means True.
+        log_spectral_norms: write `spectral_norms`.
+        power_iter_steps: products with each matrix and its transpose per evaluation, at least 1; doubled at the first.
+
+    Raises:
+        UsageError: `power_iter_steps` is below 1.
+
+    Example:
+        >>> ParameterNormLogger(power_iter_steps=20).log_spectral_norms
+        True
     """
 
     on_error = "disable"
@@ -51,7 +52,10 @@ class ParameterNormLogger(TrainerCallback):
         self, log_norms: bool | None = None, log_spectral_norms: bool = True, power_iter_steps: int = 10
     ) -> None:
         if power_iter_steps < 1:
-            raise UsageError(f"power_iter_steps is {power_iter_steps!r}; give 1 or more")
+            raise UsageError(
+                f"ParameterNormLogger.power_iter_steps={power_iter_steps!r}: must be at least 1; "
+                "set power_iter_steps=1 or more"
+            )
         self.log_norms = log_norms is not False
         self.log_spectral_norms = log_spectral_norms
         self._iteration = PowerIteration(steps=power_iter_steps)
@@ -76,21 +80,21 @@ class ParameterNormLogger(TrainerCallback):
         parameters: dict[str, Tensor] = dict(parameters_to_measure(model, trainer, world))
         if not parameters and not is_part:
             return
-        found: dict[str, Any] = {}
+        record: dict[str, Any] = {}
         if self.log_norms:
-            found["norms"] = measure(parameters).values()
+            record["norms"] = measure(parameters).values()
         if self.log_spectral_norms:
-            found["spectral_norms"] = self._spectral_norms(parameters, estimates_here=is_part or world.rank == 0)
+            record["spectral_norms"] = self._spectral_norms(parameters, estimates_here=is_part or world.rank == 0)
         if is_part:
-            found = self._joined(world, found)
-        if found:
-            self._writer.write_record(state.global_step, state.epoch, found)
+            record = self._joined(world, record)
+        if record:
+            self._writer.write_record(state.global_step, state.epoch, record)
 
     def on_train_end(self, **_: Any) -> None:
         self.close()
 
     def close(self) -> None:
-        """The file is whole as it is; this ends the use of it."""
+        """Close the file, which is a complete array at every instant."""
         self._writer.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,15 +104,15 @@ class ParameterNormLogger(TrainerCallback):
         self._writer.load_state_dict(state_dict["writer"])
         self._iteration.load_state_dict(state_dict["directions"])
 
-    def _joined(self, ranks: Ranks, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the whole model. Checkpoints are rank 0's, so it gets the other stages' directions, too."""
-        directions = joined(ranks, self._iteration.state_dict(found.get("spectral_norms", {})))
+    def _joined(self, ranks: Ranks, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the whole model's record; rank 0 also gets the other stages' directions, which it saves."""
+        directions = joined(ranks, self._iteration.state_dict(record.get("spectral_norms", {})))
         if ranks.rank == 0:
             self._iteration.load_state_dict(directions)
-        return {kind: joined(ranks, norms) for kind, norms in found.items()}
+        return {kind: joined(ranks, norms) for kind, norms in record.items()}
 
     def _spectral_norms(self, parameters: Mapping[str, Tensor], *, estimates_here: bool) -> dict[str, float]:
-        """All estimates are started, then waited for once."""
+        """Start all estimates, then wait for the device once."""
         import torch
 
         estimates: dict[str, Tensor] = {}
@@ -118,7 +122,9 @@ class ParameterNormLogger(TrainerCallback):
                 continue
             matrix = _whole(parameter)
             if not estimates_here or failure is not None:
-                continue  # the other ranks gather what is left of the matrices with this one, whatever happens here
+                # Gathering a matrix is collective. After a failure this rank still gathers the remaining ones,
+                # because the other ranks would wait for it forever.
+                continue
             try:
                 estimates[name] = self._iteration.estimate(name, as_matrix(matrix))
             except Exception as error:
@@ -138,19 +144,20 @@ def _whole(parameter: Any) -> Tensor:
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """A weight as the matrix (outputs, rest): a convolution's kernel (out, in, *window) has its window in the rest."""
+    """Return a weight as the matrix (outputs, rest); a convolution's window counts to the rest."""
     return weight.flatten(1)
 
 
 class PowerIteration:
-    """Estimates of the largest singular values of matrices that change little from one time to the next.
+    """Estimate the largest singular values of matrices that change little between calls.
 
     Each step multiplies a direction by the matrix and its transpose, which turns it towards the largest singular
-    vector: the error falls as (second / first singular value)^4 a step. The direction is kept by the matrix's name;
-    the first time it is random (the same for a name everywhere) and takes twice the steps. An estimate is never above
-    the norm but for rounding. An estimate waits for the device the first time only, for the direction to get there.
+    vector. The error falls by (second / first singular value)^4 per step. The direction is kept by the matrix's name.
+    The first one is random, the same for a name everywhere, and gets twice the steps. Apart from rounding, an estimate
+    never exceeds the norm. Only the first waits for the device, when its direction is copied there.
 
-    steps: of each estimate, >= 1.
+    Args:
+        steps: iterations per estimate, at least 1.
     """
 
     def __init__(self, *, steps: int) -> None:
@@ -158,11 +165,11 @@ class PowerIteration:
         self._directions: dict[str, Tensor] = {}
 
     def estimate(self, name: str, matrix: Tensor) -> Tensor:
-        """The norm of `matrix`: (rows, columns), any real dtype. Gives a scalar on its device."""
+        """Return the spectral norm of `matrix` (rows, columns), of any real dtype, as a scalar on its device."""
         import torch
 
         matrix = matrix.detach()
-        matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T  # the shorter side's direction is kept
+        matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T  # the direction of the shorter side is kept
         matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
         direction, is_first = self._direction(name, matrix)
         norm = matrix.new_zeros(())
@@ -171,7 +178,7 @@ class PowerIteration:
             across = across / across.norm().clamp_min(torch.finfo(matrix.dtype).tiny)
             turned = matrix.T @ across
             norm = turned.norm()
-            # A matrix of zeros, or with a NaN, tells no direction: the old one stays, for when it is neither.
+            # A matrix of zeros, or with a NaN, has no direction; the old one stays for when the matrix is sound again.
             direction = torch.where(norm.isfinite() & (norm > 0), turned / norm, direction)
         self._directions[name] = direction
         return norm
@@ -183,18 +190,19 @@ class PowerIteration:
         kept = self._directions.get(name)
         if kept is not None and kept.shape == (size,):
             return kept.to(device=matrix.device, dtype=matrix.dtype), False
-        # A generator of its own: the run's random numbers are the same with and without this.
+        # A private generator, so that the run draws the same random numbers with and without this callback.
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         fresh = torch.randn(size, generator=generator, dtype=torch.float64)
         return (fresh / fresh.norm()).to(device=matrix.device, dtype=matrix.dtype), True
 
     def state_dict(self, names: Collection[str] | None = None) -> dict[str, Any]:
-        """The directions of all matrices, or of those with these names, as text (base64 of little-endian floats): it
-        fits any checkpoint, also one that is JSON.
+        """Return the directions of the named matrices (None: of all) as base64 of little-endian floats.
+
+        Text fits into any checkpoint, also one that is JSON.
         """
         return {
-            name: {"dtype": str(each.dtype).removeprefix("torch."), "values": _as_text(each)}
-            for name, each in self._directions.items()
+            name: {"dtype": str(direction.dtype).removeprefix("torch."), "values": _as_text(direction)}
+            for name, direction in self._directions.items()
             if names is None or name in names
         }
 
@@ -210,5 +218,5 @@ def _as_text(vector: Tensor) -> str:
 def _from_text(text: str, dtype: str) -> Tensor:
     import torch
 
-    # A copy: what frombuffer gives of bytes cannot be written to.
+    # frombuffer of bytes is read-only, so the bytes are copied first.
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=getattr(torch, dtype)).clone()

@@ -1,4 +1,4 @@
-"""The most memory that each rank has used."""
+"""Peak memory of each rank, in the logs."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ from ..events import TrainerCallback
 from .lines import write_line
 from .metrics import is_training_log
 
-__all__ = ["PeakMemory"]
-
 _log = logging.getLogger(__name__)
 
 HISTORY_ENTRIES = 100_000
-"""Of allocations and frees, the newest, in a snapshot: what torch's own guide to snapshots records."""
+"""Newest allocations and frees in a snapshot; the number that torch's guide to memory snapshots uses."""
 
 
 class PeakMemory(TrainerCallback):
-    """The most memory that torch has allocated on each rank's CUDA device since training began, at every log
-    of steps.
+    """Log the peak CUDA memory of each rank since training began.
 
-    It is added to what is logged as `peak_mem_allocated`: bytes, one number for each rank. `peaks` keeps the same.
+    Each step's log gets `peak_mem_allocated`: bytes that torch allocated, a list with one number per rank. `peaks` has
+    the same list.
 
-    Without CUDA nothing is called that: there the same list is `peak_rss`, the most memory that each rank's process
-    has had resident since it began, as the operating system counts it, and a warning at the start says so. What needs
-    CUDA (`show_details`, `enable_memory_snapshot`) does nothing then.
+    Without CUDA the list is logged as `peak_rss` instead: the peak resident memory of each rank's process since it
+    began, as the operating system counts it. A warning at the start says so, and the options that need CUDA
+    (`show_details`, `enable_memory_snapshot`) do nothing.
 
-    summary_writer: a TensorBoard SummaryWriter; scalars `peak_memory_rank{i}`, in bytes (`peak_rss_rank{i}`).
-    show_details: print torch's memory summary of rank 0 at the end of training.
-    do_log: print the peaks, in GiB, at every log.
-    enable_memory_snapshot: record each allocation with its stack from the beginning to the first log, and write it to
-        `{file_prefix}_rank{rank}.pickle` in the run's output_dir, for https://pytorch.org/memory_viz. Every rank does.
-        It slows training while it records; it ends at the first log, or else with training or the process.
+    Args:
+        summary_writer: a TensorBoard SummaryWriter for the scalars `peak_memory_rank{i}` (or `peak_rss_rank{i}`), in
+            bytes.
+        show_details: print torch's memory summary of rank 0 when training ends.
+        do_log: print the peaks, in GiB, at every log.
+        enable_memory_snapshot: on every rank, record each allocation with its stack from the start to the first log.
+            It goes to `{file_prefix}_rank{rank}.pickle` in the run's output_dir, for https://pytorch.org/memory_viz.
+            Recording slows training. It ends at the first log, at the latest with training or the process.
+        file_prefix: beginning of the snapshot's file name.
+
+    Example:
+        >>> PeakMemory(do_log=True).peaks
+        []
     """
 
     on_error = "disable"
@@ -60,7 +65,7 @@ class PeakMemory(TrainerCallback):
 
     def on_train_begin(self, args: Any, ranks: Ranks | None = None, **kwargs: Any) -> None:
         rank = (ranks or Alone()).rank
-        self.close()  # of a run that raised before its first log
+        self.close()  # a previous run may have raised before its first log
         self.peaks = []
         self._source = source_of_this_process()
         if rank == 0 and self._source.note:
@@ -68,12 +73,12 @@ class PeakMemory(TrainerCallback):
         self._source.reset()
         if self.enable_memory_snapshot and self._source.start_history(HISTORY_ENTRIES):
             self._snapshot = Path(getattr(args, "output_dir", None) or ".") / f"{self.file_prefix}_rank{rank}.pickle"
-            # A producer that raises fires no on_train_end.
+            # A producer that raises never fires on_train_end.
             atexit.register(self.close)
 
     def on_log_step(self, logs: dict[str, Any], ranks: Ranks | None = None, **kwargs: Any) -> None:
         now = (ranks or Alone()).exchange(self._source.peak_bytes())
-        # Something else may have reset the device's counter since the last time.
+        # Other code may reset the device's counter between logs, so the peak is kept here.
         self.peaks = [max(pair) for pair in zip(now, self.peaks or now, strict=True)]
         if is_training_log(logs):
             logs[self._source.key] = list(self.peaks)
@@ -97,7 +102,7 @@ class PeakMemory(TrainerCallback):
             write_line(f"memory of rank 0:\n{details}")
 
     def close(self) -> None:
-        """Ends the memory history, and writes its snapshot. Nothing where there is none."""
+        """Stop the memory history, if one is recorded, and write its snapshot."""
         path, self._snapshot = self._snapshot, None
         if path is None:
             return
@@ -107,7 +112,7 @@ class PeakMemory(TrainerCallback):
 
 
 class MemorySource:
-    """Where peaks come from: `key` of the logs, `tag` of TensorBoard, `words` for people, a `note` for the start."""
+    """Source of peaks: `key` in logs, `tag` in TensorBoard, `words` for people, a `note` for the start of a run."""
 
     key = tag = words = note = ""
 
@@ -115,21 +120,21 @@ class MemorySource:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """The peak is of what comes now, where it can be."""
+        """Begin a new peak, where the source can."""
 
     def details(self) -> str | None:
         return None
 
     def start_history(self, entries: int) -> bool:
-        """Whether it records now."""
+        """Start recording allocations; return whether the source can."""
         return False
 
     def end_history(self, path: Path) -> None:
-        """Writes the history, and ends it even where it cannot be written."""
+        """Write the history and stop recording, even if the file cannot be written."""
 
 
 class CudaMemory(MemorySource):
-    """What torch's allocator has given out on the current device."""
+    """Peak of torch's CUDA allocator on the current device."""
 
     key, tag, words = "peak_mem_allocated", "peak_memory", "peak allocated memory"
 
@@ -164,7 +169,7 @@ class CudaMemory(MemorySource):
 
 
 class ProcessMemory(MemorySource):
-    """What the operating system has kept in memory of this process at most."""
+    """Peak resident memory of this process, as the operating system counts it."""
 
     key = tag = "peak_rss"
     words = "peak resident memory"
@@ -174,12 +179,12 @@ class ProcessMemory(MemorySource):
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it counts in KiB
+        return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB, macOS in bytes
 
 
 def source_of_this_process() -> MemorySource:
-    """CUDA's where the process uses it: a run may well be on the CPU of a machine that has it."""
-    torch = sys.modules.get("torch")  # a producer without torch has no CUDA memory of torch's
+    """Return CUDA's peaks if this process uses CUDA; a run on a machine with a GPU may still be on the CPU."""
+    torch = sys.modules.get("torch")  # without torch in the process there is no CUDA memory to read
     return CudaMemory() if torch is not None and torch.cuda.is_initialized() else ProcessMemory()
 
 

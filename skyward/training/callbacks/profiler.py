@@ -1,4 +1,4 @@
-"""Where the time of a few steps goes: torch's profiler over a window of the run."""
+"""Profile of a few training steps, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -12,30 +12,38 @@ from ...errors import UsageError
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback
 
-__all__ = ["ProfilerCallback"]
-
 _log = logging.getLogger(__name__)
 
 ROWS = 50
-"""Of a summary table: what comes after takes too little time to matter."""
+"""Rows of a summary table; operators below them take too little time to matter."""
 
 
 class ProfilerCallback(TrainerCallback):
-    """Profiles `num_steps` steps, those after the first `start_step` of this process (a run that resumes is profiled
-    again). On every rank it writes to `output_dir`:
+    """Profile a window of training steps on every rank.
+
+    The window has `num_steps` steps after the first `start_step` of this process; a resumed run is profiled again.
+    Every rank writes two files to `output_dir`:
 
     - `trace_rank{rank}.json`: a Chrome trace, for https://ui.perfetto.dev or chrome://tracing
-    - `summary_rank{rank}.txt`: tables of operators by their own time, on the CPU and, where there is one, on the device
+    - `summary_rank{rank}.txt`: operators sorted by their own time, on the CPU and, if there is one, on the device
 
-    They are written when the window ends; when training ends or the process exits inside the window, with the steps
-    that there were. Before the window nothing is recorded, and after it the profiler is closed.
+    The files are written when the window ends. If training or the process ends inside the window, they hold the steps
+    so far. Nothing is recorded before the window, and the profiler is closed after it.
 
-    start_step: >= 0. The last step before the window warms the profiler up: its first one is slow.
-    num_steps: >= 1. Traces are large: tens of MB for a step of a large model.
-    output_dir: None: `profiler` in the run's logging_dir, or output_dir.
-    with_stack, with_flops, record_shapes: what to record of each operator; without them steps are slowed less.
+    Args:
+        start_step: steps before the window, at least 0. The last of them warms the profiler up.
+        num_steps: steps in the window, at least 1. A trace takes tens of MB per step of a large model.
+        output_dir: folder of the files; None means `profiler` in the run's logging_dir, or else in its output_dir.
+        with_stack: record the Python stack of each operator; without it steps are slowed less.
+        with_flops: estimate the FLOPs of each operator.
+        record_shapes: record the shapes of each operator's inputs.
 
-    Raises: UsageError for numbers out of range.
+    Raises:
+        UsageError: `start_step` or `num_steps` is out of its range.
+
+    Example:
+        >>> ProfilerCallback(start_step=10, num_steps=2, with_stack=False).num_steps
+        2
     """
 
     on_error = "disable"
@@ -50,9 +58,11 @@ class ProfilerCallback(TrainerCallback):
         record_shapes: bool = True,
     ) -> None:
         if start_step < 0:
-            raise UsageError(f"start_step is {start_step!r}; give 0 or more")
+            raise UsageError(
+                f"ProfilerCallback.start_step={start_step!r}: must be at least 0; set start_step=0 or more"
+            )
         if num_steps < 1:
-            raise UsageError(f"num_steps is {num_steps!r}; give 1 or more")
+            raise UsageError(f"ProfilerCallback.num_steps={num_steps!r}: must be at least 1; set num_steps=1 or more")
         self.start_step, self.num_steps, self.output_dir = start_step, num_steps, output_dir
         self.with_stack, self.with_flops, self.record_shapes = with_stack, with_flops, record_shapes
         self._profile: Any = None
@@ -62,12 +72,12 @@ class ProfilerCallback(TrainerCallback):
         self._is_in_step = False
 
     def on_train_begin(self, args: Any, ranks: Ranks | None = None, **kwargs: Any) -> None:
-        self.close()  # of a run that raised inside the window
+        self.close()  # a previous run may have raised inside the window
         self._rank = (ranks or Alone()).rank
         self._folder = self._chosen_folder(args)
         self._steps, self._is_in_step = 0, False
         self._profile = self._begin()
-        # A producer that raises fires no on_train_end.
+        # A producer that raises never fires on_train_end.
         atexit.register(self.close)
 
     def on_step_begin(self, **kwargs: Any) -> None:
@@ -87,9 +97,7 @@ class ProfilerCallback(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Ends profiling, and writes what was recorded. Nothing where it has ended already; from the thread of the
-        training.
-        """
+        """Stop profiling and write the recorded steps, unless that has happened. Call from the training's thread."""
         profile, self._profile = self._profile, None
         atexit.unregister(self.close)
         if profile is None:
@@ -119,7 +127,7 @@ class ProfilerCallback(TrainerCallback):
         return profile
 
     def _schedule(self, step: int) -> Any:
-        """What to do in the step of this number. (torch's own schedule warns of a window without a warm-up.)"""
+        """Return the action for a step. torch's own schedule warns about a window without a warm-up step."""
         from torch.profiler import ProfilerAction
 
         end = self.start_step + self.num_steps

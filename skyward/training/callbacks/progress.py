@@ -1,4 +1,4 @@
-"""Progress of a run for those who watch it: a bar where there is a terminal or a notebook, else lines of a log."""
+"""Progress of a run for people: bars in a terminal or a notebook, plain lines in a file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from .columns import FINAL_METRICS, STEP_COLUMNS, Column, FinalMetric, format_va
 from .evaluations import ReportedOnce
 from .metrics import is_known, is_summary, is_training_log
 
-__all__ = ["ProgressCallback", "is_notebook", "stream_of"]
-
 _STEP_WIDTH = 8
 _LABEL_WIDTH = 24
 
@@ -24,18 +22,27 @@ OutputStream = TextIO | Literal["stdout", "stderr"]
 
 
 class ProgressCallback(TrainerCallback):
-    """A row for each log, a line for each evaluation, a summary at the end; and bars of the run and of evaluations.
+    """Show a row per log, a line per evaluation, a summary at the end, and progress bars.
 
-    use_tqdm: True for bars, False for none; None: bars where the output is a terminal or a notebook, so that a file
-        has lines only. In a notebook without ipywidgets they are text.
-    output_stream: a text stream, "stdout" or "stderr". None is stdout, as it is when training begins.
-    step_columns: `{metric: {"label", "width", "fmt"}}` changes or adds columns, `{metric: None}` takes one away. Those
-        are shown whose metric is in the log.
-    final_metrics: the same for the summary, `{"label", "fmt", "suffix"}`. Metrics without an entry are shown at its
-        end, those with None not at all.
-    header_interval: rows between two headers; there is one too when other columns are shown. 0: then only.
+    Args:
+        use_tqdm: True for bars, False for none; None for bars only in a terminal or a notebook, so that a file has
+            lines only. In a notebook without ipywidgets the bars are text.
+        output_stream: a text stream, "stdout" or "stderr"; None means standard output, as it is when training begins.
+        step_columns: changes to the columns of a row. `{metric: {"label", "width", "fmt"}}` changes or adds one,
+            `{metric: None}` removes one. A column is shown if its metric is in the log.
+        final_metrics: changes to the summary's lines, as `{"label", "fmt", "suffix"}`. Metrics without an entry come
+            last, metrics with None are not shown.
+        header_interval: rows between two headers, at least 0. A change of columns prints a header too; 0 means only
+            then.
 
-    Raises: UsageError for what is no column. On train begin: MissingDependency for use_tqdm=True without tqdm.
+    Raises:
+        UsageError: an argument is out of its range, or a column has unknown fields.
+        MissingDependency: `use_tqdm` is True and tqdm is not installed.
+
+    Example:
+        >>> progress = ProgressCallback(use_tqdm=False, step_columns={"mfu": None, "loss": {"fmt": ".3f"}})
+        >>> progress.step_columns["loss"].fmt
+        '.3f'
     """
 
     runs_on = "rank_zero"
@@ -50,14 +57,17 @@ class ProgressCallback(TrainerCallback):
         header_interval: int = 20,
     ) -> None:
         if header_interval < 0:
-            raise UsageError(f"ProgressCallback: header_interval is {header_interval}; it must be at least 0")
+            raise UsageError(
+                f"ProgressCallback.header_interval={header_interval!r}: must be at least 0; "
+                "set header_interval=0 or more"
+            )
         stream_of(output_stream)
         if use_tqdm and find_spec("tqdm") is None:
             raise MissingDependency("ProgressCallback: use_tqdm=True needs tqdm; pip install 'skyward[training]'")
         self.use_tqdm, self.output_stream, self.header_interval = use_tqdm, output_stream, header_interval
         self.step_columns = merged("step_columns", STEP_COLUMNS, step_columns, Column)
         self.final_metrics = merged("final_metrics", FINAL_METRICS, final_metrics, FinalMetric)
-        self._erased = {key for key, each in (final_metrics or {}).items() if each is None}
+        self._erased = {key for key, spec in (final_metrics or {}).items() if spec is None}
         self._stream: TextIO = sys.stdout
         self._tqdm: Any = None
         self._bar: Any = None
@@ -91,12 +101,13 @@ class ProgressCallback(TrainerCallback):
 
     def on_prediction_step(self, state: Any, eval_dataloader: Any = None, **kwargs: Any) -> None:
         if not self._is_shown:
-            self._begin(state)  # an evaluation without a training
+            self._begin(state)  # an evaluation outside a training fires no on_train_begin
         if self._tqdm is None:
             return
         if self._evaluation_bar is None:
             self._claimed = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
-            # A loader may not know its length, or not the one that matters: the last evaluation does.
+            # A loader may not know its length, or know another than the evaluation uses. The previous evaluation
+            # with the same loader length counted the real one.
             total = self._evaluation_steps.get(self._claimed, self._claimed)
             self._evaluation_bar = self._tqdm(
                 total=total, file=self._stream, dynamic_ncols=True, leave=False, desc="evaluation"
@@ -122,13 +133,13 @@ class ProgressCallback(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Ends the bars, also where a run raises. Idempotent."""
+        """Close the bars; also called when a run raises. Idempotent."""
         for bar in (self._evaluation_bar, self._bar):
             if bar is not None:
                 bar.close()
         self._bar = self._evaluation_bar = None
 
-    # What is shown ---------------------------------------------------------------------------------------------------
+    # Output ----------------------------------------------------------------------------------------------------------
 
     def _begin(self, state: Any) -> None:
         self._is_shown = bool(state.is_world_process_zero)
@@ -140,13 +151,13 @@ class ProgressCallback(TrainerCallback):
         self._shown: tuple[str, ...] = ()
 
     def _row(self, state: Any, logs: Mapping[str, Any]) -> None:
-        columns = {key: each for key, each in self.step_columns.items() if logs.get(key) is not None}
+        columns = {key: column for key, column in self.step_columns.items() if logs.get(key) is not None}
         headed = self.header_interval and self._rows % self.header_interval == 0
         if headed or tuple(columns) != self._shown:
-            labels = (f"{each.label or key:>{each.width}}" for key, each in columns.items())
+            labels = (f"{column.label or key:>{column.width}}" for key, column in columns.items())
             self._write("  ".join((f"{'step':>{_STEP_WIDTH}}", *labels)))
         self._rows, self._shown = self._rows + 1, tuple(columns)
-        values = (f"{format_value(logs[key], each.fmt):>{each.width}}" for key, each in columns.items())
+        values = (f"{format_value(logs[key], column.fmt):>{column.width}}" for key, column in columns.items())
         self._write("  ".join((f"{state.global_step:>{_STEP_WIDTH},d}", *values)))
 
     def _evaluation(self, state: Any, metrics: Mapping[str, Any]) -> None:
@@ -162,8 +173,8 @@ class ProgressCallback(TrainerCallback):
         values = {"step": state.global_step, "epoch": state.epoch, **logs}
         specs = {**self.final_metrics, **{key: FinalMetric() for key in values if key not in self.final_metrics}}
         lines = [
-            f"  {(each.label or key) + ':':<{_LABEL_WIDTH}} {format_value(values[key], each.fmt)}{each.suffix}"
-            for key, each in specs.items()
+            f"  {(spec.label or key) + ':':<{_LABEL_WIDTH}} {format_value(values[key], spec.fmt)}{spec.suffix}"
+            for key, spec in specs.items()
             if values.get(key) is not None and key not in self._erased and is_known(key, values[key])
         ]
         self._write("\n".join(("training has ended", *lines)))
@@ -186,23 +197,23 @@ class ProgressCallback(TrainerCallback):
 
 
 def stream_of(stream: OutputStream | None) -> TextIO:
-    """The stream that is meant, as it is now. Raises: UsageError."""
+    """Return the stream, resolving names at the time of the call; raise UsageError for another name."""
     if stream is None or stream == "stdout":
         return sys.stdout
     if stream == "stderr":
         return sys.stderr
     if isinstance(stream, str):
-        raise UsageError(f"output_stream is {stream!r}; give a text stream, 'stdout' or 'stderr'")
+        raise UsageError(f"output_stream={stream!r}: unknown stream; use a text stream, 'stdout' or 'stderr'")
     return stream
 
 
 def is_notebook(stream: TextIO) -> bool:
-    """Whether what is written there is shown in a cell's output."""
+    """Return whether writes to `stream` appear in a notebook cell."""
     return type(stream).__module__.startswith(("ipykernel", "google.colab"))
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """One that has a width, that is: tqdm draws nothing on one of no columns, such as a container's."""
+    """Return whether `stream` is a terminal with a width; a container's may have no columns, and tqdm draws none."""
     try:
         return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
     except OSError:  # no terminal, or one without a size
@@ -210,12 +221,12 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _bars(stream: TextIO, use_tqdm: bool | None) -> Any:
-    """The class of bars that suits; None for lines."""
+    """Return the class for bars, or None for plain lines."""
     notebook = is_notebook(stream)
     wanted = use_tqdm if use_tqdm is not None else notebook or _is_terminal(stream)
     if not wanted or find_spec("tqdm") is None:
         return None
-    if notebook and find_spec("ipywidgets") is not None:  # tqdm.auto's choice, without its warning where it has none
+    if notebook and find_spec("ipywidgets") is not None:  # tqdm.auto would warn in a notebook without ipywidgets
         from tqdm.notebook import tqdm as of_widgets
 
         return of_widgets

@@ -1,4 +1,4 @@
-"""Text from a language model that trains: tokens one after another, and nothing of the training disturbed."""
+"""Token-by-token sampling from a language model in training, without side effects on the training."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Sampling", "context_length", "device_of", "logits_of", "sample", "undisturbed"]
-
 CONTEXT_LENGTHS = ("max_position_embeddings", "n_positions", "block_size", "context_length", "max_seq_len")
-"""What models and their configs call the longest sequence that they take."""
+"""Names under which models and their configs store the longest sequence that they accept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen; the names are Hugging Face's.
+    """Rules to choose the next token, under Hugging Face's names.
 
-    do_sample: draw from the distribution; False takes the likeliest token.
-    temperature: > 0; what logits are divided by.
-    top_k: draw among so many of the likeliest; 0 or None: among all.
-    top_p: draw among the likeliest that have this probability together, in (0, 1].
-    repetition_penalty: >= 1; logits of tokens that occur already are divided by it (multiplied where negative).
-        Source: CTRL, arXiv 1909.05858, section 4.1.
+    Args:
+        do_sample: draw from the distribution; False takes the most likely token.
+        temperature: divisor of the logits, above 0.
+        top_k: draw from this many most likely tokens; 0 or None means all.
+        top_p: draw from the most likely tokens whose probabilities add up to this, in (0, 1].
+        repetition_penalty: divisor of the logits of tokens that occurred before, above 0; negative logits are
+            multiplied. 1 turns it off. Source: CTRL, arXiv 1909.05858, section 4.1.
+
+    Raises:
+        UsageError: a value is out of its range.
     """
 
     do_sample: bool = True
@@ -44,29 +46,34 @@ class Sampling:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise UsageError(
-                f"generation_config: temperature is {self.temperature!r}; give one above 0, or do_sample=False"
+                f"generation_config.temperature={self.temperature!r}: must be above 0; "
+                "raise it, or set do_sample=False for the most likely token"
             )
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"generation_config: top_p is {self.top_p!r}; give one above 0, at most 1")
+            raise UsageError(
+                f"generation_config.top_p={self.top_p!r}: must be above 0 and at most 1; set 1 for all tokens"
+            )
         if self.top_k is not None and self.top_k < 0:
-            raise UsageError(f"generation_config: top_k is {self.top_k!r}; give 0 or more")
+            raise UsageError(f"generation_config.top_k={self.top_k!r}: must be at least 0; set 0 for all tokens")
         if not self.repetition_penalty > 0:
-            raise UsageError(f"generation_config: repetition_penalty is {self.repetition_penalty!r}; give one above 0")
+            raise UsageError(
+                f"generation_config.repetition_penalty={self.repetition_penalty!r}: must be above 0; set 1 for none"
+            )
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Sampling:
-        """Raises: UsageError for options that only Hugging Face's `generate` has."""
+        """Build from a mapping; raise UsageError for options that only Hugging Face's `generate` has."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(config) - known)
         if unknown:
             raise UsageError(
-                f"generation_config: {', '.join(unknown)} needs a model with Hugging Face's generate(); for a plain "
-                f"module there are {', '.join(sorted(known))}"
+                f"generation_config: {', '.join(unknown)} needs a model with Hugging Face's generate(); "
+                f"for a plain module use {', '.join(sorted(known))}"
             )
         return cls(**config)
 
     def choose(self, logits: Tensor, seen: list[int], generator: torch.Generator) -> int:
-        """The next token. logits: (vocabulary,) on the CPU; seen: the tokens so far."""
+        """Choose the next token from `logits` (vocabulary,), on the CPU, after the tokens `seen`."""
         import torch
 
         logits = logits.float()
@@ -82,7 +89,7 @@ class Sampling:
         if self.top_k:
             values, tokens = values[: self.top_k], tokens[: self.top_k]
         chances = (values / self.temperature).softmax(0)
-        # A token stays if those before it have not yet made up top_p: the first always does.
+        # A token stays if the tokens before it do not reach top_p yet, so the first one always stays.
         chances = chances * (chances.cumsum(0) - chances < self.top_p)
         return int(tokens[torch.multinomial(chances, 1, generator=generator)])
 
@@ -97,9 +104,10 @@ def sample(
     generator: torch.Generator,
     ranks: Ranks,
 ) -> list[int]:
-    """The tokens that follow `prompt`, up to and without `end`. Computes the whole sequence for each: no cache.
+    """Return the tokens that follow `prompt`, up to `end` and without it.
 
-    All ranks compute logits; rank 0 chooses, and its token is everybody's.
+    Each token computes the whole sequence; there is no cache. All ranks compute logits, rank 0 chooses, and every rank
+    continues with its token.
     """
     tokens = list(prompt)
     for _ in range(max_new_tokens):
@@ -112,27 +120,32 @@ def sample(
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits (batch, time, vocabulary) in what a model returned: the tensor itself, `.logits`, `["logits"]`, or
-    the first tensor of three dimensions in a tuple, as of (loss, logits).
+    """Return the logits (batch, time, vocabulary) from a model's output.
+
+    They are the output itself, `.logits`, `["logits"]`, or the first tensor with three dimensions in a tuple, such as
+    (loss, logits).
+
+    Raises:
+        UsageError: the output has no such tensor.
     """
-    found = output
+    logits = output
     if isinstance(output, Mapping) and "logits" in output:
-        found = output["logits"]
+        logits = output["logits"]
     elif hasattr(output, "logits"):
-        found = output.logits
+        logits = output.logits
     elif isinstance(output, (tuple, list)):
-        found = next((each for each in output if getattr(each, "ndim", 0) == 3), output)
-    if getattr(found, "ndim", 0) != 3:
+        logits = next((item for item in output if getattr(item, "ndim", 0) == 3), output)
+    if getattr(logits, "ndim", 0) != 3:
         raise UsageError(
-            f"TextgenCallback: the model returned {type(output).__name__}, in which there are no logits of the shape "
-            "(batch, time, vocabulary)"
+            f"TextgenCallback: the model returned {type(output).__name__}, with no logits of the shape "
+            "(batch, time, vocabulary); return them as a tensor, .logits, ['logits'] or in a tuple"
         )
     # Tensor parallelism may leave each rank a part of the vocabulary.
-    return found.full_tensor() if is_dtensor(found) else found  # type: ignore[no-any-return]  # it has ndim
+    return logits.full_tensor() if is_dtensor(logits) else logits  # type: ignore[no-any-return]  # it has ndim
 
 
 def context_length(model: nn.Module) -> int | None:
-    """How many tokens the model takes at most, where it or its config says so."""
+    """Return the longest sequence that the model accepts, from its config or itself; None if neither has it."""
     for holder in (getattr(model, "config", None), model):
         for name in CONTEXT_LENGTHS:
             value = getattr(holder, name, None)
@@ -142,7 +155,7 @@ def context_length(model: nn.Module) -> int | None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where its inputs go. Shards that wait on the CPU are computed on their mesh's device."""
+    """Return the device for the model's inputs; shards offloaded to the CPU compute on their mesh's device."""
     import torch
 
     parameter = next(model.parameters(), None)
@@ -156,20 +169,22 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def undisturbed(model: nn.Module, *, seed: int) -> Iterator[None]:
-    """In the block the model evaluates, eagerly, without gradients and with random numbers from `seed`; after it, and
-    after an exception in it, everything is as before: each module's mode, compiled calls, and the random state of
-    Python, numpy and torch, so that a run draws the same numbers with and without the block.
+    """Put the model in eval mode for a block, without any effect on the training.
+
+    The block runs eagerly, without gradients, with random numbers from `seed`. After it, or after an exception in it,
+    each module's mode, compiled calls and the random state of Python, numpy and torch are restored. So a run draws the
+    same numbers with and without the block.
     """
     import torch
 
     modes = [(module, module.training) for module in model.modules()]
-    # What model.compile() sets; texts of ever other lengths would compile ever again.
+    # model.compile() sets this attribute. Each new sequence length would compile again, so the block runs eagerly.
     compiled = [(module, call) for module in model.modules() if (call := getattr(module, "_compiled_call_impl", None))]
     try:
         model.eval()
         for module, _ in compiled:
             module._compiled_call_impl = None
-        # Not inference_mode: a tensor that the model caches in it could never again be part of a backward pass.
+        # Not inference_mode: a tensor that the model caches there could never take part in a backward pass.
         with _random_numbers_apart(model, seed), torch.no_grad():
             yield
     finally:
@@ -192,7 +207,9 @@ def _random_numbers_apart(model: nn.Module, seed: int) -> Iterator[None]:
     of_devices = {kind: _device_states(kind) for kind in kinds}
     try:
         random.seed(seed)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that are not ours
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would also seed devices whose state is not saved here
         for kind in kinds:
             torch.get_device_module(kind).manual_seed_all(seed) if kind != "mps" else torch.mps.manual_seed(seed)
         yield

@@ -1,9 +1,9 @@
-"""TensorBoard's SummaryWriter for runs that resume: nothing twice, nothing missing, as its own readers see it.
+"""TensorBoard SummaryWriter for runs that resume, without duplicate or missing events.
 
-On resume, events behind the checkpoint's step are cut out of the files: TensorBoard has a purge step for this, but
-not all of its readers apply it to texts. It is set all the same, for one that has read the files already, to the step
-*behind* the checkpoint's: a reader hides what is at the purge step, too. What is written at the checkpoint's own step
-again, because a producer makes up for what may not have been done, is left out.
+On resume, events behind the checkpoint's step are cut out of the files. TensorBoard has a purge step for this, but not
+all of its readers apply it to texts. It is set as well, for readers that have read the files already, to the step
+*behind* the checkpoint's, because a reader also hides events at the purge step itself. Events that a producer writes
+again at the checkpoint's own step, to be sure that they exist, are left out.
 """
 
 from __future__ import annotations
@@ -23,21 +23,28 @@ from typing import Any
 from ...errors import MissingDependency
 from ..events import TrainerCallback
 
-__all__ = ["ResumableSummaryWriter"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_WAIT_S = 3
 
 
 class ResumableSummaryWriter(TrainerCallback):
-    """A `torch.utils.tensorboard.SummaryWriter` in `log_dir`, made when something is first added to it.
+    """Write TensorBoard events that a resumed run continues without duplicates.
 
-    Give it to whoever writes, such as TBLogger, and to the callbacks, which keeps its folder in checkpoints: a run
-    that resumes goes on in its original folder, without what was written after the checkpoint's step. Its methods
-    `add_*` are SummaryWriter's. Of two scalars with one tag and one step it keeps the first. For one thread.
+    The `add_*` methods are those of `torch.utils.tensorboard.SummaryWriter`, which is created at the first of them.
+    Give the writer to the callbacks that write, such as TBLogger, and to the run as a callback of its own. Checkpoints
+    then store its folder: a resumed run continues there, without events after the checkpoint's step. Of two scalars
+    with the same tag and step the first one stays. Use it from one thread.
 
-    Raises: MissingDependency, where a run begins without tensorboard.
+    Args:
+        log_dir: folder of the event files.
+
+    Raises:
+        MissingDependency: a run begins and torch or tensorboard is not installed.
+
+    Example:
+        >>> ResumableSummaryWriter("runs/tiny").log_dir
+        'runs/tiny'
     """
 
     runs_on = "rank_zero"
@@ -51,15 +58,15 @@ class ResumableSummaryWriter(TrainerCallback):
 
     @property
     def log_dir(self) -> str:
-        """The folder that is written to."""
+        """Folder of the event files."""
         return str(self._log_dir)
 
     def get_logdir(self) -> str:
-        """As SummaryWriter has it."""
+        """Return the folder, like SummaryWriter's method."""
         return self.log_dir
 
     def on_train_begin(self, state: Any, **kwargs: Any) -> None:
-        """Idempotent: whoever was given the writer may call it too. Raises: MissingDependency."""
+        """Note the step that the run resumes from; idempotent, so callbacks that got the writer may call it too."""
         if find_spec("tensorboard") is None or find_spec("torch") is None:
             raise MissingDependency(
                 "ResumableSummaryWriter: needs torch and tensorboard; pip install 'skyward[training]'"
@@ -74,19 +81,19 @@ class ResumableSummaryWriter(TrainerCallback):
         self.flush()
 
     def flush(self) -> None:
-        """Returns when what was added is in the file."""
+        """Return when all events are in the file."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
-        """Idempotent. What is added later goes to a new file."""
+        """Close the file; later events go to a new one. Idempotent."""
         writer, self._writer = self._writer, None
         self._resumed_at = None
         if writer is not None:
             writer.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Also writes what was added: a checkpoint is about to rely on it."""
+        """Return the folder, after a flush: a checkpoint is about to rely on the events."""
         self.flush()
         return {"log_dir": str(self._log_dir.resolve())}
 
@@ -95,7 +102,7 @@ class ResumableSummaryWriter(TrainerCallback):
         if original.is_dir():
             self._log_dir = original
         elif original != self._log_dir.resolve():
-            _log.warning("%s: the folder of the run that resumes is not there; %s is used", original, self._log_dir)
+            _log.warning("%s: the resumed run's folder is missing; using %s", original, self._log_dir)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("add_"):
@@ -124,7 +131,7 @@ class ResumableSummaryWriter(TrainerCallback):
         return self._writer
 
     def _is_there(self, method: str, tag: object = None, *args: Any, **kwargs: Any) -> bool:
-        """Whether this was written at this step before."""
+        """Return whether this event was written at this step before."""
         step = kwargs.get("global_step", args[1] if len(args) > 1 else None)
         key = f"{tag}/text_summary" if method == "add_text" else str(tag)
         if step is not None and step == self._resumed_at and self._written[key] > 0:
@@ -141,23 +148,24 @@ class ResumableSummaryWriter(TrainerCallback):
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Event files in the order in which readers read them."""
+    """Return the event files in the order in which TensorBoard reads them."""
     return sorted(folder.glob("*tfevents*")) if folder.is_dir() else []
 
 
 def _leave_tensorflow_alone() -> None:
-    """TensorBoard imports TensorFlow where it is installed, for the names of files: seconds, for nothing here. A module
-    of this name is its own way to say no. Source: tensorboard/compat/__init__.py.
+    """Stop TensorBoard from importing TensorFlow, which takes seconds and only serves file names.
+
+    A module of this name is TensorBoard's own switch for that. Source: tensorboard/compat/__init__.py.
     """
     if "tensorflow" not in sys.modules:
         sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
 def _cut(folder: Path, step: int) -> Counter[str]:
-    """Takes what is behind `step` out of the folder's files. Gives how often each tag was written at it."""
+    """Remove events behind `step` from the folder's files; return how often each tag was written at `step`."""
     from tensorboard.compat.proto.event_pb2 import Event
 
-    for left in folder.glob(".cut.*"):  # by a process that was killed while it did this
+    for left in folder.glob(".cut.*"):  # from a process that was killed here
         left.unlink(missing_ok=True)
     there: Counter[str] = Counter()
     for path in _files_in(folder):
@@ -174,10 +182,10 @@ def _cut(folder: Path, step: int) -> Counter[str]:
 
 
 def _records(data: bytes, event: Any) -> Iterator[tuple[bytes, Any]]:
-    """The whole records of a file, and what they say: length (8 bytes), its checksum (4), an event, its checksum (4).
-    Ends where a writer was killed.
+    """Yield each complete record of a file with its event.
 
-    Source: tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
+    A record is a length (8 bytes), its checksum (4), the event and its checksum (4). The last one may be incomplete if
+    the writer was killed. Source: tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
     """
     from google.protobuf.message import DecodeError
 
@@ -185,18 +193,18 @@ def _records(data: bytes, event: Any) -> Iterator[tuple[bytes, Any]]:
     while at + 12 <= len(data):
         length = int.from_bytes(data[at : at + 8], "little")
         end = at + length + 16
-        if length == 0 or end > len(data):  # half a record, or what a loss of power left
+        if length == 0 or end > len(data):  # an incomplete record, or zeros after a power failure
             return
         try:
-            found = event.FromString(data[at + 12 : end - 4])
+            content = event.FromString(data[at + 12 : end - 4])
         except DecodeError:  # a writer was killed within this record
             return
-        yield data[at:end], found
+        yield data[at:end], content
         at = end
 
 
 def _replace(path: Path, records: list[bytes]) -> None:
-    new = path.with_name(f".cut.{secrets.token_hex(4)}")  # a name that no reader takes for events
+    new = path.with_name(f".cut.{secrets.token_hex(4)}")  # readers look for "tfevents" in the name
     try:
         with new.open("xb") as file:
             file.writelines(records)
@@ -208,13 +216,13 @@ def _replace(path: Path, records: list[bytes]) -> None:
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
-    """Readers take files by their names, which begin with the second they were made in: less than a second's wait."""
+    """Wait, for less than a second, until a new file's name sorts last; names begin with the second of creation."""
     newest = max((_second_of(file) for file in _files_in(folder)), default=0)
     ahead = newest + 1 - time.time()
     if ahead > _MOST_WAIT_S:
         _log.warning(
-            "%s: its newest file is %.0f s in the future of this machine's clock; TensorBoard may show what was "
-            "written after the checkpoint twice",
+            "%s: its newest file is dated %.0f s ahead of this machine's clock; TensorBoard may show events after the "
+            "checkpoint twice",
             folder,
             ahead,
         )

@@ -1,4 +1,4 @@
-"""Logs and evaluations as TensorBoard's scalars, and what the run is and came to as its texts."""
+"""Logs and evaluations as TensorBoard scalars, with the run's facts and results as texts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from .info import details_of_run, facts_of_run, text_of
 from .metrics import is_known, is_summary
 from .summary import ResumableSummaryWriter
 
-__all__ = ["SCALARS", "Scalar", "TBLogger"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scalar:
-    """One tag. source: the metric; without one, the tag with "_" for "-". transform: `(value, metrics)` to the value
-    that is written, None for nothing. A metric that is a list (a number for each rank) is written as tag0, tag1, ...
+    """Rule for one TensorBoard tag.
+
+    A metric that is a list (one number per rank) is written as tag0, tag1, ...
+
+    Args:
+        source: the metric's key; empty means the tag with "_" for "-".
+        transform: maps `(value, metrics)` to the value to write, or to None for nothing.
     """
 
     source: str = ""
@@ -32,7 +35,7 @@ class Scalar:
 def _perplexity(loss: Any, metrics: Mapping[str, Any]) -> float | None:
     try:
         return math.exp(loss)
-    except OverflowError:  # no scalar can hold it
+    except OverflowError:  # the perplexity exceeds the range of a float
         return None
 
 
@@ -50,13 +53,24 @@ SCALARS: dict[str, Scalar] = {
 
 
 class TBLogger(TrainerCallback):
-    """Writes to a `summary_writer`: torch's SummaryWriter, or a ResumableSummaryWriter, whose state it then keeps too.
+    """Write logs, evaluations and the run's facts to TensorBoard.
 
-    Texts: `experiment` (experiment_info), `training_info` when a run begins that does not resume, `train_results` at
-    the end. Scalars: those of `SCALARS` whose metric is logged or evaluated.
+    Scalars are the metrics in `SCALARS` that are logged or evaluated. Texts are `experiment` (from
+    `experiment_info`), `training_info` when a run begins that does not resume, and `train_results` at the end.
 
-    scalars: `{tag: {"source", "transform"}}` changes or adds tags, `{tag: None}` takes one away; see `Scalar`.
-    experiment_info: of the experiment as a whole, such as its configuration.
+    Args:
+        summary_writer: torch's SummaryWriter, or a ResumableSummaryWriter, whose state this callback then saves too.
+        scalars: changes to the tags. `{tag: {"source", "transform"}}` changes or adds one, `{tag: None}` removes one.
+        experiment_info: facts about the experiment as a whole, such as its configuration.
+
+    Raises:
+        UsageError: `summary_writer` has no `add_scalar`, or a tag has unknown fields.
+
+    Example:
+        >>> from skyward.training import ResumableSummaryWriter
+        >>> logger = TBLogger(ResumableSummaryWriter("runs/tiny"), scalars={"mfu": None})
+        >>> "mfu" in logger.scalars
+        False
     """
 
     runs_on = "rank_zero"
@@ -72,8 +86,8 @@ class TBLogger(TrainerCallback):
         self.scalars = merged("scalars", SCALARS, scalars, Scalar)
         if not callable(getattr(summary_writer, "add_scalar", None)):
             raise UsageError(
-                f"TBLogger.summary_writer={summary_writer!r}: must be a SummaryWriter, such as "
-                "ResumableSummaryWriter(log_dir)"
+                f"TBLogger.summary_writer={summary_writer!r}: must be a SummaryWriter; "
+                "pass one, such as ResumableSummaryWriter(log_dir)"
             )
         self.experiment_info = experiment_info
         self._results: Mapping[str, Any] | None = None
@@ -119,7 +133,7 @@ class TBLogger(TrainerCallback):
             self.summary_writer.load_state_dict(state_dict["summary_writer"])
 
     def close(self) -> None:
-        """For a run that raises: what was added is written."""
+        """Flush the writer; also called when a run raises."""
         self.summary_writer.flush()
 
     def _add_scalars(self, state: Any, metrics: Mapping[str, Any]) -> None:
@@ -140,10 +154,10 @@ class TBLogger(TrainerCallback):
         try:
             number = float(value)
         except (TypeError, ValueError):
-            return  # a metric that is a text, for one
+            return  # the metric is a text, for example
         self.summary_writer.add_scalar(tag, number, global_step=state.global_step)
 
     def _add_text(self, tag: str, facts: Mapping[str, Any], state: Any) -> None:
         text = text_of({key: format_value(value) for key, value in facts.items()})
-        # TensorBoard reads Markdown, which would make one paragraph of it.
+        # TensorBoard renders texts as Markdown, which would join the lines to one paragraph.
         self.summary_writer.add_text(tag, f"```\n{text}```", global_step=state.global_step)

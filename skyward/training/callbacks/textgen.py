@@ -1,4 +1,4 @@
-"""What the model says: text from prompts, at evaluations."""
+"""Text generation from prompts, at evaluations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..parts import is_dtensor
 from .lines import write_line
 from .sampling import Sampling, context_length, device_of, logits_of, sample, undisturbed
 
-__all__ = ["Tokenizer", "TextgenCallback"]
-
 DEFAULT_SAMPLING = {"do_sample": True, "top_k": 20, "temperature": 0.7, "repetition_penalty": 1.15}
 
 TAG = "eval-text"
 
 
 class Tokenizer(Protocol):
-    """What a `processing_class` must be able to do here; Hugging Face's tokenizers can. `eos_token_id`, where it has
-    one, ends a text; a prompt without tokens begins with `bos_token_id` or that.
+    """Interface that a run's `processing_class` needs; Hugging Face's tokenizers have it.
+
+    `eos_token_id`, if present, ends a text. A prompt without tokens begins with `bos_token_id`, or else with
+    `eos_token_id`.
     """
 
     def encode(self, text: str, /) -> Sequence[int]: ...
@@ -33,29 +33,40 @@ class Tokenizer(Protocol):
 
 
 class TextgenCallback(TrainerCallback):
-    """Generates text at evaluations, the first one and then those that reach the next multiple of `generation_steps`.
+    """Generate text from prompts at evaluations.
 
-    The text goes to TensorBoard, tag "eval-text", one part for each prompt; without a `summary_writer`, to standard
-    output. `texts` keeps the last one's parts.
+    Text is generated at the first evaluation and then at each one that reaches the next multiple of
+    `generation_steps`. It goes to TensorBoard under the tag "eval-text", one part per prompt, or to standard output
+    without a `summary_writer`. `texts` keeps the latest parts.
 
-    Works with models of Hugging Face (their `generate`) and with any module that returns logits for token ids
-    (1, time); these compute the whole sequence for each token, so keep `max_new_tokens` small where that is slow.
-    Random numbers come from a seed of their own, the step: training draws the same with and without this, and a run
-    that resumes generates the same. Modes of modules and compiled calls are as before, after an exception too.
+    Models with Hugging Face's `generate` use it. Any other module must return logits for token ids (1, time); it
+    computes the whole sequence for each token, so keep `max_new_tokens` small if that is slow.
 
-    Rank 0 generates alone where it has the whole model. Where it has not (parameters are DTensors, or the trainer
-    has `pipeline_generate`), all ranks do together: rank 0 decides, and its tokens are sent to all.
-    `trainer.pipeline_generate(input_ids=(1, time), max_new_tokens=, eos_token_id=, pad_token_id=, **generation_config)`
-    gives the whole sequence, (1, time), on rank 0 at least.
+    Random numbers come from a separate seed, the step, so training draws the same numbers with and without this
+    callback, and a resumed run generates the same text. Module modes and compiled calls are restored, also after an
+    exception.
 
-    summary_writer: a TensorBoard SummaryWriter, or ResumableSummaryWriter.
-    prompts: texts, or the path of a YAML file that is a list of texts.
-    generation_config: options of Hugging Face's `generate`, or its GenerationConfig; for plain modules those of
-        `Sampling`. None: sample, top_k 20, temperature 0.7, repetition_penalty 1.15.
-    generation_steps: steps between texts, >= 1. None: the run's eval_steps.
-    max_new_tokens: of each text, >= 1.
+    Rank 0 generates alone if it has the whole model. If parameters are DTensors, or the trainer has
+    `pipeline_generate`, all ranks take part: rank 0 chooses each token and sends it to all. The trainer's
+    `pipeline_generate(input_ids=(1, time), max_new_tokens=, eos_token_id=, pad_token_id=, **generation_config)` must
+    return the whole sequence, (1, time), at least on rank 0.
 
-    Raises: UsageError for arguments out of these ranges, and for a file that is no list of texts.
+    Args:
+        summary_writer: a TensorBoard SummaryWriter, or a ResumableSummaryWriter.
+        prompts: texts, or the path of a YAML file with a list of texts.
+        generation_config: options of Hugging Face's `generate`, or its GenerationConfig. A plain module takes
+            do_sample, temperature, top_k, top_p and repetition_penalty. None means do_sample=True, top_k=20,
+            temperature=0.7, repetition_penalty=1.15.
+        generation_steps: steps between texts, at least 1; None means the run's eval_steps.
+        max_new_tokens: tokens of each text, at least 1.
+
+    Raises:
+        UsageError: a value is out of its range, or `prompts` is not a list of texts.
+
+    Example:
+        >>> textgen = TextgenCallback(prompts=["Once upon a time"], max_new_tokens=32)
+        >>> textgen.texts
+        []
     """
 
     on_error = "disable"
@@ -70,9 +81,14 @@ class TextgenCallback(TrainerCallback):
         max_new_tokens: int = 200,
     ) -> None:
         if generation_steps is not None and generation_steps < 1:
-            raise UsageError(f"generation_steps is {generation_steps!r}; give 1 or more, or None for eval_steps")
+            raise UsageError(
+                f"TextgenCallback.generation_steps={generation_steps!r}: must be at least 1; "
+                "set 1 or more, or None for eval_steps"
+            )
         if max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {max_new_tokens!r}; give 1 or more")
+            raise UsageError(
+                f"TextgenCallback.max_new_tokens={max_new_tokens!r}: must be at least 1; set max_new_tokens=1 or more"
+            )
         self.summary_writer = summary_writer
         self.prompts = _prompts(prompts)
         self.generation_config: Any = DEFAULT_SAMPLING if generation_config is None else generation_config
@@ -102,13 +118,16 @@ class TextgenCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         world, step = ranks or Alone(), int(state.global_step)
-        # Rank 0's counter decides: after a resume by which only it got the state, others' would not agree.
+        # Rank 0's counter decides. After a resume in which only rank 0 got the state, the others would disagree.
         if not world.share(step >= self._next_step):
             return
         every = self.generation_steps or getattr(state, "eval_steps", None) or getattr(args, "eval_steps", None) or 1
         self._next_step = (step // int(every) + 1) * int(every)
         if not callable(getattr(model, "parameters", None)):
-            raise UsageError(f"TextgenCallback: the run's model is of type {type(model).__name__}: no module of torch")
+            raise UsageError(
+                f"TextgenCallback: the run's model is of type {type(model).__name__}, not a torch module; "
+                "remove the callback from this run"
+            )
         pipeline = getattr(trainer, "pipeline_generate", None)
         if pipeline is None and not any(is_dtensor(parameter) for parameter in model.parameters()):
             if world.rank != 0:
@@ -133,11 +152,12 @@ class TextgenCallback(TrainerCallback):
     # One text ---------------------------------------------------------------------------------------------------------
 
     def _text(self, prompt: str, model: Any, tokenizer: Any, pipeline: Any, world: Ranks, *, seed: int) -> str:
-        """The prompt and what follows it; on other ranks than 0, of no meaning."""
+        """Return the prompt and its continuation; ranks other than 0 return an empty text."""
         tokens = world.share(_encode(tokenizer, prompt) if world.rank == 0 else None)
         if tokens is None:
             raise UsageError(
-                f"prompts: {prompt!r} has no tokens, and the processing_class neither bos_token_id nor eos_token_id"
+                f"TextgenCallback.prompts: {prompt!r} has no tokens, and the processing_class has neither "
+                "bos_token_id nor eos_token_id; use a prompt with text"
             )
         if pipeline is not None:
             new = self._by_pipeline(tokens, model, tokenizer, pipeline)
@@ -199,12 +219,15 @@ class TextgenCallback(TrainerCallback):
 
 
 def _prompts(prompts: Sequence[str] | str | Path | None) -> list[str]:
-    found: object = prompts
+    texts: object = prompts
     if isinstance(prompts, (str, Path)):
-        found = _read_yaml(Path(prompts))
-    if not isinstance(found, (list, tuple)) or not found or not all(isinstance(each, str) for each in found):
-        raise UsageError(f"prompts: {prompts!r} is no list of texts, nor the path of a YAML file of one")
-    return list(found)
+        texts = _read_yaml(Path(prompts))
+    if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
+        raise UsageError(
+            f"TextgenCallback.prompts={prompts!r}: must be a list of texts; "
+            "pass one, or the path of a YAML file with a list of texts"
+        )
+    return list(texts)
 
 
 def _read_yaml(path: Path) -> object:
@@ -212,40 +235,44 @@ def _read_yaml(path: Path) -> object:
         import yaml
     except ImportError as error:
         raise UsageError(
-            f"prompts: reading {path} needs PyYAML; pip install 'skyward[training]', or give the texts"
+            f"TextgenCallback.prompts={str(path)!r}: reading it needs PyYAML; "
+            "run pip install 'skyward[training]', or pass the texts themselves"
         ) from error
     try:
-        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"prompts: {path} cannot be read: {error}") from error
-    return found
+        raise UsageError(
+            f"TextgenCallback.prompts={str(path)!r}: cannot be read ({error}); pass a YAML file with texts"
+        ) from error
+    return content
 
 
 def _options(config: Any) -> dict[str, Any]:
-    """As keywords; of Hugging Face's GenerationConfig, those about the choice of tokens."""
+    """Return the config as keywords; a GenerationConfig is reduced to its options about the choice of tokens."""
     if isinstance(config, Mapping):
         return dict(config)
-    found = {field.name: getattr(config, field.name, None) for field in fields(Sampling)}
-    return {name: value for name, value in found.items() if value is not None}
+    options = {field.name: getattr(config, field.name, None) for field in fields(Sampling)}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _has_generate(model: Any) -> bool:
-    # Models of other people have a `generate` with arguments of their own; Hugging Face's has this beside it.
+    # Other models may have a `generate` with other arguments; only Hugging Face's comes with a generation_config.
     return callable(getattr(model, "generate", None)) and hasattr(model, "generation_config")
 
 
 def _tokenizer(processing_class: Any) -> Any:
-    """A processor of several kinds of input has one inside."""
-    found = getattr(processing_class, "tokenizer", processing_class)
-    if not callable(getattr(found, "encode", None)) or not callable(getattr(found, "decode", None)):
+    """Return the tokenizer; a multimodal processor has one inside."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if not callable(getattr(tokenizer, "encode", None)) or not callable(getattr(tokenizer, "decode", None)):
         raise UsageError(
-            f"TextgenCallback: the run's processing_class is {found!r}; give the trainer one with encode() and decode()"
+            f"TextgenCallback: the run's processing_class is {tokenizer!r}, without encode() and decode(); "
+            "pass the trainer a tokenizer as processing_class"
         )
-    return found
+    return tokenizer
 
 
 def _encode(tokenizer: Any, prompt: str) -> list[int] | None:
-    tokens = [int(each) for each in tokenizer.encode(prompt)]
+    tokens = [int(token) for token in tokenizer.encode(prompt)]
     if tokens:
         return tokens
     first = getattr(tokenizer, "bos_token_id", None)
@@ -266,4 +293,4 @@ def _padding(tokenizer: Any) -> int | None:
 
 def _row(output: Any) -> list[int]:
     sequences = getattr(output, "sequences", output)
-    return [int(each) for each in (sequences.tolist() if hasattr(sequences, "tolist") else sequences)[0]]
+    return [int(token) for token in (sequences.tolist() if hasattr(sequences, "tolist") else sequences)[0]]

@@ -1,4 +1,4 @@
-"""The length of all weights as one vector, in the logs."""
+"""L2 norm of all weights together, in the logs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from ..parts import part_of
 from .metrics import is_training_log
 from .norms import can_be_measured, measure, parameters_to_measure
 
-__all__ = ["WeightNormLogger"]
-
 
 class WeightNormLogger(TrainerCallback):
-    """Adds `weight_norm` to each log of steps: the L2 norm of all parameters together, each counted once.
+    """Add `weight_norm`, the L2 norm of all parameters together, to each log of steps.
 
-    Put it in front of the callbacks that write logs. It costs a few kernels and one wait for the device, whatever the
-    number of parameters. Rank 0 computes it alone. Where parameters are sharded, or the model lies on several ranks as
-    stages of a pipeline, all ranks compute their parts and all have the value.
-    With parameters that have no values (meta device) it warns once and adds nothing.
+    Shared parameters count once. Put the callback before the ones that write logs. It costs a few kernels and one wait
+    for the device, whatever the number of parameters. Rank 0 computes it alone; if parameters are sharded, or the model
+    is a pipeline, all ranks compute their parts and all get the value.
+
+    The callback warns once and turns itself off if parameters are on the meta device.
+
+    Example:
+        >>> callbacks = [WeightNormLogger(), ...]  # before JsonLogger and TBLogger
     """
 
     on_error = "disable"

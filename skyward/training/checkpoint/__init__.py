@@ -1,4 +1,4 @@
-"""Checkpoints of a run: every part declares which ranks share it; what is committed is whole on all of them.
+"""Checkpoints of a run: each component declares which ranks share it, and a commit covers all ranks or none.
 
     from skyward.training.checkpoint import CheckpointCoordinator, RNGState, SharingPattern, StateComponent
 
@@ -13,7 +13,7 @@
     coordinator.save_checkpoint(checkpoint_id="100")
     coordinator.load_checkpoint()
 
-Names are loaded when they are first used: importing this imports no framework.
+Names are loaded on first use, so importing this package imports no framework.
 """
 
 from ..._lazy import lazy_names as _lazy_names

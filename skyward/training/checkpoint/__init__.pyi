@@ -1,7 +1,6 @@
 """The one list of the public names, from which `__init__.py` loads them when they are first used."""
 
 from .coordinator import CheckpointCoordinator as CheckpointCoordinator
-from .coordinator import LoadReport as LoadReport
 from .coordinator import components_of as components_of
 from .coordinator import process_groups_of as process_groups_of
 from .files import Checkpoints as Checkpoints
@@ -10,6 +9,7 @@ from .inspection import Difference as Difference
 from .inspection import differences as differences
 from .inspection import problems as problems
 from .layout import checkpoints_in as checkpoints_in
+from .load import LoadReport as LoadReport
 from .manager import CheckpointCallback as CheckpointCallback
 from .manager import CheckpointManager as CheckpointManager
 from .manifest import FileEntry as FileEntry

@@ -1,9 +1,9 @@
-"""From files that ranks wrote to a checkpoint that is there: one step, after which it is whole, or never was.
+"""Commit of a checkpoint: one atomic step turns the files that ranks wrote into a complete checkpoint.
 
-On a file system the files are staged in `.tmp-checkpoint-<id>-<token>` beside their place, and the folder is renamed.
-In an object store, which cannot rename, they lie in `checkpoint-<id>/data-<token>/`, and the manifest, put last by one
-request, is the commit. So they do on a file system that cannot exchange two names (NFS), where a checkpoint is
-replaced. At every moment either the old one is there or the new one.
+On a file system the files are staged in `.tmp-checkpoint-<id>-<token>` beside their final place, and the folder is
+renamed. Object stores cannot rename. There the files are written to `checkpoint-<id>/data-<token>/`, and the manifest,
+put last by a single request, is the commit. The same is done on a file system that cannot exchange two names (NFS) when
+a checkpoint is replaced. At every moment either the old checkpoint is there or the new one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from .layout import OLD, STAGING, name_of, put_back
 from .manifest import MANIFEST, Manifest
 from .objects import ObjectFolder
 
-__all__ = ["InsideStaging", "LocalStaging", "Staging", "discard", "new_token", "staging_in", "sweep"]
-
 _log = logging.getLogger(__name__)
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -38,36 +36,40 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _TOKEN = re.compile(r"(?P<host>[0-9a-f]{8})\.(?P<pid>\d+)\.(?P<started>\d*)$")
 _DATA = "data-"
 _NAMED = re.compile(r'"path": "([^"/]+)')
-"""First names of the files in a manifest, which may be damaged."""
+"""First part of the paths in a manifest. A pattern and not JSON, because the manifest may be damaged."""
 _ABANDONED_S = 3600.0
-"""Staging of another machine, whose processes cannot be asked for, is left over when nothing was written for so long:
-a save that takes longer writes meanwhile."""
+"""Age at which staging of another machine counts as abandoned: its processes cannot be checked from here.
+
+A save that takes longer keeps writing, so its newest file is younger.
+"""
 
 
 class Staging(Protocol):
-    """One save's files until they are committed. All ranks make it from the same three values."""
+    """Files of one save until their commit. All ranks create it from the same three values."""
 
     @property
     def folder(self) -> Folder:
-        """What to write to, and what paths in the manifest are relative to while they are written."""
+        """Folder to write to. Until the commit, paths in the manifest are relative to it."""
 
     @property
     def prefix(self) -> str:
-        """In front of a file's name, in the manifest."""
+        """Text in front of each file's name in the manifest."""
 
     def begin(self) -> None:
-        """Rank 0's, before the others write."""
+        """Prepare for the ranks' files. Rank 0 calls it before the others write."""
 
     def commit(self, manifest: Manifest) -> str:
-        """Rank 0's, when all ranks have written and flushed their files. Gives the checkpoint's path."""
+        """Commit, and return the checkpoint's path. Rank 0 calls it when all ranks have flushed their files."""
 
     def discard(self) -> None:
-        """Rank 0's, when no rank writes any longer."""
+        """Remove the files. Rank 0 calls it when no rank writes any longer."""
 
 
 class LocalStaging:
-    """Beside its place, then renamed to it. One that is there gets the name of the staging in the same step. Where the
-    file system cannot do that, the files are put into the checkpoint as `InsideStaging` has them.
+    """Staging beside the final place, renamed to it.
+
+    An existing checkpoint exchanges names with the staging in the same step. If the file system cannot do that, the
+    files are moved into the checkpoint, as `InsideStaging` does it.
     """
 
     def __init__(self, parent: LocalFolder, name: str, token: str) -> None:
@@ -80,17 +82,22 @@ class LocalStaging:
         Path(self.folder.path).mkdir(parents=True)
 
     def commit(self, manifest: Manifest) -> str:
+        # The manifest is written last, so a folder with a manifest has all its files. It is still in the staging: no
+        # reader sees it before the rename.
         with self.folder.create(MANIFEST) as file:
             file.write(manifest.to_json())
         staged, final = Path(self.folder.path), Path(self._parent.path, self._name)
-        # Once for all names, those of other ranks' files too: every flush costs a commit of the file system's journal.
+        # One flush per folder, after all files are written: each flush costs a commit of the file system's journal. It
+        # makes the names of other ranks' files durable too.
         for folder in [staged, *(below for below in staged.rglob("*") if below.is_dir())]:
             flush_folder(folder)
         if not final.exists():
             staged.rename(final)
         elif not _exchange(staged, final):
             return self._commit_inside(manifest)
+        # Only after this flush does the commit survive a power failure, so it is reported no earlier.
         flush_folder(self._parent.path)
+        # After an exchange the staging's name belongs to the old checkpoint. Otherwise nothing is there.
         _remove_replaced(self.folder)
         return str(final)
 
@@ -102,6 +109,8 @@ class LocalStaging:
     def _commit_inside(self, manifest: Manifest) -> str:
         inside = self._inside = InsideStaging(self._parent, self._name, self._token)
         staged = Path(self.folder.path)
+        # Without its manifest, the staging becomes plain data inside the old checkpoint. That one stays valid until
+        # `inside.commit` replaces its manifest.
         (staged / MANIFEST).unlink()
         staged.rename(inside.folder.path)
         files = tuple(replace(file, path=f"{inside.prefix}{file.path}") for file in manifest.files)
@@ -109,7 +118,7 @@ class LocalStaging:
 
 
 class InsideStaging:
-    """In `data-<token>/` of the checkpoint itself. It counts when the manifest names it."""
+    """Staging in `data-<token>/` of the checkpoint itself. It takes effect when the manifest names it."""
 
     def __init__(self, parent: Folder, name: str, token: str) -> None:
         self._final = parent.child(name)
@@ -119,7 +128,7 @@ class InsideStaging:
         self.folder: Folder = self._final.child(f"{_DATA}{token}")
 
     def begin(self) -> None:
-        self._final.names()  # a store that cannot be reached says so before anything is sent
+        self._final.names()  # an unreachable store fails here, before anything is sent
 
     def commit(self, manifest: Manifest) -> str:
         self._may_be_committed = True
@@ -127,9 +136,10 @@ class InsideStaging:
         try:
             self._put(text)
         except OSError:
-            # It may be that only the answer was lost.
+            # The request may have succeeded, and only its answer was lost. Read back before calling it a failure.
             if self._final.read([MANIFEST]).get(MANIFEST) != text:
-                if isinstance(self._final, LocalFolder):  # where an error is an answer
+                # A local error is definite. A store may still apply a request that it has received, so the data stays.
+                if isinstance(self._final, LocalFolder):
                     self._may_be_committed = False
                     self._final.child(self._new_manifest).remove()
                 raise
@@ -137,7 +147,7 @@ class InsideStaging:
         return self._final.path
 
     def _put(self, manifest: bytes) -> None:
-        """In one step, in place of the one that is there."""
+        """Write the manifest, or replace the one that is there in a single step."""
         with self._final.create(self._new_manifest) as file:
             file.write(manifest)
         if self._new_manifest != MANIFEST:
@@ -145,14 +155,18 @@ class InsideStaging:
             flush_folder(self._final.path)
 
     def discard(self) -> None:
-        """What a manifest names, or may come to name, stays: `sweep` clears it when nobody can write any more."""
+        """Remove the data, unless a manifest names it or may still come to name it.
+
+        `sweep` removes such data once no process can write the manifest.
+        """
         if not self._may_be_committed:
             self.folder.remove()
 
 
 def _remove_replaced(folder: Folder, *, besides: tuple[str, ...] = ()) -> None:
-    """The data of a checkpoint that another one has replaced: all of it, or what is not `besides`. The other is
-    committed, so what cannot be removed fails nothing; `sweep` removes it later.
+    """Remove the data of a replaced checkpoint: all of it, or the names that are not in `besides`.
+
+    The new checkpoint is committed, so a failure here must not fail the save; `sweep` removes the rest later.
     """
     try:
         if not besides:
@@ -162,26 +176,31 @@ def _remove_replaced(folder: Folder, *, besides: tuple[str, ...] = ()) -> None:
             if name not in besides:
                 folder.child(name).remove()
     except OSError as error:
-        _log.warning("%s: what was replaced could not be removed: %s", folder.path, error)
+        _log.warning("%s: could not remove a replaced checkpoint's files: %s", folder.path, error)
 
 
 def staging_in(parent: Folder, name: str, token: str) -> Staging:
+    """Return the kind of staging that fits the folder."""
     if isinstance(parent, LocalFolder):
         return LocalStaging(parent, name, token)
     return InsideStaging(parent, name, token)
 
 
 def discard(staging: Staging) -> None:
-    """After an error, which is the one to be raised: what cannot be removed is left to `sweep`."""
+    """Discard after an error. That error will be raised, so files that cannot be removed are left to `sweep`."""
     try:
         staging.discard()
     except OSError as error:
-        _log.warning("%s: what an interrupted save left could not be removed: %s", staging.folder.path, error)
+        _log.warning("%s: could not remove the files of an interrupted save: %s", staging.folder.path, error)
 
 
 def sweep(parent: Folder) -> list[str]:
-    """Clear what interrupted saves have left, and put back a checkpoint that one was about to replace. Saves that go on
-    in other processes are left alone. Gives the names of what it cleared.
+    """Remove the remains of interrupted saves, and put back a checkpoint that one was about to replace.
+
+    Running saves of other processes are left alone.
+
+    Returns:
+        The names that it removed.
     """
     put_back(parent)
     cleared = []
@@ -201,7 +220,7 @@ def sweep(parent: Folder) -> list[str]:
 
 
 def _sweep_inside(checkpoint: Folder) -> Iterator[str]:
-    """Data of saves that do not go on, which the manifest does not name; and files that it has replaced."""
+    """Remove data of interrupted saves that the manifest does not name, and files that it has replaced."""
     inside = checkpoint.names()
     text = checkpoint.read([MANIFEST]).get(MANIFEST, b"").decode() if MANIFEST in inside else ""
     named = set(_NAMED.findall(text))
@@ -214,7 +233,7 @@ def _sweep_inside(checkpoint: Folder) -> Iterator[str]:
         elif name.startswith(_DATA):
             is_left = _is_abandoned(name, partial(_newest_object_s, checkpoint.child(name)))
         else:
-            # Somebody may have put a file of his own beside ours since.
+            # The user may have put files into the folder since. Only known kinds that are older than the manifest go.
             is_ours = has_replaced and name.endswith((".pt", ".dcp", ".safetensors"))
             is_left = is_ours and checkpoint.modified_s(name) < checkpoint.modified_s(MANIFEST)
         if is_left:
@@ -223,7 +242,7 @@ def _sweep_inside(checkpoint: Folder) -> Iterator[str]:
 
 
 def _sweep_uploads(parent: ObjectFolder) -> Iterator[str]:
-    """Uploads that were not ended, of saves that do not go on."""
+    """Abort unfinished multipart uploads of saves that no longer run."""
     for begun_s, file, upload in parent.unfinished():
         data = file.rpartition("/")[0]
         if file.startswith(name_of("")) and _is_abandoned(data, partial(float, begun_s)):
@@ -232,8 +251,10 @@ def _sweep_uploads(parent: ObjectFolder) -> Iterator[str]:
 
 
 def _is_abandoned(name: str, newest_s: Callable[[], float]) -> bool:
-    """Whether the process that the name ends with is gone; of another machine's, whether nothing was written for
-    long. newest_s: when it last was, as seconds since the epoch.
+    """Return whether the save that owns `name` has ended.
+
+    On this machine its process decides; on another one, whether nothing was written for long. `newest_s` returns when
+    the last write was, in seconds since the epoch.
     """
     owner = _TOKEN.search(name)
     if owner is not None and owner["host"] == _host():
@@ -250,14 +271,16 @@ def _newest_object_s(folder: Folder) -> float:
 
 
 def new_token() -> str:
-    """Names one save, and the process that makes it: `<random>.<host>.<pid>.<when it began>`. In the name, not in a
-    file: a process may be killed between making a folder and writing to it.
+    """Return a name for one save and the process that makes it: `<random>.<host>.<pid>.<start time>`.
+
+    The owner is in the name and not in a file, because a process can be killed between making a folder and writing to
+    it.
     """
     return f"{uuid.uuid4().hex[:12]}.{_host()}.{os.getpid()}.{start_time(os.getpid())}"
 
 
 def _host() -> str:
-    """Eight letters, another eight after a reboot, and in another container: pids mean something else there."""
+    """Return eight letters for this machine, boot and container: in another one, the same pid is another process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         where = f"{boot}{os.readlink('/proc/self/ns/pid')}"
@@ -267,9 +290,13 @@ def _host() -> str:
 
 
 def _exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Exchange two names. False where nothing was done: NFS and macOS cannot, nor can libraries of C without it."""
+    """Exchange two names in one step.
+
+    Returns:
+        False if nothing happened: NFS and macOS cannot do it, nor can C libraries without `renameat2`.
+    """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    # Whatever the reason of a refusal, the caller's other way meets it too, and says it.
+    # The reason of a failure is ignored: if it is not a lack of support, the caller's other way fails with it too.
     return int(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)) == 0

@@ -1,4 +1,4 @@
-"""Saves the declared states of all ranks as one checkpoint, and loads them again."""
+"""Save the declared states of all ranks as one checkpoint, and load them again."""
 
 from __future__ import annotations
 
@@ -19,27 +19,37 @@ from .save import SaveRequest
 from .topology import ranks_of_groups
 from .verdicts import together
 
-__all__ = ["CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"]
-
 
 class CheckpointCoordinator:
-    """Checkpoints of one run. All ranks make it, and call its methods, at the same places.
+    """Checkpoints of one run. All ranks create it, and call its methods at the same places.
 
-    state_components: what a checkpoint is made of; the same on all ranks.
-    process_groups: by name, for PER_GROUP: this rank's process group of torch.distributed, or the ranks of all such
-        groups as lists (`{"dp": [[0, 4], [1, 5], ...]}`).
-    dist: the ranks: a `skyward.training.Ranks`; None or anything else is torch's default process group where there is
-        one, and otherwise a world of one.
-    output_dir: checkpoints are its folders `checkpoint-<id>`; a path, or a URL of an object store that fsspec knows.
-    on_each_node: `output_dir` is a disk of each node: what ranks share is written on every node.
-    step: gives the run's step, which names a checkpoint where its id is not given.
-    on_busy: what an asynchronous save does while another one is being written; see `save_checkpoint_async`.
-    pool: takes the snapshots of asynchronous saves; shared with others that take them.
-    metadata: kept in every manifest, plain values; `step`, `epoch`, `training_args_hash` and `is_finite` become fields
-        of it. Without the latter, losses among its `metrics` say whether a run may go on from a checkpoint.
-    allow_pickle: save and load objects of any class. Loading them can run code: for checkpoints that you trust.
+    Args:
+        state_components: parts of a checkpoint; the same on all ranks.
+        process_groups: groups for PER_GROUP, by name. Each value is this rank's process group of torch.distributed, or
+            the ranks of all such groups as lists (`{"dp": [[0, 4], [1, 5], ...]}`).
+        dist: a `skyward.training.Ranks`. With None, or any other value, the ranks are those of torch's default process
+            group, or a world of one if there is no group.
+        output_dir: parent of the folders `checkpoint-<id>`: a path, or a URL of an object store that fsspec knows.
+        on_each_node: whether `output_dir` is on a disk of each node. States that ranks share are then written on every
+            node.
+        step: returns the run's step, which names a checkpoint whose id is not passed.
+        on_busy: behaviour of an asynchronous save while another one is being written; see `save_checkpoint_async`.
+        pool: takes the snapshots of asynchronous saves; it can be shared with other users of snapshots.
+        metadata: plain values for every manifest. `step`, `epoch`, `training_args_hash` and `is_finite` become fields
+            of it. Without `is_finite`, the losses among `metrics` decide whether a run may resume from a checkpoint.
+        allow_pickle: save and load objects of any class. Loading them can run code, so use it only for checkpoints that
+            you trust.
 
-    Raises: UsageError for components that contradict one another or name unknown groups.
+    Raises:
+        UsageError: components contradict each other, or name unknown groups.
+
+    Example:
+        coordinator = CheckpointCoordinator(
+            [StateComponent("model", model, SharingPattern.REPLICATED)],
+            output_dir="out",
+        )
+        coordinator.save_checkpoint(checkpoint_id=100)
+        coordinator.load_checkpoint()
     """
 
     def __init__(
@@ -75,13 +85,25 @@ class CheckpointCoordinator:
         checkpoint_id: str | int | None = None,
         validate: bool = False,
     ) -> str:
-        """Writes a checkpoint, and gives its path when it is durable. Collective.
+        """Write a checkpoint, and return when it is durable. Collective.
 
-        checkpoint_path: its folder; else `output_dir/checkpoint-<checkpoint_id>`, whose id is the step, or the
-        number after the newest. One that is there already is replaced as a whole.
-        validate: compare all replicas, also of components that do not ask for it.
+        Args:
+            checkpoint_path: folder of the checkpoint. None: `output_dir/checkpoint-<checkpoint_id>`. An existing one is
+                replaced as a whole.
+            checkpoint_id: None: the run's step, or the number after the newest checkpoint.
+            validate: compare all replicas, even of components that do not ask for it.
 
-        Raises: CheckpointSaveFailed, ReplicationMismatch, UsageError: the same on all ranks; nothing is committed.
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            CheckpointSaveFailed: a rank could not write. All three errors are raised on all ranks, and nothing is
+                committed.
+            ReplicationMismatch: replicas differ.
+            UsageError: a state cannot be loaded again, or an argument is wrong.
+
+        Example:
+            path = coordinator.save_checkpoint(checkpoint_id=100)
         """
         self.wait()
         return self.files.write(self._request(checkpoint_path, checkpoint_id, validate))
@@ -96,15 +118,31 @@ class CheckpointCoordinator:
         metadata: Mapping[str, Any] | None = None,
         after: Callable[[str], None] | None = None,
     ) -> bool:
-        """As `save_checkpoint`, but returns when the states are copied; they are written behind the caller.
+        """Copy the states and return; a thread writes them. Collective.
 
-        One save is written at a time. While it is, another one waits for it, or with `on_busy="skip"` is left out, on
-        all ranks alike: False then. is_needed: it is never left out (a last or best one).
-        metadata: of this checkpoint, beside the coordinator's. after: called on every rank, in the thread, when it is
-        committed.
+        One save is written at a time. A second one waits for it, or is left out on all ranks with `on_busy="skip"`.
 
-        Raises: what the save before it has, if that has failed. Its own error is raised by the next save, `poll`,
-        `wait`, `load_checkpoint` or `close`.
+        Args:
+            checkpoint_path: as in `save_checkpoint`.
+            checkpoint_id: as in `save_checkpoint`.
+            validate: as in `save_checkpoint`.
+            is_needed: never leave this save out, for example because it is the last or the best one.
+            metadata: plain values for this manifest, in addition to the coordinator's.
+            after: called with the path after the commit, on every rank, in the thread that writes.
+
+        Returns:
+            False if the save was left out.
+
+        Raises:
+            Exception: the error of the previous save. An error of this one is raised by the next save, `poll`, `wait`,
+                `load_checkpoint` or `close`.
+
+        Example:
+            for step in range(1000):
+                train_step()
+                coordinator.poll()
+                if step % 100 == 0:
+                    coordinator.save_checkpoint_async(checkpoint_id=step)
         """
         self.poll()
         if self.files.is_pending and self._on_busy == "skip" and not is_needed:
@@ -113,18 +151,35 @@ class CheckpointCoordinator:
         return True
 
     def poll(self) -> str | None:
-        """For every step of a loop that saves asynchronously: gives the path of a save that has ended meanwhile.
+        """Check on the pending save; call it at every step of a loop that saves asynchronously.
 
-        Collective while one is pending: all ranks call it at the same steps. Raises: what the save has, on all ranks.
+        Collective while a save is pending: all ranks call it at the same steps.
+
+        Returns:
+            The path of a save that has ended on all ranks since, otherwise None.
+
+        Raises:
+            Exception: the error of the pending save, the same on all ranks.
         """
         return self.files.poll()
 
     def wait(self, timeout_s: float | None = None) -> str | None:
-        """Until the pending save is committed: its path; None where there was none. Raises: as `poll`."""
+        """Wait for the pending save.
+
+        Args:
+            timeout_s: longest wait in seconds; None: no limit.
+
+        Returns:
+            The path of the committed checkpoint; None if no save was pending.
+
+        Raises:
+            CheckpointSaveFailed: the save failed, or is not durable within `timeout_s`. Other errors of the save are
+                raised as themselves, as by `poll`.
+        """
         return self.files.wait(timeout_s)
 
     def close(self) -> None:
-        """Waits for the pending save. Raises: as `poll`. May be called again."""
+        """Wait for the pending save. It raises that save's error, as `poll` does, and can be called twice."""
         self.wait()
 
     def load_checkpoint(
@@ -136,14 +191,28 @@ class CheckpointCoordinator:
         skip: Collection[str] = (),
         resharders: Mapping[str, Resharder] | None = None,
     ) -> LoadReport:
-        """Loads a checkpoint, the newest by default, into the components. Collective.
+        """Load a checkpoint, by default the newest, into the components. Collective.
 
-        strict: False goes on, with a warning, without components that the checkpoint lacks, required ones too.
-        only, skip: keys of components to load, and not to load. resharders: by key, make a rank's state from those
-        of another number of ranks.
+        Args:
+            checkpoint_path: folder or URL of the checkpoint. None: the newest one in `output_dir`.
+            strict: raise an error if a required component is missing in the checkpoint. False: warn and continue.
+            only: keys of the components to load; None: all.
+            skip: keys of components to leave out.
+            resharders: by key: functions that make a rank's state from the states of another number of ranks.
 
-        Raises: CheckpointNotFound, CheckpointCorrupt, CheckpointMismatch, UsageError: the same on all ranks, before
-        any component is changed.
+        Returns:
+            A report of the loaded and the skipped components.
+
+        Raises:
+            CheckpointNotFound: no complete checkpoint is there, or a required component is missing in it.
+            CheckpointCorrupt: a file is missing or changed.
+            CheckpointMismatch: states do not fit this number of ranks, or this pattern.
+            UsageError: an unknown key, or a state that needs `allow_pickle`. Each of these errors is raised on all
+                ranks before any component changes.
+
+        Example:
+            report = coordinator.load_checkpoint(skip=["optimizer"])
+            print(report.step)
         """
         self.wait()
         self._check_keys(only or (), skip, resharders or {})
@@ -158,7 +227,7 @@ class CheckpointCoordinator:
         )
 
     def latest(self) -> str | None:
-        """The newest checkpoint, as `latest_checkpoint` finds it; None where there is none. Collective."""
+        """Return the path of the newest checkpoint, as by `latest_checkpoint`; None if there is none. Collective."""
         return None if self.output_dir is None else self.files.latest()
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -189,11 +258,11 @@ class CheckpointCoordinator:
         )
 
     def _place(self, path: str | os.PathLike[str] | None, checkpoint_id: str | int | None) -> tuple[str, str]:
-        """The folder that the checkpoint is to be in, swept, and its name. Those of rank 0 count."""
+        """Return the parent folder, swept, and the name of the checkpoint. All ranks use rank 0's answer."""
         if path is not None:
             folder, name = folder_at(path).parent()
         elif self.output_dir is None:
-            raise UsageError("output_dir is not set: give it to CheckpointCoordinator, or save to a checkpoint_path")
+            raise UsageError("output_dir=None: no folder to save to; set output_dir=, or pass checkpoint_path=")
         else:
             folder, name = folder_at(self.output_dir), name_of(self._id(checkpoint_id))
         if self.files.is_leader and folder.path not in self._is_swept:
@@ -205,7 +274,10 @@ class CheckpointCoordinator:
         if checkpoint_id is not None:
             text = str(checkpoint_id)
             if not text or "/" in text or text.startswith("."):
-                raise UsageError(f"checkpoint_id={text!r}: it becomes the name of a folder")
+                raise UsageError(
+                    f"checkpoint_id={text!r}: cannot be part of a folder's name; "
+                    "use a text without '/' that does not start with '.'"
+                )
             return text
         if self._step is not None:
             return str(self._step())
@@ -222,32 +294,43 @@ class CheckpointCoordinator:
         latest = self.latest()
         if latest is None:
             raise CheckpointNotFound(
-                f"output_dir={self.output_dir!r}: no whole checkpoint is there", path=self.output_dir or ""
+                f"output_dir={self.output_dir!r}: no complete checkpoint is there; save one, or pass checkpoint_path=",
+                path=self.output_dir or "",
             )
         return latest
 
     def _check(self, process_groups: Mapping[str, Any]) -> None:
         keys = [state_component.key for state_component in self.state_components]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice:
-            raise UsageError(f"state_components: more than one has the key {twice[0]!r}; keys are unique")
+        duplicates = sorted({key for key in keys if keys.count(key) > 1})
+        if duplicates:
+            raise UsageError(
+                f"state_components=[...]: several have the key {duplicates[0]!r}; give each component a key of its own"
+            )
         for component in self.state_components:
             name = component.process_group_name
             if component.sharing_pattern is SharingPattern.PER_GROUP and name not in process_groups:
                 raise UsageError(
-                    f"StateComponent {component.key!r}: process_group_name={name!r} is not one of process_groups: "
-                    f"{sorted(process_groups)}"
+                    f"process_group_name={name!r}: StateComponent {component.key!r} names an unknown group; "
+                    f"use one of process_groups: {sorted(process_groups)}"
                 )
 
-    def _check_keys(self, *given: Collection[str]) -> None:
+    def _check_keys(self, *keys_of_options: Collection[str]) -> None:
         known = [state_component.key for state_component in self.state_components]
-        for key in (key for keys in given for key in keys):
+        for key in (key for keys in keys_of_options for key in keys):
             if key not in known:
-                raise UsageError(f"{key!r} is no component of this run: {known}")
+                raise UsageError(f"key={key!r}: not a component of this run; use one of {known}")
 
 
 def components_of(provider: Any) -> list[StateComponent]:
-    """What a provider declares by `get_state_components()`; one without it is one state, of `state_dict()`."""
+    """Return a provider's `get_state_components()`.
+
+    Args:
+        provider: an object with that method, or with `state_dict()` and `load_state_dict()`: it is then a single GLOBAL
+            component with the key "state".
+
+    Example:
+        coordinator = CheckpointCoordinator(components_of(trainer), process_groups_of(trainer), output_dir="out")
+    """
     declare = getattr(provider, "get_state_components", None)
     if callable(declare):
         return list(declare())
@@ -255,6 +338,13 @@ def components_of(provider: Any) -> list[StateComponent]:
 
 
 def process_groups_of(provider: Any) -> dict[str, Any]:
-    """What it gives by `get_process_groups()`; none where it has no such method."""
+    """Return a provider's `get_process_groups()`.
+
+    Args:
+        provider: any object. The result is empty if it lacks the method.
+
+    Example:
+        coordinator = CheckpointCoordinator(components_of(trainer), process_groups_of(trainer), output_dir="out")
+    """
     give = getattr(provider, "get_process_groups", None)
     return dict(give()) if callable(give) else {}

@@ -1,7 +1,7 @@
-"""A checkpoint of torch.distributed.checkpoint in a folder of ours, on a disk or in a store, digested on the way.
+"""Checkpoints of torch.distributed.checkpoint in a `Folder`, on a disk or in a store, digested while written.
 
-Nothing is unpickled as it comes. Its `.metadata`, a pickle, may name what it is made of only; values that are no
-tensors are as `plain` has them, where its own planners unpickle whatever a file says.
+No pickle is loaded unchecked. The `.metadata` file is a pickle, and may name only the classes of such metadata. Values
+that are not tensors are written as by `plain`; torch's own planners would unpickle whatever a file contains.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from .folders import Folder
 from .hashed_file import HashingFile
 from .plain import to_plain
 from .writer import load_plain
-
-__all__ = ["FolderSystem", "PlainLoadPlanner", "PlainSavePlanner", "WholeLoadPlanner", "reader_of", "writer_of"]
 
 _METADATA = ".metadata"
 
@@ -63,17 +61,24 @@ _CLASSES = frozenset(
         ("pathlib._local", "PurePosixPath"),
     }
 )
-"""What it is made of. None of these does more than keep the values that it is given."""
+"""Classes and functions of such metadata. None of them does more than keep its arguments."""
 
 
 def writer_of(system: FolderSystem) -> Any:
-    writer: Any = FileSystemWriter("", sync_files=False)  # a file of ours is durable when it is closed
+    """Return torch's writer, set to write to `system`."""
+    writer: Any = FileSystemWriter("", sync_files=False)  # `Folder.create` makes each file durable when it closes
     writer.fs, writer.path = system, ""
     return writer
 
 
 def reader_of(folder: Folder, *, allow_pickle: bool = False) -> Any:
-    """Raises: UsageError for metadata that names what may run code; CheckpointCorrupt; FileNotFoundError."""
+    """Return a reader of the checkpoint in `folder`.
+
+    Raises:
+        UsageError: the metadata names a class or function that may run code.
+        CheckpointCorrupt: the metadata is damaged.
+        FileNotFoundError: there is no metadata.
+    """
     with folder.open(_METADATA) as file:
         metadata = _metadata_in(file, where=f"{folder.path}/{_METADATA}", allow_pickle=allow_pickle)
     reader: Any = _Reader(metadata)
@@ -82,7 +87,7 @@ def reader_of(folder: Folder, *, allow_pickle: bool = False) -> Any:
 
 
 class _Reader(FileSystemReader):
-    """One whose metadata was read beforehand, so that it is not read with all that a pickle may do."""
+    """Reader with metadata that was read beforehand, because torch's own reading would run any pickle."""
 
     def __init__(self, metadata: Any) -> None:
         super().__init__("")
@@ -97,7 +102,10 @@ class _Reader(FileSystemReader):
 
 
 class FolderSystem(FileSystemBase):
-    """written: the files that were made, by their names, with bytes and digests."""
+    """File system of torch.distributed.checkpoint on top of a `Folder`.
+
+    `written` has the files that were made, by name, with their sizes and digests.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -109,7 +117,8 @@ class FolderSystem(FileSystemBase):
             with self._folder.open(path) as stream:
                 yield stream
             return
-        # Its metadata goes to another name first, and then has its own: here nothing counts before the commit.
+        # torch writes the metadata under a temporary name and renames it. Here nothing counts before the commit, so it
+        # gets its final name at once.
         name = path.removesuffix(".tmp")
         with self._folder.create(name) as file:
             yield file
@@ -119,23 +128,23 @@ class FolderSystem(FileSystemBase):
         return suffix
 
     def rename(self, path: Any, new_path: Any) -> None:
-        """It has that name already."""
+        """Do nothing: `create_stream` gave the file its final name."""
 
     def init_path(self, path: Any) -> Any:
         return path
 
     def mkdir(self, path: Any) -> None:
-        """`create` does."""
+        """Do nothing: `Folder.create` makes folders."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return True
 
     def exists(self, path: Any) -> bool:
-        return False  # every save has a new folder
+        return False  # every save writes to a new folder
 
     def rm_file(self, path: Any) -> None:
-        """There is none to be replaced."""
+        """Do nothing: there is never a file to replace."""
 
 
 class PlainSavePlanner(DefaultSavePlanner):
@@ -144,10 +153,10 @@ class PlainSavePlanner(DefaultSavePlanner):
         self._where, self._allow_pickle = where, allow_pickle
 
     def check(self, state: Any) -> None:
-        """Raises: UsageError for a value that could not be loaded again."""
+        """Raise UsageError for a value that could not be loaded again."""
         to_plain(state, where=self._where, allow_pickle=self._allow_pickle)
 
-    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002  # its name there
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002  # torch's name
         if write_item.type == WriteItemType.BYTE_IO:
             object = to_plain(object, where=self._where, allow_pickle=self._allow_pickle)  # noqa: A001
         return super().transform_object(write_item, object)
@@ -168,23 +177,25 @@ class _ReadsPlainValues(DefaultLoadPlanner):
 
 
 class PlainLoadPlanner(_ReadsPlainValues):
-    """Fills a state dict that is there."""
+    """Fill an existing state dict."""
 
 
 class WholeLoadPlanner(_ReadsPlainValues, _EmptyStateDictLoadPlanner):
-    """Makes the state dict from the metadata."""
+    """Build the state dict from the metadata."""
 
 
 def _metadata_in(file: BinaryIO, *, where: str, allow_pickle: bool = False) -> Any:
-    """Read the metadata from an open file. allow_pickle: with all that a pickle may do.
+    """Read the metadata from an open file; `allow_pickle` permits any class.
 
-    Raises: UsageError for any other class or function; CheckpointCorrupt.
+    Raises:
+        UsageError: the metadata names another class or function.
+        CheckpointCorrupt: the metadata is damaged.
     """
     try:
         return (pickle.Unpickler(file) if allow_pickle else _MetadataReader(file, where)).load()
     except UsageError:
         raise
-    except Exception as error:  # a damaged pickle raises whatever its damage comes to
+    except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointCorrupt(
             f"{where}: the metadata cannot be read: {type(error).__name__}: {error}", path=where
         ) from error
@@ -196,13 +207,13 @@ class _MetadataReader(pickle.Unpickler):
         self._where = where
 
     def find_class(self, module: str, name: str, /) -> Any:
-        # Exact pairs: a name with dots in it would reach whatever a module has imported.
+        # Compare exact pairs: a name with dots would reach everything that a module has imported.
         if (module, name) in _CLASSES:
             return super().find_class(module, name)
         if module == "torch" and name.isidentifier() and isinstance(vars(torch).get(name), torch.dtype):
             return vars(torch)[name]
         raise UsageError(
-            f"{self._where}: names {module}.{name}, which the metadata of torch.distributed.checkpoint has no use for, "
-            "and which is not loaded unasked, because that may run code; if you trust the checkpoint, pass "
+            f"{self._where}: names {module}.{name}, which does not belong in the metadata of "
+            "torch.distributed.checkpoint, and loading it may run code; if you trust the checkpoint, pass "
             "allow_pickle=True (--allow-pickle)"
         )

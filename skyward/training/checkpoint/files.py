@@ -1,7 +1,7 @@
-"""Checkpoints of a run whose components are given with each call: the seam of the Trainer, and its folders.
+"""Checkpoints whose components are passed with each call: the interface for the Trainer, and its folders.
 
-A save behind training blocks it for the snapshot only: a thread writes it and agrees with other ranks. What passes
-between the ranks meanwhile goes over a gloo group of its own, so it meets no collective of training.
+An asynchronous save blocks training only for the snapshot. A thread then writes it and agrees with the other ranks. Its
+messages use a gloo group of their own, so they never meet a collective of training.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from .retention import latest_of_ranks, prune_or_warn
 from .save import SaveRequest, perform_save, states_of, states_to_keep
 from .topology import ranks_of_groups
 
-__all__ = ["BackgroundSave", "Checkpoints", "FileCheckpoints", "OnBusy", "sweep_folder"]
-
 _log = logging.getLogger(__name__)
 
 
 class Checkpoints(Protocol):
-    """Where a run's states go. Methods that say so are collective: all ranks call them, in one order."""
+    """Destination of a run's states. For a collective method, all ranks make the same calls in the same order.
+
+    Example:
+        checkpoints: Checkpoints = FileCheckpoints("out", ranks=ranks)
+        checkpoints.save(100, components)
+    """
 
     def save(
         self,
@@ -41,11 +44,19 @@ class Checkpoints(Protocol):
         process_groups: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Keeps them as the checkpoint of `step`, in place of one that is there. Collective. Gives its path.
+        """Save the components as the checkpoint of `step`, in place of an existing one. Collective.
 
-        process_groups: those that components name; metadata: of the manifest; both as `CheckpointCoordinator` takes
-        them. `is_finite` in it may be a tensor of one bool.
-        Raises: on every rank, if one fails; then what was there before is still there.
+        Args:
+            step: number that names the checkpoint.
+            components: parts of the checkpoint.
+            process_groups: groups that components name, as in `CheckpointCoordinator`.
+            metadata: values for the manifest, as in `CheckpointCoordinator`; `is_finite` may be a tensor of one bool.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            SkywardError: a rank failed. It is raised on all ranks, and an earlier checkpoint stays as it was.
         """
 
     def save_async(
@@ -56,16 +67,29 @@ class Checkpoints(Protocol):
         process_groups: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """As `save`, but returns when the states are copied; they are written behind the caller. Waits for the save
-        before it. Raises: what that has; its own error is raised by the next call, `poll` or `wait`.
+        """Copy the states and return; a thread writes them. Collective. It first waits for the previous save.
+
+        Args:
+            step: as in `save`.
+            components: as in `save`.
+            process_groups: as in `save`.
+            metadata: as in `save`.
+
+        Raises:
+            Exception: the error of the previous save. This save's error is raised by the next call, `poll` or `wait`.
         """
 
     def poll(self) -> str | None:
-        """Of a pending save: its path if it has ended on all ranks. Cheap. Collective. Raises: what the save has."""
+        """Return the path of a pending save that has ended on all ranks, or raise its error. Cheap. Collective."""
 
     def wait(self, timeout_s: float | None = None) -> str | None:
-        """Until the pending save has ended: its path; None where there is none. Raises: as `poll`, and where the
-        time is up.
+        """Wait for the pending save, and return its path; None if there is none.
+
+        Args:
+            timeout_s: longest wait in seconds; None: no limit.
+
+        Raises:
+            CheckpointSaveFailed: the save failed, or the time is up. Other errors of the save are raised as themselves.
         """
 
     def load(
@@ -78,35 +102,47 @@ class Checkpoints(Protocol):
         process_groups: Mapping[str, Any] | None = None,
         resharders: Mapping[str, Resharder] | None = None,
     ) -> LoadReport:
-        """Load the states of a checkpoint into the components, or into those with the keys `only`. Collective.
+        """Load the states of a checkpoint into the components. Collective.
 
-        strict, resharders: as `CheckpointCoordinator.load_checkpoint` takes them.
+        Args:
+            path: folder or URL of the checkpoint.
+            components: components to load into.
+            strict: as in `CheckpointCoordinator.load_checkpoint`.
+            only: keys to load; None: all.
+            process_groups: as in `save`.
+            resharders: as in `CheckpointCoordinator.load_checkpoint`.
+
+        Returns:
+            A report of the loaded and the skipped components.
         """
 
     def latest(self) -> str | None:
-        """The path of the newest checkpoint whose loss and weights were finite, as far as is known; None where there is
-        none. Collective.
+        """Return the path of the newest checkpoint that is not known to be non-finite; None if there is none.
+
+        Collective.
         """
 
     def path_of(self, step: int) -> str | None:
-        """That of `step`, if there is one."""
+        """Return the path of the checkpoint of `step`, if there is one."""
 
     def prune(self, *, keep: int, protect: Collection[str]) -> None:
-        """Delete the oldest until `keep` are left; those in `protect`, the newest, and the newest that is finite stay.
-        Collective.
+        """Delete the oldest checkpoints until `keep` are left. Collective.
+
+        Those in `protect`, the newest, and the newest finite one are kept in any case.
         """
 
 
 OnBusy = Literal["wait", "skip"]
-"""What a save does while the one before it is being written: it waits for it, or is left out, on all ranks alike."""
+"""Behaviour of a save while the previous one is being written: it waits, or is left out, alike on all ranks."""
 
 
 class BackgroundSave:
     """One save of all ranks, in a thread of each.
 
     Args:
-        ranks: what the threads talk over; no other save may use it meanwhile.
-        after: called on every rank in the thread after the commit, with the checkpoint's path.
+        ranks: connection between these threads; no other save may use it in the meantime.
+        request: what to save.
+        after: called with the path after the commit, on every rank, in the thread.
     """
 
     def __init__(self, ranks: Ranks, request: SaveRequest, *, after: Callable[[str], None] | None = None) -> None:
@@ -123,29 +159,34 @@ class BackgroundSave:
         return self._thread.is_alive()
 
     def start(self, copy: Callable[[], Snapshot]) -> None:
-        """Write the snapshot that `copy` takes, and return when it is taken.
+        """Write the snapshot that `copy` takes; return when it is taken.
 
-        Raises: what ends a process (KeyboardInterrupt). Errors of `copy` fail the save on all ranks: see `path`.
+        Raises:
+            KeyboardInterrupt: or another error that ends a process. Ordinary errors of `copy` fail the save on all
+                ranks; see `path`.
         """
         try:
-            # Before the copy: a thread that starts holds the interpreter for its first milliseconds, at once.
+            # Start the thread before the copy: a new thread holds the interpreter for its first milliseconds, and the
+            # copy would otherwise wait for it.
             self._thread.start()
             try:
                 self._snapshot = copy()
             except Exception as error:
-                self._copy_error = error  # raised where the other ranks wait for this one
+                self._copy_error = error  # the thread raises it where the other ranks wait for this one
         finally:
             self._is_copied.set()
 
     def path(self, timeout_s: float | None = None) -> str:
         """Wait for the end, and return the path of the checkpoint.
 
-        Raises: what the save raised, the same on all ranks; CheckpointSaveFailed when the time is up.
+        Raises:
+            CheckpointSaveFailed: not durable within `timeout_s`.
+            Exception: the error of the save, the same on all ranks.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise CheckpointSaveFailed(
-                f"{self._thread.name}: not durable within {timeout_s:g} s; the last checkpoint is as it was",
+                f"{self._thread.name}: not durable within {timeout_s:g} s; the previous checkpoint is unchanged",
                 rank=self._ranks.rank,
                 error="too slow",
             )
@@ -174,14 +215,21 @@ class BackgroundSave:
 
 
 class FileCheckpoints:
-    """Folders `folder/checkpoint-<step>`, on a disk that all ranks share, or with `on_each_node` on one of each node.
+    """Folders `folder/checkpoint-<step>`, on a disk that all ranks share, or on a disk of each node.
 
-    One save is written at a time. All ranks make it, and call its methods at the same places.
+    One save is written at a time. All ranks create it, and call its methods at the same places.
 
     Args:
         folder: a path, or a URL of an object store.
-        allow_pickle: as `CheckpointCoordinator` takes it, whose promises hold here.
+        ranks: ranks of the run.
+        on_each_node: whether `folder` is on a disk of each node.
+        allow_pickle: save and load objects of any class, as in `CheckpointCoordinator`, whose guarantees apply here.
         pool: takes the snapshots of asynchronous saves.
+
+    Example:
+        checkpoints = FileCheckpoints("out", ranks=ranks)
+        path = checkpoints.save(100, components)
+        checkpoints.load(path, components)
     """
 
     def __init__(
@@ -201,7 +249,7 @@ class FileCheckpoints:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank clears and deletes: one of all, or one of each node."""
+        """Return whether this rank sweeps and deletes: one rank of all, or one on each node."""
         return self._ranks.rank == 0 or (self._on_each_node and self._ranks.local_rank == 0)
 
     def save(
@@ -225,17 +273,20 @@ class FileCheckpoints:
         self.write_behind(self._request(step, components, process_groups, metadata))
 
     def write(self, request: SaveRequest) -> str:
-        """Perform a save, and return the checkpoint's path when it is durable. Collective. Raises: as `save`."""
+        """Save, and return the checkpoint's path when it is durable. Collective. It raises the errors of `save`."""
         self.wait()
         return perform_save(self._ranks, request, lambda: states_of(request.components))
 
     def write_behind(self, request: SaveRequest, *, after: Callable[[str], None] | None = None) -> None:
-        """Perform a save behind the caller. Collective. Raises: as `save_async`.
+        """Save in a thread. Collective. It raises the errors of `save_async`.
 
-        after: called on every rank in the thread, with the path of the committed checkpoint.
+        Args:
+            request: what to save.
+            after: called with the path after the commit, on every rank, in the thread.
         """
         self.wait()
         if self._background_ranks is None:
+            # Opening the threads' gloo group is collective. All ranks get here at the same save, their first.
             self._background_ranks = TorchRanks() if self._ranks.world_size > 1 else Alone()
         self._pending = BackgroundSave(self._background_ranks, request, after=after)
         pool = self._pool or common_pool()
@@ -245,10 +296,11 @@ class FileCheckpoints:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a save was begun that `poll` or `wait` has not seen end. The same on all ranks."""
+        """Return whether a save has started whose end `poll` or `wait` has not seen. All ranks agree on it."""
         return self._pending is not None
 
     def poll(self) -> str | None:
+        # One rank's thread may end before another's. All ranks act on the combined flag, so they call `wait` together.
         if self._pending is None or self._ranks.flags(int(self._pending.is_running)):
             return None
         return self.wait()
@@ -299,7 +351,7 @@ class FileCheckpoints:
             prune_or_warn(self.folder, keep=keep, protect=lambda: protect)
 
     def sweep(self) -> None:
-        """Clear what an interrupted save or deletion has left."""
+        """Remove the remains of interrupted saves and deletions."""
         if self.is_leader:
             sweep_folder(folder_at(self.folder))
 
@@ -322,6 +374,6 @@ class FileCheckpoints:
 
 
 def sweep_folder(folder: Folder) -> None:
-    """Clear what interrupted saves and deletions have left in a folder, and log it."""
+    """Remove the remains of interrupted saves and deletions from a folder, and log them."""
     for name in sweep(folder):
-        _log.info("%s: cleared %s, which an interrupted save had left", folder.path, name)
+        _log.info("%s: removed %s of an interrupted save", folder.path, name)

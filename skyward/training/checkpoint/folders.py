@@ -1,6 +1,6 @@
-"""Where checkpoints lie: folders of a file system, or prefixes of an object store by a URL that fsspec knows.
+"""Places of checkpoints: folders of a file system, or prefixes of an object store by a URL that fsspec knows.
 
-What is written through `create` is durable when it is closed without an error; it is hashed on its way.
+A file that `create` wrote is durable once it is closed without an error. It is hashed while it is written.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import xxhash
 from ...errors import MissingDependency, UsageError
 from .hashed_file import HashingFile
 
-__all__ = ["Folder", "LocalFolder", "digest_of_file", "flush_folder", "folder_at"]
-
 _CHUNK = 8 << 20
 _SENT = 16 << 20
 _EXTRAS = {"s3": "skyward[s3]", "s3a": "skyward[s3]", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
-"""What to install for a protocol."""
+"""Packages that a protocol needs."""
 
 
 class Folder(Protocol):
-    """Names in it are relative, with `/`. Reading what is not there raises FileNotFoundError; whatever else a disk or
-    store refuses is another OSError.
+    """Folder of files. Names are relative, with `/`.
+
+    Reading a missing file raises FileNotFoundError; every other failure of a disk or store raises another OSError.
     """
 
     @property
@@ -36,33 +35,33 @@ class Folder(Protocol):
     def child(self, name: str) -> Folder: ...
 
     def parent(self) -> tuple[Folder, str]:
-        """The folder that this one is in, and its name there."""
+        """Return the parent folder, and the name of this one in it."""
 
     def names(self) -> list[str]:
-        """Files and folders directly in it, sorted; none where it does not exist."""
+        """Return the names of files and folders directly in it, sorted; empty if it does not exist."""
 
     def walk(self) -> list[str]:
-        """Every file below it, sorted."""
+        """Return every file below it, sorted."""
 
     def size(self, name: str) -> int: ...
 
     def open(self, name: str) -> BinaryIO: ...
 
     def read(self, names: Collection[str]) -> Mapping[str, bytes]:
-        """The whole of each file, in memory; of several at once where that is quicker. Those not there are left out."""
+        """Read whole files into memory, several at once if that is faster. Missing files are left out."""
 
     def create(self, name: str) -> AbstractContextManager[HashingFile]:
-        """For the body to write to. Leaving it makes the file durable. Raises on leaving: what the writing did."""
+        """Open a file for the body to write. Leaving the block makes it durable, and raises errors of the writing."""
 
     def remove(self) -> None:
-        """With everything in it; nothing where it does not exist."""
+        """Remove it with everything in it; do nothing if it does not exist."""
 
     def modified_s(self, name: str) -> float:
-        """When a file was last written, as seconds since the epoch; 0 where the store does not say."""
+        """Return when a file was last written, in seconds since the epoch; 0 if the store does not tell."""
 
 
 class LocalFolder:
-    """A folder of a file system, or a file to be removed. It is made when something is written to it."""
+    """Folder of a file system (or a file, to remove it). It is made when something is written to it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -94,20 +93,20 @@ class LocalFolder:
         return open(self._path / name, "rb")
 
     def read(self, names: Collection[str]) -> Mapping[str, bytes]:
-        found = {}
+        contents = {}
         for name in names:
             try:
-                found[name] = (self._path / name).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):  # what is not there is left out
+                contents[name] = (self._path / name).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):  # missing files are left out
                 continue
-        return found
+        return contents
 
     @contextmanager
     def create(self, name: str) -> Iterator[HashingFile]:
         target = self._path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "wb", buffering=0) as file:
-            hashing = HashingFile(_OnItsWay(file))
+            hashing = HashingFile(_EagerWriter(file))
             yield hashing
             hashing.finish()
             os.fsync(file.fileno())
@@ -122,9 +121,11 @@ class LocalFolder:
         return (self._path / name).stat().st_mtime
 
 
-class _OnItsWay:
-    """An unbuffered file whose write writes everything (the system may take a part of a large piece), and whose
-    contents go to the disk while more is written, not all of them in the fsync at the end.
+class _EagerWriter:
+    """Unbuffered file that writes everything and starts write-back early.
+
+    The system may write only a part of a large piece, so `write` repeats. Write-back runs while more is written, so
+    that the fsync at the end does not have to do all of it.
     """
 
     def __init__(self, file: Any) -> None:
@@ -137,15 +138,18 @@ class _OnItsWay:
             self._written += count
             view = view[count:]
         if self._written - self._sent >= _SENT and hasattr(os, "posix_fadvise"):
-            # Begins to write the pages, which are dirty, and so keeps them. Of 257 MiB the fsync took 60 ms less.
-            with suppress(OSError):  # a system that does not know this writes them later
+            # DONTNEED starts write-back. Dirty pages stay in memory. With 257 MiB the fsync took 60 ms less.
+            with suppress(OSError):  # a system without it writes the pages later
                 os.posix_fadvise(self._file.fileno(), self._sent, self._written - self._sent, os.POSIX_FADV_DONTNEED)
             self._sent = self._written
 
 
 def folder_at(path: str | os.PathLike[str]) -> Folder:
-    """Raises: MissingDependency for a URL without fsspec, or without the package that it needs for this protocol;
-    UsageError for a protocol that it does not know.
+    """Return the folder at a path or URL.
+
+    Raises:
+        MissingDependency: fsspec is not installed, or the package that it needs for this protocol.
+        UsageError: fsspec does not know the protocol.
     """
     text = os.fspath(path)
     if "://" not in text:
@@ -159,25 +163,25 @@ def folder_at(path: str | os.PathLike[str]) -> Folder:
         system, path = url_to_fs(text)
     except ImportError as error:
         what = _EXTRAS.get(protocol, "fsspec")
-        raise MissingDependency(f"{text}: pip install '{what}' ({error})", name=error.name or what) from error
+        raise MissingDependency(f"{text}: {error}; run `pip install '{what}'`", name=error.name or what) from error
     except ValueError as error:
-        raise UsageError(f"{text}: {error}") from error
+        raise UsageError(f"path={text!r}: {error}; use a path, or a URL that fsspec knows") from error
     from .objects import ObjectFolder
 
     return ObjectFolder(system, text, str(path))
 
 
 def digest_of_file(folder: Folder, name: str) -> str:
-    """As `HashingFile.digest`, read back."""
-    found = xxhash.xxh3_128()
+    """Return the digest of an existing file, in the form of `HashingFile.digest`."""
+    digest = xxhash.xxh3_128()
     with folder.open(name) as file:
         while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return f"xxh3:{found.hexdigest()}"
+            digest.update(chunk)
+    return f"xxh3:{digest.hexdigest()}"
 
 
 def flush_folder(path: str | os.PathLike[str]) -> None:
-    """Makes names in a local folder durable."""
+    """Make the names in a local folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

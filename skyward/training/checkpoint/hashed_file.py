@@ -1,4 +1,4 @@
-"""A file that is hashed on its way to where it is written."""
+"""File that is hashed while it is written."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from typing import Any, Protocol
 
 import xxhash
 
-__all__ = ["HashingFile", "Writer", "digest_of"]
-
 _SMALL = 64 << 10
 _GATHERED = 1 << 20
 _PIECE = 8 << 20
-"""Of a large tensor at once: it can be on its way to the disk while the next one is copied."""
+"""Piece of a large tensor that is written at once: it goes to the disk while the next one is copied."""
 
 
 class Writer(Protocol):
     def write(self, view: memoryview, /) -> object:
-        """All of it."""
+        """Write all of the view."""
 
 
 class HashingFile:
-    """Writes to a file, counts and hashes what passes. The first error is kept, and `finish` raises it.
+    """Write to a file, and count and hash its contents. The first error is kept until `finish` raises it.
 
-    torch.save's writer cannot have an exception pass through it: it ends the process, or loses the error. It writes
-    five pieces of some bytes for each tensor, which are gathered here.
+    An exception must not pass through torch.save's writer, which would end the process or lose the error. torch.save
+    writes five small pieces for each tensor; they are gathered here.
     """
 
     def __init__(self, file: Writer) -> None:
@@ -49,13 +47,13 @@ class HashingFile:
         return self.bytes
 
     def flush(self) -> None:
-        """For torch.save; `finish` writes what is left."""
+        """Do nothing. torch.save calls it; `finish` writes the rest."""
 
     def close(self) -> None:
-        """For torch.distributed.checkpoint; whoever made this closes the file."""
+        """Do nothing. torch.distributed.checkpoint calls it; the owner closes the file."""
 
     def finish(self) -> None:
-        """When all is written. Raises: what the writing did."""
+        """Write the rest, and raise the first error of any write."""
         self._write_gathered()
         if self._error is not None:
             raise self._error
@@ -82,5 +80,5 @@ class HashingFile:
 
 
 def digest_of(data: bytes) -> str:
-    """As `HashingFile.digest`."""
+    """Return the digest of `data`, in the form of `HashingFile.digest`."""
     return f"xxh3:{xxhash.xxh3_128_hexdigest(data)}"

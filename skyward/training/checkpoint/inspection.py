@@ -1,4 +1,4 @@
-"""Looks at checkpoints without a run: whether one is whole and unchanged, and how two differ."""
+"""Inspect checkpoints without a run: check that one is complete and unchanged, or compare two."""
 
 from __future__ import annotations
 
@@ -18,12 +18,20 @@ from .sharded import read_whole
 from .validate import digest_of
 from .writer import check_file, read_state
 
-__all__ = ["Difference", "differences", "problems", "states_in"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """what: "only in the first", "only in the second", or how the values differ."""
+    """One difference between two checkpoints.
+
+    Args:
+        component: key of the component.
+        path: path of the leaf in the component's state; empty if the whole component differs.
+        what: "only in the first", "only in the second", or a description of how the values differ.
+
+    Example:
+        for difference in differences("out/checkpoint-100", "out/checkpoint-200"):
+            print(difference.component, difference.path, difference.what)
+    """
 
     component: str
     path: str
@@ -31,67 +39,94 @@ class Difference:
 
 
 def problems(path: str | os.PathLike[str], *, digests: bool = True) -> list[str]:
-    """What is wrong with a checkpoint: files that are missing, changed, cut, or that no manifest names. Runs nothing.
+    """List the damage of a checkpoint: files that are missing, changed or truncated, and files that no manifest names.
 
-    digests: read every file; else only sizes are compared.
-    Raises: CheckpointNotFound, CheckpointCorrupt where not even its manifest can be read.
+    No code of the checkpoint runs.
+
+    Args:
+        path: folder or URL of the checkpoint.
+        digests: read every file and compare its digest. False: compare sizes only.
+
+    Returns:
+        One sentence for each problem; empty for an intact checkpoint.
+
+    Raises:
+        CheckpointNotFound: no checkpoint is there.
+        CheckpointCorrupt: the manifest cannot be read.
+
+    Example:
+        for problem in problems("out/checkpoint-100"):
+            print(problem)
     """
     folder = folder_at(path)
     manifest = manifest_at(folder)
-    found = []
+    damage = []
     for entry in manifest.files:
         try:
             check_file(folder, entry, digest=digests)
         except CheckpointError as error:
-            found.append(str(error))
+            damage.append(str(error))
     for key, component in manifest.components.items():
         if not manifest.files_of(key):
-            found.append(f"{key}: the manifest names it ({component.sharing_pattern}), and no file of it")
+            damage.append(f"{key}: the manifest names it ({component.sharing_pattern}), but no file of it")
     named = {file.path for file in manifest.files} | {MANIFEST}
     if manifest.format_version >= 2:
-        found += [f"{folder.path}/{name}: no manifest names it" for name in folder.walk() if name not in named]
-    return found
+        damage += [f"{folder.path}/{name}: no manifest names it" for name in folder.walk() if name not in named]
+    return damage
 
 
 def differences(
     first: str | os.PathLike[str], second: str | os.PathLike[str], *, allow_pickle: bool = False
 ) -> Iterator[Difference]:
-    """Between the states of two checkpoints, leaf by leaf. Tensors: how far their values are apart at most."""
+    """Compare the states of two checkpoints, leaf by leaf.
+
+    Args:
+        first: folder or URL of a checkpoint.
+        second: folder or URL of another one.
+        allow_pickle: load objects of any class, which can run code.
+
+    Yields:
+        Each difference. For tensors it tells how many elements differ, and by how much at most.
+
+    Example:
+        for difference in differences("out/checkpoint-100", "out/checkpoint-200"):
+            print(difference.component, difference.path, difference.what)
+    """
     one, other = states_in(first, allow_pickle=allow_pickle), states_in(second, allow_pickle=allow_pickle)
     for name in dict.fromkeys((*one, *other)):
         if name not in one or name not in other:
             yield Difference(component=name, path="", what=_only_in(name in one))
             continue
-        mine, theirs = dict(leaves_of(one[name]())), dict(leaves_of(other[name]()))
-        for path in dict.fromkeys((*mine, *theirs)):
-            if path not in mine or path not in theirs:
-                yield Difference(component=name, path=path, what=_only_in(path in mine))
-            elif digest_of(mine[path]) != digest_of(theirs[path]):
-                yield Difference(component=name, path=path, what=_how(mine[path], theirs[path]))
+        left, right = dict(leaves_of(one[name]())), dict(leaves_of(other[name]()))
+        for path in dict.fromkeys((*left, *right)):
+            if path not in left or path not in right:
+                yield Difference(component=name, path=path, what=_only_in(path in left))
+            elif digest_of(left[path]) != digest_of(right[path]):
+                yield Difference(component=name, path=path, what=_how(left[path], right[path]))
 
 
 def states_in(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> dict[str, Any]:
-    """By component (`key`, or `key[index]` where it has several states), a function that reads the state."""
+    """Return a function that reads the state, by component: `key`, or `key[index]` if it has several states."""
     folder = folder_at(path)
     manifest = manifest_at(folder)
-    found: dict[str, Any] = {}
+    readers: dict[str, Any] = {}
     for key in dict.fromkeys(file.component for file in manifest.files):
         files = manifest.files_of(key)
         if files[0].format == "dcp":
             written = folder.child(files[0].path.rpartition("/")[0])
-            found[key] = lambda written=written: read_whole(written, allow_pickle=allow_pickle)
+            readers[key] = lambda written=written: read_whole(written, allow_pickle=allow_pickle)
             continue
         states = [file for file in files if file.format != "shard"]
         for entry in states:
             name = key if len(states) == 1 else f"{key}[{entry.index}]"
-            found[name] = lambda entry=entry, files=files: read_state(
+            readers[name] = lambda entry=entry, files=files: read_state(
                 folder, entry, beside=files, allow_pickle=allow_pickle
             )
-    return found
+    return readers
 
 
 def describe(manifest: Manifest) -> list[tuple[str, str, str, str, int]]:
-    """Rows of a table: component, pattern, who wrote it, format, bytes."""
+    """Return rows of a table: component, pattern, ranks that wrote it, format, bytes."""
     rows = []
     for key, component in manifest.components.items():
         files = manifest.files_of(key)

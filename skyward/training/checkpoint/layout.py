@@ -1,6 +1,6 @@
-"""What checkpoints are called, where they are looked for, and what files those without a manifest of ours have.
+"""Names of checkpoints, the places to look for them, and the files of those without a manifest of this library.
 
-They are written to `output_dir/checkpoint-<id>`; `output_dir/checkpoints/checkpoint-<id>` is read too.
+They are written to `output_dir/checkpoint-<id>`. Those in `output_dir/checkpoints/checkpoint-<id>` are read too.
 """
 
 from __future__ import annotations
@@ -17,17 +17,6 @@ from pathlib import Path
 from ...errors import CheckpointNotFound
 from .folders import Folder, LocalFolder, folder_at
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
-
-__all__ = [
-    "STAGING",
-    "OLD",
-    "FoundCheckpoint",
-    "checkpoints_in",
-    "manifest_at",
-    "name_of",
-    "next_commit_number",
-    "put_back",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -46,8 +35,14 @@ _WEIGHTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FoundCheckpoint:
-    """A whole checkpoint. step: None where its id is no number. manifest: as it was written; `manifest_at` adds the
-    files of an old one.
+    """A complete checkpoint.
+
+    Args:
+        path: folder or URL.
+        checkpoint_id: text after `checkpoint-` in its name.
+        step: its id as a number; None if it is not one.
+        written_s: time of its manifest, in seconds since the epoch.
+        manifest: the manifest as it was written; `manifest_at` adds the files of an old one.
     """
 
     path: str
@@ -58,26 +53,36 @@ class FoundCheckpoint:
 
     @property
     def is_sound(self) -> bool:
-        """Whether a run may go on from it: False where its last loss or weights are known to be not finite."""
+        """Return whether a run may resume from it: False if its last loss or weights are known to be non-finite."""
         return self.manifest.is_finite is not False
 
 
 def name_of(checkpoint_id: str | int) -> str:
+    """Return the folder name of a checkpoint."""
     return f"{PREFIX}{checkpoint_id}"
 
 
 def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[FoundCheckpoint]:
-    """Whole checkpoints of a run, in the order in which they were committed, the oldest first.
+    """Return the complete checkpoints of a run in the order of their commits, oldest first.
 
-    The order is that of their commit numbers. Manifests from before there were numbers come first, by their time and
-    step. Steps alone do not tell: a run that went back to step 100 and on from there has a newest checkpoint that is
-    not its highest. Nor do clocks: two machines that write to one disk may be minutes apart. Folders without a
-    manifest are left out.
+    Commit numbers give the order. Manifests from before commit numbers come first, by time and step. Steps alone do not
+    suffice: after a run went back to step 100 and continued, its newest checkpoint does not have the highest step. Nor
+    do clocks: two machines that write to one disk may be minutes apart. Folders without a manifest are ignored.
 
-    Raises: CheckpointCorrupt for a manifest that is damaged: nobody knows whether that checkpoint is the newest.
+    Args:
+        output_dir: folder or URL with the checkpoints.
+
+    Raises:
+        CheckpointCorrupt: a manifest is damaged, so it is unknown whether that checkpoint is the newest.
+
+    Example:
+        for checkpoint in checkpoints_in("out"):
+            print(checkpoint.step, checkpoint.path)
     """
-    found = [_found(at, Manifest.from_json(text, where=at)) for at, text in _manifests_in(folder_at(output_dir))]
-    return sorted(found, key=_order)
+    checkpoints = [
+        _checkpoint_at(at, Manifest.from_json(text, where=at)) for at, text in _manifests_in(folder_at(output_dir))
+    ]
+    return sorted(checkpoints, key=_order)
 
 
 def _order(checkpoint: FoundCheckpoint) -> tuple[int, float, int]:
@@ -86,8 +91,9 @@ def _order(checkpoint: FoundCheckpoint) -> tuple[int, float, int]:
 
 
 def put_back(folder: Folder) -> None:
-    """Put back checkpoints that older versions of skyward renamed to `.old-...` when they were killed while they
-    replaced them. Call it before anything looks.
+    """Put back checkpoints that older versions renamed to `.old-...` and were killed before they replaced them.
+
+    Call it before anything looks for checkpoints.
     """
     if not isinstance(folder, LocalFolder):
         return
@@ -98,17 +104,17 @@ def put_back(folder: Folder) -> None:
         try:
             Path(folder.path, name).rename(final)
         except OSError as error:
-            if not final.exists():  # or another process was as quick
-                _log.warning("%s/%s: cannot be put back to %s: %s", folder.path, name, final.name, error)
+            if not final.exists():  # another process may have put it back first
+                _log.warning("%s/%s: could not put it back to %s: %s", folder.path, name, final.name, error)
 
 
 def next_commit_number(root: Folder) -> int:
-    """One more than the highest of the checkpoints there. A damaged manifest counts as far as it can be read."""
+    """Return the highest commit number in the folder plus one; a damaged manifest counts as far as it is readable."""
     highest = 0
     for _, text in _manifests_in(root):
         try:
             number = json.loads(text)["commit_number"]
-        except (ValueError, KeyError, TypeError):  # damaged: it has no number to count
+        except (ValueError, KeyError, TypeError):  # damaged: it contributes no number
             continue
         if isinstance(number, int):
             highest = max(highest, number)
@@ -116,9 +122,13 @@ def next_commit_number(root: Folder) -> int:
 
 
 def manifest_at(folder: Folder) -> Manifest:
-    """Its manifest; of older ones with the files that their names tell; made from the names where there is none.
+    """Return the manifest of a checkpoint.
 
-    Raises: CheckpointNotFound where nothing there is of a checkpoint; CheckpointCorrupt.
+    The files of an older manifest are added from their names. A checkpoint without one gets a manifest made from them.
+
+    Raises:
+        CheckpointNotFound: the folder has no part of a checkpoint.
+        CheckpointCorrupt: the manifest is damaged.
     """
     names = folder.names()
     if not names and isinstance(folder, LocalFolder):
@@ -134,7 +144,8 @@ def manifest_at(folder: Folder) -> Manifest:
     files = tuple(_legacy_files(folder, names))
     if not files:
         raise CheckpointNotFound(
-            f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt)", path=folder.path
+            f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt)",
+            path=folder.path,
         )
     components = dict(manifest.components)
     for file in files:
@@ -157,7 +168,7 @@ def manifest_at(folder: Folder) -> Manifest:
 
 
 def _manifests_in(root: Folder) -> Iterator[tuple[str, bytes]]:
-    """Path of the checkpoint, and its manifest."""
+    """Yield the path of each checkpoint with its manifest."""
     put_back(root)
     names = root.names()
     yield from _manifests_of(root, names)
@@ -178,7 +189,7 @@ def _step_of(path: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _found(path: str, manifest: Manifest) -> FoundCheckpoint:
+def _checkpoint_at(path: str, manifest: Manifest) -> FoundCheckpoint:
     return FoundCheckpoint(
         path=path,
         checkpoint_id=path.rpartition("/")[2].removeprefix(PREFIX),
@@ -196,7 +207,7 @@ def _written_s(manifest: Manifest) -> float:
 
 
 def _legacy_files(folder: Folder, names: list[str]) -> list[FileEntry]:
-    found = []
+    entries = []
     groups: dict[str, int] = {}
     for name in names:
         match = _FILE.fullmatch(name)
@@ -210,17 +221,17 @@ def _legacy_files(folder: Folder, names: list[str]) -> list[FileEntry]:
         elif match["group"]:
             rank, index = int(match["group_rank"]), -1
             groups[key] = groups.get(key, 0) + 1
-        found.append(_entry(folder, name, key, index=index, rank=rank))
-    for key in groups:  # in the order of their ranks, as numbers
-        of_groups = sorted((file for file in found if file.component == key), key=lambda file: file.rank)
-        found = [file for file in found if file.component != key] + [
+        entries.append(_entry(folder, name, key, index=index, rank=rank))
+    for key in groups:  # number the groups by rank, as numbers and not as text
+        of_groups = sorted((file for file in entries if file.component == key), key=lambda file: file.rank)
+        entries = [file for file in entries if file.component != key] + [
             _entry(folder, of_group.path, key, index=at, rank=of_group.rank) for at, of_group in enumerate(of_groups)
         ]
-    if not any(file.component == "model" for file in found):
+    if not any(file.component == "model" for file in entries):
         weights = next((kind for kind in _WEIGHTS if kind[0] in names), None)
         if weights is not None:
-            found.append(_entry(folder, weights[0], "model", index=0, rank=0, kind=weights[1]))
-    return found
+            entries.append(_entry(folder, weights[0], "model", index=0, rank=0, kind=weights[1]))
+    return entries
 
 
 def _entry(folder: Folder, name: str, key: str, *, index: int, rank: int, kind: str = "torch") -> FileEntry:

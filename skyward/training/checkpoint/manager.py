@@ -1,4 +1,4 @@
-"""When a run saves, what it keeps, and where it goes on."""
+"""Policy of a run's checkpoints: when it saves, which ones it keeps, and where it resumes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,35 @@ from .rng import RNGState
 from .termination import RunTerminated, Termination
 from .verdicts import together
 
-__all__ = ["CheckpointCallback", "CheckpointManager"]
-
 
 class CheckpointManager:
-    """Saves by a cadence, keeps the newest and the best, resumes. All ranks make it and call it at the same steps.
+    """Save at a cadence, keep the newest and the best checkpoints, and resume.
 
-    save_steps, save_s: save after so many steps, after so many seconds (by rank 0's clock); None: not by itself.
-    save_total_limit: how many checkpoints stay, at least 1; None: all. The newest, the newest finite one and the best
-        stay in any case.
-    metric: the name among the `metrics` of `save` that says which are best; keep_best: how many of those stay.
-    greater_is_better: None says: unless the metric's name has "loss", "perplexity" or "error" in it.
-    asynchronous: write behind training.
-    grace_s: after a SIGTERM (of this process or of any other rank's, where `handle_sigterm`): how long an emergency
-        save may take from then; `step` makes it and raises RunTerminated. Give less than the scheduler does.
+    All ranks create it, and call its methods at the same steps. It is a context manager, and closes itself.
+
+    Args:
+        coordinator: writes and loads the checkpoints; it needs an `output_dir`.
+        save_steps: save after this many steps, >= 1; None: not by steps.
+        save_s: save after this many seconds by rank 0's clock; None: not by time.
+        save_total_limit: number of checkpoints to keep, >= 1; None: all. The newest, the newest finite one and the best
+            are always kept.
+        metric: name among the `metrics` of `save` that ranks checkpoints; None: no checkpoint counts as best.
+        greater_is_better: direction of the metric. None: False if its name contains "loss", "perplexity" or "error".
+        keep_best: number of best checkpoints to keep.
+        asynchronous: write in a thread while training continues.
+        handle_sigterm: on SIGTERM, to this process or that of another rank, make `step` write an emergency checkpoint
+            and raise RunTerminated.
+        grace_s: seconds that this emergency save may take after the signal. Use less than the scheduler grants.
+
+    Raises:
+        UsageError: an argument is out of range, or the coordinator has no `output_dir`.
+
+    Example:
+        with CheckpointManager(coordinator, save_steps=100, save_total_limit=3) as manager:
+            manager.resume()
+            for step in range(1, 1001):
+                loss = train_step()
+                manager.step(step, metrics={"loss": loss})
     """
 
     def __init__(
@@ -53,9 +68,9 @@ class CheckpointManager:
     ) -> None:
         for name, value in (("save_steps", save_steps), ("save_total_limit", save_total_limit)):
             if value is not None and value < 1:
-                raise UsageError(f"{name}={value!r}: at least 1, or None")
+                raise UsageError(f"{name}={value!r}: must be >= 1, or None; set {name}=1 or more")
         if coordinator.output_dir is None:
-            raise UsageError("CheckpointManager: its coordinator needs an output_dir")
+            raise UsageError("coordinator=...: has no output_dir; make it with CheckpointCoordinator(output_dir=...)")
         self.coordinator = coordinator
         self._output_dir = coordinator.output_dir
         self._save_steps, self._save_s, self._limit = save_steps, save_s, save_total_limit
@@ -78,10 +93,19 @@ class CheckpointManager:
     def step(
         self, step: int, *, metrics: Mapping[str, float] | None = None, is_finite: Callable[[], Any] | None = None
     ) -> bool:
-        """At the end of every step: save where it is time. Give whether it did. Collective.
+        """Save if it is time; call this at the end of every step. Collective.
 
-        metrics, is_finite: as `save` takes them; the latter is called where it saves.
-        Raises: what an asynchronous save has; RunTerminated after an emergency save.
+        Args:
+            step: number of the step that has just ended.
+            metrics: as in `save`.
+            is_finite: returns what `save` takes as `is_finite`; called only if it saves.
+
+        Returns:
+            Whether it saved.
+
+        Raises:
+            RunTerminated: an emergency save has ended.
+            Exception: the error of an earlier asynchronous save.
         """
         self.coordinator.poll()
         ranks = self.coordinator.ranks
@@ -111,12 +135,21 @@ class CheckpointManager:
         is_needed: bool = False,
         is_finite: Any = None,
     ) -> bool:
-        """Save now. Give whether it did.
+        """Save now. Collective.
 
-        metrics: kept with it; `metric` among them says how good it is. is_needed: never left out, as the coordinator's
-            `on_busy="skip"` could, nor is one that is the best so far.
-        is_finite: whether the last loss and the weights are, as a bool or a tensor of one; None: as the metrics with
-            "loss" in their names say. Where it is not, on any rank, `resume` passes the checkpoint over.
+        Args:
+            step: number of the step, which names the checkpoint.
+            metrics: values for the manifest; the manager's `metric` among them ranks the checkpoint.
+            is_needed: never leave this save out, as `on_busy="skip"` of the coordinator could. A checkpoint with the
+                metric is never left out either.
+            is_finite: whether the last loss and the weights are finite: a bool, or a tensor of one. None: the metrics
+                with "loss" in their names decide. If it is False on any rank, `resume` skips the checkpoint.
+
+        Returns:
+            Whether it saved.
+
+        Raises:
+            Exception: the error of an earlier asynchronous save; with `asynchronous=False` also of this one.
         """
         is_needed = is_needed or self._would_be_best(metrics)
         about = {"step": step, "is_finite": is_finite, **({"metrics": dict(metrics)} if metrics else {})}
@@ -131,11 +164,23 @@ class CheckpointManager:
         return is_begun
 
     def resume(self, where: str | int | bool | None = True, *, strict: bool = True) -> LoadReport | None:
-        """Loads the newest finite one (True), that of a step (a number), or that at a path. Collective.
+        """Load a checkpoint and return its report. Collective.
 
-        None where the newest is asked for and there is none, and where `where` is None or False.
-        Raises: as `CheckpointCoordinator.load_checkpoint`: a checkpoint that cannot be trusted is never passed over
-        in silence.
+        Args:
+            where: True or "latest": the newest finite checkpoint; a number: that of this step; another text: that at
+                this path; None or False: none.
+            strict: as in `CheckpointCoordinator.load_checkpoint`.
+
+        Returns:
+            The report; None if no checkpoint was wanted, or if the newest was wanted and there is none.
+
+        Raises:
+            CheckpointNotFound: no checkpoint of that step, or at that path. Other errors are those of
+                `CheckpointCoordinator.load_checkpoint`: a damaged checkpoint is never skipped silently.
+
+        Example:
+            report = manager.resume()
+            first = 0 if report is None else report.step
         """
         if where is None or where is False:
             return None
@@ -144,22 +189,22 @@ class CheckpointManager:
             return None if latest is None else self.coordinator.load_checkpoint(latest, strict)
         if isinstance(where, str):
             return self.coordinator.load_checkpoint(where, strict)
-        found = together(self.coordinator.ranks, f"looking for step {where}", lambda: self._path_of(where))
-        path = found[self.coordinator.ranks.rank]
+        paths = together(self.coordinator.ranks, f"looking for step {where}", lambda: self._path_of(where))
+        path = paths[self.coordinator.ranks.rank]
         if path is None:
             raise CheckpointNotFound(
-                f"output_dir={self._output_dir!r}: no checkpoint of step {where}; there are {self._steps()}",
+                f"where={where!r}: no checkpoint of this step in {self._output_dir!r}; its steps are {self._steps()}",
                 path=self._output_dir,
             )
         return self.coordinator.load_checkpoint(path, strict)
 
     def best(self) -> str | None:
-        """The path of the best by `metric`; None where none has it."""
-        found = self._best()
-        return found[0].path if found else None
+        """Return the path of the best checkpoint by `metric`; None if none has that metric."""
+        ranking = self._best()
+        return ranking[0].path if ranking else None
 
     def close(self) -> None:
-        """Waits for the pending save. Raises: what it has. May be called again."""
+        """Wait for the pending save, and raise its error. It can be called twice."""
         if self._termination is not None:
             self._termination.close()
         self.coordinator.close()
@@ -167,7 +212,7 @@ class CheckpointManager:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _would_be_best(self, metrics: Mapping[str, float] | None) -> bool:
-        """Without asking for the disk: a save with the metric counts as wanted."""
+        """Return whether the save counts as needed: any with the metric does, because a look at the disk is slow."""
         return self._metric is not None and metrics is not None and self._metric in metrics
 
     def _best(self) -> list[FoundCheckpoint]:
@@ -176,7 +221,7 @@ class CheckpointManager:
         return best_of(checkpoints_in(self._output_dir), self._metric, greater_is_better=self._greater)
 
     def _prune(self, committed: str) -> None:
-        """In the thread of the save."""
+        """Delete old checkpoints. Runs in the thread of the save."""
         if self._limit is not None and self.coordinator.files.is_leader:
             prune_or_warn(
                 self._output_dir,
@@ -194,17 +239,24 @@ class CheckpointManager:
 
 
 class CheckpointCallback(TrainerCallback):
-    """Saves model, optimizer, schedule, generators and what else is given, beside what the loop itself saves.
+    """Save model, optimizer, scheduler and random generators, in addition to the loop's own saves.
 
-    save_steps, save_total_limit: as CheckpointManager's. resume: load the newest at the begin; the loop's own place in
-    its data is the loop's: a framework that skips batches when it resumes goes on to the bit with its own resume.
-    extra: further components. asynchronous: write behind training.
+    A checkpoint whose last loss or weights are not finite does not count as the newest, and never displaces the last
+    finite one. With several ranks, model and optimizer are compared and must be equal on all ranks. If each rank has
+    its own, pass `pattern=SharingPattern.PER_RANK`.
 
-    A checkpoint whose last loss or weights are not finite does not count as the newest, and never pushes out the last
-    finite one.
+    Args:
+        output_dir: parent of the folders `checkpoint-<step>`, a path or a URL.
+        save_steps: save after this many steps, >= 1.
+        save_total_limit: number of checkpoints to keep, >= 1; None: all.
+        resume: load the newest checkpoint at the start. The position in the data belongs to the loop: a framework that
+            skips batches on resume continues exactly only with its own resume.
+        extra: further components.
+        pattern: sharing pattern of model, optimizer and scheduler.
+        asynchronous: write in a thread while training continues.
 
-    In a world of several ranks model and optimizer are compared, and so must be the same on all; give
-    `pattern=SharingPattern.PER_RANK` where each rank has its own.
+    Example:
+        trainer = Trainer(model, args, callbacks=[CheckpointCallback("out", save_steps=100, save_total_limit=3)])
     """
 
     collective_events = frozenset({"on_train_begin", "on_step_end", "on_train_end"})

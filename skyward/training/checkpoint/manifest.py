@@ -1,7 +1,7 @@
-"""`checkpoint_manifest.json`: what a checkpoint is made of. It is written last: a checkpoint that has it is whole.
+"""`checkpoint_manifest.json`, the contents of a checkpoint. It is written last, so a checkpoint with it is complete.
 
-Version 2 has every key of version 1, and the files with their sizes and digests. Every version is read. Since
-manifests have a commit number, they also have a digest of themselves.
+Version 2 has every key of version 1, and the files with their sizes and digests. Every version is readable. A manifest
+with a commit number also has a digest of itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 from ...errors import CheckpointCorrupt
 from .hashed_file import digest_of
 
-__all__ = ["FORMAT_VERSION", "MANIFEST", "ComponentEntry", "FileEntry", "Manifest", "manifest_fields"]
-
 MANIFEST = "checkpoint_manifest.json"
 FORMAT_VERSION = 2
 _ABOUT_A_SAVE = ("step", "epoch", "training_args_hash", "is_finite")
@@ -23,8 +21,21 @@ _ABOUT_A_SAVE = ("step", "epoch", "training_args_hash", "is_finite")
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """path: relative to the checkpoint, with `/`; digest: `xxh3:<128 bits>` or empty; index: of the piece that it is
-    (part of) among the component's; members: the ranks that the piece is of; rank: which wrote it.
+    """One file of a checkpoint.
+
+    Args:
+        path: path within the checkpoint, with `/`.
+        component: key of the component.
+        index: number of the piece among the component's; several files may belong to one piece.
+        rank: rank that wrote it.
+        members: ranks that hold the piece.
+        bytes: size.
+        digest: `xxh3:<128 bits>`, or empty.
+        format: "torch", "safetensors", "shard" or "dcp".
+
+    Example:
+        for file in report.manifest.files:
+            print(file.component, file.path, file.bytes)
     """
 
     path: str
@@ -39,7 +50,18 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentEntry:
-    """Version 1's fields of a component. ranks: those that wrote it; replicated_across: those that share a state."""
+    """One component, with the fields of version 1.
+
+    Args:
+        key: key of the component.
+        sharing_pattern: value of its `SharingPattern`.
+        ranks: ranks that wrote it.
+        size_bytes: size of all its files.
+        group_name: name of its process group, if any.
+        replicated_across: ranks that share its single state; None if there are several states.
+        checksum: digest of its only file; None if there are several.
+        metadata: metadata of the component.
+    """
 
     key: str
     sharing_pattern: str
@@ -53,11 +75,31 @@ class ComponentEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """timestamp: UTC, ISO 8601. commit_id: another one for every save. topology: nodes and groups, as ranks.
+    """Contents of a checkpoint.
 
-    commit_number: one more than the highest that was there when the checkpoint was written, so the newest has the
-        highest, whatever the clocks of its machines said; 0 in manifests from before there were numbers.
-    is_finite: whether the last loss before it and its weights were; None where that is not known.
+    Args:
+        checkpoint_path: name of its folder when it was written.
+        world_size: number of ranks that wrote it; 0 if unknown.
+        timestamp: UTC, ISO 8601.
+        components: components by key.
+        format_version: version of the format.
+        checkpoint_id: text after `checkpoint-` in its name.
+        commit_id: identity of the save that wrote it.
+        commit_number: the highest number in the folder before it, plus one. The newest checkpoint thus has the highest,
+            whatever its machines' clocks show. 0 in manifests from before commit numbers.
+        step: step of the run; None if unknown.
+        epoch: epoch of the run; None if unknown.
+        is_finite: whether its last loss and its weights were finite; None if unknown.
+        files: all files.
+        topology: nodes and groups, as ranks.
+        training_args_hash: hash of the run's arguments, if the run passed one.
+        skyward_version: version that wrote it.
+        pytorch_version: version of torch that wrote it.
+        metadata: plain values of the run.
+
+    Example:
+        manifest = coordinator.load_checkpoint().manifest
+        print(manifest.step, manifest.total_bytes)
     """
 
     checkpoint_path: str
@@ -79,10 +121,12 @@ class Manifest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def files_of(self, component: str) -> tuple[FileEntry, ...]:
+        """Return the files of a component."""
         return tuple(file for file in self.files if file.component == component)
 
     @property
     def total_bytes(self) -> int:
+        """Size of all files."""
         if self.files:
             return sum(file.bytes for file in self.files)
         return sum(component.size_bytes for component in self.components.values())
@@ -95,9 +139,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: bytes, *, where: str) -> Manifest:
-        """Of either version; keys that this one does not know are left out.
+        """Parse a manifest of any version; unknown keys are ignored.
 
-        Raises: CheckpointCorrupt, also where it is not as it was written.
+        Raises:
+            CheckpointCorrupt: it cannot be parsed, comes from a newer version, or has changed since it was written.
         """
         try:
             raw = json.loads(text)
@@ -116,29 +161,30 @@ class Manifest:
             ) from error
         if made.format_version > FORMAT_VERSION:
             raise CheckpointCorrupt(
-                f"{where}: written in format {made.format_version}, and this version of skyward reads up to "
+                f"{where}: written in format {made.format_version}, but this version of skyward reads up to "
                 f"{FORMAT_VERSION}; use a newer one",
                 path=where,
             )
         if digest != expected and (digest or made.commit_number):
             raise CheckpointCorrupt(
-                f"{where}/{MANIFEST}: its digest is {expected}, and {digest} was written; somebody or something has "
-                "changed it: restore the file, or delete the checkpoint",
+                f"{where}/{MANIFEST}: its digest is {expected}, but {digest} was written, so the file has changed; "
+                "restore it, or delete the checkpoint",
                 path=where,
             )
         return made
 
 
 def manifest_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort what a save is given about itself: `step`, `epoch`, `training_args_hash` and `is_finite` are fields of a
-    `Manifest`, the rest is its `metadata`.
+    """Split a save's description into fields of a `Manifest` and its `metadata`.
+
+    `step`, `epoch`, `training_args_hash` and `is_finite` are fields; everything else is metadata.
     """
     own = {name: metadata[name] for name in _ABOUT_A_SAVE if name in metadata}
     return {**own, "metadata": {name: value for name, value in metadata.items() if name not in own}}
 
 
 def _digest_of(raw: Mapping[str, Any]) -> str:
-    """Of a manifest's values, however they are indented and ordered."""
+    """Return the digest of a manifest's values, independent of indentation and order."""
     return digest_of(json.dumps(raw, sort_keys=True, separators=(",", ":")).encode())
 
 

@@ -1,4 +1,4 @@
-"""Other layouts into ours, and ours into others'. Nothing is loaded that could run code; sources are not changed."""
+"""Convert checkpoints of other layouts, and export to them. It runs no code of a checkpoint and changes no source."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
 from .sharded import read_whole, write_whole
 from .writer import write_state
 
-__all__ = ["ExportFormat", "export_checkpoint", "migrate_checkpoint"]
-
 ExportFormat = Literal["safetensors", "torch", "dcp"]
 _CHUNK = 8 << 20
 _HF_FILES = {"optimizer.pt": "optimizer", "scheduler.pt": "scheduler", "scaler.pt": "scaler"}
@@ -38,15 +36,30 @@ def migrate_checkpoint(
     keys: Mapping[str, str] | None = None,
     allow_pickle: bool = False,
 ) -> str:
-    """Writes a checkpoint of another layout as one of ours, at `target`, and gives its path. It knows
+    """Write a copy of a checkpoint in this library's layout.
+
+    The source may have one of these layouts:
 
     - folders of `<key>_state[_rank_<r>|_group_...|_node_...].pt`, with a manifest of version 1 or without one,
-    - Hugging Face's: weights, optimizer.pt, scheduler.pt, scaler.pt (what it keeps of its own run stays behind),
-    - torch.distributed.checkpoint's: its top-level dicts become components, or all of it is `model`.
+    - Hugging Face: weights, optimizer.pt, scheduler.pt and scaler.pt (the state of its own run is left out),
+    - torch.distributed.checkpoint: its top-level dicts become components; otherwise all of it becomes `model`.
 
-    keys: new names of components, by their old ones. allow_pickle: load objects of any class from the last kind, which
-    can run code; the others are copied and not loaded.
-    Raises: CheckpointNotFound for what is none of these; UsageError for a class that needs allow_pickle.
+    Args:
+        source: folder or URL of the checkpoint.
+        target: folder or URL of the copy.
+        keys: new names of components, by their old ones.
+        allow_pickle: load objects of any class from torch.distributed.checkpoint, which can run code. The other layouts
+            are copied and not loaded.
+
+    Returns:
+        The path of the copy.
+
+    Raises:
+        CheckpointNotFound: the source has none of these layouts.
+        UsageError: an object needs `allow_pickle`.
+
+    Example:
+        migrate_checkpoint("hf-run/checkpoint-500", "out/checkpoint-500", keys={"scheduler": "lr_scheduler"})
     """
     folder = folder_at(source)
     names = folder.names()
@@ -68,11 +81,26 @@ def export_checkpoint(
     components: tuple[str, ...] = ("model",),
     allow_pickle: bool = False,
 ) -> str:
-    """Writes components of a checkpoint for others to read, and gives the path.
+    """Write components of a checkpoint for other libraries, and return the path.
 
-    to: "safetensors": `target/model.safetensors`, which `from_pretrained` reads beside a config.json; "torch": one
-        file `target` with a dict of the states by their keys; "dcp": a folder of torch.distributed.checkpoint.
-    Raises: CheckpointNotFound for a component that is not there; UsageError for one that each rank has its own of.
+    Args:
+        source: folder or URL of the checkpoint.
+        target: file or folder to write; see `to`.
+        to: "safetensors" writes `target/model.safetensors`, which `from_pretrained` reads beside a config.json. "torch"
+            writes one file `target`, a dict of the states by their keys. "dcp" writes a folder of
+            torch.distributed.checkpoint.
+        components: keys of the components, or `key[index]` for one of several states.
+        allow_pickle: load objects of any class, which can run code.
+
+    Returns:
+        The path of the target.
+
+    Raises:
+        CheckpointNotFound: the checkpoint lacks a component.
+        UsageError: a component has a state of each rank, and the key does not select one.
+
+    Example:
+        export_checkpoint("out/checkpoint-500", "exported", to="safetensors")
     """
     states = states_in(source, allow_pickle=allow_pickle)
     chosen: dict[str, Any] = {}
@@ -80,8 +108,10 @@ def export_checkpoint(
         if key not in states:
             several = [name for name in states if name.startswith(f"{key}[")]
             if several:
-                raise UsageError(f"{key}: has {len(several)} states ({several[0]}, ...); name one of them")
-            raise CheckpointNotFound(f"{source}: has no {key!r}; it has {sorted(states)}", path=os.fspath(source))
+                raise UsageError(f"components={key!r}: has {len(several)} states; pick one, such as {several[0]!r}")
+            raise CheckpointNotFound(
+                f"components={key!r}: not in {source}; use one of {sorted(states)}", path=os.fspath(source)
+            )
         chosen[key] = states[key]()
     place = folder_at(target)
     if to == "safetensors":
@@ -98,7 +128,7 @@ def export_checkpoint(
 
 @dataclass(frozen=True)
 class _Part:
-    """One file of the new checkpoint, and how it is filled."""
+    """One file of the new checkpoint, and the function that fills it."""
 
     entry: FileEntry
     component: ComponentEntry
@@ -106,7 +136,7 @@ class _Part:
 
     @classmethod
     def copied(cls, source: Folder, name: str, entry: FileEntry, component: ComponentEntry) -> _Part:
-        """Byte by byte, from the file of that name: a pickle is not loaded."""
+        """Make a part that copies the file byte by byte, so that no pickle is loaded."""
 
         def fill(folder: Folder, new: FileEntry) -> FileEntry:
             with folder.create(new.path) as file, source.open(name) as old:
@@ -197,12 +227,12 @@ def _renamed(folder: Folder, name: str, key: str) -> _Part:
 
 
 def _hf_metadata(folder: Folder, names: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"migrated_from": "transformers"}
+    metadata: dict[str, Any] = {"migrated_from": "transformers"}
     if "trainer_state.json" in names:
         with folder.open("trainer_state.json") as file:
             state = json.loads(file.read())
-        found |= {key: state[key] for key in ("global_step", "epoch", "best_metric") if key in state}
-    return found
+        metadata |= {key: state[key] for key in ("global_step", "epoch", "best_metric") if key in state}
+    return metadata
 
 
 def _entry(name: str, key: str, kind: str) -> FileEntry:

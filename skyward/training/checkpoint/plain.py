@@ -1,8 +1,8 @@
-"""States made of what torch loads without running code, and back.
+"""Conversion of states to values that torch loads without running code, and back.
 
-NumPy numbers and arrays, paths, frozensets and default dicts are written as marked dicts of plain values and come back
-as what they were. Members of IntEnum and StrEnum become the number or string that they equal. Every other value is
-tried: what could not be loaded again is refused here, at the save, and not weeks later when a run resumes.
+NumPy numbers and arrays, paths, frozensets and default dicts are written as marked dicts of plain values, and come back
+as they were. Members of IntEnum and StrEnum become the number or string that they equal. Every other value is loaded
+once on trial: a value that cannot be loaded is refused at the save, and not weeks later when a run resumes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ import torch
 
 from ...errors import UsageError
 
-__all__ = ["from_plain", "to_plain"]
-
 _MARK = "__skyward_kind__"
 _ATOMS = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, torch.Tensor, torch.nn.Parameter, torch.Size}
@@ -36,16 +34,21 @@ _PATHS = {"Path": pathlib.Path, "PurePosixPath": pathlib.PurePosixPath, "PureWin
 
 
 def to_plain(state: Any, *, where: str, allow_pickle: bool = False) -> Any:
-    """Give `state` itself where it is plain, else a copy with the same tensors.
+    """Return `state` itself if it is plain, otherwise a copy with the same tensors.
 
-    where: names the state in an error. allow_pickle: leave other values as they are.
-    Raises: UsageError for a value that could not be loaded again, with its place.
+    Args:
+        state: state dict, with any nesting.
+        where: name of the state in an error.
+        allow_pickle: leave other values as they are.
+
+    Raises:
+        UsageError: a value could not be loaded again; the message names its place.
     """
     return _Writer(where, allow_pickle).plain(state, "")
 
 
 def from_plain(state: Any) -> Any:
-    """Undo `to_plain`. Raises: ValueError for marks that it does not know."""
+    """Undo `to_plain`. Raise ValueError for an unknown mark."""
     if isinstance(state, dict):
         if _MARK in state:
             return _read(state)
@@ -99,7 +102,7 @@ class _Writer:
         return _changed(value, changed)
 
     def _key(self, key: Any, path: str) -> Any:
-        """A key of a dict or a member of a set. A NumPy number is the same key as the plain one."""
+        """Convert a key of a dict or a member of a set. A NumPy number is the same key as the plain one."""
         if type(key) is tuple:
             return tuple(self._key(item, path) for item in key)
         if _array_of(key) is not None:
@@ -110,7 +113,7 @@ class _Writer:
         return plain
 
     def _try(self, value: Any, path: str) -> None:
-        """Load the value as a checkpoint's reader would. Of a class of tensors the first one tells."""
+        """Load the value as a reader of the checkpoint would. Of each class of tensors only the first is tried."""
         if isinstance(value, torch.Tensor):
             if type(value) in self._tensor_types or callable(getattr(value, "to_local", None)):
                 return
@@ -129,8 +132,8 @@ class _Writer:
         advice = "its .value" if isinstance(value, Enum) else "numbers, strings, tensors, arrays, lists and dicts"
         raise UsageError(
             f"{self._where}: {path.removeprefix('.') or 'state_dict()'}={shown}: a checkpoint with this class, {name}, "
-            f"could not be loaded again, because that may run code; let state_dict() give {advice}, or save and load "
-            "with allow_pickle=True"
+            f"could not be loaded again, because that may run code; return {advice} from state_dict(), or save and "
+            "load with allow_pickle=True"
         ) from cause
 
 
@@ -139,7 +142,7 @@ def _marked(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 def _changed(before: Mapping[Any, Any], after: dict[Any, Any]) -> Any:
-    """The mapping itself where nothing changed, so that what was shared in a state stays shared."""
+    """Return the original mapping if nothing changed, so that objects shared within a state stay shared."""
     is_same = all(
         key is other and before[key] is value for (key, value), other in zip(after.items(), before, strict=True)
     )
@@ -159,8 +162,8 @@ def _name_of(factory: Any) -> str | None:
 
 
 def _array_of(value: Any) -> dict[str, Any] | None:
-    """A NumPy array or number, if its bytes are all of it: not objects, not structures, not other libraries' types."""
-    numpy = sys.modules.get("numpy")  # not there: then it is none of its
+    """Mark a NumPy array or number whose bytes are all of it: no objects, structures or types of other libraries."""
+    numpy = sys.modules.get("numpy")  # if it was never imported, no value can be of its types
     if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
         return None
     if value.dtype.kind not in "biufcmMSU":
@@ -186,7 +189,7 @@ def _read(marked: Mapping[str, Any]) -> Any:
 
         dtype = np.dtype(str(marked["dtype"]))
         if dtype.hasobject:
-            raise ValueError(f"an array of {dtype}")
+            raise ValueError(f"dtype={dtype}: an array of objects is not plain; the file is damaged or foreign")
         array = np.asarray(value).view(dtype).reshape(marked["shape"])
         return array if kind == "numpy.ndarray" else array[()]
-    raise ValueError(f"a value of kind {kind!r}, which this version of skyward does not know; use a newer one")
+    raise ValueError(f"kind={kind!r}: this version of skyward does not know it; use a newer one")

@@ -1,6 +1,6 @@
-"""Which checkpoints stay, and which one a run goes on from.
+"""Retention of checkpoints, and the choice of the one that a run resumes from.
 
-The newest, the newest finite one and the best by a metric stay, and more up to the limit.
+The newest, the newest finite one and the best by a metric are always kept, and more up to the limit.
 """
 
 from __future__ import annotations
@@ -19,98 +19,135 @@ from .layout import STAGING, FoundCheckpoint, checkpoints_in
 from .manifest import MANIFEST
 from .verdicts import together
 
-__all__ = ["best_of", "delete_checkpoint", "latest_checkpoint", "latest_of_ranks", "prune", "prune_or_warn"]
-
 _log = logging.getLogger(__name__)
 
 
 def best_of(
     checkpoints: Sequence[FoundCheckpoint], metric: str, *, greater_is_better: bool | None = None
 ) -> list[FoundCheckpoint]:
-    """Those that have the metric, the best first; a later one first among equals.
+    """Return the checkpoints that have the metric, the best first; of two equal ones the later comes first.
 
-    greater_is_better: None says: unless the name has "loss", "perplexity" or "error" in it.
+    Args:
+        checkpoints: in the order of their commits.
+        metric: name of the metric.
+        greater_is_better: None: False if the name contains "loss", "perplexity" or "error".
+
+    Example:
+        best = best_of(checkpoints_in("out"), "eval_loss")[0].path
     """
     if greater_is_better is None:
         greater_is_better = not any(word in metric.lower() for word in ("loss", "perplexity", "error"))
     scored = []
-    for at, found in enumerate(checkpoints):
-        value = found.manifest.metadata.get("metrics", {}).get(metric)
-        if isinstance(value, int | float) and not math.isnan(value):  # 0.0 is a value, NaN is none
-            scored.append((-value if greater_is_better else value, -at, found))
-    return [found for *_, found in sorted(scored, key=lambda each: each[:2])]
+    for at, checkpoint in enumerate(checkpoints):
+        value = checkpoint.manifest.metadata.get("metrics", {}).get(metric)
+        if isinstance(value, int | float) and not math.isnan(value):  # 0.0 is a value, NaN is not
+            scored.append((-value if greater_is_better else value, -at, checkpoint))
+    return [checkpoint for *_, checkpoint in sorted(scored, key=lambda row: row[:2])]
 
 
 def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[str]) -> list[str]:
-    """Delete the oldest whole checkpoints until `keep` are left, at least 1. Give the paths of those deleted.
+    """Delete the oldest complete checkpoints until `keep` are left.
 
-    The newest, the newest that a run may go on from (`FoundCheckpoint.is_sound`), and `protect` stay, even if those are
-    more: a run that has become NaN does not delete the last checkpoint that is finite.
+    Args:
+        output_dir: folder or URL with the checkpoints.
+        keep: number to keep, at least 1.
+        protect: paths to keep in any case. The newest, and the newest sound one (`FoundCheckpoint.is_sound`), are kept
+            too, even beyond `keep`: a run that has become NaN must not delete its last finite checkpoint.
+
+    Returns:
+        The deleted paths.
+
+    Example:
+        prune("out", keep=3, protect=["out/checkpoint-500"])
     """
-    found = checkpoints_in(output_dir)
-    sound = [checkpoint for checkpoint in found if checkpoint.is_sound]
-    safe = {_same(path) for path in protect} | {_same(checkpoint.path) for checkpoint in (*found[-1:], *sound[-1:])}
-    spare = [checkpoint.path for checkpoint in found if _same(checkpoint.path) not in safe]
-    doomed = spare[: max(0, len(found) - max(keep, 1))]
+    checkpoints = checkpoints_in(output_dir)
+    sound = [checkpoint for checkpoint in checkpoints if checkpoint.is_sound]
+    safe = {_same(path) for path in protect} | {
+        _same(checkpoint.path) for checkpoint in (*checkpoints[-1:], *sound[-1:])
+    }
+    spare = [checkpoint.path for checkpoint in checkpoints if _same(checkpoint.path) not in safe]
+    doomed = spare[: max(0, len(checkpoints) - max(keep, 1))]
     for path in doomed:
         delete_checkpoint(folder_at(path))
     return doomed
 
 
 def prune_or_warn(output_dir: str, *, keep: int, protect: Callable[[], Collection[str]]) -> None:
-    """Prune, but only warn of checkpoints that cannot be read or deleted: that must not end a run."""
+    """Prune, but only log checkpoints that cannot be read or deleted, because that must not end a run."""
     try:
         prune(output_dir, keep=keep, protect=protect())
     except (OSError, CheckpointError) as error:
-        _log.warning("%s: old checkpoints could not be deleted: %s", output_dir, error)
+        _log.warning("%s: could not delete old checkpoints: %s", output_dir, error)
 
 
 def latest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The path of the checkpoint that was committed last; None where there is none.
+    """Return the path of the checkpoint that was committed last; None if there is none.
 
-    One whose last loss or weights were not finite is passed over, with a warning: a run that went on from it would stay
-    NaN. It can still be loaded by its path.
+    One whose last loss or weights were not finite is skipped with a warning, because a run that resumed from it would
+    stay NaN. It can still be loaded by its path.
+
+    Args:
+        output_dir: folder or URL with the checkpoints.
+
+    Raises:
+        CheckpointCorrupt: a manifest is damaged, so it is unknown which checkpoint is the newest.
+
+    Example:
+        path = latest_checkpoint("out")
     """
     newest = _newest(checkpoints_in(output_dir))
     return None if newest is None else newest.path
 
 
 def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool) -> str | None:
-    """As `latest_checkpoint`. Collective. On disks of each node: the newest that all have, since one node may have
-    committed what another had not; each rank gets its own path.
+    """Return the result of `latest_checkpoint`, agreed between all ranks. Collective.
+
+    With a disk of each node, it is the newest that all nodes have, because one node may have committed a checkpoint
+    that another one has not. Each rank gets its own path.
     """
     looks = on_each_node or ranks.rank == 0
-    found = together(
+    by_rank = together(
         ranks,
         "looking for checkpoints",
         lambda: checkpoints_in(output_dir) if looks else [],
         failure=CheckpointError,
     )
     if not on_each_node:
-        found = [found[0]] * len(found)
-    names = set[str].intersection(*({their.checkpoint_id for their in theirs} for theirs in found))
-    newest = _newest([checkpoint for checkpoint in found[0] if checkpoint.checkpoint_id in names], says=ranks.rank == 0)
+        by_rank = [by_rank[0]] * len(by_rank)
+    names = set[str].intersection(*({their.checkpoint_id for their in theirs} for theirs in by_rank))
+    newest = _newest(
+        [checkpoint for checkpoint in by_rank[0] if checkpoint.checkpoint_id in names], says=ranks.rank == 0
+    )
     if newest is None:
         return None
-    return next(checkpoint.path for checkpoint in found[ranks.rank] if checkpoint.checkpoint_id == newest.checkpoint_id)
+    return next(
+        checkpoint.path for checkpoint in by_rank[ranks.rank] if checkpoint.checkpoint_id == newest.checkpoint_id
+    )
 
 
-def _newest(found: Sequence[FoundCheckpoint], *, says: bool = True) -> FoundCheckpoint | None:
-    sound = [checkpoint for checkpoint in found if checkpoint.is_sound]
+def _newest(checkpoints: Sequence[FoundCheckpoint], *, says: bool = True) -> FoundCheckpoint | None:
+    sound = [checkpoint for checkpoint in checkpoints if checkpoint.is_sound]
     newest = sound[-1] if sound else None
-    for checkpoint in found[found.index(newest) + 1 :] if newest is not None else found:
+    for checkpoint in checkpoints[checkpoints.index(newest) + 1 :] if newest is not None else checkpoints:
         if says:
             _log.warning(
-                "%s: passed over, its last loss or its weights were not finite; going on from %s (pass its path to "
-                "load it all the same)",
+                "%s: skipped, because its last loss or its weights were not finite; resuming from %s (pass its path to "
+                "load it anyway)",
                 checkpoint.path,
-                "the beginning" if newest is None else newest.path,
+                "the start" if newest is None else newest.path,
             )
     return newest
 
 
 def delete_checkpoint(folder: Folder) -> None:
-    """Nobody sees a half of it: it stops being a checkpoint first, in one step."""
+    """Delete a checkpoint. It first stops being one in a single step, so that nobody sees a part of it.
+
+    Args:
+        folder: folder of the checkpoint.
+
+    Example:
+        delete_checkpoint(folder_at("out/checkpoint-100"))
+    """
     if isinstance(folder, LocalFolder):
         path = Path(folder.path)
         doomed = path.parent / f"{STAGING}deleted-{new_token()}"

@@ -1,4 +1,4 @@
-"""The state of every random number generator of this process."""
+"""State of every random number generator of this process."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["RNGState", "seed_everything"]
-
 
 class RNGState:
-    """Python's, NumPy's (its global one), torch's and CUDA's generators, as plain values and tensors."""
+    """State of the generators of Python, NumPy (the global one), torch and CUDA, as plain values and tensors.
+
+    Example:
+        StateComponent("rng", RNGState(), SharingPattern.PER_RANK, required=False)
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """-> version, internal state and the half-used pair of Python's; the same of NumPy's; tensors of torch's."""
+        """Return the state of each generator that is in use in this process."""
         version, internal, gauss = random.getstate()
         state: dict[str, Any] = {
             "python": [version, list(internal), gauss],
@@ -30,7 +32,7 @@ class RNGState:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Generators that the state does not know stay as they are."""
+        """Restore the generators, except those that the state lacks."""
         version, internal, gauss = state_dict["python"]
         random.setstate((version, tuple(internal), gauss))
         torch.set_rng_state(state_dict["torch"].cpu())
@@ -44,7 +46,14 @@ class RNGState:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds all of them. seed: from 0 to 2**32 - 1."""
+    """Seed all of these generators.
+
+    Args:
+        seed: in [0, 2**32).
+
+    Example:
+        seed_everything(42)
+    """
     random.seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -1,4 +1,4 @@
-"""One save, from states to a committed checkpoint. Runs in the caller's thread, or behind training in another."""
+"""One save, from states to a committed checkpoint, in the caller's thread or in one of its own."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from .validate import close_to, differing, fingerprints, mismatch, summary_of
 from .verdicts import together
 from .writer import write_state
 
-__all__ = ["SaveRequest", "is_sharded", "perform_save", "states_of", "states_to_keep"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRequest:
-    """What is to be saved, on this rank.
+    """Arguments of one save on this rank.
 
-    parent, name: what the checkpoint's folder is in, and its name. about: further fields of the manifest, which the
-        rank that commits writes.
-    compare_all: compare replicas also where a component does not ask for it.
-    allow_pickle: write objects of any class, which cannot be loaded without it.
+    Args:
+        components: components of the run.
+        groups: ranks of this rank's groups, by name.
+        parent: folder that holds the checkpoint's folder.
+        name: name of the checkpoint's folder.
+        compare_all: compare replicas even if a component does not ask for it.
+        on_each_node: write shared states on every node.
+        allow_pickle: write objects of any class, which load with `allow_pickle` only.
+        about: further fields of the manifest; those of the committing rank count.
     """
 
     components: Sequence[StateComponent]
@@ -64,14 +67,14 @@ class _Announced:
 
 
 def states_of(components: Sequence[StateComponent]) -> dict[str, Any]:
-    """Their state dicts, by key. May be collective, as those are."""
+    """Return the components' state dicts, by key. Collective if a `state_dict()` is."""
     return {
         component.key: component.stateful.state_dict() for component in components if component.stateful is not None
     }
 
 
 def states_to_keep(ranks: Ranks, request: SaveRequest) -> dict[str, Any]:
-    """As `states_of`, without what only another rank writes and nobody compares: it need not be copied."""
+    """Return the state dicts that this rank writes or compares; the others need no snapshot."""
     states = states_of(request.components)
     if ranks.rank == 0 or request.on_each_node:
         return states
@@ -88,10 +91,15 @@ def states_to_keep(ranks: Ranks, request: SaveRequest) -> dict[str, Any]:
 
 
 def perform_save(ranks: Ranks, request: SaveRequest, states_here: Callable[[], Mapping[str, Any]]) -> str:
-    """Collective. states_here: gives the states of this rank; what it raises fails the save on all ranks.
+    """Save and return the checkpoint's path. Collective.
 
-    Raises: CheckpointSaveFailed, ReplicationMismatch, UsageError: the same on all ranks. Nothing is left behind then,
-    and what was there before is as it was.
+    `states_here` returns the states of this rank; an error in it fails the save on all ranks.
+
+    Raises:
+        CheckpointSaveFailed: a rank could not write. All three errors are raised on all ranks; no file is left behind,
+            and an earlier checkpoint of that name stays as it was.
+        ReplicationMismatch: replicas differ.
+        UsageError: a state cannot be loaded again, or the ranks declare different components.
     """
     save = _Save(ranks, request)
     return save.run(states_here)
@@ -100,9 +108,9 @@ def perform_save(ranks: Ranks, request: SaveRequest, states_here: Callable[[], M
 class _Save:
     _topology: RankTopology
     _pieces: Mapping[str, tuple[Piece, ...]]
-    """By component."""
+    """Pieces by component."""
     _sharded: frozenset[str]
-    """Keys of the components that any rank has DTensors of."""
+    """Keys of the components that have DTensors on any rank."""
 
     def __init__(self, ranks: Ranks, request: SaveRequest) -> None:
         self._ranks, self._request, self._what = ranks, request, f"saving {request.name}"
@@ -123,11 +131,15 @@ class _Save:
         leader = self._leaders()[self._ranks.rank]
         is_leader = leader == self._ranks.rank
         try:
+            # A phase of its own, because other ranks write into the folder that the leader makes. With a disk on each
+            # node every leader counts for itself; the highest number keeps the order right on all of them.
             numbers = together(self._ranks, self._what, lambda: self._begin(staging) if is_leader else 0)
             files = [file for file, at in self._write(staging) if at == leader]
             manifest = self._manifest(first, files, about={**about, "commit_number": max(numbers)})
+            # All ranks have passed the previous phase, so every file is flushed before any manifest names it.
             paths = together(self._ranks, self._what, lambda: staging.commit(manifest) if is_leader else "")
         except Exception:
+            # `together` raises on all ranks, so none writes any longer, and the files can go.
             if is_leader:
                 discard(staging)
             raise
@@ -136,7 +148,7 @@ class _Save:
     # Phases ----------------------------------------------------------------------------------------------------------
 
     def _begin(self, staging: Staging) -> int:
-        """-> the number of this commit, as this rank's disk has it."""
+        """Begin the staging, and return the number of this commit according to this rank's disk."""
         staging.begin()
         return next_commit_number(folder_at(self._request.parent))
 
@@ -166,19 +178,19 @@ class _Save:
         )
 
     def _is_finite(self) -> bool | None:
-        """As this rank was told, or as its metrics say. It may be a tensor, for whose device this thread waits."""
+        """Return what this rank passed, or what its metrics tell. A tensor makes this thread wait for its device."""
         about = self._request.about
-        told = about.get("is_finite")
-        if told is None:
+        passed = about.get("is_finite")
+        if passed is None:
             return losses_are_finite(about.get("metadata", {}).get("metrics", {}))
-        return bool(told)
+        return bool(passed)
 
     def _check_components(self, announced: Sequence[_Announced]) -> None:
         for rank, announcement in enumerate(announced):
             if announcement.components != announced[0].components:
                 raise UsageError(
-                    f"components: rank {rank} declares {_brief(announcement)}, and rank 0 {_brief(announced[0])}; "
-                    "all ranks must declare the same, in the same order"
+                    f"components=[...]: rank {rank} declares {_brief(announcement)}, but rank 0 declares "
+                    f"{_brief(announced[0])}; declare the same on all ranks, in the same order"
                 )
 
     def _compare(self, announced: Sequence[_Announced]) -> None:
@@ -189,7 +201,7 @@ class _Save:
             for piece in self._pieces[component.key]
             if len({announced[rank].summaries.get(component.key) for rank in piece.members}) > 1
         ]
-        # The same on all ranks, which exchange something for each: none may raise before the last of them.
+        # All ranks have the same suspects and exchange something for each, so none may raise before the last of them.
         mismatches = [
             mismatch(component, piece, differences)
             for component, piece in suspects
@@ -199,7 +211,7 @@ class _Save:
             raise mismatches[0]
 
     def _differences(self, component: StateComponent, piece: Piece) -> list[tuple[int, list[str]]]:
-        """Of each rank of a piece, the paths in which it differs from the first; those that have any."""
+        """Return the paths in which each rank of a piece differs from the first, for ranks that have any."""
         is_member = self._ranks.rank in piece.members
         own = self._prints.get(component.key, {}) if is_member else {}
         prints = together(self._ranks, self._what, lambda: own)
@@ -207,14 +219,14 @@ class _Save:
         if component.validation_level is ValidationLevel.FULL:
             leaves = dict(leaves_of(self._states.get(component.key, {}))) if is_member else {}
             for path in dict.fromkeys(path for differing_paths in paths.values() for path in differing_paths):
-                values = together(self._ranks, self._what, lambda path=path: _travelling(leaves.get(path)))  # type: ignore[misc]
+                values = together(self._ranks, self._what, lambda path=path: _on_cpu(leaves.get(path)))  # type: ignore[misc]
                 for rank in piece.members:
                     if path in paths[rank] and close_to(values[rank], values[piece.writer]):
                         paths[rank].remove(path)
         return [(rank, differing_paths) for rank, differing_paths in paths.items() if differing_paths]
 
     def _write(self, staging: Staging) -> list[tuple[FileEntry, int]]:
-        """-> every file, and the rank whose manifest names it."""
+        """Write this rank's files, and return every rank's files with the rank whose manifest names them."""
         written: list[tuple[FileEntry, int]] = []
         for component in self._request.components:
             if component.key in self._sharded:
@@ -244,7 +256,8 @@ class _Save:
     def _write_piece(self, staging: Staging, component: StateComponent, piece: Piece) -> FileEntry:
         if component.key not in self._states:
             raise UsageError(
-                f"StateComponent {component.key!r}: stateful=None on rank {self._ranks.rank}, which writes it"
+                f"stateful=None: rank {self._ranks.rank} has to write StateComponent {component.key!r}; "
+                "pass the object on the ranks that write it"
             )
         kind = str(component.metadata.get("format", "torch"))
         name = piece.filename if kind == "torch" else piece.filename.replace("_state", "").replace(".pt", f".{kind}")
@@ -267,10 +280,10 @@ class _Save:
             format=kind,
         )
 
-    # Who does what --------------------------------------------------------------------------------------------------
+    # Duties of ranks --------------------------------------------------------------------------------------------------
 
     def _leaders(self) -> list[int]:
-        """Of each rank, the one that commits what it writes."""
+        """Return, for each rank, the rank that commits its files."""
         if not self._request.on_each_node:
             return [0] * self._topology.world_size
         first = {rank: node[0] for node in self._topology.nodes for rank in node}
@@ -320,11 +333,11 @@ def _entry(component: StateComponent, files: Sequence[FileEntry], topology: Rank
 
 
 def is_sharded(state: Any) -> bool:
-    """Whether it has DTensors: torch.distributed.checkpoint writes it then."""
+    """Return whether a state has DTensors, which torch.distributed.checkpoint writes."""
     return any(is_dtensor(leaf) for _, leaf in leaves_of(state))
 
 
-def _travelling(leaf: Any) -> Any:
+def _on_cpu(leaf: Any) -> Any:
     detach = getattr(leaf, "detach", None)
     return detach().cpu() if callable(detach) else leaf
 

@@ -1,7 +1,7 @@
-"""States of DTensors (FSDP2, tensor parallel): torch.distributed.checkpoint writes and reads them, in any world.
+"""States of DTensors (FSDP2, tensor parallel): torch.distributed.checkpoint writes them, and reads them in any world.
 
-Every rank writes its own shards to `<key>.dcp/`, and a run of another size reads the parts that it needs. What the
-coordinator promises holds for them too: they are staged, digested and committed with the rest.
+Every rank writes its own shards to `<key>.dcp/`. A run with another number of ranks reads the parts that it needs. The
+coordinator stages, hashes and commits these files together with all others, so its guarantees cover them too.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from .patterns import StateComponent
 from .verdicts import together
 from .writer import check_file
 
-__all__ = [
-    "ModelState",
-    "OptimizerState",
-    "ShardedFiles",
-    "read_whole",
-    "write_sharded",
-    "write_whole",
-]
-
 
 class ModelState:
-    """A model's state as torch.distributed.checkpoint names it: without the prefixes of wrappers. Collective.
+    """State of a model with the names of torch.distributed.checkpoint, which omit the prefixes of wrappers. Collective.
 
-    whole: gather a sharded model's parameters on the CPU of every rank; each takes its part when they are loaded.
+    Args:
+        model: the model, wrapped or not.
+        whole: gather a sharded model's parameters on the CPU of every rank; on loading, each rank takes its part.
+
+    Example:
+        StateComponent("model", ModelState(model), SharingPattern.REPLICATED)
     """
 
     def __init__(self, model: torch.nn.Module, *, whole: bool = False) -> None:
@@ -53,9 +49,15 @@ class ModelState:
 
 
 class OptimizerState:
-    """An optimizer's state by its parameters' names, so that it can be loaded where they are split otherwise.
+    """State of an optimizer by its parameters' names, so that a run that shards them differently can load it.
 
-    whole: as `ModelState` takes it.
+    Args:
+        model: the model that the optimizer updates.
+        optimizer: the optimizer.
+        whole: gather the state on the CPU of every rank, as in `ModelState`.
+
+    Example:
+        StateComponent("optimizer", OptimizerState(model, optimizer), SharingPattern.REPLICATED)
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> None:
@@ -81,7 +83,7 @@ def _options(*, whole: bool) -> Any:
 def write_sharded(
     ranks: Ranks, what: str, staging: Staging, key: str, state: Any, *, allow_pickle: bool = False
 ) -> list[FileEntry]:
-    """Collective. Gives the entries of all ranks' files. allow_pickle: as `write_state`'s."""
+    """Write the shards of a component, and return the entries of all ranks' files. Collective."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     from .dcp import FolderSystem, PlainSavePlanner, writer_of
@@ -89,12 +91,12 @@ def write_sharded(
     name = f"{key}.dcp"
     system = FolderSystem(staging.folder.child(name))
     planner = PlainSavePlanner(where=f"StateComponent {key!r}", allow_pickle=allow_pickle)
-    together(ranks, what, lambda: planner.check(state))  # in a phase of its own: what fails in `save` loses its class
+    together(ranks, what, lambda: planner.check(state))  # a phase of its own, because errors in `save` lose their class
 
     def write() -> list[FileEntry]:
-        # It gathers every rank's error itself, so that none is left in one of its exchanges.
-        with _alone_or_not(ranks) as how:
-            save(state, storage_writer=writer_of(system), planner=planner, **how)
+        # `save` gathers the errors of all ranks itself, so a failed rank leaves none waiting in one of its exchanges.
+        with _dcp_options(ranks) as options:
+            save(state, storage_writer=writer_of(system), planner=planner, **options)
         return [
             FileEntry(
                 path=f"{staging.prefix}{name}/{path}",
@@ -113,21 +115,22 @@ def write_sharded(
 
 
 def write_whole(folder: Folder, state: Any) -> None:
-    """One process's state, as a checkpoint of torch.distributed.checkpoint's own."""
+    """Write a state of one process as an ordinary checkpoint of torch.distributed.checkpoint."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     from .dcp import FolderSystem, writer_of
 
-    # Others read it, so it has no marks of ours.
-    with _alone_or_not(Alone()) as how:
-        save(state, storage_writer=writer_of(FolderSystem(folder)), **how)
+    # Without the marks of `plain`, because other programs read it.
+    with _dcp_options(Alone()) as options:
+        save(state, storage_writer=writer_of(FolderSystem(folder)), **options)
 
 
 class ShardedFiles:
-    """The files of a component, which have been checked. Each rank looks at its share of them.
+    """Files of a component, checked on creation. Each rank checks its share of them.
 
-    allow_pickle: read objects of any class.
-    Raises: CheckpointCorrupt; UsageError for metadata that is not read unasked, because that may run code.
+    Raises:
+        CheckpointCorrupt: a file is missing or changed.
+        UsageError: the metadata needs `allow_pickle`, because it may run code.
     """
 
     def __init__(self, ranks: Ranks, folder: Folder, files: Sequence[FileEntry], *, allow_pickle: bool = False) -> None:
@@ -140,9 +143,12 @@ class ShardedFiles:
         self._reader = reader_of(self._place, allow_pickle=allow_pickle)
 
     def read_into(self, component: StateComponent) -> None:
-        """Load the component, whatever world wrote it. Collective.
+        """Load the component, whatever world size wrote it. Collective.
 
-        Raises: UsageError for objects of classes that are not loaded unasked; CheckpointCorrupt, CheckpointError.
+        Raises:
+            UsageError: an object needs `allow_pickle`.
+            CheckpointCorrupt: a file is damaged.
+            CheckpointError: loading failed on a rank.
         """
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -151,13 +157,13 @@ class ShardedFiles:
         where = self._place.path
         state = component.stateful.state_dict()
         planner = PlainLoadPlanner(where=where, allow_pickle=self._allow_pickle)
-        with _alone_or_not(self._ranks) as how, _raising_its_cause(where):
-            load(state, storage_reader=self._reader, planner=planner, **how)
+        with _dcp_options(self._ranks) as options, _raising_cause(where):
+            load(state, storage_reader=self._reader, planner=planner, **options)
         component.stateful.load_state_dict(state)
 
 
 def read_whole(folder: Folder, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """A state that torch.distributed.checkpoint wrote, as one process sees it whole. Raises: as `ShardedFiles`."""
+    """Read a whole state that torch.distributed.checkpoint wrote. It raises the errors of `ShardedFiles`."""
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
     from .dcp import WholeLoadPlanner, reader_of
@@ -165,14 +171,14 @@ def read_whole(folder: Folder, *, allow_pickle: bool = False) -> dict[str, Any]:
     state: dict[str, Any] = {}
     reader = reader_of(folder, allow_pickle=allow_pickle)
     planner = WholeLoadPlanner(where=folder.path, allow_pickle=allow_pickle)
-    with _alone_or_not(Alone()) as how, _raising_its_cause(folder.path):
-        _load_state_dict(state, storage_reader=reader, planner=planner, **how)
+    with _dcp_options(Alone()) as options, _raising_cause(folder.path):
+        _load_state_dict(state, storage_reader=reader, planner=planner, **options)
     return state
 
 
 @contextmanager
-def _raising_its_cause(where: str) -> Iterator[None]:
-    """torch.distributed.checkpoint gathers what its ranks raised into a BaseException: raise the first of them."""
+def _raising_cause(where: str) -> Iterator[None]:
+    """Raise the first rank's error: torch.distributed.checkpoint wraps the errors of all ranks in a BaseException."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -187,10 +193,11 @@ def _raising_its_cause(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _alone_or_not(ranks: Ranks) -> Iterator[dict[str, Any]]:
+def _dcp_options(ranks: Ranks) -> Iterator[dict[str, Any]]:
     if ranks.world_size > 1:
         yield {"process_group": getattr(ranks, "group", None)}
         return
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is: that is what no_dist says
+        # torch warns that it is disabled, which is the purpose of no_dist.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield {"no_dist": True}

@@ -1,4 +1,4 @@
-"""The end of a machine before the end of its run: a SIGTERM, or the announcement of its provider."""
+"""Termination of a machine before the end of its run, by SIGTERM or announced by its provider."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from typing import Any
 from ...node.slot.runtime import instance_info
 from ...values.topology import InstanceInfo
 
-__all__ = ["RunTerminated", "Termination"]
-
 _log = logging.getLogger(__name__)
 
 
 class RunTerminated(SystemExit):
-    """SIGTERM came; an emergency checkpoint is saved, and the process ends with 143 as the signal would have it."""
+    """Raised after SIGTERM, once an emergency checkpoint is saved. The process exits with 143, the signal's own code.
+
+    Args:
+        checkpoint: path of the emergency checkpoint; None if none was saved.
+
+    Example:
+        except RunTerminated as end:
+            print("resume from", end.checkpoint)
+            raise
+    """
 
     def __init__(self, checkpoint: str | None) -> None:
         super().__init__(128 + signal.SIGTERM)
@@ -30,11 +37,11 @@ RunTerminated.__module__ = __package__
 
 
 class Termination:
-    """Listens for the end of this machine from `open` to `close`. It says nothing of other ranks' machines.
+    """Listener for the termination of this machine, from `open` to `close`. It does not cover other ranks' machines.
 
     Args:
-        grace_s: how long an emergency save may take from the notice on.
-        option: the option that turned this on, as a warning names it.
+        grace_s: seconds that an emergency save may take after the notice.
+        option: name of the option that enabled it, for warnings.
     """
 
     def __init__(self, *, grace_s: float, option: str) -> None:
@@ -45,30 +52,34 @@ class Termination:
         self._is_handled = False
 
     def open(self, *, hears_provider: bool = False) -> None:
-        """Handle SIGTERM, in a program's main thread only. hears_provider: listen for its announcement too."""
+        """Install a SIGTERM handler, in the main thread only.
+
+        Args:
+            hears_provider: listen for the provider's announcement too.
+        """
         self._at, self._info = None, instance_info() if hears_provider else None
         if threading.current_thread() is not threading.main_thread():
-            _log.warning("%s: SIGTERM can be handled in a program's main thread only, not here", self._option)
+            _log.warning("%s: cannot handle SIGTERM outside a program's main thread", self._option)
             return
         self._is_handled = True
         self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def close(self) -> None:
-        """Restore the handler that was there. May be called again."""
+        """Restore the previous handler. It can be called twice."""
         if self._is_handled:
             self._is_handled = False
             signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
 
     @property
     def is_noticed(self) -> bool:
-        """Whether this machine is about to go."""
+        """Return whether this machine is about to be terminated."""
         if self._at is None and self._info is not None and self._info.is_preempted:
             self._at = time.monotonic()
         return self._at is not None
 
     @property
     def left_s(self) -> float:
-        """Seconds left of the grace time, above 0. It begins now where only other ranks have had a notice."""
+        """Seconds left of the grace time, above 0. It starts now if only other ranks have had a notice."""
         if self._at is None:
             self._at = time.monotonic()
         return max(0.1, self._at + self._grace_s - time.monotonic())
@@ -76,19 +87,22 @@ class Termination:
     def save_in_time(
         self, step: int, *, is_saved: bool, wait: Callable[[float], str | None], save: Callable[[], object]
     ) -> str | None:
-        """Save the step before the machine goes, and return what `wait` gives at last.
+        """Save the step before the machine goes, and return the path from the last `wait`.
 
         Args:
-            is_saved: a save of the step was begun already.
-            wait: waits for the pending save, for that many seconds at most.
-            save: begins the save.
+            step: number of the step.
+            is_saved: whether a save of this step has started already.
+            wait: waits for the pending save, for at most this many seconds.
+            save: starts the save.
         """
-        _log.warning("this run is being ended: saving step %d first", step)
+        _log.warning("this machine is being terminated: saving step %d first", step)
         if not is_saved:
             wait(self.left_s)
             save()
         return wait(self.left_s)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        # Only note the time. A handler runs between any two instructions, possibly while this thread holds a lock of a
+        # framework, so the save itself waits for the end of the step.
         if self._at is None:
             self._at = time.monotonic()

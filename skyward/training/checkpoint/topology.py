@@ -1,6 +1,6 @@
-"""Which ranks are there, on which nodes, in which groups; and what follows: who writes which piece of a component.
+"""Ranks, their nodes and groups, and which rank writes which piece of a component.
 
-A component is written as *pieces*: one state each, with the ranks that hold it and the one that writes it.
+A component is written as *pieces*. A piece is one state, with the ranks that hold it and the one that writes it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any
 from ...errors import UsageError
 from .patterns import SharingPattern, StateComponent
 
-__all__ = ["RankPlace", "Piece", "RankTopology", "ranks_of_groups"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """What a rank says of itself.
+    """Place of a rank, as the rank itself reports it.
 
-    host: tells machines apart, also two with one name. local_rank: None where nothing says it.
-    groups: by name, the ranks of the group that it is in.
+    Args:
+        rank: number of the rank.
+        host: identity of the machine, different for two machines with the same name.
+        local_rank: number on the node; None if unknown.
+        groups: ranks of the groups that this rank is in, by name.
     """
 
     rank: int
@@ -33,15 +34,23 @@ class RankPlace:
 
     @classmethod
     def here(cls, rank: int, groups: Mapping[str, tuple[int, ...]]) -> RankPlace:
+        """Return the place of this process."""
         local = os.environ.get("LOCAL_RANK")
-        # GROUP_RANK is torchrun's number of a node, and that of skyward's integrations.
+        # GROUP_RANK is the number of a node, set by torchrun and by the integrations.
         host = f"{platform.node()}/{_boot_id()}/{os.environ.get('GROUP_RANK', '')}"
         return cls(rank=rank, host=host, local_rank=int(local) if local else None, groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One state of a component. index: among the component's; members: the ranks that hold it, ascending."""
+    """One state of a component.
+
+    Args:
+        component: key of the component.
+        index: number of the piece among the component's.
+        members: ranks that hold it, ascending; the first one writes it.
+        filename: name of its file.
+    """
 
     component: str
     index: int
@@ -55,7 +64,13 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTopology:
-    """world_size; nodes: the ranks of each; groups: by name, the ranks of each, in the order of their first."""
+    """Nodes and groups of a world.
+
+    Args:
+        world_size: number of ranks.
+        nodes: ranks of each node.
+        groups: ranks of each group, by name, ordered by the first rank.
+    """
 
     world_size: int
     nodes: tuple[tuple[int, ...], ...]
@@ -63,30 +78,38 @@ class RankTopology:
 
     @classmethod
     def of(cls, members: Sequence[RankPlace]) -> RankTopology:
-        """From what all ranks said, by rank. Raises: UsageError where they contradict one another."""
+        """Build the topology from the reports of all ranks, by rank.
+
+        Raises:
+            UsageError: the reports contradict each other.
+        """
         return cls(world_size=len(members), nodes=_nodes(members), groups=_groups(members))
 
     def pieces(self, component: StateComponent) -> tuple[Piece, ...]:
-        """Raises: UsageError for a group that is not known."""
+        """Divide a component into pieces.
+
+        Raises:
+            UsageError: the component names an unknown group.
+        """
         key, everyone = component.key, tuple(range(self.world_size))
         pattern, name = component.sharing_pattern, component.process_group_name or ""
-        found: list[tuple[tuple[int, ...], str]]
+        parts: list[tuple[tuple[int, ...], str]]
         if pattern is SharingPattern.PER_RANK:
-            found = [((rank,), f"{key}_state_rank_{rank}.pt") for rank in everyone]
+            parts = [((rank,), f"{key}_state_rank_{rank}.pt") for rank in everyone]
         elif pattern is SharingPattern.PER_NODE:
-            found = [(node, f"{key}_state_node_{at}_rank_{node[0]}.pt") for at, node in enumerate(self.nodes)]
+            parts = [(node, f"{key}_state_node_{at}_rank_{node[0]}.pt") for at, node in enumerate(self.nodes)]
         elif pattern is SharingPattern.PER_GROUP:
             if name not in self.groups:
                 raise UsageError(
-                    f"StateComponent {key!r}: process_group_name={name!r} is not one of process_groups: "
-                    f"{sorted(self.groups)}"
+                    f"process_group_name={name!r}: StateComponent {key!r} names an unknown group; "
+                    f"use one of process_groups: {sorted(self.groups)}"
                 )
-            found = [(group, f"{key}_state_group_{name}_grank_0_rank_{group[0]}.pt") for group in self.groups[name]]
+            parts = [(group, f"{key}_state_group_{name}_grank_0_rank_{group[0]}.pt") for group in self.groups[name]]
         else:
-            found = [(everyone, f"{key}_state.pt")]
+            parts = [(everyone, f"{key}_state.pt")]
         return tuple(
             Piece(component=key, index=at, members=members, filename=filename)
-            for at, (members, filename) in enumerate(found)
+            for at, (members, filename) in enumerate(parts)
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -97,11 +120,16 @@ class RankTopology:
 
 
 def ranks_of_groups(process_groups: Mapping[str, Any], rank: int) -> dict[str, tuple[int, ...]]:
-    """By name, the ranks of the group that this one is in. Groups: torch's, lists of ranks, or lists of those.
+    """Return the ranks of this rank's groups, by name.
 
-    Raises: UsageError for what is neither.
+    Args:
+        process_groups: by name: a group of torch, a list of ranks, or a list of such lists.
+        rank: number of this rank.
+
+    Raises:
+        UsageError: a value is none of these.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    own_groups: dict[str, tuple[int, ...]] = {}
     for name, group in process_groups.items():
         if group is None:
             continue
@@ -111,8 +139,8 @@ def ranks_of_groups(process_groups: Mapping[str, Any], rank: int) -> dict[str, t
         else:
             ranks = _ranks_of_torch(name, group)
         if ranks:
-            found[name] = ranks
-    return found
+            own_groups[name] = ranks
+    return own_groups
 
 
 def _ranks_of_torch(name: str, group: Any) -> tuple[int, ...]:
@@ -124,12 +152,13 @@ def _ranks_of_torch(name: str, group: Any) -> tuple[int, ...]:
         return tuple(sorted(dist.get_process_group_ranks(group)))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise UsageError(
-            f"process_groups[{name!r}]: {group!r} is no process group of torch.distributed, and no list of ranks"
+            f"process_groups[{name!r}]={group!r}: not a process group of torch.distributed; "
+            "pass such a group, or a list of ranks"
         ) from error
 
 
 def _nodes(members: Sequence[RankPlace]) -> tuple[tuple[int, ...], ...]:
-    """Ranks by host; a host whose local ranks begin again is another node (two on one machine, as in tests)."""
+    """Divide ranks into nodes by host. A host whose local ranks start again is another node, as in tests."""
     nodes: list[list[RankPlace]] = []
     current: dict[str, list[RankPlace]] = {}
     for member in members:
@@ -143,22 +172,22 @@ def _nodes(members: Sequence[RankPlace]) -> tuple[tuple[int, ...], ...]:
 
 
 def _groups(members: Sequence[RankPlace]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    found: dict[str, set[tuple[int, ...]]] = {}
+    groups_by_name: dict[str, set[tuple[int, ...]]] = {}
     for member in members:
         for name, ranks in member.groups.items():
             for other in ranks:
-                said = members[other].groups.get(name) if other < len(members) else None
-                if said != ranks:
+                answer = members[other].groups.get(name) if other < len(members) else None
+                if answer != ranks:
                     raise UsageError(
-                        f"process_groups[{name!r}]: rank {member.rank} says that it is ranks {list(ranks)}, and rank "
-                        f"{other} says {None if said is None else list(said)}; all members must give the same group"
+                        f"process_groups[{name!r}]={list(ranks)}: rank {member.rank} reports this, but rank {other} "
+                        f"reports {None if answer is None else list(answer)}; pass the same group on all its members"
                     )
-            found.setdefault(name, set()).add(ranks)
-    return {name: tuple(sorted(groups)) for name, groups in sorted(found.items())}
+            groups_by_name.setdefault(name, set()).add(ranks)
+    return {name: tuple(sorted(groups)) for name, groups in sorted(groups_by_name.items())}
 
 
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # no /proc, as on macOS: the host name has to do
+    except OSError:  # no /proc, as on macOS: the hostname has to suffice
         return ""

@@ -1,7 +1,7 @@
-"""Phases that all ranks pass together: each does its part, all hear how the others fared, and all go on or all raise.
+"""Phases that all ranks pass together: each does its part and learns how the others fared; all go on, or all raise.
 
-A rank that fails says so in the exchange that the others are in. So nobody waits for it, and nobody believes that
-something is done which one of them could not do.
+A rank that fails reports it in the exchange that the others are waiting in. So no rank waits for it forever, and none
+believes that a phase is done which one of them could not do.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from typing import Any, Generic, TypeVar
 from ...errors import CheckpointError, CheckpointSaveFailed, SkywardError
 from ..agree import Ranks
 
-__all__ = ["Verdict", "together"]
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Generic[T]):
-    """What one rank says at the end of a phase. failure: its error, as itself where it can travel, and as text."""
+    """Outcome of a phase on one rank.
+
+    Args:
+        value: result of the rank's part.
+        error: its error, if it is one of this library's, which can be pickled.
+        text: its error as text; empty if the part succeeded.
+    """
 
     value: T | None = None
     error: SkywardError | None = None
@@ -34,42 +38,48 @@ class Verdict(Generic[T]):
 def together(
     ranks: Ranks, what: str, act: Callable[[], T], *, failure: type[CheckpointError] = CheckpointSaveFailed
 ) -> list[T]:
-    """What `act` gives on every rank, by rank. Collective, whatever happens in `act`.
+    """Run `act` on every rank, and return the results by rank. Collective, even if `act` raises.
 
-    Raises: on all ranks the same, where `act` raised on any: the first such rank's error if it is one of ours, else
-    `failure` with its text; on the rank itself with its own error as the cause. What ends a process
-    (KeyboardInterrupt) is raised as itself where it happened.
+    Args:
+        ranks: ranks that take part.
+        what: the phase, for error messages.
+        act: part of this rank.
+        failure: class of the error if `act` raises one that cannot travel.
+
+    Raises:
+        SkywardError: the same on all ranks: the error of the first rank that failed, or a `failure` with its text. The
+            rank itself has its own error as the cause.
+        BaseException: this rank's own KeyboardInterrupt, or another error that ends a process.
     """
-    mine: BaseException | None = None
+    own: BaseException | None = None
     verdict: Verdict[T]
     try:
         verdict = Verdict(value=act())
     except BaseException as error:
-        mine = error
+        own = error
         ours = error if isinstance(error, SkywardError) else None
         verdict = Verdict(error=ours, text=f"{type(error).__name__}: {error}")
     try:
         answers = ranks.exchange(verdict)
     except Exception as lost:
-        if mine is not None:
-            raise mine from lost
-        raise failure(
-            f"{what}: a rank went away, or did not answer in time: {lost}", rank=-1, error=str(lost)
-        ) from lost
+        # The exchange may have broken because of this rank's own error, which tells more.
+        if own is not None:
+            raise own from lost
+        raise failure(f"{what}: a rank is gone, or did not answer in time: {lost}", rank=-1, error=str(lost)) from lost
     failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.has_failed]
     if not failed:
         return [_value(answer) for answer in answers]
-    if mine is not None and not isinstance(mine, Exception):
-        raise mine
+    if own is not None and not isinstance(own, Exception):
+        raise own
     shared = _error(what, failed, failure)
-    if shared is mine:
+    if shared is own:
         raise shared
-    raise shared from mine
+    raise shared from own
 
 
 def _value(answer: Verdict[T]) -> T:
     value: Any = answer.value
-    return value  # type: ignore[no-any-return]  # None where that is what act gave
+    return value  # type: ignore[no-any-return]  # None if `act` returned None
 
 
 def _error(what: str, failed: list[tuple[int, Verdict[Any]]], failure: type[CheckpointError]) -> SkywardError:

@@ -1,4 +1,4 @@
-"""How a state becomes a file, and a file a state again."""
+"""Conversion of a state to a file, and of a file to a state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from .folders import Folder, LocalFolder, digest_of_file
 from .hashed_file import HashingFile, digest_of
 from .manifest import FileEntry
 from .plain import from_plain, to_plain
-
-__all__ = ["check_file", "check_is_zip", "load_plain", "read_state", "serialise", "write_state"]
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -39,10 +37,21 @@ _ALIASES = "skyward.aliases"
 def write_state(
     folder: Folder, name: str, state: Any, *, kind: str = "torch", key: str = "", allow_pickle: bool = False
 ) -> tuple[int, str]:
-    """Durable when it returns. kind: "torch" (torch.save) or "safetensors". Gives its bytes and digest.
+    """Write a state to a file, which is durable on return.
 
-    key: the component, for an error. allow_pickle: write objects of any class, which load by `allow_pickle` only.
-    Raises: UsageError for a state that could not be loaded again.
+    Args:
+        folder: folder to write to.
+        name: name of the file.
+        state: the state dict.
+        kind: "torch" (torch.save) or "safetensors".
+        key: key of the component, for an error.
+        allow_pickle: write objects of any class, which load with `allow_pickle` only.
+
+    Returns:
+        Its size in bytes, and its digest.
+
+    Raises:
+        UsageError: the state could not be loaded again.
     """
     if kind == "torch":
         state = to_plain(state, where=f"StateComponent {key!r}", allow_pickle=allow_pickle)
@@ -52,7 +61,7 @@ def write_state(
 
 
 def serialise(file: HashingFile, state: Any, kind: str) -> None:
-    """kind: as `write_state`'s."""
+    """Serialise a state to an open file; `kind` is that of `write_state`."""
     if kind == "safetensors":
         _write_safetensors(file, state)
         return
@@ -61,7 +70,7 @@ def serialise(file: HashingFile, state: Any, kind: str) -> None:
 
 
 def _without_crc32() -> AbstractContextManager[object]:
-    """torch.save's checksums take as long as the write, and torch.load looks at none: the digest says more."""
+    """Turn torch.save's checksums off: they take as long as the write, and torch.load ignores them."""
     if hasattr(torch.serialization, "set_crc32_options"):
         from torch.utils.serialization import config
 
@@ -70,7 +79,7 @@ def _without_crc32() -> AbstractContextManager[object]:
 
 
 def check_file(folder: Folder, entry: FileEntry, *, digest: bool = True) -> None:
-    """Raises: CheckpointCorrupt, unless the file is there as it was written."""
+    """Raise CheckpointCorrupt unless the file is there as it was written."""
     where = f"{folder.path}/{entry.path}"
     try:
         size = folder.size(entry.path)
@@ -84,9 +93,17 @@ def check_file(folder: Folder, entry: FileEntry, *, digest: bool = True) -> None
 def read_state(
     folder: Folder, entry: FileEntry, *, beside: Sequence[FileEntry] = (), allow_pickle: bool = False
 ) -> Any:
-    """Checks the file, then loads it to the CPU. beside: the component's other files, which an index may name.
+    """Check a file, then load it to the CPU.
 
-    Raises: CheckpointCorrupt; UsageError for objects of classes that torch does not load unasked.
+    Args:
+        folder: folder of the checkpoint.
+        entry: the file.
+        beside: other files of the component, which an index may name.
+        allow_pickle: load objects of any class.
+
+    Raises:
+        CheckpointCorrupt: the file is missing or changed.
+        UsageError: an object needs `allow_pickle`.
     """
     where = f"{folder.path}/{entry.path}"
     raw = _checked(folder, entry)
@@ -100,7 +117,7 @@ def read_state(
 
 
 def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
-    """Load what `to_plain` and torch.save wrote. Raises: CheckpointCorrupt; UsageError, as `read_state` does."""
+    """Load a file that `to_plain` and torch.save wrote. It raises the errors of `read_state`."""
     if not allow_pickle and _runs_old_formats():
         check_is_zip(file, where)
     try:
@@ -109,32 +126,34 @@ def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
         if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
             raise CheckpointCorrupt(f"{where}: cannot be loaded: {error}", path=where) from error
         raise UsageError(
-            f"{where}: has objects of classes that are not loaded unasked, because loading them may run code. If you "
-            f"trust the file, pass allow_pickle=True, or allow the classes by "
-            f"torch.serialization.add_safe_globals([...]). {error}"
+            f"{where}: has objects of classes whose loading may run code; if you trust the file, pass "
+            f"allow_pickle=True, or allow the classes with torch.serialization.add_safe_globals([...]): {error}"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:  # of a mark
+    except (ValueError, KeyError, TypeError) as error:  # raised for a damaged mark
         raise CheckpointCorrupt(f"{where}: cannot be loaded: {type(error).__name__}: {error}", path=where) from error
 
 
 def _runs_old_formats() -> bool:
-    """Before 2.6 torch ran code of a file in its format from before 1.6, also with `weights_only`: CVE-2025-32434."""
+    """Return whether this torch runs code of files in the format before 1.6, even with `weights_only`.
+
+    Source: CVE-2025-32434; torch 2.6 fixed it.
+    """
     return tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
 
 
 def check_is_zip(file: Any, where: str) -> None:
-    """Raises: UsageError for any other format."""
+    """Raise UsageError for another format than torch's current one."""
     begin = file.read(4)
     file.seek(0)
     if begin != b"PK\x03\x04":
         raise UsageError(
-            f"{where}: is in a format from before torch 1.6, which torch {torch.__version__} does not load without "
+            f"{where}: is in a format from before torch 1.6, which torch {torch.__version__} cannot load without "
             "running its code; use torch 2.6 or newer, or pass allow_pickle=True if you trust the file"
         )
 
 
 def _checked(folder: Folder, entry: FileEntry) -> bytes | None:
-    """Looks at a file's size and digest. Gives its contents, where it would otherwise cross a network twice."""
+    """Check size and digest of a file. Return its contents if loading would transfer them over a network again."""
     if isinstance(folder, LocalFolder):
         check_file(folder, entry)
         return None
@@ -149,26 +168,29 @@ def _checked(folder: Folder, entry: FileEntry) -> bytes | None:
 
 
 def _missing(where: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(f"{where}: the manifest names it, and it is not there", path=where)
+    return CheckpointCorrupt(f"{where}: the manifest names it, but it is missing", path=where)
 
 
 def _check_size(where: str, entry: FileEntry, size: int) -> None:
     if size != entry.bytes:
-        raise CheckpointCorrupt(f"{where}: has {size:,} bytes, and {entry.bytes:,} were written", path=where)
+        raise CheckpointCorrupt(f"{where}: has {size:,} bytes, but {entry.bytes:,} were written", path=where)
 
 
-def _check_digest(where: str, entry: FileEntry, found: str) -> None:
-    if found != entry.digest:
-        raise CheckpointCorrupt(f"{where}: its digest is {found}, and {entry.digest} was written", path=where)
+def _check_digest(where: str, entry: FileEntry, digest: str) -> None:
+    if digest != entry.digest:
+        raise CheckpointCorrupt(f"{where}: its digest is {digest}, but {entry.digest} was written", path=where)
 
 
 def _write_safetensors(file: Any, state: Any) -> None:
-    """The format's own writer refuses tied weights and cannot be hashed on its way; the format is a page long.
+    """Write a file in the safetensors format.
 
+    The format's own writer refuses tied weights, and cannot be hashed while it writes. The format is a page long.
     Source: https://huggingface.co/docs/safetensors, "Format".
     """
     if not isinstance(state, Mapping) or not all(isinstance(item, torch.Tensor) for item in state.values()):
-        raise UsageError("format 'safetensors' takes a flat dict of tensors; leave the metadata out to use torch's")
+        raise UsageError(
+            "format='safetensors': the state is not a flat dict of tensors; remove it from the component's metadata"
+        )
     header: dict[str, Any] = {}
     first: dict[Any, str] = {}
     aliases: dict[str, str] = {}
@@ -181,7 +203,9 @@ def _write_safetensors(file: Any, state: Any) -> None:
             continue
         first[identity] = name
         if tensor.dtype not in _DTYPES:
-            raise UsageError(f"format 'safetensors' has no {tensor.dtype} ({name!r})")
+            raise UsageError(
+                f"format='safetensors': cannot hold {tensor.dtype} ({name!r}); remove it from the component's metadata"
+            )
         size = tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
@@ -202,7 +226,7 @@ def _write_safetensors(file: Any, state: Any) -> None:
 def _read_safetensors(
     folder: Folder, name: str, raw: bytes | None, beside: Mapping[str, FileEntry]
 ) -> dict[str, torch.Tensor]:
-    """raw: the file's contents, where they are here already. beside: other files that are to be checked, by path."""
+    """Read a safetensors file; `raw` is its contents if known, `beside` the files that an index may name, by path."""
     from safetensors import safe_open
     from safetensors.torch import load
 
@@ -215,9 +239,9 @@ def _read_safetensors(
             state.update(_read_safetensors(folder, path, None if known is None else _checked(folder, known), {}))
         return state
     if raw is None and isinstance(folder, LocalFolder):
-        # Mapped, then copied: once, and the tensors outlive the file.
+        # Map the file, then copy once: the tensors must outlive the file.
         with safe_open(f"{folder.path}/{name}", framework="pt") as mapped:
-            state = {key: mapped.get_tensor(key).clone() for key in mapped.keys()}  # noqa: SIM118  # it is no dict
+            state = {key: mapped.get_tensor(key).clone() for key in mapped.keys()}  # noqa: SIM118  # not a dict
             metadata = mapped.metadata() or {}
     else:
         raw = raw if raw is not None else folder.read([name])[name]

@@ -1,12 +1,12 @@
-"""Control of a running training: look at it, save, stop or abort it, from another process.
+"""Control of a running training from another process: inspect it, save, stop or abort it.
 
     from skyward.training.control import find
 
-    run = find("my-run")          # by the id that TrainerControlCallback(job_id=) gave it
+    run = find("my-run")          # the id that TrainerControlCallback(job_id=) gave it
     print(run.status().global_step)
     run.save_and_stop(wait_s=60)
 
-Standard library only, and nothing of it is loaded before it is used.
+It needs the standard library only, and loads each part on first use.
 """
 
 from ..._lazy import lazy_names as _lazy_names

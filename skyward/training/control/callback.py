@@ -1,4 +1,4 @@
-"""The callback that lets a run be looked at, saved and stopped while it trains."""
+"""Callback that lets other processes inspect, save and stop a run while it trains."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from . import channel, endpoint
 from .commands import ControlledRun
 from .server import AccessCheck, ControlServer, bind, bind_local, is_loopback
 
-__all__ = ["TrainerControlCallback"]
-
 _log = logging.getLogger(__name__)
 
 
 class TrainerControlCallback(TrainerCallback):
-    """Takes commands for the run: save, stop, abort, and says where it is.
+    """Take commands for the run (save, stop, abort), and report its progress.
 
-    Other processes of this user on this machine reach it by `skyward train` or `skyward.training.control.find(job_id)`,
-    through a socket that only they can open; others by HTTP, where that is asked for (see docs/training.md). Inside a
-    call of a pool, the pool's program reaches it by `pool.control(...)`, and nothing listens. Commands are taken at the
-    end of each step by rank 0, and the ranks agree on them there, so that all of them stop at the same step. It changes
-    nothing in signals.
+    Other processes of this user on this machine use `skyward train` or `skyward.training.control.find(job_id)`, through
+    a socket that only they can open. Other machines use HTTP, if it is enabled (see docs/control.md). Inside a call of
+    a pool, the pool's program uses `pool.control(...)`, and nothing listens.
+
+    Rank 0 takes commands at the end of each step, and the ranks agree on them there. So all of them stop at the same
+    step. Signal handlers stay as they are.
 
     Args:
-        job_id: names the run: letters, digits, ".", "_" and "-". None: `job_<time>_<host>_<process>`.
-        port: to listen on by HTTP, 0 for any. None: with HTTP, the first that is free from 8900 on.
-        enable_http: whether to listen on a port too, and inside a pool's call at all. None: if an option of HTTP is
-            given: port, host, auth_token or disable_auth.
-        host: the address of the port. None: 127.0.0.1, which nobody but this machine reaches.
-        auth_token: what requests to the port must bring. None: 32 random bytes, made when the run begins.
-        disable_auth: requests need bring nothing: whoever reaches the port can end the run.
+        job_id: id of the run: letters, digits, ".", "_" and "-". None: `job_<time>_<host>_<process>`.
+        port: HTTP port, 0 for any free one. None: with HTTP, the first free one from 8900 on.
+        enable_http: whether to listen on a port. With True, it also listens inside a call of a pool. None: True if
+            port, host, auth_token or disable_auth is set.
+        host: address to listen on. None: 127.0.0.1, which only this machine reaches.
+        auth_token: token that requests to the port must carry. None: 32 random bytes, created when the run begins.
+        disable_auth: accept requests without a token. Everyone who reaches the port can then end the run.
 
     Raises:
-        UsageError: here for what is out of range; when training begins, on all ranks, where the port is taken, the
-            job id is that of a run that lives, or its files cannot be written.
+        UsageError: an argument is out of range. When training begins, on all ranks: the port is taken, a living run
+            has the job id, or its files cannot be written.
+
+    Example:
+        trainer = Trainer(model, args, callbacks=[TrainerControlCallback(job_id="my-run")])
+        trainer.train()
     """
 
     collective_events = frozenset({"on_train_begin", "on_log"})
@@ -61,17 +64,15 @@ class TrainerControlCallback(TrainerCallback):
         disable_auth: bool = False,
     ) -> None:
         if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535):
-            raise UsageError(
-                f"port: {port!r} is not a port; it is 0 to 65535, or None for the first free one from 8900"
-            )
+            raise UsageError(f"port={port!r}: not a port; set 0 to 65535, or None for the first free one from 8900")
         if auth_token is not None:
             _check_token(auth_token)
             if disable_auth:
-                raise UsageError("auth_token: disable_auth=True asks for none; leave one of them out")
+                raise UsageError("auth_token=...: has no effect with disable_auth=True; remove one of them")
         self._wanted_id = None if job_id is None else check_job_id(job_id)
         self._port = port
-        is_asked_for = port is not None or host is not None or auth_token is not None or disable_auth
-        self._has_http = is_asked_for if enable_http is None else enable_http
+        is_configured = port is not None or host is not None or auth_token is not None or disable_auth
+        self._has_http = is_configured if enable_http is None else enable_http
         self._host = host or "127.0.0.1"
         self._given_token = auth_token
         self._disable_auth = disable_auth
@@ -84,12 +85,12 @@ class TrainerControlCallback(TrainerCallback):
 
     @property
     def job_id(self) -> str | None:
-        """The run's, on every rank, once training has begun."""
+        """Id of the run on every rank, once training has begun."""
         return self._job_id
 
     @property
     def port(self) -> int | None:
-        """That rank 0 listens on; None: it listens on none."""
+        """HTTP port of rank 0; None if it does not listen on one."""
         return None if self._http is None else self._http.port
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -114,12 +115,12 @@ class TrainerControlCallback(TrainerCallback):
         controlled = ControlledRun(self._wanted_id or endpoint.default_job_id())
         controlled.max_steps, controlled.global_step, controlled.epoch = state.max_steps, state.global_step, state.epoch
         controlled.world_size = ranks.world_size
-        controlled.ranks([_of_this_rank(state, ranks)])  # the others come when they have met
+        controlled.ranks([_rank_report(state, ranks)])  # those of the other ranks follow after the first exchange
         channel.answer_here(controlled)
         if self._has_http or not channel.is_in_call():
             self._listen(controlled, args)
         self._controlled, self._job_id = controlled, controlled.job_id
-        # A run that ends by an exception fires no on_train_end.
+        # A run that ends by an exception does not fire on_train_end.
         self._close = weakref.finalize(self, _close, controlled, self._servers)
 
     def _listen(self, controlled: ControlledRun, args: Any) -> None:
@@ -127,6 +128,7 @@ class TrainerControlCallback(TrainerCallback):
             token = None if self._disable_auth else self._given_token or secrets.token_hex(32)
             http = None
             if self._has_http:
+                # The port comes first: it is the likeliest to fail, and then no file has to be taken back.
                 gate = AccessCheck(host=self._host, token=token)
                 http = ControlServer([controlled], bind(self._host, self._port), gate=gate)
                 undo.callback(http.close)
@@ -137,6 +139,7 @@ class TrainerControlCallback(TrainerCallback):
             self._servers = [local] if http is None else [local, http]
             for server in self._servers:
                 server.start()
+            # Announced last, when the servers answer, so that whoever finds the files gets an answer.
             endpoint.announce(
                 endpoint.Endpoint(
                     job_id=controlled.job_id,
@@ -155,18 +158,18 @@ class TrainerControlCallback(TrainerCallback):
         self._http = http
         if http is not None:
             self._warn()
-            _log.info("control of %s: %s port %d", controlled.job_id, self._host, http.port)
-        _log.info("control of %s: skyward train status %s", controlled.job_id, controlled.job_id)
+            _log.info("control of %s listens on %s port %d", controlled.job_id, self._host, http.port)
+        _log.info("control of %s: run `skyward train status %s`", controlled.job_id, controlled.job_id)
 
     def _warn(self) -> None:
         if not is_loopback(self._host):
             _log.warning(
-                "control listens on %s, which other machines may reach, and what is said there is not encrypted; the "
-                "default, 127.0.0.1, is reached by `ssh -L`",
+                "control listens on %s, which other machines may reach, without encryption; to be safe, keep the "
+                "default, 127.0.0.1, and connect by `ssh -L`",
                 self._host,
             )
         if self._disable_auth:
-            _log.warning("control asks for no token (disable_auth): whoever reaches its port can end the run")
+            _log.warning("control requires no token (disable_auth=True): everyone who reaches its port can end the run")
 
     def _end(self) -> None:
         close, self._close = self._close, None
@@ -175,7 +178,7 @@ class TrainerControlCallback(TrainerCallback):
         self._controlled = self._http = None
         self._servers = []
 
-    # What happens ---------------------------------------------------------------------------------------------------
+    # Events -----------------------------------------------------------------------------------------------------------
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         controlled = self._controlled
@@ -218,12 +221,12 @@ class TrainerControlCallback(TrainerCallback):
 
     on_epoch_begin = on_epoch_end = on_step_begin
 
-    # Within ---------------------------------------------------------------------------------------------------------
+    # Helpers ----------------------------------------------------------------------------------------------------------
 
     def _apply(self, controlled: ControlledRun, args: Any, control: Any) -> None:
-        """On rank 0: the flags that it sets here are all ranks' when they have agreed, at the end of this step."""
+        """Set the flags of the commands on rank 0. All ranks adopt them when they agree at the end of this step."""
         for command in controlled.take(controlled.global_step).commands:
-            _log.info("control: %s, at step %d", command, controlled.global_step)
+            _log.info("control: applied %s at step %d", command, controlled.global_step)
             if command == "abort":
                 self._is_aborting = True
             else:
@@ -232,18 +235,18 @@ class TrainerControlCallback(TrainerCallback):
             _abort(control)
 
     def _keep_aborting(self, control: Any) -> None:
-        """Whatever asks for a save after an abort, a schedule say, gets none; on every rank."""
+        """Suppress later requests for a save or an evaluation, such as a schedule's, on every rank after an abort."""
         if self._is_aborting or getattr(control, "should_abort_without_save", False):
             control.should_save = control.should_evaluate = False
             control.should_training_stop = True
 
     def _tell_ranks(self, state: Any, ranks: Ranks) -> None:
-        said = ranks.exchange(_of_this_rank(state, ranks))
+        reports = ranks.exchange(_rank_report(state, ranks))
         if self._controlled is not None:
-            self._controlled.ranks(said)
+            self._controlled.ranks(reports)
 
 
-def _of_this_rank(state: Any, ranks: Ranks) -> dict[str, Any]:
+def _rank_report(state: Any, ranks: Ranks) -> dict[str, Any]:
     return {
         "rank": ranks.rank,
         "node": os.environ.get("GROUP_RANK"),
@@ -256,7 +259,7 @@ def _of_this_rank(state: Any, ranks: Ranks) -> dict[str, Any]:
 
 
 def _close(controlled: ControlledRun, servers: list[ControlServer]) -> None:
-    """The run has ended, well or not. Its files go first: nobody is to find what does not answer any more."""
+    """Clean up after the run. Its files go first, so that nobody finds an endpoint that no longer answers."""
     controlled.ended()
     if servers:
         endpoint.withdraw(controlled.job_id)
@@ -269,7 +272,7 @@ def _ask(command: str, args: Any, control: Any) -> None:
     if saves:
         control.should_save = True
         if getattr(args, "load_best_model_at_end", False) and _strategy(args, "eval_strategy") != "no":
-            control.should_evaluate = True  # the best is chosen among saves that were evaluated
+            control.should_evaluate = True  # the best checkpoint is chosen among evaluated ones
     if command != "save_checkpoint":
         control.should_training_stop = True
 
@@ -281,12 +284,12 @@ def _abort(control: Any) -> None:
         control.should_abort_without_save = True
     else:
         _log.warning(
-            "abort: this producer cannot end without what it does at an end; the saves in between are left out"
+            "abort: this trainer cannot skip its work at the end of training; only the saves until then are skipped"
         )
 
 
 def _strategy(args: Any, name: str) -> str:
-    """Of arguments: theirs are enumerations in Hugging Face's. Without one, nothing is known against saving."""
+    """Return a strategy's name; Hugging Face uses enumerations. An unknown strategy does not prevent a save."""
     value = getattr(args, name, None)
     return str(getattr(value, "value", value))
 
@@ -298,13 +301,11 @@ def _text(args: Any, name: str) -> str | None:
 
 def _check_token(token: str) -> None:
     if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(
-            "auth_token: give visible ASCII characters without spaces, as secrets.token_hex(32) makes them"
-        )
+        raise UsageError("auth_token=...: must be visible ASCII characters without spaces; use secrets.token_hex(32)")
 
 
 def _memory_bytes() -> int | None:
-    """Allocated on this rank's device, else the process's resident memory."""
+    """Return the memory allocated on this rank's device, or else the process's resident memory."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.memory_allocated())

@@ -1,6 +1,6 @@
-"""Control by the channel that a pool has to a node anyway: a run inside a call answers what `ComputePool.control` asks.
+"""Control over a pool's existing channel to a node: a run inside a call answers the requests of `ComputePool.control`.
 
-Whoever can ask this way has the pool, or is the same user on the node; there is no token. Nothing listens.
+A caller who can send such a request owns the pool, or is the same user on the node. So there is no token, and no port.
 """
 
 from __future__ import annotations
@@ -16,30 +16,28 @@ from .api import ControlRequest, answer
 from .commands import ControlledRun
 from .server import MAX_WAITING
 
-__all__ = ["answer_here", "is_in_call"]
-
 _serving = threading.Lock()
 _waiting = threading.BoundedSemaphore(MAX_WAITING)
 
 
 def is_in_call() -> bool:
-    """Whether this code runs inside a call of a pool."""
+    """Return whether this code runs inside a call of a pool."""
     return current_call() is not None
 
 
 def answer_here(controlled: ControlledRun) -> bool:
-    """The running call answers for that run, until the call ends. False: there is no call."""
+    """Let the current call answer for a run until the call ends. Return False outside a call."""
     with _serving:
-        there = answers.handler_here()
-        if isinstance(there, _Runs):
-            there.runs.append(controlled)
+        handler = answers.handler_here()
+        if isinstance(handler, _Runs):
+            handler.runs.append(controlled)
             return True
         return answers.serve(_Runs([controlled]))
 
 
 @dataclass
 class _Runs:
-    """Those of one call, also when they have ended: what became of a command may be asked until the call ends."""
+    """Runs of one call, including ended ones: the outcome of a command can be queried until the call ends."""
 
     runs: list[ControlledRun]
 
@@ -49,33 +47,35 @@ class _Runs:
 
 def _on_question(runs: list[ControlledRun], question: bytes, reply: Callable[[bytes], None]) -> None:
     try:
-        said = json.loads(question)
-        path, _, query = str(said["path"]).partition("?")
-        body = said.get("body")
+        fields = json.loads(question)
+        path, _, query = str(fields["path"]).partition("?")
+        body = fields.get("body")
         request = ControlRequest(
-            method=str(said["method"]),
+            method=str(fields["method"]),
             path=path,
             query=query,
             body=b"" if body is None else json.dumps(body).encode(),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        reply(_packed(400, {"error": "the question is not understood"}))
+        reply(_packed(400, {"error": "the request is malformed"}))
         return
 
-    def say(*, may_wait: bool) -> None:
-        done = answer(runs, request, may_wait=may_wait)
-        reply(_packed(done.status, done.body))
+    def respond(*, may_wait: bool) -> None:
+        response = answer(runs, request, may_wait=may_wait)
+        reply(_packed(response.status, response.body))
 
     def wait() -> None:
         try:
-            say(may_wait=True)
+            respond(may_wait=True)
         finally:
             _waiting.release()
 
+    # A request that waits gets a thread, because the channel's own thread must stay free. If too many wait, it is
+    # answered at once.
     if "wait=" in query and _waiting.acquire(blocking=False):
         threading.Thread(target=wait, name="skyward-answers-wait", daemon=True).start()
     else:
-        say(may_wait=False)
+        respond(may_wait=False)
 
 
 def _packed(status: int, body: dict[str, object]) -> bytes:

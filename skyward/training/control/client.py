@@ -1,4 +1,4 @@
-"""Finding a run by its id, and asking it by HTTP: at its socket, or at its port from another machine."""
+"""Client of a run's control: find a run by its id, and send requests by HTTP to its socket or its port."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from ...calls.control import Client
 from ...errors import ControlFailed
 from .endpoint import Endpoint, endpoint_of, endpoints, read_token
 
-__all__ = ["HttpTransport", "SocketTransport", "find", "runs"]
-
 _ANSWER_LIMIT = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpTransport:
-    """To a port. Each request is a connection of its own."""
+    """Transport to a port. Each request uses a connection of its own."""
 
     host: str
     port: int
@@ -29,6 +27,7 @@ class HttpTransport:
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float
     ) -> tuple[int, dict[str, Any]]:
+        """Send a request; return the HTTP status and the answer's body. Raise ControlFailed if that fails."""
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         return _ask(connection, f"{self.host} port {self.port}", method, path, body, headers)
@@ -36,13 +35,14 @@ class HttpTransport:
 
 @dataclass(frozen=True, kw_only=True)
 class SocketTransport:
-    """To a socket of this machine. Each request is a connection of its own."""
+    """Transport to a socket of this machine. Each request uses a connection of its own."""
 
     path: str
 
     def ask(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float
     ) -> tuple[int, dict[str, Any]]:
+        """Send a request; return the HTTP status and the answer's body. Raise ControlFailed if that fails."""
         return _ask(_LocalConnection(self.path, timeout_s), self.path, method, path, body, {})
 
 
@@ -71,44 +71,72 @@ def _ask(
         reply = connection.getresponse()
         answer = json.loads(reply.read(_ANSWER_LIMIT))
     except (ConnectionError, FileNotFoundError, http.client.RemoteDisconnected) as error:
-        raise ControlFailed(f"nothing listens on {where}: {error}", is_gone=True) from error
+        raise ControlFailed(f"{where}: nothing listens there: {error}", is_gone=True) from error
     except TimeoutError as error:
-        raise ControlFailed(f"{where} did not answer within {connection.timeout:g} s") from error
+        raise ControlFailed(f"{where}: no answer within {connection.timeout:g} s") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ControlFailed(f"{where} gave no answer that is one: {what}") from error
+        raise ControlFailed(f"{where}: invalid answer: {what}") from error
     finally:
         connection.close()
     if not isinstance(answer, dict):
-        raise ControlFailed(f"{where} gave no answer that is one: {answer!r:.80}")
+        raise ControlFailed(f"{where}: invalid answer: {answer!r:.80}")
     return reply.status, answer
 
 
 def find(job_id: str) -> Client:
-    """The run of this user with that id, by the files that it has written (see `endpoint`).
+    """Find a run of this user by its id, from the files that it has written (see `endpoint`).
 
-    Raises: ControlFailed when there is none; UsageError for what is no job id.
+    Args:
+        job_id: id of the run, as `TrainerControlCallback(job_id=)` set it.
+
+    Returns:
+        A client of the run.
+
+    Raises:
+        ControlFailed: no such run listens, or none that this machine can reach.
+        UsageError: `job_id` is not a valid id.
+
+    Example:
+        run = find("my-run")
+        run.save_and_stop(wait_s=60)
     """
     endpoint = endpoint_of(job_id)
     if endpoint is None:
         known = ", ".join(endpoint.job_id for endpoint in endpoints()) or "none"
-        raise ControlFailed(f"no run called {job_id!r} listens here; there: {known}", job_id=job_id, is_gone=True)
+        raise ControlFailed(f"no run called {job_id!r} listens here; runs: {known}", job_id=job_id, is_gone=True)
     return client_of(endpoint)
 
 
 def runs() -> list[Endpoint]:
-    """Where the runs of this user listen, oldest first; those of dead processes are not among them."""
+    """List where the living runs of this user listen, oldest first.
+
+    Example:
+        for run in runs():
+            print(run.job_id, find(run.job_id).status().global_step)
+    """
     return endpoints()
 
 
 def client_of(endpoint: Endpoint) -> Client:
-    """Asks the run that listens there. Raises: ControlFailed where nothing leads to it from this machine."""
+    """Return a client of the run that listens at an endpoint.
+
+    Args:
+        endpoint: one of `runs()`.
+
+    Raises:
+        ControlFailed: the run listens on another machine only.
+        UsageError: the token of its port cannot be read.
+
+    Example:
+        print(client_of(runs()[0]).status().global_step)
+    """
     if endpoint.socket is not None and endpoint.is_here:
         return Client(SocketTransport(path=endpoint.socket), endpoint.job_id)
     if endpoint.host is None or endpoint.port is None:
         raise ControlFailed(
-            f"job_id={endpoint.job_id!r}: it runs on {endpoint.hostname} and listens only there; ask on that machine, "
-            "or start it with TrainerControlCallback(enable_http=True, host=...)",
+            f"job_id={endpoint.job_id!r}: it runs on {endpoint.hostname} and listens only there; query it on that "
+            "machine, or start it with TrainerControlCallback(enable_http=True, host=...)",
             job_id=endpoint.job_id,
         )
     token = read_token(endpoint.job_id)
@@ -118,7 +146,7 @@ def client_of(endpoint: Endpoint) -> Client:
 
 
 def _reachable(host: str, endpoint: Endpoint) -> str:
-    """An address that leads to what is bound to all addresses, or to another machine that shares the folder."""
+    """Return an address that reaches a port bound to all addresses, here or on a machine that shares the folder."""
     if host in ("0.0.0.0", "::", ""):
         if endpoint.is_here:
             return "127.0.0.1" if host != "::" else "::1"

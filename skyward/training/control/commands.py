@@ -1,7 +1,7 @@
-"""A run as its control sees it: the commands it was given, their states, and its progress.
+"""A run as its control sees it: the commands that it received, their states, and its progress.
 
-The training thread and those that answer requests share it. What training does here is a few assignments, never a
-wait: the lock is held for copies of small values only.
+The training thread shares it with the threads that answer requests. Training does only a few assignments here and never
+waits, because the lock is held only while small values are copied.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from typing import Any, Literal
 from ...calls.control import COMMANDS, STOPPING, CommandState, check_job_id
 from ...errors import UsageError
 
-__all__ = ["ControlledRun", "TakenCommands", "plain"]
-
 _KEPT_COMMANDS = 256
-"""What became of so many commands is known; of older ones it is not."""
+"""Number of commands whose outcome is kept; older ones are forgotten."""
 _WAITING_COMMANDS = 64
-"""So many may wait for the end of a step: more are refused, but for an abort."""
+"""Number of commands that may wait for the end of a step. Further ones are refused, except an abort."""
 _KEPT_RECORDS = 20_000
 _RECORDS_BYTES = 200_000
-"""Of one answer: it must fit into a frame of a pool's channel, too."""
+"""Size limit of one answer, which must also fit into a frame of a pool's channel."""
 _TEXT_LIMIT = 500
 _DEPTH_LIMIT = 6
 
@@ -35,23 +33,26 @@ RunState = Literal["running", "stopping", "aborting", "ended"]
 
 @dataclass(frozen=True, kw_only=True)
 class TakenCommands:
-    """What is asked for and was not applied yet, by the training thread."""
+    """Commands that the training thread takes over at the end of a step."""
 
     commands: tuple[str, ...]
-    """In the order in which they came."""
+    """Names, in the order of their arrival."""
 
 
 class ControlledRun:
-    """Of one run. Thread-safe.
+    """Commands and progress of one run. Thread-safe.
 
-    A command goes from "waiting" to "applied" (`take`, by the training thread at the end of a step) to "executed" or
-    "failed" (`saved`, `ended`); see `CommandState`.
+    A command is first "waiting". The training thread makes it "applied" at the end of a step (`take`). Later it becomes
+    "executed" or "failed" (`saved`, `ended`); see `CommandState`.
+
+    Args:
+        job_id: id of the run.
     """
 
     def __init__(self, job_id: str) -> None:
         self.job_id = check_job_id(job_id)
         self.has_new = False
-        """Whether `take` would give anything: read for each step, without the lock."""
+        """Whether `take` would return anything. It is read at every step, without the lock."""
         self.status: RunState = "running"
         self.global_step = 0
         self.epoch: float | None = None
@@ -65,22 +66,23 @@ class ControlledRun:
         self._commands: OrderedDict[str, CommandState] = OrderedDict()
         self._changed = threading.Condition()
 
-    # Requests, by the threads that answer them ----------------------------------------------------------------------
+    # Requests, in the threads that answer them ------------------------------------------------------------------------
 
     def submit(self, command: str, request_id: str | None = None) -> CommandState:
-        """Enters a command. One whose request id is known is that one, not another.
+        """Add a command. A known request id returns that command's state and adds nothing.
 
-        Raises: UsageError for an unknown command or a bad request id; RuntimeError when too many wait, or the run has
-        ended.
+        Raises:
+            UsageError: an unknown command, or an invalid request id.
+            RuntimeError: too many commands wait, or the run has ended.
         """
         if command not in COMMANDS:
-            raise UsageError(f"command: there is no {command!r}; there are {', '.join(COMMANDS)}")
+            raise UsageError(f"command={command!r}: unknown; use one of {', '.join(COMMANDS)}")
         request_id = uuid.uuid4().hex if request_id is None else check_job_id(request_id, "request_id")
         with self._changed:
             known = self._commands.get(request_id)
             if known is not None:
                 if known.command != command:
-                    raise UsageError(f"request_id: {request_id!r} is that of a {known.command}")
+                    raise UsageError(f"request_id={request_id!r}: a {known.command} command has this id; use a new one")
                 return known
             state = CommandState(request_id=request_id, command=command, state="waiting")
             if command == "status":
@@ -89,14 +91,14 @@ class ControlledRun:
                 raise RuntimeError("the run has ended")
             waiting = sum(1 for command in self._commands.values() if command.state == "waiting")
             if waiting >= _WAITING_COMMANDS and command != "abort":
-                raise RuntimeError(f"{_WAITING_COMMANDS} commands wait already")
+                raise RuntimeError(f"{_WAITING_COMMANDS} commands are waiting already")
             self._commands[request_id] = state
             self._forget_old()
             self.has_new = True
             return state
 
     def command(self, request_id: str, wait_s: float = 0.0) -> CommandState | None:
-        """What became of it; None: it is not known. Waits for so long until that is final."""
+        """Return a command's state, after waiting up to `wait_s` for a final one. None: the id is unknown."""
         deadline = time.monotonic() + wait_s
         with self._changed:
             while True:
@@ -107,12 +109,12 @@ class ControlledRun:
                 self._changed.wait(left_s)
 
     def commands(self) -> list[CommandState]:
-        """Those that are known, oldest first."""
+        """Return the states of all known commands, oldest first."""
         with self._changed:
             return list(self._commands.values())
 
     def seen(self) -> dict[str, Any]:
-        """The run as it is now: the body of a `RunStatus`."""
+        """Return the run's present state, the body of a `RunStatus`."""
         with self._changed:
             return {
                 "job_id": self.job_id,
@@ -128,24 +130,25 @@ class ControlledRun:
             }
 
     def history(self, since: int) -> tuple[list[dict[str, Any]], int]:
-        """Records from number `since` on, as many as one answer holds, and the number behind the last of them."""
+        """Return records from number `since` on, up to the size limit of an answer, and the number after the last."""
         with self._changed:
             first = self._recorded - len(self._records)
             start = min(max(since, first), self._recorded)
-            found: list[dict[str, Any]] = []
+            records: list[dict[str, Any]] = []
             size = 0
             for at in range(start - first, len(self._records)):
                 size += len(repr(self._records[at])) + 8
-                if size > _RECORDS_BYTES and found:
+                if size > _RECORDS_BYTES and records:
                     break
-                found.append(self._records[at])
-            return found, start + len(found)
+                records.append(self._records[at])
+            return records, start + len(records)
 
-    # What happens, by the training thread ---------------------------------------------------------------------------
+    # Events, in the training thread -----------------------------------------------------------------------------------
 
     def take(self, step: int) -> TakenCommands:
-        """The commands that came since the last time: they are applied from this step on. Each replaces what it
-        overrules: an abort all saves and stops before it.
+        """Apply the commands that have arrived since the last call; `step` is the step that has just ended.
+
+        A later command overrules others: an abort fails all saves before it.
         """
         with self._changed:
             self.has_new = False
@@ -154,7 +157,7 @@ class ControlledRun:
                 self._set(state, "applied", step=step)
             names = tuple(state.command for state in waiting)
             if "abort" in names:
-                self._overrule(("save_checkpoint",), "the run was aborted before it was saved")
+                self._overrule(("save_checkpoint",), "the run was aborted before this save")
             if self.status == "running" and any(name in STOPPING for name in names):
                 self.status = "stopping"
             if "abort" in names:
@@ -163,7 +166,7 @@ class ControlledRun:
             return TakenCommands(commands=names)
 
     def saved(self, of_step: int) -> None:
-        """The checkpoint of a step is durable. One that was begun before a command came does not execute it."""
+        """Record that the checkpoint of a step is durable. A save that began before a command does not execute it."""
         with self._changed:
             for state in list(self._commands.values()):
                 is_later = state.step is None or state.step <= of_step
@@ -172,26 +175,26 @@ class ControlledRun:
             self._changed.notify_all()
 
     def logged(self, record: Mapping[str, Any]) -> None:
-        """Something was logged, at the present step."""
-        said = {str(name): plain(value) for name, value in record.items()}
+        """Record what was logged at the present step."""
+        values = {str(name): plain(value) for name, value in record.items()}
         with self._changed:
-            self._logs = {**self._logs, **said}
+            self._logs = {**self._logs, **values}
             self._recorded += 1
-            self._records.append({**said, "global_step": self.global_step, "timestamp": time.time()})
+            self._records.append({**values, "global_step": self.global_step, "timestamp": time.time()})
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        """As `logged`, where it was not logged already: some producers say it twice."""
+        """Record metrics unless `logged` already has them: some producers report an evaluation twice."""
         last = self._records[-1] if self._records else {}
         if last.get("global_step") != self.global_step or any(name not in last for name in metrics):
             self.logged(metrics)
 
-    def ranks(self, said: list[dict[str, Any]]) -> None:
-        """What each rank says of itself."""
+    def ranks(self, reports: list[dict[str, Any]]) -> None:
+        """Replace the reports of the ranks."""
         with self._changed:
-            self._ranks = said
+            self._ranks = reports
 
     def ended(self) -> None:
-        """The run has ended: what asked for that is executed, what waits for anything else will not be."""
+        """Record the end of the run. Commands that asked for it are executed, all other open ones have failed."""
         with self._changed:
             was_aborted = self.status == "aborting"
             self.status = "ended"
@@ -203,10 +206,10 @@ class ControlledRun:
                 elif state.command in STOPPING and state.state == "applied":
                     self._set(state, "executed")
                 else:
-                    self._set(state, "failed", detail="the run ended before")
+                    self._set(state, "failed", detail="the run ended first")
             self._changed.notify_all()
 
-    # Within ---------------------------------------------------------------------------------------------------------
+    # Helpers, called with the lock held -------------------------------------------------------------------------------
 
     def _set(self, state: CommandState, to: Any, *, step: int | None = None, detail: str = "") -> None:
         self._commands[state.request_id] = replace(
@@ -219,14 +222,14 @@ class ControlledRun:
                 self._set(state, "failed", detail=why)
 
     def _forget_old(self) -> None:
-        # Saves may stay applied for ever, where a producer saves nothing.
+        # A save can stay "applied" forever, because a producer may save nothing.
         old = [name for name, state in self._commands.items() if state.state != "waiting"]
         for name in old[: max(0, len(self._commands) - _KEPT_COMMANDS)]:
             del self._commands[name]
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value of a log as JSON has it: numbers that JSON has no word for, and what it cannot hold, become strings."""
+    """Convert a logged value to JSON. NaN, infinities and values that JSON cannot hold become strings."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -237,6 +240,6 @@ def plain(value: Any, depth: int = 0) -> Any:
         return {str(name): plain(item, depth + 1) for name, item in value.items()}
     if depth < _DEPTH_LIMIT and isinstance(value, list | tuple):
         return [plain(item, depth + 1) for item in value]
-    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):  # a scalar of numpy's or torch's
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):  # a scalar of numpy or torch
         return plain(value.item(), depth + 1)
     return repr(value)[:_TEXT_LIMIT]

@@ -1,13 +1,13 @@
-"""A run's HTTP, by the standard library's parser: one thread accepts, one for each connection answers, beside training.
+"""HTTP server of a run, on the standard library's parser. One thread accepts, and each connection has one that answers.
 
-The clients are processes of one user on one machine, by a socket in a private folder; and, where it is asked for, any
-that reach a port. Each connection brings one request, of bounded size, within a deadline, and is closed after the
-answer. The number of connections is bounded: one more makes the slowest give way, so that clients that are slow on
-purpose keep nobody out. `http.server.ThreadingHTTPServer` bounds none of this, so only its parser of requests serves
-here; a server package would be a dependency of every run for five routes.
+Its clients are processes of one user on one machine, by a socket in a private folder. If a port is enabled, everyone
+who reaches it can connect. Each connection carries one request, of bounded size and within a deadline, and is closed
+after the answer. The number of connections is bounded: beyond it the slowest is dropped, so that slow clients keep
+nobody out. `http.server.ThreadingHTTPServer` bounds none of this, so only its request parser is used. A server
+package was rejected: every run would depend on it for five routes.
 
-At a port, the Host header must name this machine by address, as "localhost" or as it was bound, and an Origin its own,
-so that no web page reaches a run through a browser (DNS rebinding). Then the bearer token is checked.
+At a port, the Host header must name this machine: by an address, as "localhost", or by the bound name. An Origin must
+match it. Otherwise a web page could reach a run through a browser (DNS rebinding). Then the bearer token is checked.
 """
 
 from __future__ import annotations
@@ -38,64 +38,72 @@ from ...errors import UsageError
 from .api import BODY_LIMIT, Answer, ControlRequest, answer
 from .commands import ControlledRun
 
-__all__ = ["FIRST_PORT", "ControlServer", "AccessCheck", "bind", "bind_local", "is_loopback"]
-
 FIRST_PORT = 8900
-"""The first that is tried, and 99 after it."""
+"""First port to try; 99 more follow."""
 _PORTS = 100
 MAX_CONNECTIONS = 32
 MAX_WAITING = 8
-"""Requests that wait at once; one more is answered at once."""
+"""Number of requests that may wait at the same time. Further ones are answered without a wait."""
 REQUEST_S = 10.0
-"""Seconds in which a whole request must be here."""
+"""Deadline for receiving a whole request, in seconds."""
 ANSWER_S = 10.0
-"""Seconds in which the whole answer must be taken."""
+"""Deadline for sending a whole answer, in seconds."""
 DRAIN_S = 1.0
 LAST_WORDS_S = 2.0
-"""Seconds for the answers that are on their way when the run ends."""
+"""Time for unfinished answers when the run ends, in seconds."""
 _REQUEST_LIMIT = 16 * 1024 + BODY_LIMIT
 _LOOK_S = 1.0
-"""Seconds between two looks whether the run has ended; a connection of our own wakes `accept` earlier."""
+"""Longest pause between two checks whether the run has ended, in seconds; `close` wakes `accept` earlier."""
 
 _log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches that address."""
+    """Return whether only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name, not an address
+    except ValueError:  # a name instead of an address
         return host == "localhost"
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """A socket that listens there, on the port given (0: any that is free), or on the first free one from 8900 on.
+    """Return a listening socket.
 
-    Raises: UsageError.
+    Args:
+        host: address to bind.
+        port: port to bind, 0 for any free one; None: the first free one from 8900 on.
+
+    Raises:
+        UsageError: the address or the port cannot be bound.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"host: {host!r} is no address of this machine: {error}") from error
-    for tried in range(FIRST_PORT, FIRST_PORT + _PORTS) if port is None else (port,):
+        raise UsageError(f"host={host!r}: not an address of this machine: {error}; set host='127.0.0.1'") from error
+    for candidate in range(FIRST_PORT, FIRST_PORT + _PORTS) if port is None else (port,):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((address[0], tried))
+            sock.bind((address[0], candidate))
             sock.listen(MAX_CONNECTIONS)
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE and port is None:
                 continue
-            raise UsageError(f"port: cannot listen on {host} port {tried}: {error.strerror}") from error
+            raise UsageError(
+                f"port={candidate}: cannot listen on {host}: {error.strerror}; set another port, or 0"
+            ) from error
         return sock
-    raise UsageError(f"port: {host} has no free port from {FIRST_PORT} to {FIRST_PORT + _PORTS - 1}; give one, or 0")
+    raise UsageError(
+        f"port=None: {host} has no free port from {FIRST_PORT} to {FIRST_PORT + _PORTS - 1}; set port=, or 0 for any"
+    )
 
 
 def bind_local() -> socket.socket:
-    """Return a socket that listens for processes of this user on this machine: 0600, in a 0700 folder.
+    """Return a listening socket for processes of this user on this machine, mode 0600 in a folder of mode 0700.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: the socket cannot be created.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -105,7 +113,7 @@ def bind_local() -> socket.socket:
         sock.listen(MAX_CONNECTIONS)
     except OSError as error:
         sock.close()
-        raise UsageError(f"control socket: cannot be made: {error}") from error
+        raise UsageError(f"control socket: cannot be created: {error}; set TMPDIR to a folder of yours") from error
     except UsageError:
         sock.close()
         raise
@@ -114,42 +122,42 @@ def bind_local() -> socket.socket:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessCheck:
-    """Who may ask at a port. `host`: the address as it was given; `token`: what requests bring; None: nothing."""
+    """Access rules of a port: the bound `host`, and the `token` that requests need; None: no token."""
 
     host: str
     token: str | None = field(repr=False)
 
     def refusal(self, headers: Message) -> Answer | None:
-        """Return why the request is refused; None: it is not. Nothing else of it has been looked at."""
+        """Return the refusal of a request, or None. Only its headers have been parsed so far."""
         hosts = _values(headers, "host")
         if len(hosts) != 1:
-            return _error(400, "one Host header is needed")
+            return _error(400, "exactly one Host header is required")
         if not self._is_ours(hosts[0]):
             return _error(403, "the Host header does not name this machine; use its address, or localhost")
         if any(origin.partition("://")[2] != hosts[0] for origin in _values(headers, "origin")):
-            return _error(403, "requests of other sites are refused")
+            return _error(403, "requests from other sites are refused")
         if self.token is None:
             return None
-        given = _values(headers, "authorization")
-        scheme, _, token = (given or [""])[0].partition(" ")
-        # Any bytes; the time says nothing of them.
+        values = _values(headers, "authorization")
+        scheme, _, token = (values or [""])[0].partition(" ")
+        # The token can be any bytes. The comparison takes constant time, so its duration reveals nothing.
         is_right = hmac.compare_digest(token.strip().encode("utf-8", "replace"), self.token.encode())
-        if is_right and scheme.lower() == "bearer" and len(given) == 1:
+        if is_right and scheme.lower() == "bearer" and len(values) == 1:
             return None
         return Answer(
             status=401,
-            body={"error": "the run's token is needed: Authorization: Bearer TOKEN"},
+            body={"error": "the run's token is required: Authorization: Bearer TOKEN"},
             headers=(("WWW-Authenticate", 'Bearer realm="skyward"'),),
         )
 
     def _is_ours(self, host: str) -> bool:
-        """An address cannot be rebound; a name can, except those that we know."""
+        """Return whether a Host header names this machine. DNS can rebind a name, but not an address."""
         name = host.lower()
         if name.startswith("["):
             name = name[1:].partition("]")[0]
         elif name.count(":") == 1:
             name = name.partition(":")[0]
-        with contextlib.suppress(ValueError):  # a name: looked at below
+        with contextlib.suppress(ValueError):  # a name, checked below
             ipaddress.ip_address(name)
             return True
         bound = self.host.lower()
@@ -157,9 +165,12 @@ class AccessCheck:
 
 
 class ControlServer:
-    """Answers for `runs` on a socket that listens, from `start` to `close`.
+    """Answer for `runs` on a listening socket, from `start` to `close`.
 
-    gate: None: whoever reaches the socket may ask.
+    Args:
+        runs: runs that it answers for.
+        sock: the listening socket; the server closes it.
+        gate: access rules; None: everyone who reaches the socket may ask.
     """
 
     def __init__(self, runs: Iterable[ControlledRun], sock: socket.socket, *, gate: AccessCheck | None = None) -> None:
@@ -175,7 +186,7 @@ class ControlServer:
 
     @property
     def host(self) -> str:
-        """The address of the port."""
+        """Address of the port."""
         return str(self._address[0])
 
     @property
@@ -184,29 +195,32 @@ class ControlServer:
 
     @property
     def path(self) -> str:
-        """Of a local socket."""
+        """Path of a local socket."""
         return str(self._address)
 
     def start(self) -> None:
-        """Requests are answered from now on."""
+        """Start answering requests."""
         self._sock.settimeout(_LOOK_S)
         self._thread.start()
 
     def close(self) -> None:
-        """Gives answers that are on their way a moment, then closes everything. Idempotent."""
+        """Give unfinished answers a moment, then close everything. Idempotent."""
         self._stop.set()
-        with contextlib.suppress(OSError), socket.socket(self._sock.family) as waker:  # `accept` must see it
+        with contextlib.suppress(OSError), socket.socket(self._sock.family) as waker:  # wakes `accept`
             waker.settimeout(_LOOK_S)
             waker.connect(self._address)
-        # A fork of the run, a loader's worker say, may hold the socket too: closed alone, it would still listen.
+        # A fork of the run, such as a data loader's worker, may hold the socket too. Without the shutdown, closing it
+        # here would leave it listening.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
             self._thread.join(_LOOK_S + 5)
         self._sock.close()
         if self._sock.family == socket.AF_UNIX:
-            with contextlib.suppress(FileNotFoundError):  # somebody cleared the folder
+            with contextlib.suppress(FileNotFoundError):  # someone cleared the folder
                 os.unlink(self.path)
+        # No connection is added from here on. Those without an accepted request end at once; the others may still
+        # deliver their answers, such as the end of the run that a client waits for.
         with self._lock:
             connections = list(self._open)
         for connection in connections:
@@ -223,11 +237,11 @@ class ControlServer:
         while not self._stop.is_set():
             try:
                 sock, _ = self._sock.accept()
-            except TimeoutError:  # time to look whether the run has ended
+            except TimeoutError:  # check whether the run has ended
                 continue
-            except OSError as error:  # no descriptors are left, or the peer has gone again; or the run ends
+            except OSError as error:  # out of descriptors, or the client is gone, or the run ends
                 if not self._stop.wait(0.1):
-                    _log.debug("control: a connection was not taken: %s", error)
+                    _log.debug("control: could not accept a connection: %s", error)
                 continue
             if self._stop.is_set():
                 sock.close()
@@ -241,8 +255,8 @@ class ControlServer:
                 continue
             try:
                 connection.thread.start()
-            except RuntimeError as error:  # no more threads: this request has no answer, the next one may
-                _log.warning("control: a request was not answered: %s", error)
+            except RuntimeError as error:  # out of threads: this request gets no answer, but later ones may
+                _log.warning("control: could not answer a request: %s", error)
                 self._drop(connection)
 
     def _admit(self, connection: _Connection) -> bool:
@@ -260,9 +274,9 @@ class ControlServer:
         try:
             _Handler(self, connection).answer()
         except (OSError, EOFError):
-            pass  # the client went, or reads nothing
+            pass  # the client is gone, or does not read
         except Exception:
-            _log.exception("control: a request failed; training goes on")
+            _log.exception("control: a request failed; training continues")
         finally:
             self._drop(connection)
 
@@ -274,20 +288,20 @@ class ControlServer:
 
 @dataclass(eq=False)
 class _Connection:
-    """`is_wanted`: its request is here, may be made, and is not answered yet."""
+    """One connection. `is_wanted`: its request has arrived, is allowed, and is not answered yet."""
 
     sock: socket.socket
     is_wanted: bool = False
     thread: threading.Thread = field(init=False)
 
     def give_up(self) -> None:
-        """End what its thread waits for."""
-        with contextlib.suppress(OSError):  # its peer has ended it already
+        """End whatever its thread waits for."""
+        with contextlib.suppress(OSError):  # the client has closed it already
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class _BoundedReader(io.RawIOBase):
-    """Reads from a socket until a deadline, and at most `_REQUEST_LIMIT` bytes."""
+    """Reader of a socket with a deadline and a limit of `_REQUEST_LIMIT` bytes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -307,10 +321,10 @@ class _BoundedReader(io.RawIOBase):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request. The library parses its head; reading, refusing and answering within bounds is here."""
+    """One request. The library parses its head; this class reads, refuses and answers within the bounds."""
 
     protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.1"  # what is no request is answered too
+    default_request_version = "HTTP/1.1"  # so that garbage gets an answer with headers too
 
     def __init__(self, server: ControlServer, connection: _Connection) -> None:
         self._control = server
@@ -318,22 +332,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_BoundedReader(connection.sock))
 
     def answer(self) -> None:
-        """Raises OSError or EOFError where the client went, or takes nothing."""
+        """Read the request and answer it. Raise OSError or EOFError if the client is gone or does not read."""
         try:
-            said = self._hear()
+            received = self._receive()
         except TimeoutError:
-            said = _error(408, "the request did not come in time")
+            received = _error(408, "the request did not arrive in time")
         except HTTPException:
-            said = _error(431, f"a request is at most {_REQUEST_LIMIT} bytes")
-        if said is None:
+            received = _error(431, f"a request has at most {_REQUEST_LIMIT} bytes")
+        if received is None:
             return
-        self._connection.is_wanted = isinstance(said, ControlRequest)
-        self._send(_as_http(self._answered(said) if isinstance(said, ControlRequest) else said))
+        self._connection.is_wanted = isinstance(received, ControlRequest)
+        self._send(_as_http(self._answered(received) if isinstance(received, ControlRequest) else received))
         self._connection.is_wanted = False
         self._drain()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library refuses."""
+        """Send a refusal of the library."""
         self._send(_as_http(_error(code, (message or HTTPStatus(code).phrase)[:200])))
         self._drain()
 
@@ -341,8 +355,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 
-    def _hear(self) -> ControlRequest | Answer | None:
-        """The request, or why it is refused; None: the library has refused it."""
+    def _receive(self) -> ControlRequest | Answer | None:
+        """Return the request, or its refusal; None: the library has refused it already."""
         self.raw_requestline = self.rfile.readline()
         if not self.raw_requestline:
             raise EOFError
@@ -357,7 +371,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < size:
             raise EOFError
         path, _, query = self.path.partition("?")
-        # A path that is no UTF-8 names nothing here, and is a 404.
+        # A path that is not UTF-8 matches nothing here and becomes a 404.
         return ControlRequest(
             method=self.command, path=unquote_to_bytes(path).decode("utf-8", "replace"), query=query, body=body
         )
@@ -375,7 +389,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._connection.sock.sendall(data)
 
     def _drain(self) -> None:
-        """Read away what the client still sends, a little: closed over it, the answer would be lost too."""
+        """Read a little of what the client still sends: closing earlier resets the connection and loses the answer."""
         sock = self._connection.sock
         sock.shutdown(socket.SHUT_WR)
         sock.settimeout(DRAIN_S)
@@ -390,13 +404,13 @@ def _values(headers: Message, name: str) -> list[str]:
 
 def _body_size(headers: Message) -> int | Answer:
     if _values(headers, "transfer-encoding"):
-        return _error(501, "a body needs a Content-Length")
+        return _error(501, "a body requires a Content-Length")
     sizes = set(_values(headers, "content-length")) or {"0"}
     size = sizes.pop()
     if sizes or not (size.isascii() and size.isdigit()) or len(size) > 18:
         return _error(400, "Content-Length is not a number of bytes")
     if int(size) > BODY_LIMIT:
-        return _error(413, f"a body is at most {BODY_LIMIT} bytes")
+        return _error(413, f"a body has at most {BODY_LIMIT} bytes")
     return int(size)
 
 

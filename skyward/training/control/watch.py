@@ -1,28 +1,32 @@
-"""A run as it goes, in a terminal: loss curve, rates, memory and ranks; elsewhere a line for each record of its log."""
+"""View of a running training: on a terminal a screen with its curves, elsewhere a line for each record of its log."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TextIO
 
 from ...calls.control import Client, RunStatus
-from ...console.words import duration
+from ...console.chart import Curve, Row, chart
+from ...console.words import columns, duration, fitted
 from ...core.printable import printable, printable_lines
 from ...errors import ControlFailed, MissingDependency
 
-__all__ = ["follow_lines", "screen", "watch"]
-
 _HEIGHT = 12
 _MAX_POINTS = 2000
-"""Of a curve: of more, every n-th is drawn."""
+"""Points of a curve at most; of more, every n-th is drawn."""
 _HIDDEN = ("global_step", "timestamp", "epoch", "total_flos")
-_BYTES = re.compile(r"(?:^|_)(?:mem|memory|bytes)(?:_|$)")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_BYTES = re.compile(r"(?:^|_)(?:mem|memory|bytes|rss|vram)(?:_|$)")
+_LOSS, _EVAL_LOSS = "cyan", "magenta"
+_BAR = 30
+_RECENT = 20
+"""Records of the log that tell how fast the run goes now."""
 _LATE_S = 60.0
-"""Seconds without a step after which that is said."""
+"""Seconds without a step after which the title says so."""
 
 Records = list[dict[str, Any]]
 
@@ -30,23 +34,29 @@ Records = list[dict[str, Any]]
 def watch(
     client: Client, *, out: TextIO | None = None, every_s: float = 1.0, sleep: Callable[[float], None] = time.sleep
 ) -> str:
-    """Follow a run until it ends; how it stood at last, in words.
+    """Follow a run until it ends, and return its last state in words.
 
-    On a terminal it is a screen that changes, elsewhere lines that follow one another. A run that was killed ends it
-    too. Ctrl-C ends the watching and leaves the run as it is.
+    A terminal shows a screen that changes; other outputs get a line for each record. A run that was killed counts as
+    ended. Ctrl-C ends the watching; the run continues.
+
+    Args:
+        client: of the run.
+        out: stream to write to; None for sys.stdout.
+        every_s: seconds between two requests, > 0.
+        sleep: waits that long.
 
     Raises:
         MissingDependency: on a terminal, without the extra `training`.
-        ControlFailed: the run cannot be asked, though it has not ended.
+        ControlFailed: the run has not ended, but does not answer.
     """
     out = out or sys.stdout
-    if out.isatty():
+    if out.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb"):
         return _follow_screen(client, out, every_s, sleep)
     return follow_lines(client, out, every_s, sleep)
 
 
 def follow_lines(client: Client, out: TextIO, every_s: float, sleep: Callable[[float], None]) -> str:
-    """`watch` where `out` is no terminal."""
+    """Follow a run on an output that is not a terminal."""
 
     def show(status: RunStatus, new: Records, records: Records) -> None:
         for record in new:
@@ -93,7 +103,12 @@ def _follow(
         except ControlFailed as error:
             if not error.is_gone or status is None:
                 raise
-            return f"{status.job_id} has ended; it was last seen {_where(status)}"
+            # Its process is gone, so nobody can be asked; the records may be newer than the last status.
+            step = max(status.global_step, int(records[-1]["global_step"]) if records else 0)
+            status = replace(status, status="ended", global_step=step)
+            show(status, [], records)
+            is_done = 0 < status.max_steps <= step
+            return f"{status.job_id} has ended{'' if is_done else '; it was last seen'} {_where(status)}"
         records += new
         del records[:-20_000]
         show(status, new, records)
@@ -102,11 +117,15 @@ def _follow(
         sleep(every_s)
 
 
-# What is shown ------------------------------------------------------------------------------------------------------
+# Screen -------------------------------------------------------------------------------------------------------------
 
 
 def screen(status: RunStatus, records: Records, *, width: int, height: int = 40) -> Any:
-    """What a terminal shows of a run, as something that rich prints. Raises: MissingDependency."""
+    """Return the picture of a run, as something that rich prints.
+
+    Raises:
+        MissingDependency: without the extra `training`.
+    """
     try:
         from rich.console import Group
         from rich.panel import Panel
@@ -115,50 +134,98 @@ def screen(status: RunStatus, records: Records, *, width: int, height: int = 40)
     except ImportError as error:
         raise MissingDependency(_needs(error)) from error
     inner = max(20, width - 4)
-    chart = Text(_chart(records, inner, max(6, min(_HEIGHT, height - 20))), style="cyan")
-    rates = Table.grid(padding=(0, 2))
-    cells = [printable(f"{name} {_said(name, value)}") for name, value in status.logs.items() if name not in _HIDDEN]
-    per_row = max(1, inner // (max((len(cell) for cell in cells), default=1) + 2))
-    for at in range(0, len(cells), per_row):
-        rates.add_row(*cells[at : at + per_row])
     ranks = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("rank", "host", "process", "step", "memory", "said"):
+    for name in ("rank", "host", "process", "step", "memory", "heard"):
         ranks.add_column(name, justify="left" if name == "host" else "right")
     for rank in status.ranks:
         ranks.add_row(*_rank_cells(rank, status.timestamp))
+    values = _values(status, inner)
+    taken = len(values) + len(status.ranks) + 9
     title = Text.assemble((printable(status.job_id), "bold"), "  ", (_state(status), _style(status)))
-    return Panel(Group(Text(_where(status)), chart, rates, Text(), ranks), title=title, title_align="left")
+    parts: list[Any] = [
+        Text.assemble(*_bar(status, inner), overflow="ellipsis", no_wrap=True),
+        Text(fitted(_times(status, records), inner), style="dim"),
+        *(Text.assemble(*row) for row in _chart(records, inner, max(6, min(_HEIGHT, height - taken)))),
+        Text(),
+        *(Text(line) for line in values),
+        Text(),
+        ranks,
+    ]
+    return Panel(Group(*parts), title=title, title_align="left", border_style=_style(status))
 
 
-def _chart(records: Records, width: int, height: int) -> str:
-    """The losses against the steps: the training's, and the evaluation's where there is one."""
-    curves = {name: _points(records, name) for name in ("loss", "eval_loss")}
-    curves = {name: points for name, points in curves.items() if points[0]}
+def _bar(status: RunStatus, width: int) -> list[tuple[str, str]]:
+    """Return where the run is: its step, and a bar if its length is known."""
+    epoch = f"  epoch {status.epoch:.2f}" if status.epoch is not None else ""
+    if status.max_steps <= 0:
+        return [(f"step {status.global_step:,}{epoch}", "")]
+    text = f"step {status.global_step:,} of {status.max_steps:,}{epoch}"
+    part = min(1.0, status.global_step / status.max_steps)
+    size = min(_BAR, width - len(text) - 8)
+    if size < 6:
+        return [(f"{text}  {part:.0%}", "")]
+    full = round(part * size)
+    return [(f"{text}  ", ""), ("━" * full, _LOSS), ("─" * (size - full), "dim"), (f" {part:.0%}", "")]
+
+
+def _times(status: RunStatus, records: Records) -> str:
+    """Return how fast the run goes, for how long it has run, and when it will be done."""
+    timed = [(float(r["timestamp"]), int(r["global_step"])) for r in records if _is_number(r.get("timestamp"))]
+    if not timed:
+        return "no step was logged yet"
+    parts = []
+    began = timed[0][0]
+    recent = timed[-_RECENT:]
+    seconds, steps = recent[-1][0] - recent[0][0], recent[-1][1] - recent[0][1]
+    per_s = steps / seconds if seconds > 0 else 0.0
+    if per_s:
+        parts.append(f"{per_s:.3g} steps/s" if per_s >= 1 else f"{1 / per_s:.3g} s/step")
+    parts.append(f"{duration(max(0.0, status.timestamp - began))} so far" if status.status != "ended" else "")
+    if status.status == "ended":
+        parts[-1] = f"ended after {duration(max(0.0, timed[-1][0] - began))}"
+    elif per_s and status.max_steps > status.global_step:
+        parts.append(f"{duration((status.max_steps - status.global_step) / per_s)} left")
+    return " · ".join(parts)
+
+
+def _chart(records: Records, width: int, height: int) -> list[Row]:
+    """Draw the losses against the steps: the training's as a line, the evaluations' as marks."""
+    curves, legend = [], Row()
+    for name, colour, mark in (("loss", _LOSS, "━"), ("eval_loss", _EVAL_LOSS, "●")):
+        steps, values = _points(records, name)
+        if not steps:
+            continue
+        curves.append(Curve(xs=steps, ys=values, colour=colour, is_line=name == "loss"))
+        legend += [(f"{mark} ", colour), (f"{name} {values[-1]:.4g}   ", "")]
+        if name == "eval_loss":
+            legend.append((f"best {min(values):.4g}", "dim"))
     if not curves:
-        return "no loss was logged yet"
-    try:
-        import plotext
-    except ImportError as error:
-        raise MissingDependency(_needs(error)) from error
-    figure = plotext.figure
-    figure.clear()
-    for name, (steps, values) in curves.items():
-        signal = figure.signal(steps, values, marker="braille" if name == "loss" else "o")
-        signal.lines(name == "loss")
-        figure.draw(signal)
-    figure.plot_size(width, height)
-    drawn = _COLOURS.sub("", str(figure.build())).rstrip("\n")
-    return f"{drawn}\n{', '.join(_last(name, points[1]) for name, points in curves.items())}"
-
-
-def _last(name: str, values: Sequence[float]) -> str:
-    return f"{name} {values[-1]:.4g} (o)" if name == "eval_loss" else f"{name} {values[-1]:.4g}"
+        return [[("no loss was logged yet", "dim")]]
+    return [*chart(curves, width, height - 1), legend]
 
 
 def _points(records: Records, name: str) -> tuple[list[int], list[float]]:
-    found = [(r["global_step"], r[name]) for r in records if isinstance(r.get(name), int | float)]
-    found = found[:: len(found) // _MAX_POINTS + 1]
-    return [int(step) for step, _ in found], [float(value) for _, value in found]
+    points = [(r["global_step"], r[name]) for r in records if _is_number(r.get(name))]
+    points = points[:: len(points) // _MAX_POINTS + 1]
+    return [int(step) for step, _ in points], [float(value) for _, value in points]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _values(status: RunStatus, width: int) -> list[str]:
+    """Return the latest log in columns, without the losses that the chart names."""
+    in_chart = {name for name in ("loss", "eval_loss") if _is_number(status.logs.get(name))}
+    shown = [(name, value) for name, value in status.logs.items() if name not in {*_HIDDEN, *in_chart}]
+    cells = [printable(f"{name} {_in_units(name, value)}") for name, value in shown]
+    size = max((columns(cell) for cell in cells), default=0) + 3
+    per_row = max(1, width // size)
+    lines = []
+    for at in range(0, len(cells), per_row):
+        row = "".join(cell + " " * (size - columns(cell)) for cell in cells[at : at + per_row])
+        lines.append(fitted(row.rstrip(), width))
+    return lines
 
 
 def _rank_cells(rank: dict[str, Any], now: float) -> tuple[str, ...]:
@@ -174,7 +241,7 @@ def _rank_cells(rank: dict[str, Any], now: float) -> tuple[str, ...]:
 
 
 def _line(record: dict[str, Any], max_steps: int) -> str:
-    values = "  ".join(f"{name} {_said(name, value)}" for name, value in record.items() if name not in _HIDDEN)
+    values = "  ".join(f"{name} {_in_units(name, value)}" for name, value in record.items() if name not in _HIDDEN)
     of = f"/{max_steps}" if max_steps > 0 else ""
     epoch = record.get("epoch")
     return f"step {record.get('global_step')}{of}  {f'epoch {epoch:.2f}  ' if isinstance(epoch, float) else ''}{values}"
@@ -197,10 +264,10 @@ def _style(status: RunStatus) -> str:
     return {"running": "green", "ended": "dim"}.get(status.status, "yellow")
 
 
-def _said(name: str, value: Any) -> str:
+def _in_units(name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
-            return "/".join(_said(name, item) for item in value)
+            return "/".join(_in_units(name, item) for item in value)
         return str(value)
     if _BYTES.search(name) or name == "peak_mem_allocated":
         return _bytes(value)
@@ -216,4 +283,4 @@ def _bytes(count: float) -> str:
 
 
 def _needs(error: ImportError) -> str:
-    return f"the live view of a terminal needs `pip install skyward[training]`: {error}; without: `... | cat`"
+    return f"the live view of a terminal: {error}; install `skyward[training]`, or append `| cat` for plain lines"

@@ -1,8 +1,8 @@
-"""Evaluation that never makes training wait: a copy of the weights is scored elsewhere while training goes on.
+"""Evaluation beside training: a copy of the weights is scored elsewhere while training continues.
 
-A `Dispatcher` is where evaluations run: threads of this process, a process beside it, nodes of a pool, or several of
-those. `AsyncEvaluator` takes the copy, hands it over and gives what came of it, in records. The names that users know
-from Hugging Face, Lightning and Keras are in `skyward.training.sakura`.
+A `Dispatcher` runs evaluations: threads of this process, a process beside it, nodes of a pool, or several of these.
+`AsyncEvaluator` copies the weights, hands them over and returns the results as records. `skyward.training.sakura` has
+the same under the names that users know from Hugging Face, Lightning and Keras.
 """
 
 from ..._lazy import lazy_names as _lazy_names

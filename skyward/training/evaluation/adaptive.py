@@ -1,4 +1,4 @@
-"""Several workers as one: evaluations wait in one line, and each goes where it is expected to end first."""
+"""Several workers as one dispatcher: evaluations share a queue, and each goes where it should end first."""
 
 from __future__ import annotations
 
@@ -18,48 +18,50 @@ from .dispatcher import Dispatcher, Job, Outcome, warm_up_of
 from .dispatchers import as_dispatcher
 from .dispatchers.futures import new_future, settle, settle_error
 from .legal import check_at_least
-from .members import EvaluationWorker, HealthProbes, WorkerState, ask
+from .members import EvaluationWorker, HealthProbes, WorkerState, probe_workers
 from .pipeline import Lane
 from .placement import place
 from .worker_score import WorkerScore, median_s
 
-__all__ = ["AdaptiveCompute", "WorkerState"]
-
 _log = logging.getLogger(__name__)
 
 _GONE = (NodeError, PoolClosed)
-"""What is the worker's fault and not the evaluation's."""
+"""Errors of the worker, after which the evaluation may succeed on another one."""
 _THRESHOLD_FACTOR = 1.5
 _STRIKES = 1
-"""Losses of a worker after which it is left alone for a while."""
+"""Losses of a worker after which it is suspended."""
 
 
 @checked_options
 class AdaptiveCompute:
-    """Sends each evaluation to the worker where it is expected to end first.
+    """Send each evaluation to the worker that should finish it first.
 
-        with AdaptiveCompute([pool.node(1), pool.node(2), None]) as compute:
-            evaluator = AsyncEvaluator(make_model, score, data, compute=compute)
+    Evaluations wait in one queue until a worker has a free slot. Latencies are measured on the evaluations themselves.
+    A worker in another process is warmed up beside the others first, and gets evaluations once it has imported and
+    created all that they need. An idle worker that looked slow is tried again after a while.
 
-    Evaluations wait here until a worker has a free slot. Latencies are those of the evaluations themselves: a worker in
-    another process is warmed up first, beside the others, and gets evaluations when it has imported and made what they
-    need. An idle worker that looked slow is tried again after a while.
-
-    A worker that is lost is left alone for a while, and its evaluation goes to another one, once. Where all of them are
-    behind, `is_backpressured()` says so, until one has caught up: that needs no new observation. Thread-safe. A
-    Dispatcher: several evaluators may share one.
+    A lost worker is suspended for a while, and its evaluation is retried once on another one. `is_backpressured()` is
+    true while all workers are behind, and false as soon as one has caught up. Thread-safe. It is a `Dispatcher`, so
+    several evaluators may share one.
 
     Args:
-        workers: at least one. Each is what `compute=` of an evaluator may be: None (threads of this process),
-            "subprocess", a pool, a node or role of one, or a Dispatcher. Pools and dispatchers stay the user's to
-            close.
-        beta1, beta2: weights of what was before, in the averages of latency and of its variance, in [0, 1).
-        softmax_temperature: seconds, >= 0. 0: always the best; above, another one now and then.
-        initial_latency: seconds, > 0, that an evaluation is taken to last where none was seen.
-        backpressure_threshold: seconds, > 0, that an evaluation may have to wait before it begins.
-        chance: for tests.
+        workers: at least one. Each is anything that an evaluator's `compute` accepts: None (threads of this process),
+            "subprocess", a pool, a node or role of one, or a Dispatcher. Pools and dispatchers stay open when this
+            object closes.
+        beta1: weight of the past in the average latency, in [0, 1).
+        beta2: weight of the past in the latency's variance, in [0, 1).
+        softmax_temperature: seconds, at least 0. 0 always takes the best worker; above 0, another one now and then.
+        initial_latency: seconds, above 0; the estimate for a worker without a measurement.
+        backpressure_threshold: seconds, above 0, that an evaluation may wait before it begins.
+        chance: random generator, for tests.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: a value is out of its range, or a worker is none of these.
+
+    Example:
+        >>> with AdaptiveCompute([None, None]) as compute:
+        ...     [worker.name for worker in compute.workers]
+        ['in-process', 'in-process 2']
     """
 
     name = "adaptive"
@@ -77,28 +79,30 @@ class AdaptiveCompute:
     ) -> None:
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             if not (is_positive(beta, or_zero=True) and beta < 1):
-                raise UsageError(f"{name}: {beta!r}; it is a number >= 0 and < 1")
+                raise UsageError(f"{name}={beta!r}: must be a number >= 0 and < 1; set {name}=0.9, for example")
         if not is_positive(softmax_temperature, or_zero=True):
-            raise UsageError(f"softmax_temperature: {softmax_temperature!r}; it is a number of seconds >= 0")
+            raise UsageError(
+                f"softmax_temperature={softmax_temperature!r}: must be seconds >= 0; set 0 for always the best worker"
+            )
         _check_seconds("initial_latency", initial_latency)
         _check_seconds("backpressure_threshold", backpressure_threshold)
         if isinstance(workers, (str, bytes)) or not isinstance(workers, Sequence) or not workers:
-            raise UsageError(f"workers: {workers!r}; it is a list of at least one: a pool, pool.node(1), None, ...")
+            raise UsageError(f"workers={workers!r}: must be a list; pass at least one pool, pool.node(1), None, ...")
         self._beta1, self._beta2 = beta1, beta2
         self._temperature, self._initial_s = softmax_temperature, initial_latency
         self._threshold_s, self._has_own_threshold = backpressure_threshold, True
         self._chance = chance or random.Random()
         self._changed = threading.Condition()
-        self._asking = threading.Lock()
+        self._probe_lock = threading.Lock()
         self._members: list[EvaluationWorker] = []
         self._open: dict[Future[Any], _Sent] = {}
         self._waiting: list[_Sent] = []
-        """Those of `_open` that no worker has, the oldest first."""
+        """Evaluations of `_open` that no worker has, oldest first."""
         self._warming: set[Future[Outcome]] = set()
         self._lane = Lane("skyward-adaptive")
-        """Sends what waited, when a worker is free: not the thread that brings an outcome, which others wait for."""
+        """Sends waiting evaluations; the thread that reports an outcome must not block, because others wait for it."""
         self._endings = Lane("skyward-adaptive-end")
-        """Ends workers that were removed, when what is open there has ended."""
+        """Closes removed workers once their open evaluations have ended."""
         self._probing: HealthProbes | None = None
         self._is_closed = False
         dispatchers = [as_dispatcher(worker, field=f"workers[{at}]") for at, worker in enumerate(workers)]
@@ -120,25 +124,35 @@ class AdaptiveCompute:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether all workers are in this process."""
+        """Return whether all workers run in this process."""
         return all(member.dispatcher.shares_memory for member in self._members)
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether no worker uses this machine."""
+        """Return whether no worker uses this machine."""
         return all(getattr(member.dispatcher, "is_elsewhere", False) for member in self._members)
 
     @property
     def slots(self) -> int:
-        """Evaluations that run at once."""
+        """Number of evaluations that can run at once."""
         return sum(member.dispatcher.slots for member in self._members)
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Raises: UsageError: it is closed. The future raises what the evaluation raised, or why its worker is gone."""
+        """Queue an evaluation.
+
+        Args:
+            job: the evaluation.
+
+        Returns:
+            A future with the outcome. It raises the evaluation's exception, or the reason why the worker is gone.
+
+        Raises:
+            UsageError: this object is closed.
+        """
         sent = _Sent(job, new_future(self._cancelled))
         with self._changed:
             if self._is_closed:
-                raise UsageError(f"{self!r} is closed; submit before close()")
+                raise UsageError(f"{self!r}: is closed; submit before close()")
             self._open[sent.future] = sent
             self._waiting.append(sent)
         self.prepare(job)
@@ -155,29 +169,33 @@ class AdaptiveCompute:
         return [self._warm(member, key, warm_up_of(job)) for member, key in keys]
 
     def pressure(self) -> float:
-        """Seconds that a job would wait if it were submitted now; infinite while all workers are suspended."""
+        """Return the seconds that a job would wait if submitted now; infinite while all workers are suspended."""
         with self._changed:
             return self._place()[1]
 
     def is_backpressured(self) -> bool:
-        """Whether a job would wait longer than `threshold_s`. It is so no longer when a worker has caught up."""
+        """Return whether a job would wait longer than `threshold_s`; false again when a worker has caught up."""
         return self.pressure() > self.threshold_s
 
     @property
     def threshold_s(self) -> float:
-        """Seconds that a job may have to wait: as given, or by `warmup(set_backpressure=True)`."""
+        """Seconds that a job may wait: the argument, or a measured value after `warmup(set_backpressure=True)`."""
         with self._changed:
             slowest = [member.score.quantile_s(0.95) for member in self._members]
-        seen = [seconds for seconds in slowest if seconds is not None]
-        return self._threshold_s if self._has_own_threshold or not seen else _THRESHOLD_FACTOR * max(seen)
+        measured = [seconds for seconds in slowest if seconds is not None]
+        return self._threshold_s if self._has_own_threshold or not measured else _THRESHOLD_FACTOR * max(measured)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Waits for what is open, or cancels it; ends what was started here. Idempotent."""
+        """Wait for open evaluations, or cancel them, and close the workers that this object created. Idempotent.
+
+        Args:
+            cancel: cancel open evaluations instead of waiting.
+        """
         with self._changed:
             self._is_closed = True
             futures = list(self._open) if cancel else []
         self.stop_health_probes()
-        for future in reversed(futures):  # or those that wait would begin
+        for future in reversed(futures):  # newest first: cancelling a running one would start a waiting one
             future.cancel()
         with self._changed:
             self._changed.wait_for(lambda: not self._open)
@@ -187,8 +205,8 @@ class AdaptiveCompute:
         self._lane.join()
         self._endings.join()
         for member in self._members:
-            if member.asked is not None:
-                member.asked.future.cancel()
+            if member.probe is not None:
+                member.probe.future.cancel()
             if member.is_ours:
                 member.dispatcher.close(cancel=cancel)
 
@@ -196,14 +214,21 @@ class AdaptiveCompute:
 
     @property
     def workers(self) -> list[WorkerState]:
-        """How they look now."""
+        """Current state of every worker."""
         with self._changed:
             return [member.state() for member in self._members]
 
     def add_worker(self, worker: Any) -> str:
-        """One more from now on, taken to be as fast as the median of the others. Returns: its name.
+        """Add a worker, and estimate its latency as the median of the others.
 
-        Raises: UsageError.
+        Args:
+            worker: as in the constructor's `workers`.
+
+        Returns:
+            The worker's name.
+
+        Raises:
+            UsageError: `worker` is not one of the accepted kinds.
         """
         dispatcher = as_dispatcher(worker, field="worker")
         with self._changed:
@@ -214,24 +239,25 @@ class AdaptiveCompute:
         return member.name
 
     def remove_worker(self, worker: Any) -> None:
-        """Sends nothing more there; what is open there goes on.
+        """Stop sending evaluations to a worker; its open ones continue.
 
         Args:
-            worker: its name, or what was given as the worker.
+            worker: its name, or the object that was passed as the worker.
 
-        Raises: UsageError: there is no such worker, or it is the last.
+        Raises:
+            UsageError: no such worker, or it is the last one.
         """
         with self._changed:
             member = next((member for member in self._members if member.is_called(worker)), None)
             if member is None:
                 names = ", ".join(repr(member.name) for member in self._members)
-                raise UsageError(f"worker: {worker!r} is none of these; there are {names}")
+                raise UsageError(f"worker={worker!r}: no such worker; use one of {names}")
             if len(self._members) == 1:
-                raise UsageError(f"worker: {member.name!r} is the last one; add another before it is removed")
+                raise UsageError(f"worker={member.name!r}: is the last one; add another worker before removing it")
             self._members.remove(member)
         self._lane.put(self._fill)
-        if member.asked is not None:
-            member.asked.future.cancel()
+        if member.probe is not None:
+            member.probe.future.cancel()
         if member.is_ours:
             self._endings.put(member.dispatcher.close)
 
@@ -247,7 +273,7 @@ class AdaptiveCompute:
     # Sending ---------------------------------------------------------------------------------------------------------
 
     def _place(self) -> tuple[list[int | None], float]:
-        """Under the lock."""
+        """Place the waiting evaluations. The caller holds the lock."""
         for member in self._members:
             member.score.resize(member.dispatcher.slots)
         return place(
@@ -258,7 +284,7 @@ class AdaptiveCompute:
         )
 
     def _fill(self) -> None:
-        """Send what waits to the workers that are free. Called whenever a slot or an evaluation was added or freed."""
+        """Send waiting evaluations to free workers; called after any change of slots or evaluations."""
         with self._changed:
             placed, _ = self._place()
             going = [
@@ -268,6 +294,7 @@ class AdaptiveCompute:
                 self._waiting.remove(sent)
                 sent.member, sent.number = member, sent.number + 1
                 member.score.add((sent, sent.number))
+        # Outside the lock: a submission may pickle and copy for seconds, and calls back into this object.
         for sent, member in going:
             self._send(sent, member)
 
@@ -299,7 +326,7 @@ class AdaptiveCompute:
         self._lane.put(self._fill)
 
     def _note_loss(self, member: EvaluationWorker) -> None:
-        """Under the lock."""
+        """Suspend a lost worker. The caller holds the lock."""
         member.score.failed(_STRIKES)
         member.warmed_for.clear()
 
@@ -307,13 +334,14 @@ class AdaptiveCompute:
         error: BaseException | None = CancelledError() if inner.cancelled() else inner.exception()
         is_gone = isinstance(error, _GONE)
         with self._changed:
-            # What ran out of time lasted at least so long: that counts, or a worker that hangs would look quick.
+            # A timeout is a lower bound of the latency. Without it, a worker that hangs would keep looking fast.
             member.score.end(key, is_typical=error is None or isinstance(error, TimeoutError))
             if is_gone:
                 self._note_loss(member)
             elif error is None:
                 member.score.went_well()
             is_open = sent.future in self._open
+            # Once only: an evaluation that kills its worker must not go on to kill all of them.
             is_again = is_open and is_gone and sent.number == 1 and len(self._members) > 1
             if is_again:
                 self._waiting.insert(0, sent)
@@ -321,7 +349,9 @@ class AdaptiveCompute:
                 self._open.pop(sent.future, None)
             self._changed.notify_all()
         if is_again:
-            _log.warning("%s: step %d goes to another worker: %s", member.name, sent.job.step, error)
+            _log.warning(
+                "%s: retrying the evaluation of step %d on another worker: %s", member.name, sent.job.step, error
+            )
         elif is_open and error is None:
             settle(sent.future, member.named(inner.result()))
         elif isinstance(error, CancelledError):
@@ -350,19 +380,23 @@ class AdaptiveCompute:
         eject_on_failure: bool = False,
         set_backpressure: bool = False,
     ) -> dict[str, float | None]:
-        """Asks each worker so many times to do nothing, all of them at once, and waits.
+        """Measure every worker's round trip with calls that do nothing, and wait for the answers.
 
-        Tells how far away they are; how long evaluations last is learnt from evaluations.
+        The measurement shows how far away workers are. The duration of evaluations is learned from evaluations.
 
         Args:
-            rounds: >= 1.
-            timeout: seconds, > 0, for each.
-            eject_on_failure: those that do not answer are removed, but never the last one.
-            set_backpressure: from now on the threshold is 1.5 x the 95th percentile of the evaluations that the slowest
-                worker has run lately; until there are some, it is as it was given.
+            rounds: calls per worker, at least 1.
+            timeout: seconds per call, above 0.
+            eject_on_failure: remove workers that do not answer, except the last one.
+            set_backpressure: replace the threshold by 1.5 times the 95th percentile of the slowest worker's recent
+                evaluations. Until there are some, the given threshold holds.
 
-        Returns: by worker: the average of its answers in seconds, or None where there was none.
-        Raises: UsageError; NodeError: no worker answered.
+        Returns:
+            The average round trip in seconds by worker name; None for a worker that did not answer.
+
+        Raises:
+            UsageError: an argument is out of its range.
+            NodeError: no worker answered.
         """
         check_at_least("rounds", rounds, 1)
         _check_seconds("timeout", timeout)
@@ -370,12 +404,12 @@ class AdaptiveCompute:
             members = list(self._members)
         failed: set[EvaluationWorker] = set()
         for _ in range(rounds):
-            with self._asking:
-                answers = ask([member for member in members if member not in failed], timeout)
+            with self._probe_lock:
+                answers = probe_workers([member for member in members if member not in failed], timeout)
             self._note(answers, timeout, max_strikes=1)
             failed |= {member for member, seconds in answers.items() if seconds is None}
         if len(failed) == len(members):
-            raise NodeError(f"{self!r}: no worker answered within {timeout:g} s")
+            raise NodeError(f"{self!r}: no worker answered within {timeout:g} s; check the workers, or raise timeout")
         if eject_on_failure:
             for member in failed:
                 self.remove_worker(member.name)
@@ -384,17 +418,19 @@ class AdaptiveCompute:
         return {member.name: None if member in failed else member.score.round_trip_s for member in members}
 
     def start_health_probes(self, interval: float = 5.0, timeout: float = 2.0, max_strikes: int = 3) -> None:
-        """Asks workers that have nothing to do whether they live, until `stop_health_probes` or `close`.
+        """Probe idle workers in the background, until `stop_health_probes` or `close`.
 
-        A busy worker is not asked: its evaluation tells. One that does not answer so many times in a row is left alone,
-        longer each time, until it answers again. Started again, with other numbers if need be, by another call.
+        Busy workers are not probed, because their evaluation shows whether they live. A worker that misses
+        `max_strikes` probes in a row is suspended, longer each time, until it answers again. Another call restarts the
+        probes with new values.
 
         Args:
-            interval: seconds, > 0, between two rounds.
-            timeout: seconds, > 0, for an answer.
-            max_strikes: >= 1.
+            interval: seconds between two rounds, above 0.
+            timeout: seconds for an answer, above 0.
+            max_strikes: missed probes before a suspension, at least 1.
 
-        Raises: UsageError.
+        Raises:
+            UsageError: an argument is out of its range, or this object is closed.
         """
         _check_seconds("interval", interval)
         _check_seconds("timeout", timeout)
@@ -402,13 +438,13 @@ class AdaptiveCompute:
         self.stop_health_probes()
         with self._changed:
             if self._is_closed:
-                raise UsageError(f"{self!r} is closed")
+                raise UsageError(f"{self!r}: is closed; start probes before close()")
             self._probing = HealthProbes(
                 lambda is_to_stop: self._probe_idle(timeout, max_strikes, is_to_stop), interval
             )
 
     def stop_health_probes(self) -> None:
-        """Idempotent. Waits for the round that is under way."""
+        """Stop the probes and wait for the round under way. Idempotent."""
         with self._changed:
             probing, self._probing = self._probing, None
         if probing is not None:
@@ -417,8 +453,8 @@ class AdaptiveCompute:
     def _probe_idle(self, timeout_s: float, max_strikes: int, is_to_stop: Callable[[], bool]) -> None:
         with self._changed:
             idle = [member for member in self._members if member.score.open < member.dispatcher.slots]
-        with self._asking:
-            answers = ask(idle, timeout_s, is_to_stop)
+        with self._probe_lock:
+            answers = probe_workers(idle, timeout_s, is_to_stop)
         if not is_to_stop():
             self._note(answers, timeout_s, max_strikes)
 
@@ -427,7 +463,7 @@ class AdaptiveCompute:
             for member, seconds in answers.items():
                 if seconds is None:
                     member.score.failed(max_strikes)
-                elif seconds > timeout_s:  # to an earlier question: it says that the worker lives, and nothing more
+                elif seconds > timeout_s:  # a late answer to an earlier probe only shows that the worker lives
                     member.score.went_well()
                 else:
                     member.score.answered(seconds)
@@ -439,24 +475,24 @@ class _Sent:
     future: Future[Outcome]
     inner: Future[Outcome] | None = None
     member: EvaluationWorker | None = field(default=None, repr=False)
-    """Where it is now, or was."""
+    """Worker that has it now, or had it last."""
     number: int = 0
-    """How often it was sent."""
+    """Number of times it was sent."""
 
 
 def _submit(member: EvaluationWorker, job: Job) -> Future[Outcome]:
-    """Submit it there. What the submission raises is the future's."""
+    """Submit the job; an exception of the submission becomes the future's."""
     try:
         return member.dispatcher.submit(job)
     except ArgumentNotPicklable as error:
         refused: Future[Outcome] = Future()
         refused.set_exception(error)
-    except Exception as error:  # a dispatcher of the user's, or one that is closed
+    except Exception as error:  # a user's dispatcher, or a closed one
         refused = Future()
-        refused.set_exception(PoolClosed(f"{member.name}: it takes no evaluations: {error}"))
+        refused.set_exception(PoolClosed(f"{member.name}: accepts no evaluations: {error}"))
     return refused
 
 
 def _check_seconds(name: str, value: object) -> None:
     if not is_positive(value):
-        raise UsageError(f"{name}: {value!r}; it is a number of seconds > 0")
+        raise UsageError(f"{name}={value!r}: must be seconds > 0; set {name} to a positive number")

@@ -1,4 +1,4 @@
-"""The best score of a run: the weights that have it, and whether training should stop because none is better."""
+"""Best evaluation of a run: its weights on disk, and early stopping."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from typing import Any
 from ...errors import UsageError
 from .records import EvaluationRecord
 
-__all__ = ["BestModel", "BestValue", "EarlyStopping", "is_better", "is_greater_better"]
-
 Save = Callable[[Any, Path], None]
-"""(state, path) -> None: writes a state to a path that does not exist yet."""
+"""(state, path) -> None; writes a state to a path that does not exist yet."""
 
 
 class BestModel:
-    """Writes the weights of an evaluation whose metric is better than all before: those that were scored, not those
-    that training has when the score comes.
+    """Keep the weights of the best evaluation on disk.
 
-    The file is whole or not there, at every instant; `<path>.json` beside it is the record, written after it. A metric
-    that is no number, or NaN, is never the best; the first one counts as better than none.
+    The file has the weights that were scored, not those that training has reached by then. It is complete or absent at
+    every instant. `<path>.json` beside it is the record, written after it. A metric that is NaN is never the best; the
+    first number is better than none.
 
     Args:
-        path: ".safetensors" and ".npz" (of lists of arrays) are written as such, everything else by torch.save.
-        metric: its name in what `eval_fn` returns, with or without a leading "eval_" or "val_".
-        greater_is_better: None: yes, unless the name ends in "loss", "perplexity" or "error".
-        save: (state, path) -> None, for formats of your own. It runs in the background.
+        path: the file. ".safetensors" and ".npz" (of lists of arrays) select these formats, other suffixes torch.save.
+        metric: name of the metric in the result of `eval_fn`, with or without a leading "eval_" or "val_".
+        greater_is_better: direction of the metric; None means True, unless the name ends in "loss", "perplexity",
+            "error", "mse" or "mae".
+        save: (state, path) -> None, for another format. It runs in a background thread.
+
+    Example:
+        >>> best = BestModel("out/best.safetensors", "accuracy")
+        >>> best.greater_is_better, best.record
+        (True, None)
     """
 
     def __init__(
@@ -51,18 +55,29 @@ class BestModel:
 
     @property
     def record(self) -> EvaluationRecord | None:
-        """Of the weights in the file; None before the first."""
+        """Record of the weights in the file; None before the first."""
         return self._record
 
     @property
     def value(self) -> float | None:
-        """Of the metric in `record`."""
+        """Value of the metric in `record`; None before the first."""
         return self._value
 
     def offer(self, record: EvaluationRecord, state: Any) -> bool:
-        """Writes `state` if its record is the best so far. Any thread; takes as long as writing does.
+        """Write `state` if its record is the best so far.
 
-        Raises: UsageError, when the record has no such metric; OSError.
+        Callable from any thread; takes as long as writing.
+
+        Args:
+            record: the evaluation of `state`.
+            state: the weights that were scored.
+
+        Returns:
+            Whether it was the best and the file was written.
+
+        Raises:
+            UsageError: the record has no such metric, or it is not a number.
+            OSError: the file cannot be written.
         """
         value = self._metric_of(record)
         with self._lock:
@@ -90,9 +105,13 @@ class BestModel:
                     return float(metrics[name])
                 except (TypeError, ValueError):
                     raise UsageError(
-                        f"metric: {name} is {metrics[name]!r} at step {record.step}; give the name of a number"
+                        f"metric={self.metric!r}: {name} is {metrics[name]!r} at step {record.step}, not a number; "
+                        "use the name of a number"
                     ) from None
-        raise UsageError(f"metric: eval_fn returned no {self.metric!r}; it returned {', '.join(metrics) or 'nothing'}")
+        returned = ", ".join(metrics) or "nothing"
+        raise UsageError(
+            f"metric={self.metric!r}: eval_fn returned no such metric; use one that it returns ({returned})"
+        )
 
     def _write_record(self, record: EvaluationRecord) -> None:
         place = self.path.with_name(f"{self.path.name}.json")
@@ -103,27 +122,29 @@ class BestModel:
 
 @dataclass(kw_only=True)
 class BestValue:
-    """The best value of a metric so far; None before the first."""
+    """Best value of a metric so far; None before the first."""
 
     metric: str = field(kw_only=False)
     is_greater: bool
     value: float | None = None
 
     def note(self, metrics: Mapping[str, Any]) -> None:
-        """Take the metric's value where it is a number and better."""
+        """Take the metric's value if it is a number and better."""
         value = metrics.get(self.metric)
         if isinstance(value, int | float) and is_better(value, self.value, is_greater=self.is_greater):
             self.value = value
 
 
 class EarlyStopping:
-    """Says to stop when a metric has not become better in `patience` evaluations in a row.
+    """Tell training to stop when a metric has not improved in `patience` evaluations in a row.
 
-    Records that are late, skipped or failed count for nothing. NaN is never better.
+    Late, skipped and failed records are ignored. NaN is never better.
 
     Args:
-        patience: >= 1.
-        threshold: how much better is better, >= 0.
+        metric: name of the metric, with or without a leading "eval_".
+        patience: evaluations without improvement, at least 1.
+        threshold: smallest improvement that counts, at least 0.
+        greater_is_better: direction of the metric; None means by its name.
     """
 
     def __init__(
@@ -135,7 +156,7 @@ class EarlyStopping:
         self._worse = 0
 
     def observe(self, record: EvaluationRecord) -> bool:
-        """True: stop."""
+        """Note a record; return whether training should stop."""
         value = record.metrics.get(self._metric, record.metrics.get(self._metric.removeprefix("eval_")))
         if record.status != "ok" or value is None:
             return False
@@ -154,14 +175,14 @@ class EarlyStopping:
 
 
 def is_better(value: float, than: float | None, *, is_greater: bool, by: float = 0.0) -> bool:
-    """Whether a value is better than another by more than a threshold. A number is better than None; NaN never is."""
+    """Return whether `value` is better by more than `by`; a number is better than None, NaN never is."""
     if math.isnan(value) or than is None:
         return not math.isnan(value)
     return (value - than if is_greater else than - value) > by
 
 
 def is_greater_better(metric: str) -> bool:
-    """What a metric's name says."""
+    """Return the direction that a metric's name suggests."""
     return not metric.endswith(("loss", "perplexity", "error", "mse", "mae"))
 
 
@@ -172,7 +193,7 @@ def _save(state: Any, path: Path) -> None:
         seen: set[int] = set()
         tensors = {}
         for name, value in state.items():
-            # Two names of one tensor: the format has no way to say that.
+            # safetensors cannot store two names of one tensor, so the second name gets a copy.
             is_again = value.data_ptr() in seen and value.numel() > 0
             tensors[name] = value.clone() if is_again else value.contiguous()
             seen.add(value.data_ptr())

@@ -1,4 +1,4 @@
-"""Evaluation beside training as a callback: of our Trainer, and, by `skyward.training.frameworks`, of others'."""
+"""Evaluation beside training as a callback, for skyward's Trainer and for others through `training.frameworks`."""
 
 from __future__ import annotations
 
@@ -22,34 +22,39 @@ from .records import EvaluationRecord
 if TYPE_CHECKING:
     from ..bus import CallbackHandler
 
-__all__ = ["AsyncEvaluation"]
-
 _log = logging.getLogger(__name__)
 
 
 class AsyncEvaluation(TrainerCallback):
-    """Has copies of the model scored beside training, and logs what comes back at the step that was scored.
+    """Score copies of the model beside training, and log the metrics at the step that was scored.
 
-        Trainer(model, args, train_dataset=data, callbacks=[
-            AsyncEvaluation(make_model, score, held_out, eval_strategy="steps", eval_steps=100, compute="subprocess"),
-        ]).train()
-
-    Metrics go to `state.log_history` and, as `on_log` and `on_evaluate`, to the run's callbacks, with a state whose
-    `global_step` is the evaluated step; names get a leading "eval_". The model that comes with these events is the one
-    that trains, and further. In a world of several ranks they are fired when something is logged, at ends of epochs and
-    at the end.
+    Metrics go to `state.log_history`, with a leading "eval_", and to the run's callbacks as `on_log` and `on_evaluate`.
+    These events carry a state whose `global_step` is the evaluated step; their model is the one in training, which has
+    moved on. With several ranks they are fired at logs, at ends of epochs and at the end of training.
 
     Args:
-        model_factory, eval_fn, payload: as `AsyncEvaluator`'s.
-        eval_strategy: "epoch" or "steps".
-        eval_steps: optimizer steps from one evaluation to the next; None: the run's own `eval_steps`.
-        trainable_only: as `model_state`'s.
-        stop_on: a metric whose getting worse ends training, by `patience` evaluations in a row that are not better by
-            more than `threshold`. Late metrics count for nothing: give `max_age_steps`.
-        drain_timeout_s: what has not ended so long after the last step is cancelled; None: it is waited for.
-        options: every other option of `AsyncEvaluator`: compute, best, gate, on_backpressure, max_age_steps, ...
+        model_factory: as in `AsyncEvaluator`.
+        eval_fn: as in `AsyncEvaluator`.
+        payload: as in `AsyncEvaluator`.
+        eval_strategy: when to evaluate, "epoch" or "steps".
+        eval_steps: optimizer steps between evaluations, at least 1; None means the run's `eval_steps`.
+        trainable_only: as in `model_state`.
+        stop_on: metric for early stopping; None turns it off. Late metrics are ignored, see `max_age_steps`.
+        patience: evaluations in a row without an improvement after which training stops, at least 1.
+        threshold: smallest improvement that counts.
+        greater_is_better: direction of the `stop_on` metric; None means by its name.
+        drain_timeout_s: seconds after the last step after which open evaluations are cancelled; None waits for all.
+        **options: any other option of `AsyncEvaluator`: compute, best, gate, on_backpressure, max_age_steps, ...
 
-    Raises: UsageError.
+    Raises:
+        UsageError: a value is out of its range, or an option is unknown.
+
+    Example:
+        >>> evaluation = AsyncEvaluation(
+        ...     dict, lambda model, data: {"loss": 0.5}, eval_strategy="steps", eval_steps=100, compute="subprocess"
+        ... )
+        >>> evaluation.history
+        []
     """
 
     collective_events = frozenset({"on_log", "on_epoch_end", "on_train_end"})
@@ -71,10 +76,14 @@ class AsyncEvaluation(TrainerCallback):
         **options: Any,
     ) -> None:
         if eval_strategy not in ("epoch", "steps"):
-            raise UsageError(f"AsyncEvaluation: eval_strategy={eval_strategy!r}; it is 'epoch' or 'steps'")
+            raise UsageError(
+                f"AsyncEvaluation.eval_strategy={eval_strategy!r}: unknown strategy; use 'epoch' or 'steps'"
+            )
         for field, value in (("eval_steps", eval_steps), ("patience", patience)):
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"AsyncEvaluation: {field}={value!r}; it is a whole number >= 1")
+                raise UsageError(
+                    f"AsyncEvaluation.{field}={value!r}: must be a whole number >= 1; set {field}=1 or more"
+                )
         check_names(type(self).__name__, options, inspect.signature(AsyncEvaluator).parameters)
         self._parts, self._options = (model_factory, eval_fn, payload), options
         self._strategy, self._eval_steps, self._trainable_only = eval_strategy, eval_steps, trainable_only
@@ -91,22 +100,22 @@ class AsyncEvaluation(TrainerCallback):
 
     @property
     def evaluator(self) -> AsyncEvaluator | None:
-        """Rank 0's, while a run is on; None elsewhere."""
+        """Rank 0's evaluator while a run is on; None elsewhere."""
         return self._evaluations.evaluator
 
     @property
     def history(self) -> list[EvaluationRecord]:
-        """All records so far, on every rank; a resumed run's goes on."""
+        """All records so far, on every rank, including those from before a resume."""
         return self._evaluations.records
 
     @property
     def state_key(self) -> str:
-        """Two in a run need a `name` (an option of AsyncEvaluator) of their own."""
+        """Key of this callback's state in checkpoints; two of them in one run need different `name` options."""
         name = self._options.get("name")
         return "AsyncEvaluation" if name is None else f"AsyncEvaluation.{name}"
 
     def join_bus(self, bus: CallbackHandler) -> None:
-        """The run's callbacks, to which metrics are logged."""
+        """Take the run's callbacks, which get the metrics."""
         self._bus = bus
 
     # Events ----------------------------------------------------------------------------------------------------------
@@ -114,8 +123,8 @@ class AsyncEvaluation(TrainerCallback):
     def on_train_begin(self, state: Any, ranks: Ranks, trainer: Any = None, **kwargs: Any) -> None:
         if part_of(trainer) is not None:
             raise UsageError(
-                f"AsyncEvaluation: trainer={type(trainer).__name__}: each rank has one stage of the model, and its "
-                "weights alone cannot be evaluated; use the Trainer's own evaluations, eval_strategy='steps'"
+                f"AsyncEvaluation: {type(trainer).__name__} gives each rank one stage of the model, which cannot be "
+                "evaluated alone; use the Trainer's own evaluations, eval_strategy='steps'"
             )
         self.close()
         self._submitted_at = None
@@ -145,7 +154,7 @@ class AsyncEvaluation(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """End what is open. A run that raises calls it, too."""
+        """Cancel open evaluations; also called when a run raises."""
         self._evaluations.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,7 +168,7 @@ class AsyncEvaluation(TrainerCallback):
         if self._stopping is not None and state_dict["stopping"] is not None:
             self._stopping.load_state_dict(state_dict["stopping"])
 
-    # Within ----------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _every(self, state: Any) -> int:
         return self._eval_steps or max(1, int(state.eval_steps or 0))
@@ -170,9 +179,9 @@ class AsyncEvaluation(TrainerCallback):
             self._evaluations.submit(model, step=state.global_step, epoch=state.epoch)
 
     def _report(self, state: Any, control: Any, context: Mapping[str, Any], *, is_last: bool = False) -> None:
-        """Log what has ended since the last time, on all ranks."""
+        """Log the evaluations that ended since the last call, on all ranks."""
         evaluations, step = self._evaluations, state.global_step
-        if not evaluations.pending:  # or it was closed
+        if not evaluations.pending:  # nothing open, or closed
             return
         records = (
             evaluations.drain(step=step, timeout_s=self._drain_timeout_s) if is_last else evaluations.poll(step=step)
@@ -181,7 +190,7 @@ class AsyncEvaluation(TrainerCallback):
             if record.metrics:
                 self._log(record, state, control, context)
             if self._stopping is not None and self._stopping.observe(record) and not is_last:
-                _log.info("training stops at step %d, by the evaluation of step %d", step, record.step)
+                _log.info("training stops at step %d, because of the evaluation of step %d", step, record.step)
                 control.should_training_stop = True
 
     def _log(self, record: EvaluationRecord, state: Any, control: Any, context: Mapping[str, Any]) -> None:
@@ -194,7 +203,7 @@ class AsyncEvaluation(TrainerCallback):
             return
         then = copy.copy(state)
         then.global_step, then.epoch = record.step, record.epoch
-        self._is_reporting = True
+        self._is_reporting = True  # our own on_log arrives here again, and must not report recursively
         try:
             self._bus.fire("on_log", control=control, **{**context, "state": then, "logs": logs})
             self._bus.fire("on_evaluate", control=control, **{**context, "state": then, "metrics": dict(logs)})

@@ -1,4 +1,4 @@
-"""The seam between what asks for evaluations and where they run. No framework is imported here."""
+"""Interface between evaluators and the places where evaluations run. Imports no framework."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ import cloudpickle
 
 from ...errors import ArgumentNotPicklable
 
-__all__ = ["NOTHING", "WARMED_SLOTS", "Content", "Dispatcher", "Job", "Outcome", "warm_up_of"]
-
 WARMED_SLOTS = 4
-"""Slots of one dispatcher that are warmed up at most: each holds a model from then on."""
+"""Most slots of one dispatcher to warm up, because each keeps a model from then on."""
 
 
 class Content:
-    """A value that goes to a worker once, named by what its pickle holds.
+    """Value that is sent to a worker once, identified by a digest of its pickle.
 
-    Pickled when it is first asked for, at most once; a worker in this process takes the value itself, and then nothing
-    is pickled. Thread-safe.
+    It is pickled at most once, on first use. A worker in this process takes the value itself, so nothing is pickled.
+    Thread-safe.
 
     Args:
-        value: must not be changed from now on: what a worker has got is not sent again.
-        field: how errors name it, such as "eval_fn".
+        value: the value. Do not change it afterwards, because a worker that has it does not get it again.
+        field: name for errors, such as "eval_fn".
+
+    Example:
+        >>> Content([1, 2], "payload").digest == Content([1, 2], "payload").digest
+        True
     """
 
     def __init__(self, value: Any, field: str) -> None:
@@ -40,14 +42,14 @@ class Content:
 
     @property
     def data(self) -> bytes:
-        """Its pickle, by cloudpickle. Raises: ArgumentNotPicklable."""
+        """Pickle of the value, by cloudpickle; raises ArgumentNotPicklable."""
         with self._lock:
             if self._data is None:
                 try:
                     data = cloudpickle.dumps(self.value, protocol=5)
                 except Exception as error:
                     raise ArgumentNotPicklable(
-                        f"{self.field}: it cannot be sent to another process: {type(error).__name__}: {error}; make "
+                        f"{self.field}: cannot be sent to another process ({type(error).__name__}: {error}); create "
                         "what cannot be pickled (open files, loaders with workers, locks) inside the function",
                         argument=self.field,
                     ) from error
@@ -57,96 +59,114 @@ class Content:
 
     @property
     def digest(self) -> str:
-        """Of `data`, 32 hexadecimal digits. Raises: ArgumentNotPicklable."""
+        """Digest of `data`, 32 hexadecimal digits; raises ArgumentNotPicklable."""
         _ = self.data
         return self._digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One evaluation, as a worker gets it: `eval_fn(load(factory(), state), payload)`.
+    """One evaluation for a worker: `eval_fn(load(factory(), state), payload)`.
 
-    The model is made by `factory()` when the worker has none under `cache_key`, and is used by one evaluation at a
-    time.
+    A worker keeps the model under `cache_key` and calls `factory()` if it has none. One evaluation at a time uses it.
+
+    Example:
+        A dispatcher of your own gets jobs in `submit`:
+
+            def submit(self, job: Job) -> Future[Outcome]:
+                return self.executor.submit(self.score, job)
     """
 
     factory: Content
-    """Makes the architecture; its weights do not matter."""
+    """() -> model; only the architecture matters, not the weights."""
     load: Content
-    """(model, state) -> None: puts the weights in."""
+    """(model, state) -> None; loads the weights."""
     eval_fn: Content
-    """(model, payload) -> metrics, a dictionary."""
+    """(model, payload) -> dict of metrics."""
     payload: Content
     cache_key: str | None
-    """None: the model is made anew for each evaluation."""
+    """None creates a new model for each evaluation."""
     state: Any
-    """Nested dicts and lists of host tensors or arrays. Not to be changed; it stays as it is until the future of the
-    job is done."""
+    """Nested dicts and lists of host tensors or arrays. Read-only; valid until the job's future is done."""
     step: int
     snapshot_id: str
     timeout_s: float | None = None
-    """Seconds of running, not of waiting. None: no limit."""
+    """Limit of the running time in seconds, without waiting; None means no limit."""
     is_warm_up: bool = False
-    """It scores nothing, so its duration says nothing about evaluations."""
+    """True if the job scores nothing, so its duration says nothing about evaluations."""
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing."""
+    """Accept anything and do nothing."""
 
 
 NOTHING = Content(_nothing, "nothing")
 
 
 def warm_up_of(job: Job) -> Job:
-    """Make a job that imports, makes and keeps what `job` needs, and scores nothing."""
+    """Return a job that imports, creates and keeps everything that `job` needs, and scores nothing."""
     return replace(job, load=NOTHING, eval_fn=NOTHING, state=None, step=0, snapshot_id="warm-up", is_warm_up=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a worker gives back. Times are seconds since 1970 by the clock of the process that submitted."""
+    """Result of a job. Times are seconds since 1970, by the clock of the process that submitted.
+
+    Example:
+        >>> Outcome(value={"loss": 0.5}, worker="node 1", started_at=10.0, finished_at=12.5).load_s
+        0.0
+    """
 
     value: Any
-    """What `eval_fn` returned, whatever that is."""
+    """Return value of `eval_fn`, unchecked."""
     worker: str
     started_at: float
     finished_at: float
     load_s: float = 0.0
-    """Of the time between them, seconds until the model was there with its weights."""
+    """Seconds after `started_at` until the model had its weights."""
     transfer_s: float = 0.0
-    """Seconds before `started_at` in which the state was on its way, where that is known."""
+    """Seconds before `started_at` that the state was in transfer, if known."""
 
 
 class Dispatcher(Protocol):
-    """Where evaluations run. Thread-safe.
+    """Interface to a place where evaluations run. Implementations are thread-safe.
 
-    One may say more: `is_elsewhere`, whether it uses none of this machine's hardware (the gate needs no trial then);
-    `is_backpressured()`, whether it is behind, where it knows better than a threshold of its `pressure()`; and
-    `prepare(job)`, which warms up all of its workers for jobs like this one and returns the futures of the warm-ups.
+    Optional members:
 
-    A future that is cancelled must become done soon, whatever the evaluation does: a process is ended, a thread is
-    left alone and counts no more.
+    - `is_elsewhere`: whether it uses none of this machine's hardware; the gate then needs no trial
+    - `is_backpressured()`: whether it is behind; otherwise a threshold of `pressure()` decides
+    - `prepare(job)`: warm up all workers for jobs like this one, and return the futures of the warm-ups
+
+    A cancelled future must be done soon, whatever the evaluation does: kill a process, or abandon a thread and free its
+    slot.
+
+    Example:
+        Any object with these members works as `compute=` of an evaluator:
+
+            evaluator = AsyncEvaluator(make_model, score, data, compute=MyDispatcher())
     """
 
     @property
     def name(self) -> str:
-        """For records and pictures: "in-process", "subprocess", "node 1"."""
+        """Name for records and plots: "in-process", "subprocess", "node 1"."""
 
     @property
     def shares_memory(self) -> bool:
-        """True: workers read `job.state` and the values of contents as they are."""
+        """Return whether workers read `job.state` and the values of contents directly, without a copy."""
 
     @property
     def slots(self) -> int:
-        """Evaluations that run at once."""
+        """Number of evaluations that can run at once."""
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Start it, or queue it. May take as long as handing over takes (pickling, copying): it is called by a
-        background thread. The future raises what the evaluation raised, TimeoutError, or why the worker is gone.
+        """Start or queue a job.
+
+        A background thread calls this, so it may take as long as pickling and copying take. The future raises the
+        evaluation's exception, TimeoutError, or the reason why the worker is gone.
         """
 
     def pressure(self) -> float:
-        """Seconds that a job would be expected to wait if it were submitted now; 0.0: it would start at once."""
+        """Return the expected wait in seconds of a job that is submitted now; 0.0 if it would start at once."""
 
     def close(self, *, cancel: bool = False) -> None:
-        """Ends what this object started (never a pool that it was given): waits for what runs, or cancels it."""
+        """Wait for running jobs, or cancel them, and end everything this object started (never a given pool)."""

@@ -1,4 +1,4 @@
-"""Evaluates copies of a model's weights elsewhere, while training goes on."""
+"""Evaluator that scores copies of a model's weights elsewhere while training continues."""
 
 from __future__ import annotations
 
@@ -23,61 +23,65 @@ if TYPE_CHECKING:
     from .best import BestModel
     from .timeline import Timeline
 
-__all__ = ["MAX_PENDING", "AsyncEvaluator", "Drain", "OnBackpressure", "OnError"]
-
 OnError = Literal["record", "raise"]
 
 MAX_PENDING = 4
-"""How many evaluations may be open by default: each holds a copy of the weights."""
+"""Default limit of open evaluations, because each holds a copy of the weights."""
 
 
 @checked_options
 class AsyncEvaluator:
-    """Evaluates snapshots of a model beside its training: `eval_fn(model, payload)`, the model with its weights then.
+    """Score snapshots of a model beside its training.
 
-        evaluator = AsyncEvaluator(make_model, score, validation_data)
-        for step in ...:
-            ...
-            evaluator.submit(model.state_dict(), step=step)     # copies the weights, and returns
-            for record in evaluator.collect(): ...              # what has ended meanwhile
-        evaluator.drain()
-        evaluator.close()
+    `submit` copies the weights and returns. A worker then runs `eval_fn(model, payload)` on a model with these weights.
+    `collect` and `drain` return the records.
 
-    All methods are for the training thread, and only they touch what is yours: records come out of `collect` and
-    `drain`, and nothing of yours is called in the background but the four arguments below, on the worker. No failure of
-    an evaluation, and of no worker, changes training; records say what happened.
+    Call all methods from the training thread. Only `model_factory`, `eval_fn`, `load` and the `best` writer run in the
+    background. A failed evaluation or a lost worker never disturbs training; the record says what happened.
 
     Args:
-        model_factory: makes the architecture on the worker; its weights do not matter.
-        eval_fn: (model, payload) -> metrics, a dictionary. A torch model is in evaluation mode when it gets it.
-        payload: what else `eval_fn` needs, such as validation data; sent to a worker once. Not to be changed.
-        compute: where: None (threads of this process), "subprocess", a pool, a node or role of one, an AdaptiveCompute
-            or any Dispatcher. A Dispatcher stays open when the evaluator is closed.
-        drain: "lazy": a submission takes no notice of evaluations that run. "strict": it first waits for the oldest.
-        cache_key: workers keep the model under it. The default is this evaluator's own; evaluators on other hardware
-            share models by a name of yours, as long as they have the same factory. None: made for each evaluation.
-        fp16_state_dict: float32 values travel as float16 (and are cast in the background): half the bytes, and metrics
-            are of rounded weights.
-        async_copy: False waits until the device has made the copy. On the CPU there is no difference.
-        on_backpressure: what to do where the worker is behind, or `max_pending` evaluations are open. "skip": no copy
-            is made, and a record says so. "block": waits for the oldest. "queue": sends it all the same, but waits for
-            the oldest when `max_pending` are open: each holds a copy of the weights, so memory stays bounded.
-        max_pending: evaluations that are open at most, >= 1.
-        on_error: "record": a failed evaluation is a record. "raise": `collect`, `drain` and `close` raise it, too.
-        gate: "auto" begins beside training, tries evaluations between its steps when the run is so long that the trial
-            is cheap, and keeps the faster; it waits for no cold worker. "always": never tries. "sync": training waits
-            for each. A dispatcher that says `is_elsewhere` needs no trial.
-        timeout_s: seconds that an evaluation may run; None: no limit, and `drain` waits as long.
-        max_age_steps: metrics that come when training is further ahead than this are recorded as "late".
-        load: (model, state) -> None. None: torch's state dicts and Keras's lists of weights.
-        snapshots: where copies are taken; None: where asynchronous checkpoints of this process take theirs.
-        best: keeps the weights that were scored best.
-        timeline: gets what happened when.
-        name: for logs and threads.
-        argument_names: how errors name arguments of this class, by their names here; for wrappers that give them other
-            names.
+        model_factory: () -> model, called on the worker; only the architecture matters, not the weights.
+        eval_fn: (model, payload) -> dict of metrics. It gets a torch model in eval mode.
+        payload: further input of `eval_fn`, such as validation data. Sent to each worker once; do not change it.
+        compute: where to evaluate: None (threads of this process), "subprocess", a pool, a node or role of one, an
+            AdaptiveCompute, or any Dispatcher. A Dispatcher stays open when the evaluator closes.
+        drain: "lazy" submits regardless of running evaluations; "strict" waits for the oldest one first.
+        cache_key: name under which workers keep the model. By default it is unique to this evaluator. Evaluators with
+            the same factory may share a name of yours. None creates a new model for each evaluation.
+        fp16_state_dict: send float32 values as float16, cast in the background. Halves the bytes and rounds the weights
+            that are scored.
+        async_copy: False waits until the device has copied the weights. Makes no difference on the CPU.
+        on_backpressure: what to do when the worker is behind or `max_pending` evaluations are open. "skip" makes no
+            copy and records that; "block" waits for the oldest one; "queue" submits anyway, and waits only at
+            `max_pending`, so that memory stays bounded.
+        max_pending: limit of open evaluations, at least 1. Each holds a copy of the weights.
+        on_error: "record" turns a failure into a record; "raise" also raises it in `collect`, `drain` and `close`.
+        gate: "auto" starts beside training. In a run long enough for a cheap trial, it tries evaluations between steps
+            and keeps the faster way; it never waits for a cold worker. "always" stays beside, "sync" makes training
+            wait for each. A dispatcher with `is_elsewhere` needs no trial.
+        timeout_s: limit of an evaluation's running time in seconds; None means none, and `drain` waits accordingly.
+        max_age_steps: metrics are recorded as "late" if training is further ahead than this; None means never.
+        load: (model, state) -> None, loads the weights; None handles torch's state dicts and Keras's weight lists.
+        snapshots: source of the copies' buffers; None shares them with this process's asynchronous checkpoints.
+        best: keeps the weights with the best score.
+        timeline: records what happened when.
+        name: name in logs and of threads.
+        argument_names: names of this class's arguments in errors, for wrappers that rename them.
 
-    Raises: UsageError; ArgumentNotPicklable where workers are other processes.
+    Raises:
+        UsageError: an option is unknown or out of its range.
+        ArgumentNotPicklable: a function or the payload cannot be sent to the worker.
+
+    Example:
+        >>> def score(model, data):
+        ...     return {"loss": abs(model["weight"] - data)}
+        >>> def load(model, state):
+        ...     model.update(state)
+        >>> with AsyncEvaluator(dict, score, 3.0, load=load) as evaluator:
+        ...     for step in (1, 2):
+        ...         _ = evaluator.submit({"weight": float(step)}, step=step)
+        ...     [record.metrics["loss"] for record in evaluator.drain()]
+        [2.0, 1.0]
     """
 
     def __init__(  # noqa: PLR0913  # keyword-only options
@@ -133,11 +137,11 @@ class AsyncEvaluator:
         self._taker = ModelCopier(snapshots, keep=max_pending)
         self._recipe.check_pickles(name)
         self.history: list[EvaluationRecord] = []
-        """Every record that `collect`, `drain` and `close` have given."""
+        """All records that `collect`, `drain` and `close` have returned."""
         self._ready: list[EvaluationRecord] = []
         self._errors: list[BaseException] = []
         self._step = 0
-        """How far training is, as far as it is known here."""
+        """Latest step of training that this object knows."""
         self._submitted = 0
         self._is_closed = False
 
@@ -150,7 +154,7 @@ class AsyncEvaluator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits for what is open, and closes; where the block raises, it only closes."""
+        """Wait for open evaluations and close; if the block raised, cancel them and close."""
         try:
             if kind is None:
                 self.drain()
@@ -159,41 +163,42 @@ class AsyncEvaluator:
         if kind is None:
             self._raise_errors()
 
-    # What is there ---------------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
-        """Evaluations that are open."""
+        """Number of open evaluations."""
         return len(self._pipeline.open)
 
     @property
     def best(self) -> EvaluationRecord | None:
-        """Of the weights that `best=` has kept; None without it, and before the first."""
+        """Record of the weights that `best=` has kept; None without it, and before the first."""
         return None if self._best is None else self._best.record
 
     @property
     def way(self) -> Way:
-        """How evaluations go now: "beside" training, or "inline": training waits."""
+        """Way of the next evaluation: "beside" training, or "inline" while training waits."""
         return self._pace.way
 
     def latest(self, max_age_steps: int | None = None) -> EvaluationRecord | None:
-        """The collected one of the highest step that ended well and in time: what early stopping may act on.
+        """Return the collected record of the highest step with status "ok", as early stopping needs it.
 
         Args:
-            max_age_steps: None where training is further ahead of it than this.
+            max_age_steps: return None if training is further ahead of the record than this.
         """
-        well = [record for record in self.history if record.status == "ok"]
-        newest = max(well, key=lambda record: record.step, default=None)
+        good = [record for record in self.history if record.status == "ok"]
+        newest = max(good, key=lambda record: record.step, default=None)
         if newest is None or (max_age_steps is not None and self._step - newest.step > max_age_steps):
             return None
         return newest
 
-    # What the training thread does -----------------------------------------------------------------------------------
+    # Called by the training thread -----------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Have workers in other processes start, import and make the model now, while training begins. Returns at once.
+        """Let workers in other processes start, import and create the model while training begins.
 
-        A failure there is logged; evaluations fail by it, too. Workers in this process need no warm-up.
+        Returns at once. Failures are logged; evaluations then fail for the same reason. Workers in this process need no
+        warm-up.
         """
         if not self._is_closed and not self._dispatcher.shares_memory:
             self._pipeline.warm_up()
@@ -201,22 +206,25 @@ class AsyncEvaluator:
     def submit(
         self, state: Any, *, step: int, epoch: float | None = None, shares_copy: bool = False
     ) -> EvaluationRecord | None:
-        """Has the weights of `step` evaluated. The training thread copies them here, and goes on.
+        """Copy the weights and have them evaluated.
 
         Args:
-            state: nested dicts and lists of tensors or arrays; a Snapshot, which is retained; or a function that gives
-                either, which is not called where this evaluation is skipped.
-            step: optimizer steps that these weights have made, never less than before.
-            epoch: for the record.
-            shares_copy: what an asynchronous checkpoint of this step has copied already is not copied again, and the
-                other way round. Nothing must have written to it in between.
+            state: nested dicts and lists of tensors or arrays; a Snapshot, which is retained; or a function that
+                returns either, which is not called if this evaluation is skipped.
+            step: optimizer steps that these weights have made; never less than before.
+            epoch: value for the record.
+            shares_copy: share the copy with an asynchronous checkpoint of this step. The weights must not have changed
+                in between.
 
-        Returns: the record, where it is known already (skipped; or training waited for it); else None. Either way it
-            comes out of `collect`, once.
-        Raises: UsageError: it is closed. What copying raises.
+        Returns:
+            The record, if it is known already (skipped, or training waited for it), else None. `collect` returns it in
+            any case, once.
+
+        Raises:
+            UsageError: the evaluator is closed.
         """
         if self._is_closed:
-            raise UsageError(f"{self!r} is closed; submit before close()")
+            raise UsageError(f"{self!r}: is closed; submit before close()")
         self._step = max(self._step, step)
         way = self._pace.arrive(step)
         self._submitted += 1
@@ -234,12 +242,13 @@ class AsyncEvaluator:
         return evaluation.record
 
     def collect(self, *, step: int | None = None) -> list[EvaluationRecord]:
-        """What has ended since the last call, by submission. Never waits.
+        """Return the records of evaluations that ended since the last call, in order of submission. Never waits.
 
         Args:
-            step: how far training is, where that is known; the age of metrics is counted by it.
+            step: training's current step, if known; the age of metrics is counted from it.
 
-        Raises: with on_error="raise", what an evaluation raised; its record comes with the next call.
+        Raises:
+            Exception: with on_error="raise", the exception of an evaluation; its record comes with the next call.
         """
         if step is not None:
             self._step = max(self._step, step)
@@ -255,24 +264,30 @@ class AsyncEvaluator:
         return ready
 
     def drain(self, timeout_s: float | None = None) -> list[EvaluationRecord]:
-        """As `collect`, when all that are open have ended: for the end of training.
+        """Wait until all open evaluations have ended, then `collect`. Call it when training ends.
 
         Args:
-            timeout_s: what has not ended then is cancelled, and its record says so. None: no limit but that of each
-                evaluation.
+            timeout_s: seconds after which open evaluations are cancelled, which their records say. None means no limit
+                except each evaluation's own.
+
+        Raises:
+            Exception: as `collect`.
         """
         self._pace.wait_for_all(timeout_s)
         return self.collect()
 
     def close(self) -> None:
-        """Cancels what is open, and ends the threads and processes that were started for this evaluator. Idempotent.
+        """Cancel open evaluations, and end the threads and processes of this evaluator. Idempotent.
 
-        `drain` first, to have them all. Raises: with on_error="raise", what an evaluation raised.
+        Call `drain` first to keep open evaluations.
+
+        Raises:
+            Exception: with on_error="raise", the exception of an evaluation.
         """
         self._shut()
         self._raise_errors()
 
-    # Within ----------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _shut(self) -> None:
         if self._is_closed:
@@ -280,7 +295,7 @@ class AsyncEvaluator:
         self._is_closed = True
         self._pipeline.end_warm_up()
         for evaluation in self._pipeline.open:
-            self._pipeline.cancel(evaluation, "the evaluator was closed before it had ended")
+            self._pipeline.cancel(evaluation, "the evaluator was closed before the evaluation ended")
         if self._owns_dispatcher:
             self._dispatcher.close(cancel=True)
         self._pipeline.close()

@@ -1,33 +1,31 @@
-"""Whether evaluations run beside training or between its steps, by the cost of either. Pure: no clock.
+"""Choice between evaluations beside training and between its steps, by measured cost. Pure: it reads no clock.
 
-Beside training an evaluation may share processors with it, and then both may take longer than one after the other. As
-long as processors only share their time, that is no slower than taking turns; so a run begins beside training, and a
-short run stays there. Evaluations between steps are tried when the run has lasted so long that the trial is cheap.
+An evaluation beside training may share processors with it, so that both take longer. While processors only share their
+time, that is no slower than taking turns. So a run begins beside training, and a short run stays there. Evaluations
+between steps are tried once the run has lasted so long that the trial is cheap.
 
-An *interval* is from one evaluation to the next. A trial of a fixed number of intervals, with training waiting for each
-evaluation so that intervals are comparable, was tried: it cost short runs more than the wrong choice would have.
+An *interval* lasts from one evaluation to the next. Another design was tried: a fixed number of trial intervals, in
+which training waits for each evaluation so that intervals are comparable. It cost short runs more than a wrong choice.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["Gate", "GateMode", "Way"]
-
 GateMode = Literal["auto", "always", "sync"]
 Way = Literal["beside", "inline"]
 
 TRIALS = 2
-"""Intervals with the evaluation inline that are compared with those beside."""
+"""Inline intervals to compare with those beside."""
 TRIAL_SHARE = 0.05
-"""Of the time of the run so far: what all trials together may cost."""
+"""Share of the run's time so far that all trials together may cost."""
 
 
 class Gate:
-    """Decides how each evaluation of a run goes.
+    """Decide the way of each evaluation of a run.
 
     Args:
-        mode: "auto" begins beside, tries both ways and keeps the faster; "always" is beside, "sync" is inline.
+        mode: "auto" starts beside, tries both ways and keeps the faster; "always" means beside, "sync" inline.
     """
 
     def __init__(self, mode: GateMode) -> None:
@@ -44,30 +42,30 @@ class Gate:
 
     @property
     def way(self) -> Way:
-        """How the next evaluation goes."""
+        """Way of the next evaluation."""
         return self._settled or self._next
 
     @property
     def seconds(self) -> dict[Way, float]:
-        """The shortest interval of each way so far."""
+        """Shortest interval of each way so far, in seconds."""
         return dict(self._best)
 
     def settle(self, way: Way) -> None:
-        """Ends the trial: it is known."""
+        """End the trial, because the answer is known."""
         self._settled = way
 
     def observe(
         self, seconds: float, *, steps: int, evaluation_s: float | None, slots: int = 1, is_clear: bool = True
     ) -> None:
-        """Note one interval, which went as `way` said.
+        """Note one interval that went as `way` said.
 
         Args:
             seconds: its length, >= 0.
-            steps: how many training made in it. Only intervals of equal length are compared.
-            evaluation_s: how long an evaluation lasts on a warm worker; None: the worker was cold, and the interval
-                tells nothing.
-            slots: evaluations that run at once, >= 1.
-            is_clear: no evaluation is open now, so the next one would begin at once.
+            steps: training steps in it. Only intervals of equal length are compared.
+            evaluation_s: duration of an evaluation on a warm worker; None if the worker was cold, because the interval
+                then says nothing.
+            slots: evaluations that can run at once, >= 1.
+            is_clear: True if no evaluation is open, so that the next one would begin at once.
         """
         if self._settled is not None:
             return
@@ -78,7 +76,7 @@ class Gate:
         if steps != self._steps:
             self._steps = steps
             self._best.clear()
-        # Results come no faster than evaluations end, so beside training these may be the longer part.
+        # Results come no faster than evaluations end, so beside training these may be the bottleneck.
         length_s = max(seconds, evaluation_s / slots) if way == "beside" else seconds
         self._best[way] = min(length_s, self._best.get(way, length_s))
         self._trials += way == "inline"

@@ -1,4 +1,4 @@
-"""The workers of an AdaptiveCompute, and how they are asked whether they live."""
+"""Workers of an AdaptiveCompute, and the probes that show whether they live."""
 
 from __future__ import annotations
 
@@ -13,43 +13,50 @@ from typing import Any
 from .dispatcher import NOTHING, WARMED_SLOTS, Content, Dispatcher, Job, Outcome
 from .worker_score import WorkerScore
 
-__all__ = ["GIVE_UP_S", "Asked", "HealthProbes", "EvaluationWorker", "WorkerState", "ask"]
-
 GIVE_UP_S = 30.0
-"""Seconds after which a question that was not answered is taken back, which ends a process that stands still. Much
-longer than any timeout of a probe: a process that is only starting must not be ended, or it would never be there."""
+"""Seconds after which an unanswered probe is cancelled, which kills a process that hangs.
+
+Much longer than any probe timeout: a process that is still starting must not be killed, or it would never be up.
+"""
 _LOOK_S = 0.1
-"""Seconds until a round that waits for answers notices that it is to stop."""
+"""Seconds until a round that waits for answers notices a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerState:
-    """How a worker looks now."""
+    """Current state of one worker of an AdaptiveCompute.
+
+    Example:
+        >>> from skyward.training.evaluation import AdaptiveCompute
+        >>> with AdaptiveCompute([None]) as compute:
+        ...     compute.workers[0].is_suspended
+        False
+    """
 
     name: str
     latency_s: float
-    """Seconds that an evaluation is expected to last there."""
+    """Expected seconds of an evaluation."""
     deviation_s: float
     round_trip_s: float | None
-    """Of a call that does nothing; None: there was none."""
+    """Seconds of a call that does nothing; None before the first."""
     open: int
     """Evaluations that were sent there and have not ended."""
     failures: int
     is_suspended: bool
-    """It failed, and is left alone for a while."""
+    """True if it failed and gets no evaluations for a while."""
     is_drifting: bool
-    """It has become slower than it was."""
+    """True if it has become slower than it was."""
 
 
-class Asked:
-    """A question to a worker: to do nothing."""
+class Probe:
+    """Probe of a worker: a job that does nothing."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._began = time.monotonic()
         self._took_s = 0.0
         try:
             self.future: Future[Any] = dispatcher.submit(_probe_job())
-        except Exception as error:  # a dispatcher of the user's, or one that is closed: it does not answer
+        except Exception as error:  # a user's dispatcher, or a closed one: counts as no answer
             self.future = Future()
             self.future.set_exception(error)
         self.future.add_done_callback(self._done)
@@ -59,7 +66,7 @@ class Asked:
 
     @property
     def answer_s(self) -> float | None:
-        """Seconds until the answer; None: there is none."""
+        """Seconds until the answer; None if there is none."""
         is_answer = self.future.done() and not self.future.cancelled() and self.future.exception() is None
         return self._took_s if is_answer else None
 
@@ -70,20 +77,20 @@ class Asked:
 
 @dataclass(eq=False)
 class EvaluationWorker:
-    """A worker. Its score is changed under the lock of the AdaptiveCompute."""
+    """One worker; the AdaptiveCompute's lock guards its score."""
 
     name: str
     dispatcher: Dispatcher
     is_ours: bool
-    """Made for the AdaptiveCompute, and closed with it."""
+    """True if the AdaptiveCompute created it, and closes it."""
     score: WorkerScore
-    asked: Asked | None = None
-    """The last question."""
+    probe: Probe | None = None
+    """Latest probe."""
     warmed_for: set[str] = field(default_factory=set)
-    """Names of the models that its processes were told to make, since the last loss."""
+    """Cache keys of the models that its processes were asked to create since the last loss."""
 
     def slots_to_warm(self, job: Job) -> int:
-        """Count the warm-ups that it needs before jobs like this one; they count as sent from now on."""
+        """Return the number of warm-ups needed before jobs like this one, and count them as sent."""
         if self.dispatcher.shares_memory or self.score.is_suspended:
             return 0
         name = job.cache_key or ""
@@ -93,13 +100,13 @@ class EvaluationWorker:
         return min(self.score.idle_slots, WARMED_SLOTS)
 
     def is_called(self, worker: Any) -> bool:
-        """Whether `worker` is its name, or what the user gave."""
+        """Return whether `worker` is this worker's name or the object that the user passed."""
         if isinstance(worker, str):
             return worker == self.name
         return worker is not None and (worker is self.dispatcher or worker == getattr(self.dispatcher, "target", None))
 
     def named(self, outcome: Outcome) -> Outcome:
-        """With the name that tells this worker from others whose dispatchers are called the same."""
+        """Return the outcome with a name that differs from other workers with the same dispatcher name."""
         if self.name == self.dispatcher.name:
             return outcome
         is_whole = outcome.worker == self.dispatcher.name
@@ -119,34 +126,34 @@ class EvaluationWorker:
         )
 
 
-def ask(
+def probe_workers(
     members: Sequence[EvaluationWorker], timeout_s: float, is_to_stop: Callable[[], bool] = lambda: False
 ) -> dict[EvaluationWorker, float | None]:
-    """All of them at once, to do nothing: the seconds until each answered; None: it has not, after `timeout_s`.
+    """Probe all workers at once; return the seconds until each answered, or None after `timeout_s`.
 
-    A question that is still open is not asked again; its late answer is longer than `timeout_s`. For one thread at a
+    A worker with an open probe gets no second one, and its late answer exceeds `timeout_s`. Call from one thread at a
     time.
     """
     began = time.monotonic()
     for member in members:
-        if member.asked is None or member.asked.future.done():
-            member.asked = Asked(member.dispatcher)
-    asked = {member: member.asked for member in members if member.asked is not None}
-    left = {question.future for question in asked.values()}
+        if member.probe is None or member.probe.future.done():
+            member.probe = Probe(member.dispatcher)
+    probes = {member: member.probe for member in members if member.probe is not None}
+    left = {probe.future for probe in probes.values()}
     while left and (waited := time.monotonic() - began) < timeout_s and not is_to_stop():
         _, left = concurrent.futures.wait(left, min(_LOOK_S, timeout_s - waited))
-    answers = {member: question.answer_s for member, question in asked.items()}
-    for question in asked.values():
-        question.take_back_if_old()
+    answers = {member: probe.answer_s for member, probe in probes.items()}
+    for probe in probes.values():
+        probe.take_back_if_old()
     return answers
 
 
 class HealthProbes:
-    """A thread that calls `probe` every so often, until it is stopped.
+    """Thread that calls `probe` at intervals until it is stopped.
 
     Args:
-        probe: called with a function that says whether to stop.
-        interval_s: between two calls.
+        probe: called with a function that returns whether to stop.
+        interval_s: seconds between two calls.
     """
 
     def __init__(self, probe: Callable[[Callable[[], bool]], object], interval_s: float) -> None:
@@ -156,7 +163,7 @@ class HealthProbes:
         self._thread.start()
 
     def stop(self) -> None:
-        """Waits until it has stopped."""
+        """Stop, and wait for the thread."""
         self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()

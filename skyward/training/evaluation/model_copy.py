@@ -1,4 +1,4 @@
-"""Copies of whatever holds a model's weights: torch tensors, or arrays where there is no torch."""
+"""Copies of a model's weights, for torch tensors and for arrays of processes without torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from ..snapshot import ArraySnapshotPool, SnapshotPool
 
-__all__ = ["ModelCopy", "ModelCopier", "is_snapshot"]
-
 
 class ModelCopy(Protocol):
-    """A snapshot of any kind, as its readers see it."""
+    """Snapshot of any kind, as its readers see it."""
 
     @property
     def state(self) -> Any: ...
@@ -24,11 +22,11 @@ class ModelCopy(Protocol):
 
 
 class ModelCopier:
-    """Takes snapshots of states, of tensors or of arrays. For one thread.
+    """Take snapshots of states made of tensors or arrays. Use it from one thread.
 
     Args:
-        pool: for tensors; None is the common one.
-        keep: sets of free buffers that stay.
+        pool: pool for tensors; None means the process's common one.
+        keep: sets of free buffers to keep.
     """
 
     def __init__(self, pool: SnapshotPool | None, *, keep: int) -> None:
@@ -36,11 +34,12 @@ class ModelCopier:
         self._keep = keep
 
     def take(self, state: Any, *, waits: bool, moment: Hashable = None) -> ModelCopy:
-        """A true copy, or one more reference of a snapshot.
+        """Return a copy of the state, or one more reference if it is a snapshot.
 
         Args:
-            waits: until the device has copied.
-            moment: as `SnapshotPool.take`'s.
+            state: nested dicts and lists of tensors or arrays, or a snapshot.
+            waits: wait until the device has copied.
+            moment: as in `SnapshotPool.take`.
         """
         if is_snapshot(state):
             return cast(ModelCopy, state.retain())
@@ -64,13 +63,13 @@ class ModelCopier:
 
 
 def is_snapshot(state: Any) -> bool:
-    """Whether it can be retained. Its `state`, which may wait for a device, is not looked at."""
+    """Return whether `state` can be retained, without reading its `state`, which may wait for a device."""
     return callable(getattr(type(state), "retain", None)) and callable(getattr(type(state), "release", None))
 
 
 def _holds_tensors(state: Any) -> bool:
     torch = sys.modules.get("torch")
-    if torch is None:  # then nobody has made one
+    if torch is None:  # without torch in the process there are no tensors
         return False
     if isinstance(state, Mapping):
         return any(_holds_tensors(item) for item in state.values())

@@ -1,4 +1,4 @@
-"""When training waits for its evaluations, and which of them are left out."""
+"""Rules for when training waits for its evaluations, and which of them are skipped."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from .gate import Gate, GateMode, Way
 from .legal import check_at_least, check_one_of
 from .pipeline import Evaluation, EvaluationPipeline
 
-__all__ = ["Drain", "OnBackpressure", "Pace"]
-
 _log = logging.getLogger(__name__)
 
 Drain = Literal["lazy", "strict"]
 OnBackpressure = Literal["skip", "queue", "block"]
 
 PRESSURE_S = 30.0
-"""A dispatcher that expects a job to wait longer than this is under pressure, where it does not say itself whether."""
+"""Expected wait of a job above which a dispatcher without its own `is_backpressured` counts as behind."""
 SAYS_AFTER_S = 60.0
-"""How long `wait_for_all` waits before it says what for."""
+"""Seconds between two log lines of `wait_for_all`."""
 
 
 class Pace:
-    """How training goes on with evaluations beside it. For the training thread.
+    """Decide how training proceeds with evaluations beside it. For the training thread.
 
-    An evaluation is asked for between `arrive` and `leave`; what lies between `leave` and `arrive` is training.
+    An evaluation is submitted between `arrive` and `leave`; the time between `leave` and `arrive` is training.
 
     Args:
-        drain, on_backpressure, max_pending, gate: as `AsyncEvaluator`'s.
+        pipeline: the evaluator's pipeline.
+        drain: as in `AsyncEvaluator`.
+        on_backpressure: as in `AsyncEvaluator`.
+        max_pending: as in `AsyncEvaluator`.
+        gate: as in `AsyncEvaluator`.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: an option is out of its range.
     """
 
     def __init__(
@@ -56,19 +59,19 @@ class Pace:
             self._gate.settle("beside")
         self._left_at = time.time()
         self._left_step: int | None = None
-        """None: the first time begins with the evaluator, at a step that nobody told."""
+        """None in the first interval, which begins with the evaluator, at an unknown step."""
         self._interval_at: float | None = time.perf_counter()
-        """None: it tells the gate nothing."""
+        """None if the current interval says nothing to the gate."""
         self._interval_step = 0
         self._was_warm = False
 
     @property
     def way(self) -> Way:
-        """How the next evaluation goes."""
+        """Way of the next evaluation."""
         return self._gate.way
 
     def arrive(self, step: int) -> Way:
-        """Training is here. Tells the gate of the interval that ends, and asks it about the next one."""
+        """Note that training has arrived at an evaluation; return the way of this evaluation."""
         if self._timeline is not None:
             name = f"to step {step}" if self._left_step is None else f"steps {self._left_step} to {step}"
             self._timeline.add("training", name, self._left_at, time.time())
@@ -77,7 +80,7 @@ class Pace:
         return self._gate.way
 
     def make_room(self) -> str | None:
-        """Waits where it is to. Gives why this evaluation is to be skipped; None where it is not."""
+        """Wait for room as configured; return the reason to skip this evaluation, or None."""
         if self._drain == "strict":
             self._wait_for_oldest()
         pending = len(self._pipeline.open)
@@ -92,32 +95,30 @@ class Pace:
         return None
 
     def leave(self, step: int, *, has_skipped: bool = False) -> None:
-        """Training goes on."""
+        """Note that training continues."""
         if has_skipped:
-            self._interval_at = None  # an interval without an evaluation tells the gate nothing
+            self._interval_at = None  # an interval without an evaluation is not comparable
         self._left_at, self._left_step = time.time(), step
         self._was_warm = self._evaluation_s() is not None
 
     def wait_for(self, evaluation: Evaluation) -> None:
-        """Until it has its record."""
+        """Wait until the evaluation has its record."""
         self._wait("inline", lambda: evaluation.record is not None)
 
     def wait_for_all(self, timeout_s: float | None) -> None:
-        """Until none is open. What is left after `timeout_s` is cancelled."""
+        """Wait until no evaluation is open; cancel the remaining ones after `timeout_s`."""
         began = time.time()
         while not self._pipeline.wait(lambda: not self._pipeline.open, self._patience(began, timeout_s)):
             opened = self._pipeline.open
             if timeout_s is None or time.time() - began < timeout_s:
                 oldest = opened[0].step if opened else None
-                _log.warning("%s: waiting for %d, the oldest of step %s", self._name, len(opened), oldest)
+                _log.warning("%s: waiting for %d evaluations, the oldest of step %s", self._name, len(opened), oldest)
                 continue
             for evaluation in opened:
-                self._pipeline.cancel(
-                    evaluation, f"it had not ended {timeout_s:g} s after training had, and was cancelled"
-                )
+                self._pipeline.cancel(evaluation, f"cancelled, not ended {timeout_s:g} s after training")
         self._draw(began, "drain")
 
-    # Within ----------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _tell_gate(self, step: int) -> None:
         now, evaluation_s = time.perf_counter(), self._evaluation_s() if self._was_warm else None
@@ -130,11 +131,11 @@ class Pace:
         self._interval_at, self._interval_step = now, step
 
     def _evaluation_s(self) -> float | None:
-        """Seconds that an evaluation lasts. None: some slot may be cold."""
+        """Return the seconds of an evaluation, or None if a slot may be cold."""
         return self._pipeline.shortest_s if self._pipeline.scored >= self._dispatcher.slots else None
 
     def _patience(self, began: float, timeout_s: float | None) -> float:
-        """Seconds to wait until something is to be said, or done."""
+        """Return the seconds until the next log line or the timeout."""
         left = SAYS_AFTER_S if timeout_s is None else began + timeout_s - time.time()
         return min(SAYS_AFTER_S, max(0.0, left))
 
@@ -143,7 +144,7 @@ class Pace:
         return bool(says()) if callable(says) else self._dispatcher.pressure() > PRESSURE_S
 
     def _wait_for_oldest(self, until: int | None = None) -> None:
-        """Until the oldest has ended, or so many are left."""
+        """Wait until the oldest evaluation has ended, or until `until` are left."""
         opened = self._pipeline.open
         if opened:
             left = len(opened) - 1 if until is None else until

@@ -1,4 +1,4 @@
-"""From a snapshot to a record, off the training thread: one lane sends, in order, and one receives."""
+"""Path from a snapshot to a record, off the training thread: one lane sends in order, another receives."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
     from .best import BestModel
     from .timeline import Timeline
 
-__all__ = ["Evaluation", "Lane", "EvaluationPipeline", "metrics_of"]
-
 _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 60.0
-"""How long `close` waits for a dispatcher that is in the middle of taking a job."""
+"""Seconds that `close` waits for a dispatcher in the middle of taking a job."""
 DRAWN_S = 0.001
-"""Shorter waits of an evaluation for its worker are not drawn."""
+"""Seconds; shorter waits of an evaluation for its worker are left out of the timeline."""
 
 
 class Lane:
-    """Runs functions one after another in a thread that is there only while there are some. Thread-safe."""
+    """Run functions one after another in a thread that exists only while there are some. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,7 +40,7 @@ class Lane:
         self._lock = threading.Lock()
 
     def put(self, work: Callable[[], None]) -> None:
-        """Work must not raise: what it raises is logged."""
+        """Queue a function. It should not raise: an exception is logged."""
         with self._lock:
             self._queue.append(work)
             if self._thread is None:
@@ -50,7 +48,7 @@ class Lane:
                 self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Until nothing is left to do. False: the time is up."""
+        """Wait until the queue is empty; return False if the time is up."""
         with self._lock:
             thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -61,36 +59,37 @@ class Lane:
     def _run(self) -> None:
         while True:
             with self._lock:
+                # Under the lock of `put`: otherwise a function could be queued after this thread decided to end.
                 if not self._queue:
                     self._thread = None
                     return
                 work = self._queue.popleft()
             try:
                 work()
-            except BaseException:  # whatever it is: those behind it have their turn
+            except BaseException:  # one bad function must not stop those behind it
                 _log.exception("%s failed", self._name)
 
 
 @dataclass(eq=False)
 class Evaluation:
-    """One evaluation on its way. The pipeline sets the fields from `snapshot` on."""
+    """One evaluation under way; the pipeline sets the fields from `snapshot` on."""
 
     step: int
     epoch: float | None
     snapshot_id: str
     submitted_at: float = field(default_factory=time.time)
     snapshot: ModelCopy | None = None
-    """Retained for this evaluation. None: training copies it just now, or could not."""
+    """Retained for this evaluation. None while training copies it, or if the copy failed."""
     is_taken: threading.Event = field(default_factory=threading.Event, repr=False)
-    """Set when the training thread has the copy, or has none."""
+    """Set once the training thread has made the copy, or failed to."""
     future: Future[Outcome] | None = None
     record: EvaluationRecord | None = None
-    """None while it is open."""
+    """None while the evaluation is open."""
     error: BaseException | None = None
     is_released: bool = field(default=False, repr=False)
 
     def record_of(self, status: Status, **ending: Any) -> EvaluationRecord:
-        """Make its record. ending: the other fields that say how it ended."""
+        """Return its record; `ending` holds the other fields that say how it ended."""
         return EvaluationRecord(
             step=self.step,
             epoch=self.epoch,
@@ -102,9 +101,15 @@ class Evaluation:
 
 
 class EvaluationPipeline:
-    """Sends snapshots to a dispatcher and makes records of what comes back. Thread-safe.
+    """Send snapshots to a dispatcher and turn the results into records. Thread-safe.
 
-    is_late: whether metrics of a step that come now are too old.
+    Args:
+        dispatcher: where evaluations run.
+        recipe: makes the jobs.
+        is_late: (step) -> whether metrics of that step would now be too old.
+        best: gets every score, or None.
+        timeline: gets the spans, or None.
+        name: name in logs and of threads.
     """
 
     def __init__(
@@ -126,27 +131,27 @@ class EvaluationPipeline:
         self._warned: set[str] = set()
         self._is_closing = False
         self.scored = 0
-        """Evaluations that ended well."""
+        """Number of evaluations with metrics."""
         self.shortest_s = math.inf
-        """Of those, without what they waited for."""
+        """Duration of the shortest of them, without waiting."""
 
-    # What the training thread calls ----------------------------------------------------------------------------------
+    # Called by the training thread -----------------------------------------------------------------------------------
 
     @property
     def open(self) -> list[Evaluation]:
-        """Those without a record, the oldest first."""
+        """Evaluations without a record, oldest first."""
         with self._changed:
             return list(self._open)
 
     def warm_up(self) -> None:
-        """Have workers in other processes import and make what evaluations need. What fails there is logged once."""
+        """Let workers in other processes import and create what evaluations need; a failure is logged once."""
         self._sender.put(self._warm_up)
 
     def take(self, evaluation: Evaluation, take: Callable[[], ModelCopy]) -> None:
-        """Has the training thread make the copy, and sends it. What `take` gives is the pipeline's to release.
+        """Copy on the training thread with `take`, and send the copy, which the pipeline releases.
 
-        The thread that sends is started before the copy: a thread that starts holds the interpreter for its first
-        milliseconds, and training would wait for it behind the copy. Raises: what `take` does; then nothing is sent.
+        The sending thread is started before the copy. A thread that starts holds the interpreter for its first
+        milliseconds, and training would wait for it after the copy. If `take` raises, nothing is sent.
         """
         with self._changed:
             self._open.append(evaluation)
@@ -161,36 +166,36 @@ class EvaluationPipeline:
             evaluation.is_taken.set()
 
     def skip(self, evaluation: Evaluation, why: str) -> EvaluationRecord:
-        """Queue an evaluation that is not sent behind those that have ended, and return its record."""
+        """Queue a skipped evaluation behind those that have ended, and return its record."""
         evaluation.record = record = evaluation.record_of("skipped", error=why)
         with self._changed:
             self._ended.append(evaluation)
         return record
 
     def take_ended(self) -> list[Evaluation]:
-        """Those that have ended since the last call, in the order in which they were submitted."""
+        """Return the evaluations that ended since the last call, in the order of their submission."""
         with self._changed:
             ended, self._ended = self._ended, []
         return sorted(ended, key=lambda evaluation: evaluation.submitted_at)
 
     def wait(self, is_met: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Until `is_met`, which is looked at when an evaluation has ended. False: the time is up."""
+        """Wait for `is_met`, which is checked when an evaluation ends; return False if the time is up."""
         with self._changed:
             return self._changed.wait_for(is_met, timeout_s)
 
     def cancel(self, evaluation: Evaluation, why: str) -> None:
-        """Its record says `why`, at once; what its worker does about it is the dispatcher's matter."""
+        """Give the evaluation a record with the reason at once; stopping the worker is the dispatcher's job."""
         self._end(evaluation, TimeoutError(why), text=why)
         future = evaluation.future
         if future is not None:
             future.cancel()
 
     def end_warm_up(self) -> None:
-        """Say nothing more about it: the dispatcher is about to be closed."""
+        """Silence failures of the warm-up, because the dispatcher is about to close."""
         self._is_closing = True
 
     def close(self) -> None:
-        """Waits for the lanes; what is open must have been cancelled."""
+        """Wait for the lanes; open evaluations must have been cancelled before."""
         for lane in (self._sender, self._receiver):
             if not lane.join(CLOSE_TIMEOUT_S):
                 _log.warning("%s: %s has been taking a job for %g s", self.name, self.dispatcher.name, CLOSE_TIMEOUT_S)
@@ -206,18 +211,18 @@ class EvaluationPipeline:
                 if callable(prepare)
                 else [dispatcher.submit(job) for _ in range(min(dispatcher.slots, WARMED_SLOTS))]
             )
-        except Exception as error:  # of a dispatcher that is closed, or of the user's
+        except Exception as error:  # a closed dispatcher, or a user's
             self._warn_of_warm_up(error)
             return
         for future in futures:
             future.add_done_callback(lambda done: None if done.cancelled() else self._warn_of_warm_up(done.exception()))
 
     def _warn_of_warm_up(self, error: BaseException | None) -> None:
-        text = "" if error is None else _said(error)
+        text = "" if error is None else _text_of(error)
         if error is None or self._is_closing or text in self._warned:
             return
-        self._warned.add(text)  # evaluations will fail by the same
-        _log.warning("%s: %s cannot prepare for evaluations: %s", self.name, self.dispatcher.name, text)
+        self._warned.add(text)  # evaluations will fail for the same reason, and need not repeat it
+        _log.warning("%s: warm-up of %s failed: %s", self.name, self.dispatcher.name, text)
 
     def _send(self, evaluation: Evaluation) -> None:
         evaluation.is_taken.wait()
@@ -231,7 +236,7 @@ class EvaluationPipeline:
             state = evaluation.snapshot.state
             job = self._recipe.job(state, step=evaluation.step, snapshot_id=evaluation.snapshot_id)
             future = self.dispatcher.submit(job)
-        except BaseException as error:  # also what a pickle of the user's raises to end a process: training goes on
+        except BaseException as error:  # even SystemExit from a user's pickling code must not end training
             self._end(evaluation, error)
             self._release(evaluation)
             return
@@ -248,7 +253,7 @@ class EvaluationPipeline:
                 self._score(evaluation, future.result(), sent)
             else:
                 self._end(evaluation, error)
-        except Exception as error:  # an evaluation without a record would be waited for for ever
+        except Exception as error:  # without a record, `drain` would wait for this evaluation forever
             self._end(evaluation, error)
         finally:
             self._release(evaluation)
@@ -272,15 +277,15 @@ class EvaluationPipeline:
         self._conclude(evaluation, self._offered(record, evaluation))
 
     def _offered(self, record: EvaluationRecord, evaluation: Evaluation) -> EvaluationRecord:
-        """To the best model, which may write it: that takes time, and may fail."""
+        """Offer the score to the best model, which may write it: that takes time and may fail."""
         if self._best is None or evaluation.record is not None or evaluation.snapshot is None:
             return record
         try:
             self._best.offer(record, evaluation.snapshot.state)
         except Exception as error:
             evaluation.error = error
-            _log.warning("%s: the weights of step %d could not be kept", self.name, record.step, exc_info=error)
-            return replace(record, error=f"the best model was not written: {_said(error)}")
+            _log.warning("%s: cannot keep the weights of step %d", self.name, record.step, exc_info=error)
+            return replace(record, error=f"the best model was not written: {_text_of(error)}")
         return record
 
     def _end(
@@ -291,8 +296,8 @@ class EvaluationPipeline:
         text: str | None = None,
         outcome: Outcome | None = None,
     ) -> None:
-        """Without metrics."""
-        text = text or _said(error)
+        """Conclude an evaluation without metrics."""
+        text = text or _text_of(error)
         record = evaluation.record_of(
             "failed",
             started_at=None if outcome is None else outcome.started_at,
@@ -301,11 +306,11 @@ class EvaluationPipeline:
             error=text,
         )
         if self._conclude(evaluation, record, error) and text not in self._warned:
-            self._warned.add(text)  # once for each text: a wrong eval_fn fails every time
+            self._warned.add(text)  # once per text, because a wrong eval_fn fails every time
             _log.warning("%s: the evaluation of step %d failed: %s", self.name, evaluation.step, text)
 
     def _conclude(self, evaluation: Evaluation, record: EvaluationRecord, error: BaseException | None = None) -> bool:
-        """False: it had been cancelled, and has its record."""
+        """Set the record; return False if the evaluation was cancelled before and has one."""
         with self._changed:
             if evaluation.record is not None:
                 return False
@@ -323,12 +328,12 @@ class EvaluationPipeline:
             evaluation.snapshot.release()
 
     def _draw(self, evaluation: Evaluation, outcome: Outcome, sending: tuple[float, float]) -> None:
-        """sending: from when to when it was handed over."""
+        """Add the evaluation's spans to the timeline; `sending` is the time of the hand-over."""
         if self.timeline is None:
             return
         name, (began, ended) = f"step {evaluation.step}", sending
         arrived = outcome.started_at
-        leaves = max(ended, arrived - outcome.transfer_s)  # its queue
+        leaves = max(ended, arrived - outcome.transfer_s)  # end of its time in the queue
         if leaves - ended > DRAWN_S:
             self.timeline.add("queue", name, ended, leaves, step=evaluation.step)
             if outcome.transfer_s:
@@ -348,25 +353,25 @@ class EvaluationPipeline:
 
 
 def metrics_of(value: Any, field: str = "eval_fn") -> dict[str, Any]:
-    """Give what `eval_fn` returned, with plain numbers. Raises: UsageError, naming `field`: it is no dictionary."""
+    """Return the result of `eval_fn` with plain numbers; raise UsageError, naming `field`, if it is not a dict."""
     if not isinstance(value, Mapping):
         raise UsageError(
-            f"{field}: it returned {type(value).__name__} ({value!r:.80}); return a dictionary of metrics, such as "
+            f"{field}: returned {type(value).__name__} ({value!r:.80}); return a dictionary of metrics, such as "
             '{"eval_loss": 0.5}'
         )
     return {str(name): _plain(item) for name, item in value.items()}
 
 
 def _plain(value: Any) -> Any:
-    """A number in place of an array or tensor of one."""
+    """Turn an array or tensor with one element into a number."""
     if callable(getattr(value, "item", None)) and getattr(value, "shape", None) is not None:
         return value.item() if value.shape == () or tuple(value.shape) == (1,) else value
     return value
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     if isinstance(error, CancelledError):
-        return "it was cancelled"
+        return "cancelled"
     if isinstance(error, SkywardError | TimeoutError) and str(error):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -1,11 +1,11 @@
-"""Which worker takes which waiting evaluation. Pure: the clock is the workers', chance is given.
+"""Assignment of waiting evaluations to workers. Pure: time comes from the workers, chance from the caller.
 
-List scheduling (Graham, 1966): evaluations wait in one line, and an evaluation is bound to a worker only when that
-worker has a free slot. So a wrong estimate never strands an evaluation behind a slow worker, and all are done at most
-one evaluation later than in the best schedule, whatever the estimates say. Binding at submission, each evaluation to
-the least loaded worker, was tried: one cold start made a worker look slow for minutes.
+This is list scheduling (Graham, 1966): evaluations share one queue, and one is bound to a worker only when that worker
+has a free slot. So a wrong estimate never strands an evaluation behind a slow worker. With any estimates, the last
+evaluation ends at most one evaluation later than in the best schedule. Binding at submission to the least loaded
+worker was tried: one cold start made a worker look slow for minutes.
 
-Estimates decide only whether an evaluation takes an idle worker or waits for a faster one that will end it sooner.
+Estimates only decide whether an evaluation takes an idle worker or waits for a faster one that will finish it sooner.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from collections.abc import Sequence
 
 from .worker_score import WorkerScore
 
-__all__ = ["choose", "place"]
-
 
 def place(
     waiting: Sequence[WorkerScore | None], workers: Sequence[WorkerScore], *, temperature: float, chance: random.Random
 ) -> tuple[list[int | None], float]:
-    """Place waiting evaluations, the oldest first, each where it is expected to end first.
+    """Place waiting evaluations, oldest first, each where it should end first.
 
     While all workers are suspended, evaluations go to the one whose suspension ends first.
 
     Args:
-        waiting: for each evaluation the worker that must not take it, unless it is the only one; None: any may.
+        waiting: for each evaluation the worker that must not take it, unless it is the only one; None allows all.
         workers: at least one.
-        temperature: as `choose`'s.
+        temperature: as in `choose`.
+        chance: random generator for `choose`.
 
-    Returns: for each evaluation the index of the worker that takes it now, or None where it waits; and the seconds that
-        one more evaluation would wait, infinite while all workers are suspended.
+    Returns:
+        The index of the worker that takes each evaluation now, None for those that wait; and the seconds that one more
+        evaluation would wait, infinite while all workers are suspended.
     """
     least_s = min((worker.latency_s for worker in workers if worker.is_known), default=math.inf)
     costs = [worker.cost_s(least_s) for worker in workers]
-    confidences = [worker.confidence for worker in workers]  # of the next evaluation only: what waits behind it waits
+    confidences = [worker.confidence for worker in workers]  # holds for the next evaluation only
     slots = [worker.free_s() for worker in workers]
     idle = [worker.idle_slots for worker in workers]
     placed: list[int | None] = []
@@ -58,9 +58,9 @@ def place(
 
 
 def choose(ends: Sequence[float], temperature: float, chance: random.Random) -> int:
-    """Choose the least, the first of equals; above a temperature of 0 at random, by softmax(-end / temperature).
+    """Return the index of the smallest end, or above temperature 0 a random one by softmax(-end / temperature).
 
-    At least one must be finite.
+    The first of equal ends wins. At least one end must be finite.
     """
     best = min(range(len(ends)), key=ends.__getitem__)
     if temperature <= 0:

@@ -1,7 +1,7 @@
-"""A model factory that has made its first model already, on the training thread.
+"""Model factory whose first model is made in advance, on the training thread.
 
-Making a model draws random numbers. In a thread beside training that would take numbers from training's generators at
-an unknown moment, and the run would no longer be the one that it is without evaluations.
+Making a model draws random numbers. A thread beside training would take them from training's generators at an unknown
+moment, so a run with evaluations would differ from the same run without them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Prepared", "prepare_for", "same_random_numbers"]
-
 
 class Prepared:
-    """Calls `factory`, but for a first model that `prepare` has made. Travels without that one."""
+    """Call `factory`, except for a first model that `prepare` has made. A pickle leaves that model out."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         self.factory = factory
@@ -25,20 +23,20 @@ class Prepared:
     def __call__(self) -> Any:
         try:
             return self._made.pop()
-        except IndexError:  # none is made, or it was taken
+        except IndexError:  # not prepared, or already taken
             return self.factory()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"factory": self.factory, "_made": []}
 
     def prepare(self) -> None:
-        """Makes a model now; random numbers go on as if it had not been made."""
+        """Make a model now, and restore the random generators."""
         with same_random_numbers():
             self._made = [self.factory()]
 
 
 def prepare_for(compute: Any, factory: Callable[[], Any]) -> Prepared:
-    """Wrap a factory, and make its first model now if evaluations run in this process. compute: where they run."""
+    """Wrap a factory, and make its first model now if `compute` runs evaluations in this process."""
     prepared = Prepared(factory)
     if compute is None or getattr(compute, "shares_memory", False) is True:
         prepared.prepare()
@@ -47,7 +45,7 @@ def prepare_for(compute: Any, factory: Callable[[], Any]) -> Prepared:
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """What is drawn in the block is drawn again after it: from Python's generator, numpy's and torch's on the CPU."""
+    """Restore the random generators of Python, numpy and torch's CPU after a block."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     python_state = random.getstate()
     numpy_state = None if numpy is None else numpy.random.get_state()

@@ -1,7 +1,7 @@
-"""An evaluation beside training, in one process: it draws torch's random numbers without taking them from training.
+"""Random numbers for an evaluation in a thread of the training process, separate from training's.
 
-Generators are the process's, not the thread's: a sampler or a new layer in an evaluation would change what training
-draws next, by when it happens to run. Here functions that take a generator are given one of the evaluation's own.
+Generators belong to the process, not to a thread. A sampler or a new layer in an evaluation would change the numbers
+that training draws next, depending on timing. Here, functions that accept a generator get one of the evaluation's own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-__all__ = ["OwnGenerators"]
 
 _FUNCTIONS = ("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm")
 _METHODS = (
@@ -37,15 +35,16 @@ _INITS = (
     "xavier_uniform_",
 )
 _TAKES = frozenset((*_FUNCTIONS, *_METHODS, *_INITS))
-"""By name: transformers puts functions of its own into torch.nn.init while it makes a model."""
+"""Compared by name, because transformers replaces functions in torch.nn.init while it makes a model."""
 _LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 
 class OwnGenerators(TorchFunctionMode):
-    """Within, in this thread, torch draws from other generators than elsewhere: as if `torch.manual_seed` had just been
-    called with what it was last called with, so a factory that seeds makes what it always makes.
+    """Let torch draw from separate generators in this thread, inside a `with` block.
 
-    Not covered: `torch.manual_seed`, dropout of a model in training mode, and the generators of Python and numpy.
+    They start as if `torch.manual_seed` had just been called with the last seed, so a factory that seeds gets the usual
+    numbers. Not covered: `torch.manual_seed`, dropout of a model in training mode, and the generators of Python and
+    numpy.
     """
 
     def __init__(self) -> None:

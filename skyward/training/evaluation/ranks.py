@@ -1,4 +1,4 @@
-"""Evaluations of a model that several ranks train: rank 0 sends, all gather its weights and learn the results."""
+"""Evaluations of a model trained by several ranks: rank 0 sends, all ranks gather weights and learn the results."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from .evaluator import AsyncEvaluator
 from .records import EvaluationRecord
 from .weights import is_sharded, model_state
 
-__all__ = ["Evaluations", "submit_model"]
-
 RANKS_TIMEOUT_S = 86_400.0
-"""How long ranks wait for rank 0, which may be waiting for an evaluation. The death of a rank is noticed at once."""
+"""Seconds that ranks wait for rank 0, which may wait for an evaluation. A dead rank is noticed at once."""
 DRAIN_POLL_S = 0.05
-"""How often ranks ask rank 0 whether all has come, when training has ended: the others cannot wait on its futures."""
+"""Seconds between polls of rank 0 after training ended, because the other ranks cannot wait on its futures."""
 
 
 def submit_model(
@@ -32,14 +30,30 @@ def submit_model(
     epoch: float | None = None,
     trainable_only: bool | Literal["auto"] = "auto",
 ) -> EvaluationRecord | None:
-    """`evaluator.submit` of a torch model, as rank 0 decides. All ranks call it; a skipped one gathers nothing.
+    """Submit a torch model of several ranks, with `evaluator.submit` on rank 0.
 
-    A copy that an asynchronous checkpoint of this step has is not made again.
+    All ranks call it. If rank 0 skips the evaluation, nothing is gathered. The weights of an asynchronous checkpoint of
+    this step are not copied a second time.
 
     Args:
-        evaluator: rank 0's; None on the others.
+        evaluator: rank 0's evaluator; None on the other ranks.
+        model: the torch model, possibly sharded.
+        ranks: the ranks that train it.
+        step: optimizer steps that the weights have made.
+        epoch: value for the record.
+        trainable_only: as in `model_state`.
 
-    Raises: on rank 0 as `submit`; RankFailed, on the others, when rank 0 failed before it gathered.
+    Returns:
+        As `AsyncEvaluator.submit` on rank 0, None on the others.
+
+    Raises:
+        UsageError: on rank 0, the evaluator is closed.
+        RankFailed: on the other ranks, rank 0 failed before it gathered.
+
+    Example:
+        In a callback, on every rank:
+
+            submit_model(evaluator if ranks.rank == 0 else None, model, ranks=ranks, step=state.global_step)
     """
     if ranks.world_size == 1 or not is_sharded(model):
         if evaluator is None:
@@ -62,47 +76,47 @@ def submit_model(
     try:
         return evaluator.submit(gathered, step=step, epoch=epoch)
     finally:
-        if not was_asked:
+        if not was_asked:  # skipped, or failed: the others wait for a decision in any case
             ranks.share(False)
 
 
 class Evaluations:
-    """A callback's evaluations: rank 0 has an evaluator while a run is on, and every rank learns the results.
+    """Evaluations of a callback: rank 0 has an evaluator while a run is on, and every rank learns the results.
 
     All ranks call the same methods in the same order. An error of rank 0's evaluator is raised on all of them.
 
     Args:
-        owner: how errors name the callback.
-        missing: what is wrong where an evaluation is asked for outside a run.
-        max_age_steps: older results come as "late", counted from the step at which they are asked for.
-        row: makes a row of `history` of a record; None: there are no rows.
-        line: makes a line for standard output, on rank 0; None: no lines.
-        has_collective_events: whether the callback polls in collective events of our bus. The bus then tells an error
-            of one rank to the others in their next exchange, so no verdicts are exchanged here.
+        owner: name of the callback, for errors.
+        missing: the error's text if an evaluation is requested outside a run, as "problem; what to do".
+        max_age_steps: older results become "late", counted from the step of the request.
+        row: makes a row of `history` from a record; None for no rows.
+        line: makes a line for standard output from a record, on rank 0; None for no lines.
+        has_collective_events: the callback polls in collective events of skyward's bus. The bus passes an error of one
+            rank to the others in their next exchange, so no verdicts are exchanged here.
     """
 
     def __init__(
         self,
         owner: str,
         *,
-        missing: str = "no fit is under way",
+        missing: str = "no run is under way; start training first",
         max_age_steps: int | None = None,
         row: Callable[[EvaluationRecord], dict[str, Any]] | None = None,
         line: Callable[[EvaluationRecord], str] | None = None,
         has_collective_events: bool = False,
     ) -> None:
         self.history: list[dict[str, Any]] = []
-        """A row for each evaluation of all runs."""
+        """One row per evaluation of all runs."""
         self.records: list[EvaluationRecord] = []
-        """A record for each evaluation of all runs."""
+        """One record per evaluation of all runs."""
         self.ranks: Ranks = Alone()
-        """The ranks of the run."""
+        """Ranks of the run."""
         self.evaluator: AsyncEvaluator | None = None
-        """Rank 0's, while a run is on."""
+        """Rank 0's evaluator while a run is on."""
         self.pending = 0
-        """Evaluations that were asked for and are not reported yet. The same on all ranks."""
+        """Evaluations submitted and not yet reported; the same number on all ranks."""
         self.is_open = False
-        """Whether a run is on."""
+        """True while a run is on."""
         self._owner, self._missing, self._max_age_steps = owner, missing, max_age_steps
         self._row, self._line, self._has_collective_events = row, line, has_collective_events
         self._trainable_only: bool | Literal["auto"] = "auto"
@@ -115,14 +129,15 @@ class Evaluations:
         ranks: Ranks | None = None,
         trainable_only: bool | Literal["auto"] = "auto",
     ) -> None:
-        """Begin a run. Every rank calls it.
+        """Begin a run. Collective.
 
         Args:
-            make: makes the evaluator; called on rank 0 only.
-            ranks: the ranks of the run; None: those of this process.
-            trainable_only: as `evaluation.model_state` has it.
+            make: creates the evaluator; called on rank 0 only.
+            ranks: the ranks of the run; None means those of this process.
+            trainable_only: as in `model_state`.
 
-        Raises: what `make` raises, or RankFailed.
+        Raises:
+            RankFailed: `make` failed on rank 0; there, its own exception is raised.
         """
         self.close()
         self.ranks = ranks or ranks_of_this_process(timeout_s=RANKS_TIMEOUT_S)
@@ -134,14 +149,14 @@ class Evaluations:
         self.is_open = True
 
     def close(self) -> None:
-        """End the evaluator. Idempotent. It takes part in nothing: it may be called where other ranks are gone."""
+        """End the evaluator. Idempotent, and not collective, because other ranks may be gone."""
         evaluator, self.evaluator = self.evaluator, None
         self.is_open, self.pending, self._unshared = False, 0, []
         if evaluator is not None:
             evaluator.close()
 
     def submit(self, model: Any, *, step: int, epoch: float | None) -> None:
-        """Ask for an evaluation of the model as it is now. Raises: what the evaluator raises, or RankFailed."""
+        """Submit an evaluation of the model as it is now. Collective; raises the evaluator's error, or RankFailed."""
         self._check_open()
         with self._together():
             submit_model(
@@ -155,7 +170,7 @@ class Evaluations:
         self.pending += 1
 
     def submit_state(self, state: Any, *, step: int, epoch: float | None) -> None:
-        """As `submit`, of a state that every rank has whole: what `AsyncEvaluator.submit` takes."""
+        """Submit a state that every rank has whole. Collective; otherwise as `AsyncEvaluator.submit`."""
         self._check_open()
         with self._together():
             if self.evaluator is not None:
@@ -163,7 +178,7 @@ class Evaluations:
         self.pending += 1
 
     def poll(self, *, step: int) -> list[EvaluationRecord]:
-        """Return what has ended. It waits for nothing but the other ranks, and only while something is open."""
+        """Return the records that have ended. Waits only for the other ranks, and only while something is open."""
         self._check_open()
         if self.pending == 0:
             return []
@@ -171,7 +186,7 @@ class Evaluations:
         if self.evaluator is not None:
             try:
                 self._unshared += self.evaluator.collect(step=step)
-            except Exception as raised:  # raised below, where the other ranks hear of it
+            except Exception as raised:  # raised below, once the other ranks know of it
                 error = raised
         if not self._has_collective_events and not self.ranks.flags(bool(self._unshared) or error is not None):
             return []
@@ -183,10 +198,11 @@ class Evaluations:
         return [self._note(record, step) for record in records]
 
     def drain(self, *, step: int, timeout_s: float | None = None) -> list[EvaluationRecord]:
-        """Return what was open, when all of it has ended.
+        """Wait for the open evaluations and return their records. Collective.
 
         Args:
-            timeout_s: as AsyncEvaluator's, in a world of one rank and in collective events.
+            step: training's current step.
+            timeout_s: as in `AsyncEvaluator.drain`, for one rank and in collective events.
         """
         self._check_open()
         records: list[EvaluationRecord] = []
@@ -200,11 +216,11 @@ class Evaluations:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise UsageError(f"{self._owner}: {self._missing}")
+            raise UsageError(f"{self._owner}: {self._missing}")  # words: ok
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """A block after which every rank hears how it went on the others: an error of one is raised on all."""
+        """Share the outcome of a block: an error of one rank is raised on all."""
         try:
             yield
         except Exception as error:

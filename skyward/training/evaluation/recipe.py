@@ -1,4 +1,4 @@
-"""What all jobs of one evaluator have in common: how a worker makes the model, and how it scores it."""
+"""Common part of an evaluator's jobs: how a worker makes the model, and how it scores it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from ...errors import UsageError
 from .dispatcher import NOTHING, Content, Job, warm_up_of
 from .weights import halved, loader_for
 
-__all__ = ["OWN_KEY", "Recipe"]
-
 _log = logging.getLogger(__name__)
 
 OWN_KEY = "auto"
 LARGE_BYTES = 16 << 20
-"""A function whose pickle is larger has probably caught a model or its data."""
+"""Size of a pickled function above which it has probably captured a model or its data."""
 
 
 class Recipe:
-    """Makes jobs. Arguments are `AsyncEvaluator`'s, but for one.
+    """Make the jobs of one evaluator.
 
-    shares_memory: the dispatcher's.
+    Args:
+        model_factory: as in `AsyncEvaluator`.
+        eval_fn: as in `AsyncEvaluator`.
+        payload: as in `AsyncEvaluator`.
+        load: as in `AsyncEvaluator`.
+        cache_key: as in `AsyncEvaluator`.
+        fp16_state_dict: as in `AsyncEvaluator`.
+        timeout_s: as in `AsyncEvaluator`.
+        shares_memory: the dispatcher's attribute of this name.
+        argument_names: as in `AsyncEvaluator`.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: a function is not callable, or `timeout_s` is out of its range.
     """
 
     def __init__(
@@ -44,19 +52,19 @@ class Recipe:
         self.eval_fn_name = argument_names.get("eval_fn", "eval_fn")
         for field, function in (("model_factory", model_factory), (self.eval_fn_name, eval_fn)):
             if not callable(function):
-                raise UsageError(f"{field}: {function!r} cannot be called; give a function")
+                raise UsageError(f"{field}={function!r}: is not callable; pass a function")
         if timeout_s is not None and not timeout_s > 0:
-            raise UsageError(f"timeout_s: {timeout_s!r}; it is a number of seconds above 0, or None")
+            raise UsageError(f"timeout_s={timeout_s!r}: must be seconds > 0; set None for no limit")
         self._factory, self._eval_fn = Content(model_factory, "model_factory"), Content(eval_fn, self.eval_fn_name)
         self._payload = Content(payload, argument_names.get("payload", "payload"))
         self._load = None if load is None else Content(load, "load")
         self._cache_key, self._is_half, self._timeout_s = cache_key, fp16_state_dict, timeout_s
         self._shares_memory = shares_memory
         self.token = secrets.token_hex(4)
-        """Of this evaluator, among all."""
+        """Random name of this evaluator, unique among all."""
 
     def job(self, state: Any, *, step: int, snapshot_id: str) -> Job:
-        """For a lane: it may cast the state, and pickle. Raises: ArgumentNotPicklable."""
+        """Make a job in a background lane, because this may cast the state and pickle; raises ArgumentNotPicklable."""
         if self._is_half:
             state = halved(state)
         if self._load is None:
@@ -77,18 +85,18 @@ class Recipe:
         )
 
     def warm_up(self) -> Job:
-        """A job that makes what all others need. Raises: ArgumentNotPicklable."""
+        """Make a job that creates everything the others need; raises ArgumentNotPicklable."""
         return warm_up_of(self._job(NOTHING, None, step=0, snapshot_id="warm-up"))
 
     def check_pickles(self, name: str) -> None:
-        """That other processes can be sent it. name: for logs. Raises: ArgumentNotPicklable."""
+        """Raise ArgumentNotPicklable now rather than in the first evaluation; warn about large functions."""
         if self._shares_memory:
             return
         for content in (self._factory, self._eval_fn, self._payload):
             size = len(content.data)
             if content is not self._payload and size > LARGE_BYTES:
                 _log.warning(
-                    "%s: %s has %.3g MB when it is sent: it has probably caught a model or its data; give data as "
+                    "%s: %s has %.3g MB when pickled, so it has probably captured a model or its data; pass data as "
                     "%s, and make the model in model_factory",
                     name,
                     content.field,
@@ -99,6 +107,6 @@ class Recipe:
     def _model_key(self) -> str | None:
         if self._cache_key is None:
             return None
-        if self._shares_memory:  # models are in this process: a digest would only cost
+        if self._shares_memory:  # models stay in this process, so hashing the factory would be wasted time
             return f"{self.token}:{self._cache_key}"
         return f"{self._factory.digest}:{self.token if self._cache_key == OWN_KEY else self._cache_key}"

@@ -1,4 +1,4 @@
-"""Spans of time by track, and what they amount to. Standard library only."""
+"""Spans of time by track, and their totals. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,30 +9,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-__all__ = [
-    "OURS",
-    "QUEUE",
-    "SNAPSHOT",
-    "TRAINING",
-    "TRANSFER",
-    "WAIT",
-    "Span",
-    "TimelineSummary",
-    "rows_of",
-    "summary_of",
-]
-
 TRAINING, SNAPSHOT, TRANSFER, QUEUE = "training", "snapshot", "transfer", "queue"
-"""Training, what it stands still for, and what evaluations go through on their way. Every other track is a worker, by
-its name."""
+"""Tracks of training, its pauses for copies, and the way of evaluations to a worker. Any other track is a worker."""
 OURS = (TRAINING, SNAPSHOT, TRANSFER, QUEUE)
 WAIT = "wait"
-"""The name of a span in the training track in which training waits for an evaluation."""
+"""Name of a span in the training track in which training waits for an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Something that took from `start_s` to `end_s`, seconds since 1970. Plain values in `args`."""
+    """Activity from `start_s` to `end_s`, seconds since 1970, with plain values in `args`."""
 
     track: str
     name: str
@@ -47,26 +33,34 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineSummary:
-    """Seconds, of the spans that are kept."""
+    """Totals of a timeline in seconds, over the spans that are kept.
+
+    Example:
+        >>> from skyward.training.evaluation import Timeline
+        >>> timeline = Timeline()
+        >>> timeline.add("snapshot", "step 50", 2.0, 2.5)
+        >>> timeline.summary().stood_still_s
+        0.5
+    """
 
     wall_s: float = 0.0
-    """From the first begin to the last end."""
+    """Time from the first begin to the last end."""
     snapshot_s: float = 0.0
-    """In which training stood still for a copy of its weights."""
+    """Time that training paused to copy its weights."""
     waited_s: float = 0.0
-    """In which training waited for evaluations."""
+    """Time that training waited for evaluations."""
     evaluation_s: float = 0.0
-    """Of all workers together."""
+    """Time of all workers together."""
     hidden_s: float = 0.0
-    """Of `evaluation_s`, what training spent training."""
+    """Part of `evaluation_s` during which training continued."""
     snapshots: int = 0
     evaluations: int = 0
     busy_s: dict[str, float] = field(default_factory=dict)
-    """By worker: in which it had at least one evaluation."""
+    """Time by worker in which it had at least one evaluation."""
 
     @property
     def stood_still_s(self) -> float:
-        """In which training did not train: copies and waits."""
+        """Time in which training did not train: copies and waits."""
         return self.snapshot_s + self.waited_s
 
 
@@ -74,7 +68,7 @@ TimelineSummary.__module__ = __package__
 
 
 def summary_of(tracks: Mapping[str, Sequence[Span]]) -> TimelineSummary:
-    """Sum up spans, each track's in the order of their begin."""
+    """Sum up spans; each track's spans are in the order of their begin."""
     spans = [span for track in tracks.values() for span in track]
     if not spans:
         return TimelineSummary()
@@ -99,7 +93,7 @@ def summary_of(tracks: Mapping[str, Sequence[Span]]) -> TimelineSummary:
 
 
 def rows_of(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans, by begin, in as few rows as have no two that overlap."""
+    """Distribute spans, in the order of their begin, over as few rows as possible without overlaps."""
     rows: list[list[Span]] = []
     for span in spans:
         free = next((row for row in rows if row[-1].end_s <= span.start_s), None)
@@ -132,7 +126,7 @@ def _length(intervals: Iterable[_Interval]) -> float:
 
 
 def _without(intervals: Iterable[_Interval], others: Iterable[_Interval]) -> list[_Interval]:
-    """What is left of intervals, in order and without overlaps, where the others are taken out."""
+    """Subtract `others` from intervals that are in order and do not overlap."""
     left: list[_Interval] = []
     holes = deque(_merged(others))
     for begin, end in intervals:
@@ -143,7 +137,7 @@ def _without(intervals: Iterable[_Interval], others: Iterable[_Interval]) -> lis
                 left.append((start, hole_start))
             start = max(start, hole_end)
             if hole_end > end:
-                break  # it may reach into the next one
+                break  # this hole may reach into the next interval
             holes.popleft()
         if start < end:
             left.append((start, end))
@@ -151,7 +145,7 @@ def _without(intervals: Iterable[_Interval], others: Iterable[_Interval]) -> lis
 
 
 class _Covered:
-    """How much of the time before an instant lies in intervals that do not overlap and are in order."""
+    """Cumulated length, before an instant, of intervals that are in order and do not overlap."""
 
     def __init__(self, intervals: Sequence[_Interval]) -> None:
         self._intervals = intervals

@@ -1,5 +1,5 @@
 "use strict";
-// Shows what is under the pointer, and makes the picture wider. Without it the page is whole: titles do the first.
+// Shows details under the pointer, zooms, and labels the bars that have room. Without it, titles show the details.
 (() => {
   const tip = document.getElementById("tip"), card = document.querySelector(".timeline");
   if (!card) return;
@@ -13,15 +13,17 @@
     return Number((value / size).toPrecision(4)) + " " + name;
   };
 
+  const STEPS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800];
   const steps = about => {
     const rough = seconds / about, power = 10 ** Math.floor(Math.log10(rough));
-    return power * [1, 2, 5, 10].find(each => power * each >= rough * 0.999);
+    const decimal = power * [1, 2, 5, 10].find(factor => power * factor >= rough * 0.999);
+    return decimal < 1 ? decimal : STEPS.find(step => step >= rough) || decimal;
   };
 
   const ticks = () => {
     const step = steps(Math.max(2, Math.min(400, wide.clientWidth / 90)));
     axis.replaceChildren();
-    wide.querySelectorAll("line.grid").forEach(each => each.remove());
+    wide.querySelectorAll("line.grid").forEach(line => line.remove());
     for (let at = 0; at <= seconds * 1.0001; at += step) {
       const share = 100 * at / seconds;
       const text = document.createElementNS(SVG, "text");
@@ -39,21 +41,38 @@
     }
   };
 
+  // Labels depend on pixels, so they are set again after each zoom and resize.
+  const label = () => {
+    wide.querySelectorAll("text.bar").forEach(text => text.remove());
+    wide.querySelectorAll("svg.lane rect").forEach(bar => {
+      const full = bar.dataset.text.split("\n")[0];
+      const room = (parseFloat(bar.getAttribute("width")) / 100 * wide.clientWidth - 10) / 6.5;
+      const name = [full, full.split(" ").pop()].find(words => words.length <= room);
+      if (!name) return;
+      const text = document.createElementNS(SVG, "text");
+      for (const [key, value] of [["class", "bar"], ["x", bar.getAttribute("x")], ["dx", 5], ["y", Number(bar.getAttribute("y")) + 13]])
+        text.setAttribute(key, value);
+      text.textContent = name;
+      bar.after(text);
+    });
+  };
+
   const widen = factor => {
     const middle = (scroll.scrollLeft + scroll.clientWidth / 2) / wide.clientWidth;
     zoom = Math.max(1, Math.min(256, zoom * factor));
     wide.style.width = 100 * zoom + "%";
     scroll.scrollLeft = middle * wide.clientWidth - scroll.clientWidth / 2;
     ticks();
+    label();
   };
 
   card.querySelector(".zoom").hidden = false;
   card.querySelectorAll("[data-zoom]").forEach(button => button.addEventListener("click", () => widen(Number(button.dataset.zoom))));
-  addEventListener("resize", ticks);
+  addEventListener("resize", () => { ticks(); label(); });
   ticks();
 
   card.querySelectorAll("svg.lane").forEach(lane => {
-    // The titles become the tip: a browser shows its own after a second, and not on touch.
+    // Titles move to the tip, because a browser shows a title after a second only, and never on touch.
     lane.querySelectorAll("rect").forEach(bar => {
       const title = bar.querySelector("title");
       bar.dataset.text = title.textContent;
@@ -70,4 +89,5 @@
     });
     lane.addEventListener("pointerleave", () => { tip.style.display = "none"; });
   });
+  label();
 })();

@@ -1,4 +1,4 @@
-"""What training, snapshots, transfers and workers did when: to see that nothing waits. Standard library only."""
+"""Timeline of training, snapshots, transfers and workers, to see that nothing waits. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ __all__ = ["QUEUE", "SNAPSHOT", "TRAINING", "TRANSFER", "WAIT", "Span", "Timelin
 MOST_TRACKS = 128
 OTHERS = "other workers"
 LONGEST_TEXT = 300
-"""Characters of a text in a span's args."""
+"""Longest text in a span's args, in characters."""
 
 
 class Timeline:
-    """Collects spans. Thread-safe; an `add` takes microseconds and never waits for a reader.
+    """Collect spans of time. Thread-safe; an `add` takes microseconds and never waits for a reader.
 
-    Bounded: of each track the latest `spans_per_track` are kept, and beyond 128 tracks spans go to "other workers".
-    Spans of one track may overlap, as those of a worker with several slots do.
+    Memory is bounded: each track keeps its latest spans, and beyond 128 tracks spans go to "other workers". Spans of
+    one track may overlap, for example on a worker with several slots.
+
+    Args:
+        spans_per_track: spans that each track keeps, at least 1.
+        clock: seconds since 1970, for tests.
 
     Example:
         >>> timeline = Timeline()
@@ -45,7 +49,15 @@ class Timeline:
         self._dropped = 0
 
     def add(self, track: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        """One span that has ended. Ends before its begin (a clock that was set back) become its begin."""
+        """Add a finished span.
+
+        Args:
+            track: "training", "snapshot", "transfer", "queue" or the name of a worker.
+            name: label of the span.
+            start_s: begin, seconds since 1970.
+            end_s: end; an earlier value than `start_s` (a clock that was set back) becomes `start_s`.
+            **args: further values, shown with the span; others than numbers and None become text.
+        """
         plain = {key: _plain(value) for key, value in args.items()}
         span = Span(track=track, name=name, start_s=start_s, end_s=max(start_s, end_s), args=plain)
         with self._lock:
@@ -57,7 +69,13 @@ class Timeline:
 
     @contextmanager
     def span(self, track: str, name: str, **args: Any) -> Iterator[None]:
-        """Adds what its block took, also where the block raises; then `error` is in its args."""
+        """Add the time of a `with` block; if the block raises, `error` is in the span's args.
+
+        Args:
+            track: as in `add`.
+            name: as in `add`.
+            **args: as in `add`.
+        """
         start_s = self._clock()
         try:
             yield
@@ -68,11 +86,11 @@ class Timeline:
 
     @property
     def dropped(self) -> int:
-        """Spans that are not kept any more."""
+        """Number of spans that are no longer kept."""
         return self._dropped
 
     def tracks(self) -> dict[str, list[Span]]:
-        """Spans by track, by begin: training, snapshot, transfer and queue first, then workers as they came."""
+        """Return spans by track, in order of begin: training, snapshot, transfer and queue, then the workers."""
         with self._lock:
             tracks = {name: list(spans) for name, spans in self._tracks.items()}
         ours = [name for name in OURS if name in tracks]
@@ -80,17 +98,27 @@ class Timeline:
         return {name: sorted(tracks[name], key=lambda span: (span.start_s, -span.end_s)) for name in names}
 
     def summary(self) -> TimelineSummary:
-        """How long training waited, and how much of the evaluations it did not notice."""
+        """Return how long training waited, and how much of the evaluations ran beside it."""
         return summary_of(self.tracks())
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> Path:
-        """Writes it for chrome://tracing and Perfetto, and gives the path. Raises: OSError."""
+        """Write the timeline for chrome://tracing and Perfetto.
+
+        Args:
+            path: the file; an existing one is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         tracks = self.tracks()
         origin = min((span.start_s for spans in tracks.values() for span in spans), default=0.0)
         events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "skyward"}}]
         thread = 0
         for name, spans in tracks.items():
-            # What overlaps without being nested is no thread to a viewer: it gets rows of its own.
+            # A viewer takes spans of one thread as nested; spans that overlap otherwise get threads of their own.
             for row in [spans] if name == TRAINING else rows_of(spans):
                 thread += 1
                 where = {"pid": 1, "tid": thread}
@@ -112,11 +140,19 @@ class Timeline:
         return write_document(path, json.dumps(trace, separators=(",", ":"), allow_nan=False))
 
     def html(self, path: str | os.PathLike[str], *, title: str = "Training and its evaluations") -> Path:
-        """Writes one page that loads nothing from anywhere, and gives its path. A file that is there is replaced.
+        """Write the timeline as one HTML page that loads nothing from elsewhere.
 
-        Raises: OSError.
+        Args:
+            path: the file; an existing one is replaced.
+            title: heading of the page.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the file cannot be written.
         """
-        from .timeline_page import page_of  # with its CSS and scripts: only where a page is written
+        from .timeline_page import page_of  # reads CSS and scripts, which only a page needs
 
         page = page_of(self.tracks(), dropped=self.dropped, title=title)
         return write_document(path, page)

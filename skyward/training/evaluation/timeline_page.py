@@ -1,4 +1,4 @@
-"""A timeline as one HTML file: a lane for training, snapshots, transfers and each worker, and what it amounts to."""
+"""Timeline as an HTML page: a lane for training, snapshots, transfers and each worker, with totals and warnings."""
 
 from __future__ import annotations
 
@@ -10,28 +10,36 @@ from typing import Any
 from ..reporting.document import asset, document, legend, round_ticks, svg, table, tiles
 from .spans import QUEUE, SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, TimelineSummary, rows_of, summary_of
 
-__all__ = ["page_of"]
-
 ROW, GAP = 18, 4
-"""Pixels of a lane's row, and between rows."""
+"""Pixels of a lane's row, and of the gap between rows."""
 MOST_ROWS = 12
-"""Of a lane: what overlaps in more is drawn over the last."""
+"""Most rows of a lane; further overlapping spans are drawn over the last row."""
 TICKS = 6
+STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800)
+"""Distances between ticks of the time axis, in seconds; the script has the same."""
 KINDS = {
     "train": "training",
-    "wait": "training waits",
-    "snapshot": "snapshot",
-    "transfer": "transfer",
-    "queue": "waits for its worker",
+    "wait": "training waits for an evaluation",
+    "snapshot": "training copies its weights",
+    "transfer": "weights on their way",
+    "queue": "evaluation waits for a worker",
     "ok": "evaluation",
-    "late": "evaluation, late",
+    "late": "evaluation, too late",
     "failed": "evaluation, failed",
 }
 """Classes of bars in timeline.css, and their names in the legend."""
+LANES = {TRAINING: "training", SNAPSHOT: "weights copied", TRANSFER: "weights sent", QUEUE: "in the queue"}
+"""Labels of the lanes that are not workers."""
+IDLE_FROM = 0.75
+"""Share of the evaluation time from which a worker counts as idle."""
+LOCAL = ("in-process", "subprocess")
+"""Beginnings of the names of workers on the training machine; while idle they cost nothing."""
+LABEL_PX, LANE_PX = 6.5, 850
+"""Width of a character of a bar's label, and of a lane, as assumed until the script measures them."""
 
 
 def page_of(tracks: dict[str, list[Span]], *, dropped: int, title: str) -> str:
-    """Write the whole document about the tracks of a timeline, whose texts are escaped. `dropped`: spans not kept."""
+    """Return the document of a timeline, with all texts escaped; `dropped` is the number of spans no longer kept."""
     spans = [span for track in tracks.values() for span in track]
     begin = min((span.start_s for span in spans), default=0.0)
     end = max((span.end_s for span in spans), default=0.0)
@@ -42,8 +50,9 @@ def page_of(tracks: dict[str, list[Span]], *, dropped: int, title: str) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(verdict(summary))}</p>',
         _kept(dropped),
+        *(f'<p class="warning">{escape(warning)}</p>' for warning in warnings_of(tracks, summary)),
         tiles(_tiles(summary)),
-        "<h2>When</h2>" + _picture(tracks, scale, used) if spans else "<p>Nothing has been recorded.</p>",
+        "<h2>When</h2>" + _picture(tracks, scale, used, summary) if spans else "<p>Nothing has been recorded.</p>",
         _workers(tracks, summary),
     ]
     style = asset("skyward.training.reporting", "page.css") + asset("skyward.training.evaluation", "timeline.css")
@@ -51,7 +60,7 @@ def page_of(tracks: dict[str, list[Span]], *, dropped: int, title: str) -> str:
 
 
 def kind_of(span: Span) -> str:
-    """Which of KINDS it is drawn as."""
+    """Return the kind in KINDS that a span is drawn as."""
     if span.track == TRAINING:
         return "wait" if span.name == WAIT else "train"
     if span.track in (SNAPSHOT, TRANSFER, QUEUE):
@@ -61,7 +70,7 @@ def kind_of(span: Span) -> str:
 
 
 def verdict(summary: TimelineSummary) -> str:
-    """What the picture says, in a sentence."""
+    """Summarize the timeline in a sentence."""
     if not summary.wall_s:
         return "There is nothing to see yet."
     share = summary.stood_still_s / summary.wall_s
@@ -73,8 +82,27 @@ def verdict(summary: TimelineSummary) -> str:
     return f"{still}; {hidden:.0%} of {in_seconds(summary.evaluation_s)} of evaluation ran while it trained."
 
 
+def idle_share(name: str, tracks: dict[str, list[Span]], summary: TimelineSummary) -> float:
+    """Return the share of the time in which a worker had no evaluation, between the first and the last of all."""
+    evaluations = [span for worker in summary.busy_s for span in tracks[worker]]
+    window_s = max(span.end_s for span in evaluations) - min(span.start_s for span in evaluations)
+    return 1 - summary.busy_s[name] / window_s if window_s > 0 else 0.0
+
+
+def warnings_of(tracks: dict[str, list[Span]], summary: TimelineSummary) -> Iterable[str]:
+    """Yield a sentence for each idle worker, with what to do about it."""
+    for name in summary.busy_s:
+        share = idle_share(name, tracks, summary)
+        if share >= IDLE_FROM and not name.startswith(LOCAL):
+            count = len(tracks[name])
+            yield (
+                f"{name} was idle {share:.0%} of the time, with {count} evaluation{'s' if count > 1 else ''}. "
+                "Use fewer workers, or evaluate more often."
+            )
+
+
 def in_seconds(seconds: float) -> str:
-    """As people read it, three digits."""
+    """Return a duration for people, with three digits."""
     if seconds >= 5400:
         return f"{seconds / 3600:.3g} h"
     if seconds >= 90:
@@ -85,7 +113,7 @@ def in_seconds(seconds: float) -> str:
 
 
 class _Scale:
-    """Instants as shares of the picture's width."""
+    """Map from seconds to percent of the picture's width."""
 
     def __init__(self, begin_s: float, length_s: float) -> None:
         self.begin_s, self.length_s = begin_s, length_s
@@ -94,17 +122,20 @@ class _Scale:
         return 100 * seconds / self.length_s
 
     def ticks(self) -> list[float]:
-        """Round numbers of seconds since the begin."""
-        return round_ticks(0.0, self.length_s, TICKS)
+        """Return seconds since the begin that are round numbers in their unit: seconds, minutes or hours."""
+        step = next((step for step in STEPS_S if step * TICKS >= self.length_s), None)
+        if self.length_s < STEPS_S[0] or step is None:  # fractions of a second, or weeks
+            return round_ticks(0.0, self.length_s, TICKS)
+        return [at * float(step) for at in range(int(self.length_s / step) + 1)]
 
 
-def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) -> str:
+def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str], summary: TimelineSummary) -> str:
     names, lanes = [], []
     for name, spans in tracks.items():
         rows = _rows(name, spans)
         height = GAP + len(rows) * (ROW + GAP)
         tall = f"height:{height + 1}px;line-height:{height + 1}px"
-        names.append(f'<div class="lane-name" style="{tall}" title="{escape(name)}">{escape(name)}</div>')
+        names.append(_lane_name(name, tall, tracks, summary))
         bars = "".join(_bar(span, GAP + at * (ROW + GAP), scale) for at, row in enumerate(rows) for span in row)
         lanes.append(svg([_grid(scale), bars], f'class="lane" height="{height}"', name))
     ticks = "".join(
@@ -115,8 +146,8 @@ def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) 
     kinds = legend((f"k-{kind}", label) for kind, label in shown.items())
     zooms = (("0.5", "−", "narrower"), ("2", "+", "wider"))
     buttons = "".join(
-        f'<button type="button" data-zoom="{factor}" aria-label="{said}">{sign}</button>'
-        for factor, sign, said in zooms
+        f'<button type="button" data-zoom="{factor}" aria-label="{label}">{sign}</button>'
+        for factor, sign, label in zooms
     )
     return (
         f'<div class="card timeline" data-seconds="{scale.length_s!r}"><p class="zoom" hidden>{buttons}</p>'
@@ -125,9 +156,18 @@ def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) 
     )
 
 
+def _lane_name(name: str, style: str, tracks: dict[str, list[Span]], summary: TimelineSummary) -> str:
+    label, note, kind = LANES.get(name, name), "", "lane-name"
+    if name in summary.busy_s:
+        share = idle_share(name, tracks, summary)
+        note = f" <small>{1 - share:.0%} busy</small>"
+        kind += " idle" if share >= IDLE_FROM and not name.startswith(LOCAL) else ""
+    return f'<div class="{kind}" style="{style}" title="{escape(label)}">{escape(label)}{note}</div>'
+
+
 def _rows(name: str, spans: list[Span]) -> list[list[Span]]:
     if name == TRAINING:
-        # Waits lie within what they interrupt, and are drawn over it.
+        # A wait interrupts a span of training, so it is drawn over it.
         return [sorted(spans, key=lambda span: span.name == WAIT)]
     rows = rows_of(spans)
     return [*rows[: MOST_ROWS - 1], [span for row in rows[MOST_ROWS - 1 :] for span in row]][: max(1, len(rows))]
@@ -136,13 +176,17 @@ def _rows(name: str, spans: list[Span]) -> list[list[Span]]:
 def _bar(span: Span, y: int, scale: _Scale) -> str:
     start = span.start_s - scale.begin_s
     lines = [span.name, f"from {in_seconds(start)}, for {in_seconds(span.duration_s)}"]
-    lines += [f"{key}: {_word(value)}" for key, value in span.args.items()]
+    lines += [f"{key}: {_text(value)}" for key, value in span.args.items()]
     title = escape("\n".join(lines))
     wide = f"{scale(span.duration_s):.4f}%"
-    # Its outline has a width of its own, so that one of less than a pixel is seen.
+    room = (scale(span.duration_s) / 100 * LANE_PX - 10) / LABEL_PX
+    # The last word is the step, which is worth more than no label.
+    text = next((text for text in (span.name, span.name.rpartition(" ")[2]) if len(text) <= room), "")
+    label = f'<text class="bar" x="{scale(start):.4f}%" dx="5" y="{y + 13}">{escape(text)}</text>' if text else ""
+    # The outline of a bar has a fixed width, so that a bar of less than a pixel is visible.
     return (
         f'<rect class="k-{kind_of(span)}" x="{scale(start):.4f}%" y="{y}" width="{wide}" height="{ROW}" rx="2">'
-        f"<title>{title}</title></rect>"
+        f"<title>{title}</title></rect>{label}"
     )
 
 
@@ -157,12 +201,12 @@ def _anchor(percent: float) -> str:
 
 
 def _tiles(summary: TimelineSummary) -> Iterable[tuple[str, str]]:
-    yield "from begin to end", in_seconds(summary.wall_s)
-    yield "snapshots", f"{summary.snapshots}: {in_seconds(summary.snapshot_s)}"
-    yield "waited for evaluations", in_seconds(summary.waited_s)
-    yield "evaluations", f"{summary.evaluations}: {in_seconds(summary.evaluation_s)}"
+    yield "time in all", in_seconds(summary.wall_s)
+    yield "copies of the weights", f"{summary.snapshots} in {in_seconds(summary.snapshot_s)}"
+    yield "training waited", in_seconds(summary.waited_s)
+    yield "evaluations", f"{summary.evaluations} in {in_seconds(summary.evaluation_s)}"
     if summary.evaluation_s:
-        yield "of it beside training", f"{summary.hidden_s / summary.evaluation_s:.0%}"
+        yield "of them beside training", f"{summary.hidden_s / summary.evaluation_s:.0%}"
 
 
 def _workers(tracks: dict[str, list[Span]], summary: TimelineSummary) -> str:
@@ -172,18 +216,19 @@ def _workers(tracks: dict[str, list[Span]], summary: TimelineSummary) -> str:
         kinds = [kind_of(span) for span in spans]
         counts = (str(len(spans)), str(kinds.count("failed")), str(kinds.count("late")))
         mean = sum(span.duration_s for span in spans) / len(spans)
-        rows.append([name, *counts, in_seconds(mean), in_seconds(busy_s), f"{busy_s / (summary.wall_s or 1):.0%}"])
+        idle = f"{idle_share(name, tracks, summary):.0%}"
+        rows.append([name, *counts, in_seconds(mean), in_seconds(busy_s), idle])
     if not rows:
         return ""
-    heads = ("worker", "evaluations", "failed", "late", "mean", "busy", "of the time")
+    heads = ("worker", "evaluations", "failed", "late", "mean", "busy", "idle")
     return f"<h2>Workers</h2>\n{table(heads, rows)}"
 
 
 def _kept(dropped: int) -> str:
-    return f'<p class="problem">{dropped:,} older spans are not kept.</p>' if dropped else ""
+    return f'<p class="problem">{dropped:,} older spans are no longer kept.</p>' if dropped else ""
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return value if isinstance(value, str) else json.dumps(value)

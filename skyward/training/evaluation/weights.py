@@ -1,6 +1,6 @@
-"""A model's weights as evaluations take them, and back into the model that a worker keeps.
+"""Conversion of a model's weights to the state of an evaluation, and back into a worker's model.
 
-States have the names that the model has without its wrappers. The loaders travel to workers by their names.
+States use the model's names without wrappers. Loaders are module functions, so they travel to workers by name.
 """
 
 from __future__ import annotations
@@ -11,35 +11,33 @@ from typing import Any, Literal
 from ...errors import UsageError
 from ..parts import is_dtensor, unwrapped
 
-__all__ = [
-    "FROZEN_SAMPLE",
-    "frozen_sample",
-    "halved",
-    "is_sharded",
-    "load_torch",
-    "load_trainable",
-    "load_weights",
-    "loader_for",
-    "model_state",
-    "sends_parts",
-]
-
 FROZEN_SAMPLE = "skyward.frozen_sample"
-"""The name, in a state of trainable parts, of some values of the others: by them a worker sees whether its model has
-the same."""
+"""Key in a state of trainable parts with a sample of the frozen values.
+
+A worker compares it with its own model, to see whether the rest is the same.
+"""
 SAMPLES = 8
-"""Of each frozen parameter."""
+"""Number of sampled values of each frozen parameter."""
 
 
 def model_state(model: Any, *, trainable_only: bool | Literal["auto"] = "auto") -> dict[str, Any]:
-    """A torch model's state dict, without the prefixes of DistributedDataParallel and torch.compile.
+    """Return a torch model's state dict, with names free of DistributedDataParallel's and torch.compile's prefixes.
 
-    Its tensors are the live ones: take a snapshot. Of a sharded model (FSDP1, FSDP2, tensor parallel) the parts are
-    gathered, in host memory: all ranks call it, and only rank 0 has the state then; on the others it is empty.
+    The tensors are the live ones, so take a snapshot of them. A sharded model (FSDP1, FSDP2, tensor parallel) is
+    gathered in host memory: all ranks call this, and rank 0 alone gets the state; the others get an empty one.
 
     Args:
-        trainable_only: parameters that are trained, and buffers; `load_trainable` puts them into a model whose factory
-            gives the others the values that they have here. "auto": for adapters of PEFT.
+        model: the torch module, possibly wrapped.
+        trainable_only: return only trained parameters and buffers, for `load_trainable` into a model whose factory
+            provides the rest. "auto" does so for PEFT adapters.
+
+    Returns:
+        The state dict, with a sample of the frozen values if only trainable parts are in it.
+
+    Example:
+        >>> import torch
+        >>> list(model_state(torch.nn.Linear(2, 1)))
+        ['weight', 'bias']
     """
     parts = sends_parts(model) if trainable_only == "auto" else trainable_only
     if is_sharded(model):
@@ -53,19 +51,37 @@ def model_state(model: Any, *, trainable_only: bool | Literal["auto"] = "auto") 
 
 
 def sends_parts(model: Any) -> bool:
-    """Whether "auto" sends trainable parts only: PEFT's models, whose factory has to load the base all the same."""
+    """Return whether "auto" sends only trainable parts: for PEFT models, whose factory loads the base anyway.
+
+    Args:
+        model: the torch module, possibly wrapped.
+
+    Example:
+        >>> import torch
+        >>> sends_parts(torch.nn.Linear(2, 1))
+        False
+    """
     return hasattr(unwrapped(model), "peft_config")
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether ranks hold parts of it, so that its state is gathered by all of them."""
+    """Return whether ranks hold parts of the model, so that all of them gather its state.
+
+    Args:
+        model: the torch module.
+
+    Example:
+        >>> import torch
+        >>> is_sharded(torch.nn.Linear(2, 1))
+        False
+    """
     if any(map(is_dtensor, model.parameters())):
         return True
     return _is_fsdp1(model)
 
 
 def frozen_sample(model: Any) -> Any:
-    """(frozen parameters x 8,) float32, or fewer of small ones, on the model's device: values at even distances."""
+    """Return values at even distances, 8 per frozen parameter (or all of a small one), as (n,) float32."""
     import torch
 
     samples = []
@@ -78,7 +94,7 @@ def frozen_sample(model: Any) -> Any:
 
 
 def halved(state: Any) -> Any:
-    """The same with float32 tensors and arrays as float16. Everything else is the same object."""
+    """Return the state with float32 tensors and arrays as float16; everything else is the same object."""
     if isinstance(state, dict):
         return {key: value if key == FROZEN_SAMPLE else halved(value) for key, value in state.items()}
     if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
@@ -90,26 +106,66 @@ def halved(state: Any) -> Any:
 
 
 def load_torch(model: Any, state: Mapping[str, Any]) -> None:
-    """A state dict into a torch module, which is in evaluation mode then.
+    """Load a state dict into a torch module and switch the module to eval mode.
 
-    Floating point values get the dtype of the model's own tensor of that name; integers and bools stay what they are.
-    Raises: UsageError, when names are missing or unexpected; torch's RuntimeError, when a shape differs.
+    Floating-point values get the dtype of the module's own tensor; integers and bools stay as they are.
+
+    Args:
+        model: the torch module.
+        state: its complete state dict.
+
+    Raises:
+        UsageError: names are missing or unexpected.
+        RuntimeError: a shape differs (torch's own error).
+
+    Example:
+        >>> import torch
+        >>> source, target = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        >>> load_torch(target, source.state_dict())
+        >>> target.training, bool(target.weight.equal(source.weight))
+        (False, True)
     """
     _load(model, state, is_partial=False)
 
 
 def load_trainable(model: Any, state: Mapping[str, Any]) -> None:
-    """As `load_torch`, for a state of trainable parts: what it does not name keeps what the factory gave it."""
+    """Load a state of trainable parts; parameters that it does not name keep their values.
+
+    Args:
+        model: the torch module; its frozen parameters must equal those of the trained model.
+        state: the result of `model_state(..., trainable_only=True)`.
+
+    Raises:
+        UsageError: names are unexpected, or the frozen values differ.
+        RuntimeError: a shape differs (torch's own error).
+
+    Example:
+        >>> import torch
+        >>> source, target = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        >>> load_trainable(target, model_state(source, trainable_only=True))
+        >>> bool(target.weight.equal(source.weight))
+        True
+    """
     _load(model, state, is_partial=True)
 
 
 def load_weights(model: Any, weights: Sequence[Any]) -> None:
-    """A list of arrays into a Keras model, as its `get_weights` gives it."""
+    """Load a list of arrays into a Keras model, in the order of its `get_weights`.
+
+    Args:
+        model: the Keras model.
+        weights: one array per weight.
+
+    Example:
+        With two models of the same architecture:
+
+            load_weights(target, source.get_weights())
+    """
     model.set_weights(list(weights))
 
 
 def loader_for(state: Any) -> Callable[[Any, Any], object]:
-    """The one for a state: a mapping is a torch state dict, whole or of trainable parts; a list is Keras's weights."""
+    """Return the loader for a state: torch for a mapping, whole or trainable parts; Keras for a list."""
     if isinstance(state, Mapping):
         return load_trainable if FROZEN_SAMPLE in state else load_torch
     return load_weights
@@ -119,8 +175,9 @@ def _gathered(model: Any, parts: bool) -> dict[str, Any]:
     import torch
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    # With both, each tensor is gathered, taken to the host by rank 0, and freed: no rank holds the whole on its device.
-    # FSDP1 in host memory dies of it (torch 2.13): there all ranks get the whole, and the others drop it.
+    # With both options, rank 0 takes each gathered tensor to the host and frees it, so no rank holds the whole model on
+    # its device. FSDP1 in host memory crashes with cpu_offload (torch 2.13). There all ranks get the whole model, and
+    # the others drop it.
     is_here = _is_fsdp1(model) and all(parameter.device.type == "cpu" for parameter in model.parameters())
     options = StateDictOptions(full_state_dict=True, cpu_offload=not is_here, ignore_frozen_params=parts)
     state = get_model_state_dict(model, options=options)
@@ -138,7 +195,7 @@ def _plain_name(name: str) -> str:
 
 
 def _is_frozen(value: Any) -> bool:
-    """A parameter that is not trained. Buffers, which training changes, are none."""
+    """Return whether `value` is an untrained parameter; buffers are not, because training changes them."""
     import torch
 
     return isinstance(value, torch.nn.Parameter) and not value.requires_grad
@@ -151,12 +208,12 @@ def _load(model: Any, state: Mapping[str, Any], *, is_partial: bool) -> None:
     if unexpected or missing:
         parts = [
             f"{what}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
-            for what, names in (("it does not have", unexpected), ("not in the state", missing))
+            for what, names in (("unexpected", unexpected), ("missing", missing))
             if names
         ]
         raise UsageError(
-            f"model_factory: the model that it makes is not the one that trains ({'; '.join(parts)}); it must make "
-            "the same architecture"
+            f"model_factory: makes another model than the one in training ({'; '.join(parts)}); make the same "
+            "architecture"
         )
     if FROZEN_SAMPLE in state:
         _check_frozen(model, state[FROZEN_SAMPLE])
@@ -166,13 +223,13 @@ def _load(model: Any, state: Mapping[str, Any], *, is_partial: bool) -> None:
 
 
 def _check_frozen(model: Any, theirs: Any) -> None:
-    """Loosely: the worker's may have another dtype."""
+    """Compare frozen values loosely, because the worker's model may have another dtype."""
     ours = frozen_sample(model).cpu()
     if ours.shape == theirs.shape and bool(((ours - theirs.cpu()).abs() <= 0.02 * ours.abs() + 1e-3).all()):
         return
     raise UsageError(
-        "model_factory: only what is trained is sent, and the rest of the model that it makes has other values than "
-        "here; load the base's weights in it, or send everything (trainable_only=False)"
+        "model_factory: the frozen parameters differ from those in training, and only trained ones are sent; load the "
+        "base's weights in model_factory, or send everything (trainable_only=False)"
     )
 
 

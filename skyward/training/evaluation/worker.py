@@ -1,5 +1,6 @@
-"""What scores states, wherever it is: models and contents, each made once and kept. No framework is imported here
-until a job's own parts import one.
+"""Scorer of states on any worker, with models and contents that are made once and kept.
+
+Imports no framework itself; the parts of a job do.
 """
 
 from __future__ import annotations
@@ -16,15 +17,13 @@ from typing import Any
 
 from ...wire.payloads import paused_collector
 
-__all__ = ["ContentsMissing", "Scored", "Worker"]
-
 MAX_MODELS = 4
 MAX_CONTENTS = 16
-"""The least recently used go first. A content in use lives as long as its job."""
+"""Limits of kept models and contents; the least recently used go first. A content in use lives as long as its job."""
 
 
 class ContentsMissing(LookupError):
-    """The worker lacks contents: send them. `.digests` names them."""
+    """Error of a worker that lacks contents, with their digests in `.digests`; send them along."""
 
     def __init__(self, *digests: str) -> None:
         super().__init__(*digests)
@@ -33,17 +32,17 @@ class ContentsMissing(LookupError):
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What came of one job. Times are seconds since 1970, by this process's clock."""
+    """Result of one job. Times are seconds since 1970, by this process's clock."""
 
     value: Any
     started_at: float
     loaded_at: float
-    """The model was there with its weights."""
+    """Time at which the model had its weights."""
     finished_at: float
 
 
 class _Kept:
-    """A model, which one evaluation at a time uses."""
+    """A model that one evaluation at a time uses."""
 
     def __init__(self) -> None:
         self.is_busy = False
@@ -52,12 +51,14 @@ class _Kept:
 
 
 class Worker:
-    """Keeps models by key and contents by digest. Thread-safe; owns no threads.
+    """Keep models by key and contents by digest, and score states. Thread-safe; owns no threads.
 
-    Jobs of one cache_key run one after another, as they share a model; others run side by side.
+    Jobs with the same cache_key run one after another, because they share a model. Others run side by side.
 
     Args:
-        is_guest: training runs in this process, too: what jobs draw at random is not taken from its generators.
+        max_models: models to keep.
+        max_contents: contents to keep.
+        is_guest: True in the training process; jobs then draw random numbers from generators of their own.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Worker:
         self._changed = threading.Condition()
 
     def content(self, digest: str, data: bytes | None = None) -> Any:
-        """The value with this digest, unpickled once. data: its pickle, where it is sent along.
+        """Return the value with this digest, unpickled once; `data` is its pickle, if it was sent along.
 
-        Raises: ContentsMissing, without data, when it is not here (any more); what unpickling raises.
+        Raises:
+            ContentsMissing: it is not here (or no longer), and `data` is None.
         """
         with self._changed:
             if digest in self._contents:
@@ -90,7 +92,7 @@ class Worker:
         return value
 
     def has(self, digest: str) -> bool:
-        """Whether `content` needs no data."""
+        """Return whether `content` needs no data."""
         with self._changed:
             return digest in self._contents
 
@@ -104,10 +106,10 @@ class Worker:
         cache_key: str | None,
         state: Any,
     ) -> Scored:
-        """`eval_fn(model, payload)`, where the model has `state`. Waits while another job uses the same model.
+        """Return `eval_fn(model, payload)` for a model with `state`; wait while another job uses the same model.
 
-        The time of a job begins when it has its model. Raises: what any of the functions raises; a kept model is
-        thrown away then, as nobody knows what it is like.
+        The time of a job begins when it has its model. An exception of any of the functions is raised as it is, and
+        the kept model is thrown away, because its condition is unknown.
         """
         with self._model(cache_key) as kept, self._apart():
             started_at = time.time()
@@ -120,7 +122,7 @@ class Worker:
             return Scored(value=value, started_at=started_at, loaded_at=loaded_at, finished_at=time.time())
 
     def forget(self, cache_key: str | None) -> None:
-        """Gives up the model of a job that does not come back: those that wait for it, and later ones, get another."""
+        """Give up the model of a job that hangs; jobs that wait for it, and later ones, get another one."""
         if cache_key is None:
             return
         with self._changed:
@@ -156,7 +158,7 @@ class Worker:
     def _acquire(self, cache_key: str) -> _Kept:
         with self._changed:
             while (kept := self._models.setdefault(cache_key, _Kept())).is_busy:
-                self._changed.wait()  # ends with the other job, or with `forget` of it
+                self._changed.wait()  # until the other job ends, or `forget` gives it up
             kept.is_busy = True
             self._models.move_to_end(cache_key)
             return kept

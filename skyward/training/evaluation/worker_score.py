@@ -1,4 +1,4 @@
-"""What AdaptiveCompute knows of each worker. Pure, with an injected clock."""
+"""Measurements of one worker for AdaptiveCompute. Pure, with an injected clock."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from collections.abc import Callable, Hashable, Sequence
 
 from .dispatchers.backlog import Backlog, MovingAverage
 
-__all__ = ["Drift", "WorkerScore", "median_s"]
-
 DRIFT_BEGINS, DRIFT_ENDS = 1.5, 1.1
-"""Ratios of the fast average to the slow one."""
+"""Ratios of the fast average to the slow one at which a drift begins and ends."""
 DRIFT_FACTOR = 5.0
 _FAST, _SLOW = 0.5, 0.95
-"""Weights of what was before."""
+"""Weights of the past in the two averages."""
 _NOISE_S = 0.01
 _PROBE_NOISE_S = 0.05
-"""Differences of averages that mean nothing."""
+"""Differences of averages, in seconds, that are noise."""
 FORGET_S = 300.0
 FORGET_FACTOR = 5.0
-"""The latency of an idle worker counts half after five times as long, and after 300 s at the latest, so that the worker
-is tried again. A retry may cost one slow evaluation, so the pause grows with the latency."""
+"""Half-life of an idle worker's latency: five times the latency, and 300 s at most, so that it is tried again.
+
+A retry may cost one slow evaluation, so the pause grows with the latency.
+"""
 _DRIFT_FORGET_S = 30.0
 _PAUSE_S = 1.0, 60.0
-"""A worker that failed is left alone so long the first time, and at most."""
+"""Seconds of a failed worker's first suspension, and of the longest."""
 _HOPE = 0.99
-"""How a worker that is not known yet is rated beside the best that is."""
+"""Rating of an unknown worker as a share of the best known latency."""
 _KEPT = 100
-"""Evaluations whose times are kept for the threshold."""
+"""Number of recent evaluations that the threshold is computed from."""
 
 
 class Drift:
-    """Whether what is observed has become slower than it was: the ratio of a fast average to a slow one."""
+    """Detector of a slowdown, by the ratio of a fast average to a slow one."""
 
     def __init__(self, noise_s: float) -> None:
         self._noise_s = noise_s
@@ -52,13 +52,14 @@ class Drift:
 
 
 class WorkerScore:
-    """One worker, as seen from here. Thread-safe where it is changed under one lock.
+    """Measurements of one worker. Thread-safe if all changes happen under one lock.
 
     Args:
-        slots: evaluations that it runs at once, >= 1.
-        beta1, beta2: weights of what was before, in the averages of latency and of its variance, in [0, 1).
-        initial_s: seconds that an evaluation is taken to last before one was seen, > 0.
-        clock: seconds that never go back.
+        slots: evaluations that it can run at once, >= 1.
+        beta1: weight of the past in the average latency, in [0, 1).
+        beta2: weight of the past in the latency's variance, in [0, 1).
+        initial_s: estimate of an evaluation's seconds before the first, > 0.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -82,20 +83,20 @@ class WorkerScore:
         self._pause_s = _PAUSE_S[0]
         self.failures = 0
         self.strikes = 0
-        """Failures since the last time that something went well."""
+        """Failures since the last success."""
 
-    # What happens ----------------------------------------------------------------------------------------------------
+    # Changes ---------------------------------------------------------------------------------------------------------
 
     def resize(self, slots: int) -> None:
-        """Set how many evaluations it runs at once: a pool may have changed its size."""
+        """Set the number of slots, because a pool may change its size."""
         self._backlog.slots = slots
 
     def add(self, job: Hashable) -> None:
-        """It was sent now."""
+        """Note that a job was sent."""
         self._backlog.add(job)
 
     def end(self, job: Hashable, *, is_typical: bool) -> None:
-        """It has ended. is_typical: how long it took says something of the next ones."""
+        """Note that a job has ended; `is_typical` says whether its duration predicts the next ones."""
         before = self._backlog.expected_s if self._recent else None
         seconds = self._backlog.end(job, is_typical=is_typical)
         if seconds is None or not is_typical:
@@ -106,7 +107,7 @@ class WorkerScore:
         self._seen_at = self._clock()
 
     def answered(self, seconds: float) -> None:
-        """A call that does nothing came back after so long. It says how far away the worker is, and that it lives."""
+        """Note a probe's round trip, which shows the distance of the worker and that it lives."""
         self._round_trip.add(seconds)
         self._probe_drift.add(seconds)
         if not self._recent:
@@ -119,14 +120,14 @@ class WorkerScore:
         self._suspended_until, self._pause_s = -math.inf, _PAUSE_S[0]
 
     def failed(self, max_strikes: int = 1) -> None:
-        """The worker itself failed. After so many times in a row it is left alone for a while, longer each time."""
+        """Note a failure of the worker; after `max_strikes` in a row it is suspended, longer each time."""
         self.failures += 1
         self.strikes += 1
         if self.strikes >= max_strikes:
             self._suspended_until = self._clock() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
 
-    # How it looks ----------------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------------------
 
     @property
     def open(self) -> int:
@@ -139,7 +140,7 @@ class WorkerScore:
 
     @property
     def latency_s(self) -> float:
-        """Seconds that an evaluation is expected to last."""
+        """Expected seconds of an evaluation."""
         return self._backlog.expected_s
 
     @property
@@ -149,7 +150,7 @@ class WorkerScore:
 
     @property
     def round_trip_s(self) -> float | None:
-        """Of calls that do nothing; None: there was none."""
+        """Average seconds of calls that do nothing; None before the first."""
         return self._round_trip.value
 
     @property
@@ -162,18 +163,18 @@ class WorkerScore:
 
     @property
     def is_drifting(self) -> bool:
-        """It has become slower than it was, and that is not long ago."""
+        """Return whether it has become slower than it was, and recently so."""
         return (self._drift.is_on or self._probe_drift.is_on) and self._drift_factor() > 1.5
 
     def quantile_s(self, share: float) -> float | None:
-        """Of the evaluations that were seen lately. None: there were none."""
+        """Return a quantile of the recent evaluations' seconds, or None without any."""
         if not self._recent:
             return None
         ordered = sorted(self._recent)
         return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
     def free_s(self) -> list[float]:
-        """Seconds until each slot is free, the next one first; infinite while the worker is suspended."""
+        """Return the seconds until each slot is free, the next first; infinite while the worker is suspended."""
         if self.is_suspended:
             return [math.inf] * self._backlog.slots
         factor = self._drift_factor()
@@ -181,22 +182,22 @@ class WorkerScore:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has run an evaluation."""
+        """Return whether it has finished an evaluation."""
         return bool(self._recent)
 
     def cost_s(self, least_s: float = math.inf) -> float:
-        """Seconds that a job is taken to last, for comparison with other workers: less is better.
+        """Return the expected seconds of a job, for comparison with other workers; less is better.
 
         Args:
-            least_s: the least latency of all known workers. An unknown worker is taken to be a little better, so that
-                it becomes known.
+            least_s: lowest latency of all known workers. An unknown worker is rated slightly better, so that it becomes
+                known.
         """
         latency_s = self.latency_s if self.is_known else min(self.latency_s, _HOPE * least_s)
         return latency_s * self._drift_factor()
 
     @property
     def confidence(self) -> float:
-        """Weight of the latency, in (0, 1]: 1 while the worker is used, less and less while it is idle."""
+        """Weight of the latency, in (0, 1]: 1 while the worker is in use, decaying while it is idle."""
         half_life_s = min(FORGET_S, FORGET_FACTOR * self.latency_s)
         if self.open or not self.is_known or half_life_s <= 0:
             return 1.0
@@ -210,5 +211,5 @@ class WorkerScore:
 
 
 def median_s(scores: Sequence[WorkerScore]) -> float:
-    """Of their latencies."""
+    """Return the median of the workers' latencies."""
     return statistics.median(score.latency_s for score in scores)

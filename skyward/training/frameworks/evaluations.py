@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks say of an asynchronous evaluation: its options, and the rows of its results."""
+"""Options and result rows of asynchronous evaluations, shared by the callbacks of all frameworks."""
 
 from __future__ import annotations
 
@@ -8,29 +8,20 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from ...core.signatures import checked_options
 from ...errors import UsageError
-from ..evaluation.evaluator import AsyncEvaluator, OnBackpressure, OnError
+from ..evaluation.evaluator import AsyncEvaluator, OnError
 from ..evaluation.gate import GateMode
+from ..evaluation.pace import OnBackpressure
 from .foreign import plain
 
 if TYPE_CHECKING:
     from ..evaluation import EvaluationRecord, Timeline
     from ..snapshot import SnapshotPool
 
-__all__ = [
-    "EvaluatorOptions",
-    "RunOptions",
-    "check_callable",
-    "line_of",
-    "row_of",
-    "row_of_epoch",
-    "with_options",
-]
-
 Class = TypeVar("Class", bound=type)
 
 
 class EvaluatorOptions(TypedDict, total=False):
-    """Options that are passed on to `AsyncEvaluator` as they are. Their defaults, checks and meanings are its own."""
+    """Options that are passed on to `AsyncEvaluator`, which defines their meaning, default and checks."""
 
     cache_key: str | None
     fp16_state_dict: bool
@@ -43,16 +34,16 @@ class EvaluatorOptions(TypedDict, total=False):
 
 
 class RunOptions(EvaluatorOptions, total=False):
-    """Options of callbacks, which take copies of a model on its device."""
+    """Options of callbacks that copy a model on its device."""
 
     async_copy: bool
     snapshots: SnapshotPool | None
 
 
 def with_options(options: type) -> Callable[[Class], Class]:
-    """Decorate a class whose constructor takes `**options: Unpack[options]`: spell them out in its signature.
+    """Decorate a class whose constructor takes `**options: Unpack[options]`: name each option in its signature.
 
-    So help and errors know each by its name, and a misspelt one is refused when the object is made.
+    Help and errors then know each option, and a misspelled one raises when the object is constructed.
     """
 
     def decorate(kind: Class) -> Class:
@@ -68,28 +59,34 @@ def with_options(options: type) -> Callable[[Class], Class]:
 
 
 def check_callable(**functions: Any) -> None:
-    """Raise UsageError for an argument that is no function, by its name."""
+    """Raise UsageError for the first argument that is not callable."""
     for field, function in functions.items():
         if not callable(function):
-            raise UsageError(f"{field}={function!r}: it cannot be called; give a function")
+            raise UsageError(f"{field}={function!r}: must be callable; pass a function")
 
 
 def row_of(record: EvaluationRecord) -> dict[str, Any]:
-    """Make a row of `history`, with the keys that users of Sakura know."""
+    """Make a row of `history`, with Sakura's keys."""
     return {**record.row(), **({"skipped": True} if record.status == "skipped" else {})}
 
 
 def row_of_epoch(record: EvaluationRecord) -> dict[str, Any]:
-    """Make a row of `history` of an evaluation at the end of an epoch."""
+    """Make a row of `history` for an evaluation at the end of an epoch."""
     epoch = None if record.epoch is None else int(record.epoch)
     return {**row_of(record), "worker_name": record.worker, "epoch": epoch}
 
 
-def line_of(record: EvaluationRecord, what: str, metrics: Mapping[str, Any]) -> str:
-    """Make a line for standard output. what: was evaluated. metrics: of which numbers are told."""
+def line_of(record: EvaluationRecord, subject: str, metrics: Mapping[str, Any]) -> str:
+    """Make a line for standard output.
+
+    Args:
+        record: the evaluation.
+        subject: name of the evaluation, such as its step.
+        metrics: its metrics, of which the line shows the numbers.
+    """
     if record.status in ("skipped", "failed"):
-        return f"{what}: {record.status}: {record.error}"
+        return f"{subject}: {record.status}: {record.error}"
     numbers = {name: plain(value) for name, value in metrics.items()}
     text = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
     late = ", too late to decide anything" if record.status == "late" else ""
-    return f"{what}: {text} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
+    return f"{subject}: {text} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"

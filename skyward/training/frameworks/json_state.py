@@ -1,7 +1,7 @@
-"""States of callbacks as JSON and back, for frameworks whose checkpoints hold nothing else.
+"""Conversion of callbacks' states to JSON and back, for frameworks whose checkpoints are JSON.
 
-What JSON knows stays readable. Tensors and arrays become their bytes with type and shape; tuples, sets, bytes and
-dicts whose keys are no strings are marked. Not-a-number and the infinities pass as Python's json writes them.
+JSON types stay readable. Tensors and arrays become bytes with type and shape. Tuples, sets, bytes and dicts with other
+keys than strings are marked. NaN and infinities are written as Python's json module writes them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from typing import Any
 
 from ...errors import UsageError
 
-__all__ = ["from_json", "to_json"]
-
 _MARK = "__skyward__"
 _COLLECTIONS: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 def to_json(value: Any, *, where: str = "state") -> Any:
-    """`value` made of what JSON knows. Tensors are copied to the CPU; a view is made contiguous.
+    """Convert a state to JSON types. Tensors are copied to the CPU.
 
-    where: names the value in an error.
-    Raises: UsageError for what cannot be kept, with the place where it is.
+    Args:
+        value: the state.
+        where: name of the state in errors.
+
+    Raises:
+        UsageError: a part cannot be converted; the message names its place.
     """
     if value is None or isinstance(value, bool | int | float | str):
-        # Subclasses too (an IntEnum, numpy's float64): they come back as the plain type.
+        # Subclasses such as IntEnum or numpy's float64 come back as the plain type.
         return value if type(value) in (type(None), bool, int, float, str) else _plain(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -43,7 +45,7 @@ def to_json(value: Any, *, where: str = "state") -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of `to_json`. Tensors come back on the CPU; torch is imported for them only."""
+    """Convert the result of `to_json` back. Tensors are on the CPU; torch is imported only for them."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):
@@ -83,7 +85,7 @@ def _mapping(value: Mapping[Any, Any], where: str) -> dict[str, Any]:
 
 
 def _array(value: Any, where: str) -> dict[str, Any]:
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")  # not there: then it is none of theirs
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")  # a value of theirs implies that they are loaded
     if torch is not None and isinstance(value, torch.Tensor):
         # As bytes, because numpy has no bfloat16; flat, because a scalar cannot be viewed as bytes.
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -94,8 +96,8 @@ def _array(value: Any, where: str) -> dict[str, Any]:
         kind = value.dtype.str
         return {_MARK: "array", "dtype": kind, "shape": list(value.shape), "value": base64.b64encode(data).decode()}
     raise UsageError(
-        f"{where}: a {type(value).__name__} cannot be kept in a checkpoint that is JSON; let state_dict() give "
-        "numbers, strings, lists, dicts, tensors and arrays"
+        f"{where}: a JSON checkpoint cannot keep a value of type {type(value).__name__}; return numbers, strings, "
+        "lists, dicts, tensors and arrays from state_dict()"
     )
 
 

@@ -1,8 +1,8 @@
-"""A run in a framework without a state and a control of our kind: what Lightning's and Keras's callbacks share.
+"""Run of our callbacks in Lightning and Keras, which have no state and control of our kind.
 
-The framework's side is behind the small protocol `Framework`; this decides when it is told what, as our `Trainer` and
-Hugging Face's do: flags are looked at where a step, an evaluation, an epoch or a save ends, a log comes before a save,
-a stop saves first, an abort saves and evaluates nothing more.
+The protocol `Framework` hides the framework. The module decides when callbacks are called and their flags applied, as
+our `Trainer` and Hugging Face's do. Flags are read at the end of a step, an evaluation, an epoch and a save. A log
+precedes a save, a stop saves first, and an abort neither saves nor evaluates.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from ..bus import CallbackHandler
 from ..events import TrainerControl, TrainerState
 from .foreign import named, plain
 
-__all__ = ["Framework", "CallbackRun", "RunArguments", "as_eval_metrics"]
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class RunArguments:
-    """What callbacks look at in `args`, named as Hugging Face's; a view of what the framework was told."""
+    """Settings that callbacks receive as `args`: the framework's settings under Hugging Face's names."""
 
     output_dir: str = "."
     logging_dir: str = "./logs"
@@ -39,7 +37,7 @@ class RunArguments:
     eval_strategy: str = "no"
     eval_steps: int | None = None
     save_strategy: str = "no"
-    """"no" where only callbacks ask for checkpoints; a stop saves all the same, see `CallbackRun`."""
+    """"no" if only callbacks request checkpoints. A stop may still save, see `CallbackRun`."""
     save_steps: int = 500
     gradient_accumulation_steps: int = 1
     per_device_train_batch_size: int | None = None
@@ -51,32 +49,43 @@ class RunArguments:
 
 
 class Framework(Protocol):
-    """What a run needs of the framework. Every method is called on all ranks, at the same places."""
+    """Interface of a framework to `CallbackRun`. Every method is called on all ranks, at the same places."""
 
     def context(self, event: str) -> dict[str, Any]:
-        """model, optimizer, ... for the handlers of an event."""
+        """Return model, optimizer and so on for the handlers of an event."""
 
     def logs(self) -> dict[str, Any]:
-        """What the framework knows of the steps since the last log, but for `loss`."""
+        """Return the framework's numbers of the steps since the last log, except `loss`."""
 
     def save(self, folder: str, step: int) -> str | None:
-        """Writes a checkpoint and gives its path; None: `Run.saved` has been called already."""
+        """Write a checkpoint and return its path; None: `CallbackRun.saved` has already been called."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """End training after this step."""
 
     def abort(self) -> None:
-        """As `stop`, and what the framework would save or evaluate by itself it no longer does."""
+        """End training after this step, without further saves and evaluations by the framework."""
 
-    def stop_epoch(self) -> None: ...
+    def stop_epoch(self) -> None:
+        """End the epoch after this step."""
 
     def evaluate(self) -> None:
-        """An evaluation is asked for now. Frameworks that cannot say so, once."""
+        """Evaluate now. A framework that cannot logs one warning."""
 
 
 class CallbackRun:
-    """Callbacks with a state, a control and the places where they are looked at.
+    """Callbacks of a run with their state and control.
 
-    saves_at_stop: whether a stop writes a checkpoint first.
+    Args:
+        callbacks: instances or classes of callbacks.
+        output_dir: folder of checkpoints; None: the framework's.
+        logging_dir: folder of loggers; None: `<output_dir>/logs`.
+        logging_steps: optimizer steps between two logs, at least 1; None: the framework's.
+        saves_at_stop: write a checkpoint before a stop.
+        ranks: ranks of the run; None: those of torch's process group.
+
+    Raises:
+        UsageError: a callback or `logging_steps` is not legal.
     """
 
     def __init__(
@@ -91,7 +100,8 @@ class CallbackRun:
     ) -> None:
         if logging_steps is not None and logging_steps < 1:
             raise UsageError(
-                f"logging_steps={logging_steps!r}; it is the steps from one log to the next, >= 1, or None"
+                f"logging_steps={logging_steps!r}: must be a whole number of steps >= 1, or None; set logging_steps=1 "
+                "or more"
             )
         self.bus = CallbackHandler(callbacks)
         self.args, self.state, self.control = RunArguments(), TrainerState(), TrainerControl()
@@ -101,7 +111,7 @@ class CallbackRun:
         self._saves_at_stop = saves_at_stop
         self._given_ranks = ranks
         self.before_log: Callable[[], None] | None = None
-        """Called before a log is made: `took` what is not taken yet."""
+        """Hook before each log, which adds losses that have not been been passed to `add_loss` yet."""
         self._evaluation_began: float | None = None
         self._resumed: Mapping[str, Any] = {}
         self._has_begun_once = self._is_over = False
@@ -112,15 +122,15 @@ class CallbackRun:
         self._is_stopping = self._is_aborted = self._is_over = False
         self._saved_step = self._logged_step = self._first_step = self.state.global_step
         self._began = time.monotonic()
-        # What a checkpoint was made in the middle of goes on there.
+        # A checkpoint within a logging interval restores the sums of its first part.
         self._loss, self._weight, self._tokens = self._resumed.get("since_log", (0.0, 0.0, 0))
         self._all_loss, self._all_weight = self._resumed.get("of_run", (0.0, 0.0))
         self._resumed = {}
 
-    # Its beginning and end -------------------------------------------------------------------------------------------
+    # Begin and end ---------------------------------------------------------------------------------------------------
 
     def meet(self, framework: Framework, *, output_dir: str) -> None:
-        """Knows the framework, the ranks and the folders. Before any event, once all ranks are there; repeatable."""
+        """Set framework, ranks and folders. Call it before any event, on all ranks; repeated calls are allowed."""
         self.framework = framework
         if self.bus.ranks.world_size == 1:
             self.bus = CallbackHandler(list(self.bus), ranks=self._given_ranks or ranks_of_this_process())
@@ -131,19 +141,25 @@ class CallbackRun:
         self.args.logging_dir = os.fspath(self._folders[1] or os.path.join(self.args.output_dir, "logs"))
 
     def init_end(self) -> None:
+        """Fire `on_init_end`, once."""
         if not self._has_begun_once:
             self._has_begun_once = True
             self.fire("on_init_end")
             self.bus.agree(self.control)
 
     def begin(self, *, global_step: int) -> None:
-        """`state` and `args` are as they will be. global_step: where the run begins."""
+        """Begin the run; `state` and `args` must be complete.
+
+        Args:
+            global_step: step at which the run begins.
+        """
         self.state.global_step = global_step
         self._reset()
         self.fire("on_train_begin")
         self.settle()
 
     def end(self) -> None:
+        """Log the summary, fire `on_train_end` and close the callbacks."""
         runtime = max(time.monotonic() - self._began, 1e-9)
         steps = self.state.global_step - self._first_step
         self._drain()
@@ -165,22 +181,23 @@ class CallbackRun:
     # Events ----------------------------------------------------------------------------------------------------------
 
     def fire(self, event: str, **context: Any) -> None:
-        given: dict[str, Any] = {
+        """Fire an event with the framework's objects; `context` adds to them."""
+        whole: dict[str, Any] = {
             "processing_class": None,
             "lr_scheduler": None,
             "train_dataloader": None,
             "eval_dataloader": None,
         }
-        given |= self.framework.context(event)
-        given |= {"args": self.args, "state": self.state}
-        self.bus.fire(event, control=self.control, **{**given, **context})
+        whole |= self.framework.context(event)
+        whole |= {"args": self.args, "state": self.state}
+        self.bus.fire(event, control=self.control, **{**whole, **context})
 
     def step_begin(self) -> None:
         self.control.should_save = self.control.should_evaluate = self.control.should_log = False
         self.fire("on_step_begin")
 
     def step_end(self, *, global_step: int, epoch: float) -> None:
-        """global_step may have advanced by more than one."""
+        """Count a step, which may advance `global_step` by more than one, and apply the flags."""
         before, self.state.global_step = self.state.global_step, global_step
         self.state.epoch = epoch
         every = self.state.logging_steps
@@ -215,9 +232,9 @@ class CallbackRun:
         self.settle()
 
     def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
-        """An evaluation of an earlier step's weights, which ran beside training: callbacks get a state of that step.
+        """Report an asynchronous evaluation of an earlier step's weights, with a state of that step.
 
-        Nothing once the run has ended.
+        Ignored after the end of the run.
         """
         if self._is_over:
             return
@@ -229,7 +246,7 @@ class CallbackRun:
         self.settle()
 
     def saved(self, path: str) -> None:
-        """A checkpoint is written, whoever asked for it. Nothing once the run has ended."""
+        """Report a checkpoint, whoever requested it. Ignored after the end of the run."""
         if self._is_over:
             return
         self._saved_step = self.state.global_step
@@ -238,16 +255,16 @@ class CallbackRun:
         self.bus.agree(self.control)
         self._obey()
 
-    def took(self, *, loss: Any = None, weight: float = 1.0, tokens: int = 0) -> None:
-        """What the next log is about: a mean loss of `weight` parts, a number or tensor; tensors are not waited for."""
+    def add_loss(self, *, loss: Any = None, weight: float = 1.0, tokens: int = 0) -> None:
+        """Add to the next log: a mean loss of `weight` parts, and tokens. Losses may be tensors; none is waited for."""
         self._tokens += tokens
         if loss is not None:
             self._loss, self._weight = self._loss + loss * weight, self._weight + weight
 
-    # What callbacks ask for ------------------------------------------------------------------------------------------
+    # Requests of callbacks -------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Does what callbacks of any rank have asked for."""
+        """Do what callbacks of any rank have requested. Collective."""
         self.bus.agree(self.control)
         if self.control.should_log:
             self._write_log()
@@ -299,7 +316,7 @@ class CallbackRun:
         self.bus.agree(self.control)
 
     def _drain(self) -> float | None:
-        """The mean loss since the last time, over all ranks; their tokens are added up."""
+        """Return the mean loss since the last call, over all ranks, and count their tokens. Collective."""
         own = (float(self._loss), self._weight, self._tokens)
         self._loss, self._weight, self._tokens = 0.0, 0.0, 0
         parts = self.bus.ranks.exchange(own)
@@ -338,5 +355,5 @@ _VALIDATION = ("val_", "val/", "valid_", "validation_", "eval/")
 
 
 def as_eval_metrics(metrics: Mapping[str, Any], *, prefix: str = "eval_") -> dict[str, Any]:
-    """Named as callbacks know them: `val_loss`, `val/loss` and `loss` are `eval_loss`."""
+    """Rename metrics as callbacks expect them: `val_loss`, `val/loss` and `loss` become `eval_loss`."""
     return named(metrics, prefix, instead_of=_VALIDATION)

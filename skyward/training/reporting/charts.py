@@ -1,4 +1,4 @@
-"""Lines and heat maps as SVG, and the values that a pointer over them shows."""
+"""Line charts and heat maps as SVG, with the values that the pointer shows."""
 
 from __future__ import annotations
 
@@ -11,42 +11,41 @@ from typing import Any
 from .document import round_ticks, svg
 from .records import Norms, Points
 
-__all__ = ["Chart", "Series", "heat_map", "in_words", "line_chart"]
-
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 24, 12, 30
 MOST_POINTS = 1200
-"""Of a line: more would lie on the same pixels. Each bucket keeps its least and its greatest value."""
+"""Most points of a line, because more would share pixels. Each bucket keeps its smallest and its largest value."""
 MOST_COLUMNS, MOST_ROWS = 100, 400
 OUTLIERS = 0.02
-"""The share of the norms at either end that have the same colour as their neighbours."""
+"""Share of the norms at either end that get the same colour as their neighbours."""
 LEVELS = 9
 COLOURS = 8
-"""The style sheet has so many for lines, and so many levels for heat maps."""
+"""Number of line colours in the style sheet; it has LEVELS colours for heat maps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A line. `is_faint`: of single values, beside one that shows where they go."""
+    """A line of a chart. A faint one has single values behind a smoothed line; `best` is a step to mark by a ring."""
 
     name: str
     points: Points
     colour: int = 0
     is_faint: bool = False
     has_dots: bool = False
+    best: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """`svg`, and `data` for the script: what lies where, by the chart's number."""
+    """A chart as `svg`, and the `data` for the script, which finds it by the chart's number."""
 
     svg: str
     data: dict[str, Any]
 
 
 def line_chart(series: Sequence[Series], *, unit: str = "") -> Chart | None:
-    """None where no series has a value. unit: "bytes" or nothing."""
-    drawn = [(each, _thinned(each.points)) for each in series if any(v is not None for v in each.points.values())]
+    """Draw lines, or return None if no series has a value. `unit` is "bytes" or empty."""
+    drawn = [(line, _thinned(line)) for line in series if any(v is not None for v in line.points.values())]
     if not drawn:
         return None
     steps = [step for _, points in drawn for step, _ in points]
@@ -55,31 +54,31 @@ def line_chart(series: Sequence[Series], *, unit: str = "") -> Chart | None:
     low, high = _padded(min(values), max(values))
     y = _Axis(low, high, HEIGHT - BOTTOM, TOP)
     parts = [*_grid(x, y, unit)]
-    for each, points in drawn:
-        parts.append(_line(each, points, x, y))
+    for line, points in drawn:
+        parts.append(_line(line, points, x, y))
     parts.append(f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/>')
     data = {
         "kind": "lines",
         "unit": unit,
         "x": [x.low, x.high, LEFT, WIDTH - RIGHT],
         "series": [
-            {"name": each.name, "colour": each.colour, "points": [[step, value] for step, value in points]}
-            for each, points in drawn
+            {"name": line.name, "colour": line.colour, "points": [[step, value] for step, value in points]}
+            for line, points in drawn
         ],
     }
-    label = ", ".join(each.name for each, _ in drawn)
+    label = ", ".join(line.name for line, _ in drawn)
     return Chart(svg=svg(parts, _size(WIDTH, HEIGHT), label), data=data)
 
 
 def heat_map(norms: Norms) -> Chart | None:
-    """Parameters by steps, the colour by the logarithm of the norm. None where there is no norm above zero."""
+    """Draw parameters by steps, coloured by the logarithm of the norm; return None if no norm is above zero."""
     steps = _evenly(sorted(set(norms.steps)), MOST_COLUMNS)
     names = list(norms.rows)[:MOST_ROWS]
-    found = sorted(value for name in names for step in steps if (value := norms.rows[name].get(step)))
-    if not found:
+    positive = sorted(value for name in names for step in steps if (value := norms.rows[name].get(step)))
+    if not positive:
         return None
     # One parameter far from the others would leave all of them one colour.
-    low, high = (math.log10(found[round(share * (len(found) - 1))]) for share in (OUTLIERS, 1 - OUTLIERS))
+    low, high = (math.log10(positive[round(share * (len(positive) - 1))]) for share in (OUTLIERS, 1 - OUTLIERS))
     left, cell = 230, max(9, min(16, 1200 // max(1, len(names))))
     wide = (WIDTH + 320 - left - RIGHT) / len(steps)
     levels: list[list[str]] = [[] for _ in range(LEVELS)]
@@ -112,7 +111,7 @@ def heat_map(norms: Norms) -> Chart | None:
 
 
 def in_words(value: float | None, unit: str = "") -> str:
-    """A number as people read it: four digits, thousands apart, bytes in their units."""
+    """Format a number for people: four digits, thousands separated, bytes in their units."""
     if value is None:
         return "not finite"
     if unit == "bytes":
@@ -129,7 +128,7 @@ def in_words(value: float | None, unit: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Values from low to high lie at pixels from begin to end."""
+    """Linear map from values (low to high) to pixels (begin to end)."""
 
     low: float
     high: float
@@ -141,7 +140,7 @@ class _Axis:
         return self.begin + (self.end - self.begin) * ((value - self.low) / span if span else 0.5)
 
     def ticks(self, about: int) -> list[float]:
-        """Round numbers, about so many."""
+        """Return about `about` round numbers."""
         return round_ticks(self.low, self.high, about)
 
 
@@ -172,7 +171,7 @@ def _tick(value: float, unit: str) -> str:
 
 
 def _line(series: Series, points: Sequence[tuple[int, float | None]], x: _Axis, y: _Axis) -> str:
-    """A value that was not finite is a gap."""
+    """Draw a line with a gap where a value was not finite."""
     path, is_down, dots = [], False, []
     for step, value in points:
         if value is None:
@@ -186,6 +185,13 @@ def _line(series: Series, points: Sequence[tuple[int, float | None]], x: _Axis, 
     drawn = (
         f'<path class="line c{series.colour}{faint}" d="{"".join(path)}"><title>{escape(series.name)}</title></path>'
     )
+    if series.best is not None and series.points.get(series.best) is not None:
+        value = series.points[series.best]
+        assert value is not None
+        dots.append(
+            f'<path class="ring c{series.colour}" d="M{x(series.best) - 6:.1f} {y(value):.1f}a6 6 0 1 0 12 0a6 6 0 1 0 '
+            f'-12 0"><title>best: {in_words(value)} at step {series.best:,}</title></path>'
+        )
     return drawn + "".join(dots)
 
 
@@ -193,21 +199,21 @@ def _size(width: int, height: int) -> str:
     return f'viewBox="0 0 {width} {height}"'
 
 
-def _thinned(points: Points) -> list[tuple[int, float | None]]:
-    found = sorted(points.items())
-    if len(found) <= MOST_POINTS:
-        return found
-    size = math.ceil(len(found) / (MOST_POINTS / 2))
+def _thinned(line: Series) -> list[tuple[int, float | None]]:
+    points = sorted(line.points.items())
+    if len(points) <= MOST_POINTS:
+        return points
+    size = math.ceil(len(points) / (MOST_POINTS / 2))
     kept: list[tuple[int, float | None]] = []
-    key: Callable[[tuple[int, float | None]], float] = lambda each: each[1] if each[1] is not None else math.inf  # noqa: E731
-    for begin in range(0, len(found), size):
-        bucket = found[begin : begin + size]
-        kept += sorted({min(bucket, key=key), max(bucket, key=key)}, key=lambda each: each[0])
+    key: Callable[[tuple[int, float | None]], float] = lambda point: point[1] if point[1] is not None else math.inf  # noqa: E731
+    for begin in range(0, len(points), size):
+        bucket = points[begin : begin + size]
+        kept += sorted({min(bucket, key=key), max(bucket, key=key)}, key=lambda point: point[0])
     return kept
 
 
 def _evenly(values: list[Any], most: int) -> list[Any]:
-    """At most so many of them, the first and the last among them."""
+    """Return at most `most` of the values, evenly spaced, with the first and the last."""
     if len(values) <= most:
         return values
     return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]

@@ -1,5 +1,5 @@
 "use strict";
-// Shows the values under the pointer. Whatever comes from the run is set as text, never as markup.
+// Shows the values under the pointer. Text from the run is set as text, never as markup.
 (() => {
   const charts = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
@@ -49,16 +49,16 @@
 
   const onLines = (svg, chart) => event => {
     const [low, high, begin, end] = chart.x;
-    const wanted = low + (at(svg, event)[0] - begin) / (end - begin) * (high - low);
-    const hits = chart.series.map(each => nearest(each.points, wanted));
-    const step = hits.reduce((best, hit) => Math.abs(hit[0] - wanted) < Math.abs(best - wanted) ? hit[0] : best, hits[0][0]);
+    const pointed = low + (at(svg, event)[0] - begin) / (end - begin) * (high - low);
+    const hits = chart.series.map(line => nearest(line.points, pointed));
+    const step = hits.reduce((best, hit) => Math.abs(hit[0] - pointed) < Math.abs(best - pointed) ? hit[0] : best, hits[0][0]);
     const x = high > low ? begin + (end - begin) * (step - low) / (high - low) : (begin + end) / 2;
     const cursor = svg.querySelector(".cursor");
     cursor.setAttribute("x1", x);
     cursor.setAttribute("x2", x);
     const lines = [[null, "step " + step.toLocaleString("en")]];
-    chart.series.forEach((each, index) => {
-      if (hits[index][0] === step) lines.push([each.colour, each.name + ": " + words(hits[index][1], chart.unit)]);
+    chart.series.forEach((line, index) => {
+      if (hits[index][0] === step) lines.push([line.colour, line.name + ": " + words(hits[index][1], chart.unit)]);
     });
     show(event, lines);
   };

@@ -1,80 +1,61 @@
-"""The page of a run: one HTML file that needs nothing else, no network, no library."""
+"""Page of one run: curves, memory, norms, tables and facts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
 from .charts import COLOURS, LEVELS, Chart, Series, heat_map, in_words, line_chart
+from .curves import TITLES, best_step, curves
 from .document import asset, document, legend, table, tiles
 from .records import Norms, Points, RunRecord
 
-__all__ = ["page_of"]
-
-FIRST = ("loss", "learning_rate", "grad_norm", "tok_per_sec", "mfu", "weight_norm")
-"""In this order; others come after them, by name."""
-TITLES = {
-    "loss": "Loss",
-    "learning_rate": "Learning rate",
-    "grad_norm": "Gradient norm",
-    "tok_per_sec": "Tokens per second",
-    "mfu": "Model FLOPs utilization",
-    "weight_norm": "Weight norm",
-    "peak_mem_allocated": "Peak memory allocated, by rank",
-    "peak_rss": "Peak resident memory, by rank",
-    "grad_norms": "Gradient norms",
-    "norms": "Parameter norms",
-    "spectral_norms": "Spectral norms",
-}
-IN_TABLE_ONLY = frozenset({"tokens", "total_flos"})
-SPEEDS = ("_runtime", "_per_second")
-"""Ends of the names of what an evaluation tells of itself: in the table."""
 BYTES = frozenset({"peak_mem_allocated", "peak_rss"})
 MOST_LINES = 8
-"""Of a chart by rank; with more ranks it has their greatest, middle and least."""
-SMOOTHING = 0.9
-"""Of the line through a loss of many points: the share of what was before."""
-SMOOTHED_FROM = 60
+"""Most lines of a chart by rank; with more ranks it shows the largest, middle and smallest value."""
+_STATES = {"ended": "The run ended.", "open": "No end is recorded: it is running, was killed or failed."}
 MOST_ROWS = 500
-"""Of the table of evaluations: the latest."""
+"""Rows of the table of evaluations; the latest are kept."""
 
 
 def page_of(run: RunRecord, *, title: str) -> str:
-    """The whole document. All that comes from the run is escaped."""
-    charts = _Charts()
+    """Return the document of a run. Every text from the run is escaped."""
+    charts = Charts()
     body = [
         _header(run, title),
-        _section("Curves", charts.cards(_curves(run))),
-        _section("Memory", charts.cards(_memory(run))),
-        _section("Norms", "".join(charts.wide(name, norms) for name, norms in run.norms.items())),
-        _section("Evaluations", _evaluations(run)),
-        _section("Metrics", _metrics(run)),
-        _section("The run", _facts(run)),
+        section("Curves", charts.cards(curves(run))),
+        section("Memory", charts.cards(_memory(run))),
+        section("Norms", "".join(charts.wide(name, norms) for name, norms in run.norms.items())),
+        section("Evaluations", _evaluations(run)),
+        section("Metrics", _metrics(run)),
+        section("The run", _facts(run)),
     ]
     style, script = (asset("skyward.training.reporting", name) for name in ("page.css", "page.js"))
     return document(title, body, style=style, script=script, data=charts.data)
 
 
-class _Charts:
-    """Numbers the charts, and keeps their data for the script."""
+class Charts:
+    """Charts of a page, numbered, with their data for the script."""
 
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []
 
-    def cards(self, wanted: Iterable[tuple[str, Sequence[Series], str]]) -> str:
-        found = [(title, series, line_chart(series, unit=unit)) for title, series, unit in wanted]
-        drawn = "".join(self._card(title, chart, _legend(series)) for title, series, chart in found if chart)
+    def cards(self, specs: Iterable[tuple[str, Sequence[Series], str]]) -> str:
+        """Return the cards of line charts, each given by title, lines and unit; charts without a value are left out."""
+        charts = [(title, series, line_chart(series, unit=unit)) for title, series, unit in specs]
+        drawn = "".join(self._card(title, chart, _legend(series)) for title, series, chart in charts if chart)
         return f'<div class="charts">{drawn}</div>' if drawn else ""
 
     def wide(self, name: str, norms: Norms) -> str:
+        """Return the card of a heat map."""
         chart = heat_map(norms)
         if chart is None:
             return ""
         shown = len(chart.data["names"])
-        pale, deep = (in_words(each) for each in chart.data["range"])
+        pale, deep = (in_words(value) for value in chart.data["range"])
         scale = "".join(f'<i class="h{level}"></i>' for level in range(LEVELS))
         note = f"; the first {shown} of {len(norms.rows)} parameters" if shown < len(norms.rows) else ""
         below = f'<p class="soft scale">{pale} {scale} {deep}, by logarithm{note}</p>'
@@ -85,34 +66,6 @@ class _Charts:
         return (
             f'<div class="{kind}" data-chart="{len(self.data) - 1}"><h3>{escape(title)}</h3>{chart.svg}{below}</div>\n'
         )
-
-
-def _curves(run: RunRecord) -> Iterable[tuple[str, Sequence[Series], str]]:
-    names = [*(each for each in FIRST if each in run.metrics or f"eval_{each}" in run.evaluations)]
-    names += sorted(set(run.metrics) - set(names) - IN_TABLE_ONLY)
-    for name in names:
-        series = [*_lines_of(name, run.metrics.get(name, {}))]
-        if f"eval_{name}" in run.evaluations:
-            series.append(Series(name=f"eval_{name}", points=run.evaluations[f"eval_{name}"], colour=1, has_dots=True))
-        yield TITLES.get(name, name), series, ""
-    for name in sorted(evaluation for evaluation in run.evaluations if evaluation.removeprefix("eval_") not in names):
-        if name.endswith(SPEEDS):
-            continue
-        yield name, [Series(name=name, points=run.evaluations[name], colour=1, has_dots=True)], ""
-
-
-def _lines_of(name: str, points: Points) -> Iterable[Series]:
-    if name != "loss" or len(points) < SMOOTHED_FROM:
-        yield Series(name=name, points=points)
-        return
-    yield Series(name=name, points=points, is_faint=True)
-    smoothed: Points = {}
-    mean, weight = 0.0, 0.0
-    for step, value in sorted(points.items()):
-        if value is not None:
-            mean, weight = SMOOTHING * mean + (1 - SMOOTHING) * value, SMOOTHING * weight + (1 - SMOOTHING)
-        smoothed[step] = mean / weight if weight and value is not None else None
-    yield Series(name=f"{name}, smoothed", points=smoothed)
 
 
 def _memory(run: RunRecord) -> Iterable[tuple[str, Sequence[Series], str]]:
@@ -133,7 +86,7 @@ def _spread(ranks: Sequence[Points]) -> list[Series]:
         for step, value in points.items():
             if value is not None:
                 by_step.setdefault(step, []).append(value)
-    kinds = {"greatest": -1, "middle": 0, "least": 1}
+    kinds = {"largest": -1, "middle": 0, "smallest": 1}
     return [
         Series(
             name=f"{name} of {len(ranks)} ranks",
@@ -148,17 +101,19 @@ def _pick(values: list[float], at: int) -> float:
     return values[-1] if at < 0 else values[0] if at > 0 else values[len(values) // 2]
 
 
-# Words and tables -----------------------------------------------------------------------------------------------------
+# Text and tables ------------------------------------------------------------------------------------------------------
 
 
 def _header(run: RunRecord, title: str) -> str:
-    state = "It has come to its end." if run.summary else "No end is recorded: it runs, was killed or has failed."
-    when = " to ".join(_time(fromkey) for fromkey in dict.fromkeys((run.began, run.ended)) if fromkey is not None)
+    when = " to ".join(_time(stamp) for stamp in dict.fromkeys((run.began, run.ended)) if stamp is not None)
     lost = [name for name, points in {**run.metrics, **run.evaluations}.items() if None in points.values()]
     problems = [*run.problems]
     if lost:
         problems.append(f"Not finite at some steps: {', '.join(sorted(lost))}.")
-    parts = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(when)}{" · " if when else ""}{state}</p>']
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{escape(when)}{" · " if when else ""}{_STATES[state_of(run)]}</p>',
+    ]
     parts += [f'<p class="problem">{escape(problem)}</p>' for problem in problems]
     return "\n".join([*parts, tiles(_tiles(run))])
 
@@ -167,17 +122,16 @@ def _tiles(run: RunRecord) -> Iterable[tuple[str, str]]:
     yield "steps", in_words(run.last_step)
     if run.last_epoch is not None:
         yield "epochs", in_words(round(run.last_epoch, 2))
-    loss = _last(run.metrics.get("loss", {}))
+    loss = last_value(run.metrics.get("loss", {}))
     if loss is not None:
         yield "last loss", in_words(loss)
-    evaluated = [value for value in run.evaluations.get("eval_loss", {}).values() if value is not None]
-    if evaluated:
-        yield "best eval_loss", in_words(min(evaluated))
-    seconds = run.summary.get("train_runtime")
-    if not isinstance(seconds, (int, float)) and run.began is not None and run.ended is not None:
-        seconds = run.ended - run.began
-    if isinstance(seconds, (int, float)):
-        yield "time", _duration(seconds)
+    losses = run.evaluations.get("eval_loss", {})
+    best = best_step("eval_loss", losses)
+    if best is not None:
+        yield f"best eval_loss, at step {best:,}", in_words(losses[best])
+    seconds = seconds_of(run)
+    if seconds is not None:
+        yield "time", duration(seconds)
     for name, label in (("tok_per_sec", "tokens per second, median"), ("mfu", "MFU, median")):
         values = sorted(value for value in run.metrics.get(name, {}).values() if value is not None)
         if values:
@@ -191,11 +145,13 @@ def _tiles(run: RunRecord) -> Iterable[tuple[str, str]]:
 def _evaluations(run: RunRecord) -> str:
     names = sorted(run.evaluations)
     steps = sorted({step for points in run.evaluations.values() for step in points})[-MOST_ROWS:]
+    best = {(best_step(name, points), name) for name, points in run.evaluations.items()}
+    marked = {(at, 1 + column) for at, step in enumerate(steps) for column, n in enumerate(names) if (step, n) in best}
     rows = [
         [in_words(step), *(in_words(run.evaluations[n][step]) if step in run.evaluations[n] else "" for n in names)]
         for step in steps
     ]
-    return table(["step", *names], rows) if rows else ""
+    return table(["step", *names], rows, best=marked) if rows else ""
 
 
 def _metrics(run: RunRecord) -> str:
@@ -203,45 +159,65 @@ def _metrics(run: RunRecord) -> str:
     for name, points in sorted({**run.metrics, **run.evaluations}.items()):
         values = [value for value in points.values() if value is not None]
         if values:
-            last = _last(points)
-            rows.append([name, *(in_words(each) for each in (last, min(values), max(values), len(points)))])
+            last = last_value(points)
+            rows.append([name, *(in_words(value) for value in (last, min(values), max(values), len(points)))])
     for name, ranks in sorted(run.per_rank.items()):
         unit = "bytes" if name in BYTES else ""
         for rank, points in enumerate(ranks):
             values = [value for value in points.values() if value is not None]
             if values:
-                shown = (in_words(each, unit) for each in (_last(points), min(values), max(values)))
+                shown = (in_words(value, unit) for value in (last_value(points), min(values), max(values)))
                 rows.append([f"{name}, rank {rank}", *shown, in_words(len(points))])
-    return table(["metric", "last", "least", "greatest", "values"], rows) if rows else ""
+    return table(["metric", "last", "min", "max", "values"], rows) if rows else ""
 
 
 def _facts(run: RunRecord) -> str:
     facts = {"file": str(run.source), **run.facts, **run.summary}
+    parts = [f'<div class="card">{_pairs(facts)}</div>']
+    for heading, values in run.info.items():
+        if values:
+            # Arguments are many, so they are folded.
+            is_open = "" if heading == "arguments" else " open"
+            parts.append(
+                f'<details class="card"{is_open}><summary>{escape(heading.capitalize())} ({len(values)})</summary>'
+                f"{_pairs(values)}</details>"
+            )
+    return "\n".join(parts)
+
+
+def _pairs(facts: Mapping[str, Any]) -> str:
     rows = "".join(
-        f'<tr><td>{escape(str(name))}</td><td class="text">{escape(_fact(value))}</td></tr>'
+        f'<tr><td>{escape(str(name))}</td><td class="text">{escape(as_text(value))}</td></tr>'
         for name, value in facts.items()
     )
-    return f'<div class="card"><table>{rows}</table></div>'
+    return f"<table>{rows}</table>"
 
 
-def _fact(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a fact as text; dicts and lists as JSON."""
     if isinstance(value, float):
         return in_words(value)
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
+    """Return a part of the page with its heading, or nothing if it is empty."""
     return f"<h2>{title}</h2>\n{body}" if body else ""
 
 
 def _legend(series: Sequence[Series]) -> str:
-    shown = [each for each in series if not each.is_faint]
-    if len(shown) < 2:
+    shown = [line for line in series if not line.is_faint]
+    if len(shown) < 2 and all(line.best is None for line in shown):
         return ""
-    return legend((f"c{each.colour}", each.name) for each in shown)
+    return legend((f"c{line.colour}", f"{line.name}{_best(line)}") for line in shown)
 
 
-def _last(points: Points) -> float | None:
+def _best(line: Series) -> str:
+    return "" if line.best is None else f" (best {in_words(line.points[line.best])} at step {line.best:,})"
+
+
+def last_value(points: Points) -> float | None:
+    """Return the value at the last step; None if there is none, or it was not finite."""
     return points[max(points)] if points else None
 
 
@@ -249,7 +225,21 @@ def _time(stamp: float) -> str:
     return datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _duration(seconds: float) -> str:
+def seconds_of(run: RunRecord) -> float | None:
+    """Return how long a run took, or has taken until its last record."""
+    seconds = run.summary.get("train_runtime")
+    if isinstance(seconds, (int, float)):
+        return seconds
+    return None if run.began is None or run.ended is None else run.ended - run.began
+
+
+def state_of(run: RunRecord) -> str:
+    """Return "ended", or "open" if no end is recorded."""
+    return "ended" if run.summary else "open"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people, in its two largest units."""
     hours, rest = divmod(int(seconds), 3600)
     if hours:
         return f"{hours} h {rest // 60} min"

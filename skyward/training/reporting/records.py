@@ -1,4 +1,4 @@
-"""What a run has left in its folder, read back: logs, evaluations, norms. Also of a run that was killed."""
+"""Files of a run, read back: logs, evaluations, norms, facts. Works for a run that was killed, too."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from typing import Any
 from ...errors import UsageError
 from ..callbacks.jsonarray import read_records, salvage
 from ..callbacks.metrics import is_known, is_summary
-
-__all__ = ["Norms", "Points", "RunRecord", "read_run"]
+from ..callbacks.run_info import FILE_NAME as RUN_INFO
 
 LOGS = "trainer_logs.json"
 NORM_FILES = {"gradient_norms.json": ("grad_norms",), "parameter_norms.json": ("norms", "spectral_norms")}
 
 Points = dict[int, float | None]
-"""A metric's values by step. None: it was not finite there, which JSON cannot say."""
+"""Values of a metric by step; None where it was not finite, which JSON cannot express."""
 
 NOT_METRICS = frozenset({"timestamp", "global_step", "step", "epoch"})
 
 
 @dataclass(kw_only=True)
 class Norms:
-    """Of parameters, over steps."""
+    """Norms of parameters over steps."""
 
     steps: list[int] = field(default_factory=list)
     rows: dict[str, Points] = field(default_factory=dict)
@@ -39,31 +38,35 @@ class Norms:
 
 @dataclass(kw_only=True)
 class RunRecord:
-    """A run as its files tell it. `metrics` and `evaluations` are by name, `per_rank` has one list for each rank."""
+    """Contents of a run's files. `metrics` and `evaluations` are by name; `per_rank` has one entry per rank."""
 
     source: Path
     facts: dict[str, Any] = field(default_factory=dict)
+    """Values that JsonLogger was given for the run as a whole."""
+    info: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Arguments, versions and machine of the run, by these headings."""
     metrics: dict[str, Points] = field(default_factory=dict)
     evaluations: dict[str, Points] = field(default_factory=dict)
     per_rank: dict[str, list[Points]] = field(default_factory=dict)
     norms: dict[str, Norms] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
-    """What was logged at the end; empty where the run has not come to one."""
+    """Values logged at the end; empty if the run has not reached it."""
     problems: list[str] = field(default_factory=list)
     began: float | None = None
-    """Of the first and the last record, seconds since 1970."""
+    """Time of the first record, seconds since 1970."""
     ended: float | None = None
+    """Time of the last record, seconds since 1970."""
     last_step: int = 0
     last_epoch: float | None = None
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One record of the log."""
+        """Add one record of the log."""
         step = int(record.get("global_step", record.get("step", 0)) or 0)
         self._add_time(record, step)
         values = {str(name): value for name, value in record.items() if name not in NOT_METRICS}
         if is_summary(values):
             self.summary.update((name, value) for name, value in values.items() if is_known(name, value))
-        elif step == 0 and not _is_log(values):  # what JsonLogger was given for the run as a whole
+        elif step == 0 and not _is_log(values):  # JsonLogger's keyword arguments
             self.facts.update(values)
         else:
             for name, value in values.items():
@@ -91,10 +94,13 @@ class RunRecord:
 
 
 def read_run(run_dir: Path) -> RunRecord:
-    """Reads the logs in `run_dir`, its `logs` folder, or the latest below it; else what the Trainer of Hugging Face
-    has kept in its latest checkpoint. Damaged files are read as far as they go, which `problems` tells.
+    """Read the files of a run.
 
-    Raises: UsageError where there is neither.
+    The logs are in `run_dir`, its `logs` folder, or the latest below it. Without any, the latest checkpoint of Hugging
+    Face's Trainer is read. Damaged files are read as far as possible; `problems` says so.
+
+    Raises:
+        UsageError: there are neither logs nor such a checkpoint.
     """
     source = _logs_in(run_dir)
     if source is not None:
@@ -107,6 +113,7 @@ def read_run(run_dir: Path) -> RunRecord:
         file = run.source.with_name(name)
         if file.is_file():
             _add_norms(run, _read(file, run), kinds)
+    _add_info(run, run.source.with_name(RUN_INFO))
     return run
 
 
@@ -114,22 +121,24 @@ def _logs_in(run_dir: Path) -> Path | None:
     for place in (run_dir / LOGS, run_dir / "logs" / LOGS):
         if place.is_file():
             return place
-    return max(run_dir.rglob(LOGS), key=lambda each: each.stat().st_mtime, default=None)
+    return max(run_dir.rglob(LOGS), key=lambda file: file.stat().st_mtime, default=None)
 
 
 def _from_huggingface(run_dir: Path) -> RunRecord:
-    source = max(run_dir.rglob("trainer_state.json"), key=lambda each: each.stat().st_mtime, default=None)
+    source = max(run_dir.rglob("trainer_state.json"), key=lambda file: file.stat().st_mtime, default=None)
     if source is None:
         raise UsageError(
-            f"report: there is no {LOGS} in {run_dir}, nor below it; give the run's folder. JsonLogger writes that file"
+            f"run_dir={str(run_dir)!r}: has no {LOGS}, nor any below it; pass the folder of a run with JsonLogger"
         )
     run = RunRecord(source=source)
     try:
         state = json.loads(source.read_text(encoding="utf-8"))
         history = state["log_history"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"report: {source} is no state of a Trainer: {error!r}") from error
-    run.problems.append(f"There is no {LOGS}; this is what {source.parent.name} has kept.")
+        raise UsageError(
+            f"run_dir={str(run_dir)!r}: {source} is not a state of a Trainer ({error!r}); pass the folder of a run"
+        ) from error
+    run.problems.append(f"There is no {LOGS}; this page shows the history in {source.parent.name}.")
     for record in history:
         run.add(record)
     return run
@@ -139,9 +148,9 @@ def _read(file: Path, run: RunRecord) -> Iterable[dict[str, Any]]:
     try:
         return read_records(file)
     except ValueError as error:
-        found = salvage(file)
-        run.problems.append(f"{file.name} is damaged ({error}); {len(found)} records could be read.")
-        return found
+        records = salvage(file)
+        run.problems.append(f"{file.name} is damaged ({error}); {len(records)} records could be read.")
+        return records
 
 
 def _add_norms(run: RunRecord, records: Iterable[Mapping[str, Any]], kinds: tuple[str, ...]) -> None:
@@ -150,6 +159,16 @@ def _add_norms(run: RunRecord, records: Iterable[Mapping[str, Any]], kinds: tupl
             values = record.get(kind)
             if isinstance(values, Mapping):
                 run.norms.setdefault(kind, Norms()).add(int(record.get("global_step", 0) or 0), values)
+
+
+def _add_info(run: RunRecord, file: Path) -> None:
+    try:
+        info = json.loads(file.read_text(encoding="utf-8"))
+        run.info = {str(heading): {str(name): str(value) for name, value in info[heading].items()} for heading in info}
+    except FileNotFoundError:  # logs of an earlier version, or of another program
+        return
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        run.problems.append(f"{file.name} cannot be read ({error}).")
 
 
 def _is_log(values: Mapping[str, Any]) -> bool:

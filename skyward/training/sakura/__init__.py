@@ -1,11 +1,11 @@
-"""Evaluation beside training, with the names that users of Sakura know, over `skyward.training.evaluation`.
+"""Asynchronous evaluation during training, under the names of the Sakura library.
 
     from skyward.training.sakura import SakuraHFCallback
 
     transformers.Trainer(..., callbacks=[SakuraHFCallback(model_factory=..., eval_fn=..., eval_payload=...)])
 
-Names are loaded when they are first used: importing this imports no framework. The modules beside this one have the
-paths of Sakura's.
+It builds on `skyward.training.evaluation`. Names are imported when they are first used, so importing the package
+imports no framework. Its modules have the same paths as Sakura's.
 """
 
 from ..._lazy import lazy_names as _lazy_names

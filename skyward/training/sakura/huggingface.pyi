@@ -1,3 +1,3 @@
-"""Sakura's module path of `SakuraHFCallback`."""
+"""Module path of `SakuraHFCallback` in Sakura."""
 
 from ..frameworks.hf.evaluation import SakuraHFCallback as SakuraHFCallback

@@ -1,3 +1,3 @@
-"""Sakura's module path of `SakuraKerasCallback`."""
+"""Module path of `SakuraKerasCallback` in Sakura."""
 
 from ..frameworks.keras.evaluation import SakuraKerasCallback as SakuraKerasCallback

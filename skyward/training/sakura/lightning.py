@@ -1,4 +1,4 @@
-"""Sakura's module path of `SakuraLightningCallback` and `SakuraTrainer`."""
+"""Module path of `SakuraLightningCallback` and `SakuraTrainer` in Sakura."""
 
 from ..._lazy import lazy_names as _lazy_names
 

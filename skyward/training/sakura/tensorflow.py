@@ -1,4 +1,4 @@
-"""Sakura's module path of `SakuraKerasCallback`."""
+"""Module path of `SakuraKerasCallback` in Sakura."""
 
 from ..._lazy import lazy_names as _lazy_names
 

@@ -1,4 +1,4 @@
-"""Consistent copies of a run's state in host memory, which several readers share."""
+"""Consistent copies of a run's state in host memory, shared by several readers."""
 
 from ..._lazy import lazy_names as _lazy_names
 

@@ -1,4 +1,4 @@
-"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
+"""Public names of the package; `__init__.py` reads this list and loads each name on first use."""
 
 from .arrays import ArraySnapshot as ArraySnapshot
 from .arrays import ArraySnapshotPool as ArraySnapshotPool

@@ -1,4 +1,4 @@
-"""Snapshots of arrays, without torch: of weights as Keras gives them, on any backend."""
+"""Snapshots of arrays without torch, for weights as Keras returns them, on any backend."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ import numpy as np
 from ..nested import map_leaves
 from .shared import Shared
 
-__all__ = ["ArraySnapshot", "ArraySnapshotPool"]
-
 _Buffers = dict[tuple[tuple[int, ...], str], list[Any]]
 
 
 class ArraySnapshot(Shared):
-    """As `Snapshot`, of arrays."""
+    """Copy of a state of arrays, taken by `ArraySnapshotPool.take`.
+
+    It begins with one reference, the taker's. Any thread may read, retain and release it. After the last release its
+    arrays belong to another snapshot.
+
+    Example:
+        >>> import numpy as np
+        >>> weights = [np.zeros(2)]
+        >>> with ArraySnapshotPool().take(weights) as snapshot:
+        ...     weights[0] += 1.0
+        ...     snapshot.state[0].tolist()
+        [0.0, 0.0]
+    """
 
     def __init__(self, pool: ArraySnapshotPool, state: Any, buffers: list[Any]) -> None:
         super().__init__()
@@ -25,7 +35,7 @@ class ArraySnapshot(Shared):
 
     @property
     def state(self) -> Any:
-        """Not to be changed."""
+        """State as it was when taken; do not change it."""
         return self._state
 
     def _let_go(self) -> None:
@@ -34,7 +44,17 @@ class ArraySnapshot(Shared):
 
 
 class ArraySnapshotPool:
-    """As `SnapshotPool`, of arrays. keep: how many free buffers stay for each array of a state."""
+    """Take snapshots of arrays into buffers that are reused.
+
+    Args:
+        keep: free buffers to keep for each array of a state.
+
+    Example:
+        >>> import numpy as np
+        >>> pool = ArraySnapshotPool(keep=2)
+        >>> pool.take({"bias": np.ones(3)}).state["bias"].sum().item()
+        3.0
+    """
 
     def __init__(self, *, keep: int = 2) -> None:
         self._keep = keep
@@ -43,7 +63,14 @@ class ArraySnapshotPool:
         self._lock = threading.Lock()
 
     def take(self, state: Any) -> ArraySnapshot:
-        """Copies every array of a nested state (what numpy takes for one: JAX's too), and deep-copies the rest."""
+        """Copy every array of a nested state, also JAX's, and deep-copy the rest.
+
+        Args:
+            state: nested dicts, lists and tuples of arrays and plain values.
+
+        Returns:
+            A snapshot with one reference, the caller's.
+        """
         buffers: list[Any] = []
         counts: dict[tuple[tuple[int, ...], str], int] = {}
 
@@ -65,7 +92,7 @@ class ArraySnapshotPool:
             self._most = counts
         return ArraySnapshot(self, taken, buffers)
 
-    # -----------------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _buffer(self, key: tuple[tuple[int, ...], str], source: Any) -> Any:
         with self._lock:
@@ -76,7 +103,7 @@ class ArraySnapshotPool:
 
     def _give_back(self, buffers: list[Any]) -> None:
         with self._lock:
-            # Shapes that the latest state does not have will not come back.
+            # Shapes that the latest state lacks are unlikely to come back, so their buffers are freed.
             self._free = {key: free for key, free in self._free.items() if key in self._most}
             for buffer in buffers:
                 key = (buffer.shape, str(buffer.dtype))

@@ -1,4 +1,4 @@
-"""What several readers share until the last of them has let it go. No framework is imported here."""
+"""Reference-counted objects that several threads share. Imports no framework."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Shared"]
-
 
 class Shared(ABC):
-    """A copy that any thread may retain and release. Made with one reference, the taker's; a `with` releases it."""
+    """Copy with a reference count, which any thread may retain and release.
+
+    It begins with one reference, the taker's; a `with` block releases it.
+    """
 
     def __init__(self) -> None:
         self._references = 1
@@ -26,18 +27,18 @@ class Shared(ABC):
         self.release()
 
     def retain(self) -> Self:
-        """One more reader. Raises: RuntimeError when the last one has released it."""
+        """Add a reader; raise RuntimeError if the last one has released it."""
         with self._lock:
             if self._references == 0:
-                raise RuntimeError("the snapshot was released; retain it before its last reader lets it go")
+                raise RuntimeError("snapshot: was released; retain it before its last reader releases it")
             self._references += 1
         return self
 
     def release(self) -> None:
-        """One reader less. Raises: RuntimeError when there is none."""
+        """Remove a reader; raise RuntimeError if there is none."""
         with self._lock:
             if self._references == 0:
-                raise RuntimeError("the snapshot was released more often than retained")
+                raise RuntimeError("snapshot: was released more often than retained; release once per retain")
             self._references -= 1
             is_last = self._references == 0
         if is_last:
@@ -45,4 +46,4 @@ class Shared(ABC):
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Gives the buffers back. Called once, by the last reader's thread."""
+        """Return the buffers. Called once, by the last reader's thread."""

@@ -1,8 +1,8 @@
-"""One copy of a state from the device to host memory, into buffers that are used again.
+"""Snapshots of a state: one copy from the device to host memory, into buffers that are reused.
 
-A checkpoint, an asynchronous evaluation and a best model can share a snapshot: each retains it, and when the last
-has released it its buffers serve the next one of the same shapes. The first copy of a size pays for fresh memory
-(page faults, pinning); later ones run at the speed of memory or of the bus.
+A checkpoint, an asynchronous evaluation and a best model can share a snapshot. Each of them retains it. After the last
+release, its buffers serve the next snapshot of the same shapes. The first copy of a size pays for fresh memory (page
+faults, pinning); later ones run at the speed of memory or of the bus.
 """
 
 from __future__ import annotations
@@ -21,19 +21,26 @@ from ..nested import map_leaves
 from ..parts import local_of
 from .shared import Shared
 
-__all__ = ["Snapshot", "SnapshotPool", "common_pool"]
-
 _Kind = tuple[tuple[int, ...], torch.dtype, str]
-"""Shape, dtype and type of device: what a buffer is for."""
+"""Shape, dtype and device type that a buffer is for."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _FORGOTTEN_AFTER = 16
-"""Takes in which nothing of a kind was copied: then its free buffers go."""
+"""Takes without a tensor of a kind after which its free buffers are dropped."""
 
 
 class Snapshot(Shared):
-    """A state as it was when it was taken. Made by `SnapshotPool.take`, with one reference, the taker's.
+    """Copy of a state of tensors, taken by `SnapshotPool.take`.
 
-    Any thread may read, retain and release it. After the last release its tensors belong to another snapshot.
+    It begins with one reference, the taker's. Any thread may read, retain and release it. After the last release its
+    tensors belong to another snapshot.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.zeros(2)
+        >>> with SnapshotPool().take({"weight": weight}) as snapshot:
+        ...     _ = weight.add_(1.0)
+        ...     snapshot.state["weight"].tolist()
+        [0.0, 0.0]
     """
 
     def __init__(
@@ -49,14 +56,14 @@ class Snapshot(Shared):
 
     @property
     def state(self) -> Any:
-        """Waits until the device has copied everything. Not to be changed."""
+        """State as it was when taken; waits until the device has copied it. Do not change it."""
         for event in self._events:
             event.synchronize()
         return self._state
 
     def _let_go(self) -> None:
         for event in self._events:
-            event.synchronize()  # or the next one's copy could meet this one's
+            event.synchronize()  # the next snapshot's copy into these buffers must not overtake this one's
         self._pool._give_back(self, self._own)
         lent, self._lent = self._lent, []
         self._state, self._own = None, []
@@ -65,41 +72,56 @@ class Snapshot(Shared):
 
 
 class SnapshotPool:
-    """Takes snapshots. keep: how many free buffers stay for each tensor of a state, at least 1.
+    """Take snapshots of tensors into host buffers that are reused.
 
-    `take` is for one thread at a time; snapshots are read and released in any.
+    `take` is for one thread at a time. Snapshots may be read and released in any thread.
+
+    Args:
+        keep: free buffers to keep for each tensor of a state, at least 1.
+
+    Example:
+        >>> import torch
+        >>> pool = SnapshotPool(keep=2)
+        >>> snapshot = pool.take({"weight": torch.ones(3)}, moment=1)
+        >>> snapshot.state["weight"].sum().item()
+        3.0
+        >>> snapshot.release()
     """
 
     def __init__(self, *, keep: int = 2) -> None:
         self._keep = keep
         self._free: dict[_Kind, list[torch.Tensor]] = {}
         self._most: dict[_Kind, int] = {}
-        """Tensors of a kind in one state."""
+        """Largest number of tensors of a kind in one state."""
         self._used: dict[_Kind, int] = {}
-        """The number of the take that had the kind last."""
+        """Number of the latest take with the kind."""
         self._takes = 0
         self._streams: dict[torch.device, Any] = {}
         self._moment: Hashable = None
         self._copies: dict[Any, _Copy] = {}
-        """Of this moment."""
+        """Copies made at the current moment."""
         self._lock = threading.Lock()
 
     def take(self, state: Any, *, moment: Hashable = None) -> Snapshot:
-        """Copies every tensor of a nested state, once each where it has several names, and deep-copies the rest.
+        """Copy every tensor of a nested state once, even if it has several names, and deep-copy the rest.
 
-        On CUDA it returns when the copies are queued: what the current stream did before is in them, and what it does
-        afterwards waits for them. On the CPU they are done.
+        On CUDA this returns when the copies are queued. They include everything that the current stream did before, and
+        its later work waits for them. On the CPU the copies are done.
 
         Args:
-            moment: such as the step of a run. What a snapshot of the same moment has that is still held, and has not
-                been written since, is not copied again: a checkpoint and an evaluation of one step share one copy.
-                Writes through `.data`, and those of fused optimizers, are not seen: no step lies within a moment.
-                None: all is copied.
+            state: nested dicts, lists and tuples of tensors and plain values.
+            moment: a key such as the step of a run; None copies everything. Tensors that a live snapshot of the same
+                moment has, and that were not written since, are not copied again, so a checkpoint and an evaluation of
+                one step share one copy. Writes through `.data`, and those of fused optimizers, are invisible to this
+                check, so no training step may lie within a moment.
+
+        Returns:
+            A snapshot with one reference, the caller's.
         """
         sources: list[torch.Tensor] = []
         places: dict[Any, int] = {}
 
-        def found(leaf: Any) -> Any:
+        def placed(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf if isinstance(leaf, _PLAIN) else copy.deepcopy(leaf)
             local = local_of(leaf.detach())
@@ -113,7 +135,7 @@ class SnapshotPool:
             return _Place(places[identity], leaf)
 
         with torch.no_grad():
-            shape = map_leaves(state, found)
+            shape = map_leaves(state, placed)
             lent, buffers = self._lent(moment, list(places), sources)
             kinds = [(tuple(source.shape), source.dtype, source.device.type) for source in sources]
             new = [at for at, buffer in enumerate(buffers) if buffer is None]
@@ -131,16 +153,16 @@ class SnapshotPool:
         return snapshot
 
     def clear(self) -> None:
-        """Frees the buffers that no snapshot uses."""
+        """Free the buffers that no snapshot uses."""
         with self._lock:
             self._free.clear()
 
-    # -----------------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _lent(
         self, moment: Hashable, identities: list[Any], sources: list[torch.Tensor]
     ) -> tuple[list[Snapshot], list[torch.Tensor | None]]:
-        """Copies that snapshots of this moment have, and those snapshots, retained."""
+        """Return the copies that live snapshots of this moment have, and these snapshots, retained."""
         with self._lock:
             if moment is None or moment != self._moment:
                 self._moment, self._copies = moment, {}
@@ -163,7 +185,7 @@ class SnapshotPool:
                     self._copies[identity] = _Copy(source, version, buffer, snapshot)
 
     def _buffers(self, kinds: list[_Kind]) -> list[torch.Tensor]:
-        found: list[torch.Tensor | None] = []
+        reused: list[torch.Tensor | None] = []
         with self._lock:
             self._takes += 1
             for kind, count in Counter(kinds).items():
@@ -171,12 +193,12 @@ class SnapshotPool:
                 self._used[kind] = self._takes
             for kind in kinds:
                 free = self._free.get(kind)
-                found.append(free.pop() if free else None)
+                reused.append(free.pop() if free else None)
         return [
             torch.empty(kind[0], dtype=kind[1], device="cpu", pin_memory=kind[2] == "cuda")
             if buffer is None
             else buffer
-            for kind, buffer in zip(kinds, found, strict=True)
+            for kind, buffer in zip(kinds, reused, strict=True)
         ]
 
     def _give_back(self, snapshot: Snapshot, own: list[tuple[_Kind, torch.Tensor]]) -> None:
@@ -186,7 +208,7 @@ class SnapshotPool:
                 free = self._free.setdefault(kind, [])
                 if len(free) < self._keep * self._most.get(kind, 1):
                     free.append(buffer)
-            # The run's shapes may change: what has not been copied for a while will not come back.
+            # The shapes of a run may change. Kinds that were not copied for a while are unlikely to come back.
             gone = [kind for kind in self._free if self._takes - self._used.get(kind, 0) > _FORGOTTEN_AFTER]
             for kind in gone:
                 del self._free[kind], self._most[kind], self._used[kind]
@@ -217,7 +239,7 @@ class SnapshotPool:
                     source.record_stream(stream)
         done = torch.cuda.Event()
         done.record(stream)
-        # The next step must not change what is still being copied. The host does not wait, the device does.
+        # The next step must not overwrite a tensor during its copy. The device waits for the copy, the host does not.
         current.wait_event(done)
         return done
 
@@ -227,9 +249,17 @@ _common_lock = threading.Lock()
 
 
 def common_pool(*, keep: int = 2) -> SnapshotPool:
-    """The pool of this process, so that checkpoints and evaluations of one step find each other's copies.
+    """Return this process's common pool, in which checkpoints and evaluations of one step find each other's copies.
 
-    It lives as long as somebody holds it. keep: as SnapshotPool's; the largest that anybody asked for counts.
+    The pool lives as long as something holds it.
+
+    Args:
+        keep: as in `SnapshotPool`; the largest value of all callers counts.
+
+    Example:
+        >>> pool = common_pool()
+        >>> pool is common_pool()
+        True
     """
     global _common
     with _common_lock:
@@ -244,33 +274,33 @@ def common_pool(*, keep: int = 2) -> SnapshotPool:
 @dataclass(frozen=True)
 class _Copy:
     source: torch.Tensor
-    """Held, so that no other tensor gets its place in memory."""
+    """Held so that no other tensor gets its address, by which copies are found."""
     version: int
     buffer: torch.Tensor
     snapshot: Snapshot
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Grows with every write that torch knows of."""
+    """Return a number that grows with every write that torch knows of; None for an inference tensor, which has none."""
     return None if tensor.is_inference() else tensor._version
 
 
 def _is_held(snapshot: Snapshot, lenders: dict[int, Snapshot]) -> bool:
-    """Whether it has readers still. It has one more then, once."""
+    """Retain a snapshot once for all of its tensors; return False if its last reader has released it."""
     if id(snapshot) not in lenders:
         try:
             lenders[id(snapshot)] = snapshot.retain()
-        except RuntimeError:  # its last reader let it go meanwhile
+        except RuntimeError:  # released since the copies were looked up
             return False
     return True
 
 
 class _Place:
-    """Where a tensor was: which buffer holds its copy."""
+    """Position of a tensor in a state, with the index of the buffer for its copy."""
 
     def __init__(self, at: int, tensor: torch.Tensor) -> None:
         self._at = at
-        # Of a DTensor its placements, without its data.
+        # The placements of a DTensor, without its data.
         self._spec = getattr(tensor, "_spec", None) if callable(getattr(tensor, "to_local", None)) else None
 
     def filled(self, buffers: list[torch.Tensor]) -> torch.Tensor:

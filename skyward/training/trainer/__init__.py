@@ -1,4 +1,4 @@
-"""A PyTorch training loop that fires every event: `Trainer`, and those of models in other shapes."""
+"""PyTorch trainers: `Trainer`, and subclasses for data-parallel, pipeline-parallel and Accelerate runs."""
 
 from .accel import AccelTrainer
 from .ddp import DDPTrainer

@@ -1,4 +1,4 @@
-"""Training through Hugging Face Accelerate: its processes, precision, wrapped model and optimizer; our loop."""
+"""Training with Hugging Face Accelerate: its processes, precision and wrappers in our loop."""
 
 from __future__ import annotations
 
@@ -15,21 +15,30 @@ from .precision import Precision
 from .trainer import Trainer
 from .world import ddp_options
 
-__all__ = ["AccelTrainer"]
-
 
 class AccelTrainer(Trainer):
-    """A `Trainer` whose model and optimizer are prepared by an `accelerate.Accelerator`.
+    """`Trainer` whose model and optimizer are prepared by an `accelerate.Accelerator`.
 
-    accelerator: the user's own, for one process or several that hold the same model (DDP); None: one that is made from
-        `args` (`bf16`, `fp16`, `use_cpu`, `ddp_*`), which takes a process group that is open as its own, and opens that
-        of `accelerate launch`. Its `gradient_accumulation_steps` must be 1: the Trainer accumulates.
+    The trainer reads the batches itself, not Accelerate, so a run still resumes bit for bit. Callbacks receive the
+    `AcceleratedOptimizer`. `Trainer` and `AccelTrainer` read each other's checkpoints. A save does not compare the
+    optimizers of the ranks, because their wrappers have different states.
 
-    Everything else is as in `Trainer`: batches are read by ours, so that a run goes on to the bit. Callbacks see the
-    `AcceleratedOptimizer`. A checkpoint is the same as a `Trainer`'s, and either reads the other's; the optimizers of
-    ranks are not compared when it is saved, since their wrappers have states of their own.
+    Args:
+        model: as for `Trainer`.
+        args: as for `Trainer`.
+        accelerator: an Accelerator for one process, or for several with the same model (DDP), with
+            `gradient_accumulation_steps=1`. None: make one from `args` (`bf16`, `fp16`, `use_cpu`, `ddp_*`); it joins
+            an open process group, or opens that of `accelerate launch`.
+        **options: as for `Trainer`.
 
-    Raises: UsageError, also for an accelerator of DeepSpeed, FSDP or Megatron.
+    Raises:
+        UsageError: as for `Trainer`, or the accelerator uses DeepSpeed, FSDP or Megatron.
+
+    Example:
+        Train with an accelerator of your own::
+
+            trainer = AccelTrainer(model, args, accelerator=Accelerator(mixed_precision="bf16"), train_dataset=data)
+            trainer.train()
     """
 
     def __init__(
@@ -50,9 +59,10 @@ class AccelTrainer(Trainer):
         ranks = super()._make_ranks()
         if ranks.world_size != self.accelerator.num_processes:
             raise UsageError(
-                f"AccelTrainer: its accelerator has {self.accelerator.num_processes} processes, and torch's process "
-                f"group {ranks.world_size}; it looks for WORLD_SIZE, RANK and LOCAL_RANK, and on the CPU for "
-                "ACCELERATE_USE_CPU=true or Accelerator(cpu=True); @sky.integrations.accelerate sets all of them"
+                f"AccelTrainer: the accelerator has {self.accelerator.num_processes} processes, but torch's process "
+                f"group has {ranks.world_size}; set WORLD_SIZE, RANK and LOCAL_RANK, and on CPUs "
+                "ACCELERATE_USE_CPU=true or Accelerator(cpu=True), or use @sky.integrations.accelerate, which sets all "
+                "of them"
             )
         return ranks
 
@@ -60,14 +70,13 @@ class AccelTrainer(Trainer):
         kind = str(self.accelerator.distributed_type.value)
         if kind != "NO" and not kind.startswith("MULTI_"):
             raise UsageError(
-                f"AccelTrainer: accelerator.distributed_type={kind}: one process, or several with the same model, are "
-                "supported; shard a model by torch's fully_shard and give it to Trainer instead"
+                f"accelerator.distributed_type={kind}: AccelTrainer supports one process, or several with the same "
+                "model; use Trainer with a model sharded by torch's fully_shard instead"
             )
         accumulates = self.accelerator.gradient_accumulation_steps
         if accumulates != 1:
             raise UsageError(
-                f"AccelTrainer: accelerator.gradient_accumulation_steps={accumulates}: must be 1; set it in the "
-                "TrainingArguments"
+                f"accelerator.gradient_accumulation_steps={accumulates}: must be 1; set it in TrainingArguments instead"
             )
 
     def _make_device(self) -> torch.device:
@@ -90,7 +99,7 @@ class AccelTrainer(Trainer):
 
 
 class _AcceleratedPrecision(Precision):
-    """What Accelerate does to losses and gradients. Its state is that of the accelerator's scaler."""
+    """Precision by Accelerate. Its state is that of the accelerator's scaler."""
 
     def __init__(self, args: TrainingArguments, device: torch.device, accelerator: Any) -> None:
         self._accelerator = accelerator
@@ -120,7 +129,7 @@ def _accelerator_for(args: TrainingArguments) -> Any:
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
     return Accelerator(
         mixed_precision=precision,
-        # A world without accelerators is one too: each rank would believe that it is alone.
+        # Without GPUs, cpu=True is needed too, or each rank would take itself for the only process.
         cpu=args.use_cpu or not torch.cuda.is_available(),
         kwargs_handlers=[DistributedDataParallelKwargs(**ddp_options(args))],
     )

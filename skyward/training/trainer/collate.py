@@ -1,4 +1,4 @@
-"""From rows to a batch."""
+"""Collation of rows into a batch, without the columns that the model does not take."""
 
 from __future__ import annotations
 
@@ -13,45 +13,58 @@ from torch.utils.data import default_collate
 
 from ...errors import UsageError
 
-__all__ = ["Collator", "Inputs", "columns_of"]
-
 LABELS = ("label", "label_ids", "labels")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a model's forward takes but for labels: `names`, None where it takes anything. who, model: for messages."""
+    """Columns that a model's forward takes."""
 
     names: frozenset[str] | None
+    """Columns except labels. None: any."""
     labels: frozenset[str]
+    """Columns that may hold labels."""
     who: str
+    """Class of the trainer, for messages."""
     model: str
+    """Name of the model, for messages."""
 
     @classmethod
     def of(cls, model: nn.Module, label_names: Sequence[str] | None, *, who: str, called: str = "") -> Inputs:
+        """Read the columns from the signature of the model's forward."""
         taken, labels = columns_of(model, label_names), frozenset({*LABELS, *(label_names or ())})
         names = None if taken is None else taken - labels
         name = type(model).__name__
         return cls(names=names, labels=labels, who=who, model=f"{called} ({name})" if called else name)
 
     def check(self, batch: Mapping[str, Any]) -> None:
-        """Raises: UsageError where nothing of a row or batch would reach the model."""
-        given = set(batch) - self.labels
-        if not self.names or not given or given & self.names:
+        """Check that at least one column of a row or batch reaches the model.
+
+        Raises:
+            UsageError: none does.
+        """
+        columns = set(batch) - self.labels
+        if not self.names or not columns or columns & self.names:
             return
         raise UsageError(
             f"{self.who}: columns={[str(name) for name in batch]}: {self.model} takes {sorted(self.names)}, so none of "
-            "them would reach it; give a module whose forward names the columns, or a data set of tuples, which go by "
-            "position (remove_unused_columns=False leaves the columns to your own code)"
+            "them would reach it; name the columns in the model's forward, use a data set of tuples, which are passed "
+            "by position, or set remove_unused_columns=False and select the columns yourself"
         )
 
 
 class Collator:
-    """Leaves out the columns that the model does not take, then stacks rows, or does what the user's collator does.
+    """Collator that drops the columns that the model does not take, then calls the user's collator or `stack`.
 
-    inputs: what rows must have something of. Can be pickled if `collate` can: data loaders' workers have it.
+    It can be pickled if `collate` can, because worker processes of data loaders receive it.
 
-    Raises: UsageError for rows that have none of the inputs.
+    Args:
+        collate: the user's collator; None: `stack`.
+        columns: columns to keep; None: all.
+        inputs: columns of which each row must have at least one.
+
+    Raises:
+        UsageError: a row has none of the inputs.
     """
 
     def __init__(
@@ -69,8 +82,10 @@ class Collator:
 
 
 def stack(rows: list[Any]) -> Any:
-    """As torch does it, but a column of lists of numbers becomes one tensor: token ids, as tokenizers give them. A
-    column `label` or `label_ids` becomes `labels`, which models take.
+    """Stack rows as torch's `default_collate` does, with two additions for rows of tokenizers.
+
+    A column of lists of numbers, such as token ids, becomes one tensor. A column `label` or `label_ids` is renamed to
+    `labels`, the name that models take.
     """
     if rows and isinstance(rows[0], Mapping):
         rows = [{name: _as_tensor(value) for name, value in row.items()} for row in rows]
@@ -83,19 +98,18 @@ def stack(rows: list[Any]) -> Any:
 
 
 def _as_tensor(value: Any) -> Any:
-    """A list of numbers as a tensor; what is none as it is."""
     if not isinstance(value, list):
         return value
     try:
         return torch.tensor(value)
-    except (TypeError, ValueError):  # texts, or rows of different lengths: for the collator of torch
+    except (TypeError, ValueError):  # text, or rows of different lengths; default_collate handles or refuses them
         return value
 
 
 def columns_of(model: nn.Module, label_names: Sequence[str] | None) -> frozenset[str] | None:
-    """What the model's forward takes, and labels; None where it takes anything."""
+    """Return the columns that the model's forward takes, and labels; None if it takes any."""
     parameters = inspect.signature(model.forward).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if takes_all and not hasattr(model, "config"):  # Hugging Face's models take **kwargs, but no further columns
+    if takes_all and not hasattr(model, "config"):  # Hugging Face's models have **kwargs, but not for columns
         return None
     return frozenset({*parameters, *LABELS, *(label_names or ())})

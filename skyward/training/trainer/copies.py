@@ -1,4 +1,4 @@
-"""How the ranks of a pipeline lie: copies of the model side by side, each of as many ranks as there are stages."""
+"""Layout of a pipeline's ranks: copies of the model, each with one rank for every stage."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from torch import nn
 
 from ..agree import RankFailure, Ranks
 
-__all__ = ["Copies"]
-
 T = TypeVar("T")
 
 
 class Copies:
-    """The ranks as the data sees them: one for each copy of the model, whose last stage speaks for it.
+    """Ranks as the data sees them: a `Ranks` with one member for each copy of the model.
 
-    Rank `copy * num_stages + stage`: 8 ranks with 4 stages are the copies 0-3 and 4-7, and {0,4}, {1,5}, {2,6}, {3,7}
-    hold the same stage. It is a `Ranks` of `world_size` copies. All ranks make it, since it makes process groups.
+    The last stage of a copy represents it in exchanges. Rank `copy * num_stages + stage` holds that stage of that copy.
+    8 ranks with 4 stages are the copies 0-3 and 4-7, and {0,4}, {1,5}, {2,6}, {3,7} hold the same stage. All ranks
+    construct it together, because it makes process groups.
     """
 
     def __init__(self, ranks: Ranks, num_stages: int) -> None:
@@ -27,9 +26,9 @@ class Copies:
         self.rank, self.stage = divmod(ranks.rank, num_stages)
         self.local_rank = ranks.local_rank
         self.pipeline: Any = None
-        """torch's process group of this copy's stages; None where there is one stage."""
+        """Process group of this copy's stages. None: there is one stage."""
         self.replicas: Any = None
-        """torch's process group of the ranks with this stage; None where there is one copy."""
+        """Process group of the ranks with this stage. None: there is one copy."""
         if num_stages > 1:
             self.pipeline = self._groups([[copy * num_stages + stage for stage in range(num_stages)]
                                           for copy in range(self.world_size)])[self.rank]  # fmt: skip
@@ -38,17 +37,18 @@ class Copies:
                                           for stage in range(num_stages)])[self.stage]  # fmt: skip
 
     def _groups(self, ranks: list[list[int]]) -> list[Any]:
+        # Every rank makes all groups, its own and the others': torch requires it.
         return [torch.distributed.new_group(rank) for rank in ranks]
 
     @property
     def copy_of_rank(self) -> tuple[int, ...]:
-        """By rank, the number of the copy that it is in."""
+        """Number of the copy that each rank belongs to."""
         return tuple(rank // self.num_stages for rank in range(self._ranks.world_size))
 
     # As Ranks --------------------------------------------------------------------------------------------------------
 
     def exchange(self, value: T) -> list[T]:
-        """What the last stage of each copy says. All ranks call it."""
+        """Return the value of each copy's last stage. All ranks call it."""
         return self._ranks.exchange(value)[self.num_stages - 1 :: self.num_stages]
 
     def fail(self, failure: RankFailure) -> None:
@@ -60,16 +60,16 @@ class Copies:
     def share(self, value: T, *, source: int = 0) -> T:
         return self._ranks.share(value, source=source * self.num_stages + self.num_stages - 1)
 
-    # What passes between them ----------------------------------------------------------------------------------------
+    # Tensors ---------------------------------------------------------------------------------------------------------
 
     def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
-        """In place."""
+        """Sum a tensor over this copy's stages, in place."""
         if self.pipeline is not None:
             torch.distributed.all_reduce(value, group=self.pipeline)
         return value
 
     def average_gradients(self, stage: nn.Module) -> None:
-        """Over the copies; buffers become those of the first, as in DistributedDataParallel."""
+        """Average gradients over the copies. Buffers become those of the first copy, as in DistributedDataParallel."""
         if self.replicas is None:
             return
         gradients = [parameter.grad for parameter in stage.parameters() if parameter.grad is not None]
@@ -80,7 +80,7 @@ class Copies:
         self._broadcast([buffer for buffer in stage.buffers() if buffer.numel()])
 
     def start_equal(self, stage: nn.Module) -> None:
-        """All copies get the first one's parameters and buffers."""
+        """Set parameters and buffers of all copies to those of the first one."""
         self._broadcast([*stage.parameters(), *stage.buffers()])
 
     def _broadcast(self, tensors: list[torch.Tensor]) -> None:

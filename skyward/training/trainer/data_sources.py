@@ -1,7 +1,7 @@
-"""How the batches of an epoch are read: from a map-style data set, an iterable, or a loader that the user made.
+"""Sources of batches: a map-style data set, an iterable, or a loader that the user made.
 
-A *source* opens an epoch at any micro-batch. What is skipped is not read where that can be: a map-style data set is
-asked for what comes next only, an iterable with a state is put back to it. Others are read on to the place.
+A *source* opens an epoch at any micro-batch, and avoids reading the batches before it where it can. A map-style data
+set is indexed from there on. An iterable with a state is restored to it. Anything else is read up to the place.
 """
 
 from __future__ import annotations
@@ -21,45 +21,40 @@ from ..checkpoint import RNGState
 from ..events import Stateful
 from .batches import BatchPlan, MicroBatch, Share, size_of
 
-__all__ = [
-    "Collate",
-    "IterableSource",
-    "LoaderSource",
-    "MapSource",
-    "Source",
-    "check_datasets",
-    "has_length",
-    "is_indexed",
-    "is_loader",
-    "loader_options",
-]
-
 Collate = Callable[[list[Any]], Any]
 
 
 class Source(Protocol):
-    """Reads one rank's batches, or, for all ranks, those of rank 0, 1, ... of each round in turn."""
+    """Source of one rank's batches; or of all ranks' batches, those of rank 0, 1, ... of each round in turn."""
 
     @property
     def loader(self) -> Any:
-        """What callbacks see as the data loader."""
+        """Data loader that callbacks receive."""
 
     @property
     def length(self) -> int | None:
-        """Batches that an epoch reads. None: not known."""
+        """Number of batches that an epoch reads. None: not known."""
 
     def open(self, epoch: int, *, skip: int) -> Iterator[MicroBatch]:
-        """An epoch from its batch `skip` on. What must be read to get there is read before this returns."""
+        """Open an epoch at its batch `skip`. Batches that must be read to get there are read before this returns."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data set itself is, if it can say so."""
+        """Return the position of the data set itself, if it has one."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """For the next `open`, which must be of the place where the state was taken."""
+        """Keep a state for the next `open`, which must be at the place where the state was taken."""
 
 
 class MapSource:
-    """A data set with indices, by a plan. ranks: whose shares are read here, in each round."""
+    """Source of a data set with indices, read by a plan.
+
+    Args:
+        dataset: the data set.
+        plan: assignment of samples to ranks.
+        ranks: ranks whose shares are read here in each round.
+        collate: makes a batch of a list of rows.
+        options: further arguments of the DataLoader.
+    """
 
     def __init__(
         self, dataset: Any, plan: BatchPlan, *, ranks: tuple[int, ...], collate: Collate, options: Mapping[str, Any]
@@ -70,7 +65,8 @@ class MapSource:
             _Seeded(dataset, plan.seed),
             batch_sampler=self._sampler,  # its batches begin with their number
             collate_fn=collate,
-            generator=torch.Generator(),  # or every epoch would draw a number from the global one
+            # Without a generator of its own, every epoch would draw a number from the global one.
+            generator=torch.Generator(),
             **options,
         )
 
@@ -102,7 +98,7 @@ class MapSource:
 
 
 class _Sampler:
-    """The batches of an epoch from a round on: (epoch, number of the batch), then the indices."""
+    """Sampler of an epoch's batches from a round on. Each batch is (epoch, number of the batch), then the indices."""
 
     def __init__(self, plan: BatchPlan, ranks: tuple[int, ...]) -> None:
         self._plan, self._ranks = plan, ranks
@@ -119,8 +115,10 @@ class _Sampler:
 
 
 class _Seeded(Dataset[Any]):
-    """Gives whole batches. In a worker process every batch has generators of its own, so that what is drawn for it
-    (augmentation, masking) is the same however many batches that worker has made before, and after a resume.
+    """Data set that returns whole batches, with generators seeded for each batch in worker processes.
+
+    Random numbers of a batch (augmentation, masking) then do not depend on the batches that its worker made before, so
+    they are the same after a resume.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -135,7 +133,7 @@ class _Seeded(Dataset[Any]):
     def __getitems__(self, batch: list[Any]) -> list[Any]:
         (epoch, number), *indices = batch
         if get_worker_info() is not None:
-            _seed_worker(hash((self._seed, epoch, number)) % 2**32)  # a hash of ints: the same in every process
+            _seed_worker(hash((self._seed, epoch, number)) % 2**32)  # hashes of ints are the same in every process
         whole = getattr(self._dataset, "__getitems__", None)
         rows: list[Any] = whole(indices) if whole is not None else [self._dataset[index] for index in indices]
         return rows
@@ -150,8 +148,9 @@ def _seed_worker(seed: int) -> None:
 
 
 class IterableSource:
-    """A data set that is read from its beginning. One with `state_dict` is put back to where it was; one with
-    `set_epoch` is told the epoch.
+    """Source of an iterable, which is read from its beginning.
+
+    An iterable with `state_dict` is restored to its position. `set_epoch` is called if it has one.
     """
 
     def __init__(self, dataset: Any, *, batch_size: int, collate: Collate, drop_last: bool, options: Mapping[str, Any]):
@@ -159,7 +158,7 @@ class IterableSource:
         self._batch_size, self._drop_last = batch_size, drop_last
         self._state: dict[str, Any] = {}
         self._begun: dict[str, Any] = {}
-        self._is_over = False  # a data set may begin anew when it ends: its own state does not tell
+        self._is_over = False  # kept here, because a data set may rewind at its end, and its state does not show that
         source = dataset if isinstance(dataset, IterableDataset) else _Iterated(dataset)
         self._has_workers = options.get("num_workers", 0) > 0
         with warnings.catch_warnings():
@@ -210,13 +209,13 @@ class IterableSource:
         self._state = dict(state_dict)
 
     def _stateful(self) -> Stateful | None:
-        """With workers the data set of this process is not the one that is read: only the loader knows."""
+        # Workers read copies of the data set, so with workers only the loader knows the position.
         candidate = self.loader if self._has_workers else self._dataset
         return candidate if isinstance(candidate, Stateful) else None
 
 
 class LoaderSource:
-    """A loader that the user made, as it is. One with a state (torchdata's StatefulDataLoader) is put back to it."""
+    """Source of a loader that the user made. One with a state (torchdata's StatefulDataLoader) is restored to it."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -250,9 +249,9 @@ class LoaderSource:
         return self._until_it_is_over(reads, state.get("generator"))
 
     def _until_it_is_over(self, reads: Iterator[MicroBatch], then: torch.Tensor | None) -> Iterator[MicroBatch]:
-        """then: the state of the loader's generator for the epochs to come. Samplers draw from it when the first batch
-        is asked for, and torchdata's set it themselves.
-        """
+        """Yield all batches, and restore the state `then` of the loader's generator after the first one."""
+        # Samplers draw from the generator when the first batch is read, and torchdata's set it themselves. Only after
+        # that can it be set for the epochs to come.
         first = next(reads, None)
         if then is not None and self.loader.generator is not None:
             self.loader.generator.set_state(then)
@@ -273,8 +272,6 @@ class LoaderSource:
 
 
 class _Iterated(IterableDataset[Any]):
-    """Any iterable, as torch wants it."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
@@ -283,8 +280,10 @@ class _Iterated(IterableDataset[Any]):
 
 
 def _begin(state: dict[str, Any]) -> dict[str, Any]:
-    """The generators as they are when an epoch begins, which is where a shuffled one draws its order. With the state of
-    one that began before, as they were then: what is read again is the same.
+    """Return the state of all generators at the beginning of an epoch.
+
+    A shuffled iterable draws its order from them. For an epoch that is read again, they are first restored from
+    `state`, so that the order is the same.
     """
     if "begun" in state:
         RNGState().load_state_dict(state["begun"])
@@ -298,51 +297,61 @@ def _read_on(batches: Iterator[Any], skip: int) -> Iterator[MicroBatch]:
 
 
 def _loader_class(has_workers: bool) -> Any:
-    """With workers, torchdata's StatefulDataLoader where it is installed: it knows how far they have read."""
+    """Return torchdata's StatefulDataLoader for loaders with workers, because it knows how far they have read."""
     if has_workers:
         try:
             from torchdata.stateful_dataloader import StatefulDataLoader
-        except ImportError:  # it is optional: without it batches are read again after a resume
+        except ImportError:  # optional; without it, batches are read again after a resume
             return DataLoader
         return StatefulDataLoader
     return DataLoader
 
 
 def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: Any, *, reads: bool) -> None:
-    """Check that the data sets are there that the arguments need. reads: this rank needs them.
+    """Check that the data sets fit the arguments.
 
-    Raises: UsageError.
+    Args:
+        args: settings of the run.
+        train_dataset: the training data.
+        eval_dataset: the evaluation data.
+        reads: whether this rank needs the data sets.
+
+    Raises:
+        UsageError: they do not.
     """
     name = type(args).__name__
     if args.eval_strategy != "no" and eval_dataset is None and reads:
-        raise UsageError(f"{name}.eval_strategy={args.eval_strategy!r}: needs an eval_dataset, or 'no'")
+        raise UsageError(
+            f"{name}.eval_strategy={args.eval_strategy!r}: there is no eval_dataset; pass one to the trainer, or set "
+            "eval_strategy='no'"
+        )
     if train_dataset is not None and not has_length(train_dataset) and args.max_steps <= 0:
         raise UsageError(
-            f"{name}.max_steps={args.max_steps}: the train_dataset has no length, so nobody knows when an epoch "
-            "ends; say how many steps, above 0"
+            f"{name}.max_steps={args.max_steps}: train_dataset has no length, so the end of an epoch is unknown; set "
+            "max_steps=1 or more"
         )
 
 
 def has_length(dataset: Any) -> bool:
-    """Whether `len` works: some classes have the method, and no length."""
+    """Return whether `len` works. Some classes have the method, but no length."""
     try:
         return len(dataset) is not None
-    except (TypeError, AttributeError, NotImplementedError):  # it has no length
+    except (TypeError, AttributeError, NotImplementedError):
         return False
 
 
 def is_indexed(dataset: Any) -> bool:
-    """Whether samples are read by their number."""
+    """Return whether samples are read by index."""
     return hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset | Mapping)
 
 
 def is_loader(dataset: Any) -> bool:
-    """Whether it gives batches already: torch's DataLoader, or torchdata's."""
+    """Return whether an object yields batches already: torch's DataLoader, or torchdata's."""
     return isinstance(dataset, DataLoader) or type(dataset).__name__ == "StatefulDataLoader"
 
 
 def loader_options(args: TrainingArguments, device: torch.device) -> dict[str, Any]:
-    """The arguments of a DataLoader that say how, not what."""
+    """Return the arguments of a DataLoader that do not depend on the data set."""
     return {
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory and device.type == "cuda",

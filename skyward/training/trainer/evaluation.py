@@ -1,4 +1,4 @@
-"""Evaluation and prediction: every sample once, over all ranks, in the order of the data set."""
+"""Evaluation and prediction of every sample exactly once, over all ranks, in the order of the data set."""
 
 from __future__ import annotations
 
@@ -21,44 +21,35 @@ from .batches import MicroBatch
 from .outputs import EvalPrediction
 from .stream import Stream, is_map_style
 
-__all__ = [
-    "Evaluated",
-    "Evaluator",
-    "is_best",
-    "loss_in",
-    "named_in",
-    "outputs_without_loss",
-    "plain",
-    "speed",
-    "watched",
-]
-
 Step = Callable[[Any], tuple[torch.Tensor | None, Any, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """loss: the mean over all samples, or over all labels where each sample has several. None: the data has no labels.
-    predictions, labels: (samples, ...), or tuples of such; None where they were not kept.
-    """
+    """Result of an evaluation."""
 
     loss: float | None
+    """Mean over all samples, or over all labels if each sample has several. None: the data has no labels."""
     samples: int
     steps: int
     predictions: Any = None
+    """Predictions: (samples, ...) array, or a tuple of arrays. None: not kept."""
     labels: Any = None
+    """Labels: (samples, ...) array, or a tuple of arrays. None: not kept."""
 
 
 @dataclass(kw_only=True)
 class Evaluator:
-    """Evaluates and predicts, and keeps the stream of the last data set: its workers may stay.
+    """Evaluator of data sets. It keeps the stream of the last one, whose workers may persist.
 
     Args:
-        ranks: those that have batches of their own.
-        make_stream: of a data set. Collective.
-        share: makes rank 0's value that of all ranks, where only it has the data sets. Collective.
-        count: how much a batch's mean loss counts.
-        opened, stepped: called when a data set is begun, and after each of its batches.
+        args: settings of the run.
+        ranks: ranks that have batches of their own.
+        make_stream: makes the stream of a data set. Collective.
+        share: returns rank 0's value on all ranks if only rank 0 has the data sets. Collective.
+        count: returns the weight of a batch's mean loss.
+        opened: called when a data set is opened.
+        stepped: called after each batch.
     """
 
     args: TrainingArguments
@@ -69,8 +60,8 @@ class Evaluator:
     opened: Callable[[], None]
     stepped: Callable[[], None]
     loader: Any = field(init=False, default=None)
-    """The loader of the data set that was evaluated last."""
-    _kept: tuple[str, Stream] | None = field(init=False, default=None)  # of a data set that can be read again
+    """Data loader of the last data set."""
+    _kept: tuple[str, Stream] | None = field(init=False, default=None)  # of a map-style data set
 
     def evaluate(
         self,
@@ -82,9 +73,18 @@ class Evaluator:
         keeps: bool,
         compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None,
     ) -> tuple[Evaluated, dict[str, Any]]:
-        """Run `step` (-> loss, predictions, labels) on every batch, without gradients. Collective.
+        """Run a step on every batch of a data set, without gradients. Collective.
 
-        keeps: keep predictions and labels. Returns: what was evaluated, and its metrics by prefixed names.
+        Args:
+            dataset: the data set.
+            prefix: prefix of the metrics' names.
+            model: the model, which is in eval mode meanwhile.
+            step: returns loss, predictions and labels of a batch.
+            keeps: keep predictions and labels.
+            compute_metrics: makes further metrics of predictions and labels.
+
+        Returns:
+            The result, and its metrics by prefixed names.
         """
         begun_at = time.monotonic()
         stream = self._stream_of(dataset)
@@ -135,7 +135,7 @@ class Evaluator:
         kept[steps - steps % moves_every :] = _moved(kept[steps - steps % moves_every :])
         parts = self.ranks.exchange((float(total), float(weight), samples, has_loss, kept))
         loss_sum, weight_sum = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        # Ranks hold neighbouring samples of a round: rounds in turn, and ranks within them, are the data set's order.
+        # Ranks hold neighbouring samples of a round, so rounds in turn, and ranks within them, give the data's order.
         ordered = [row for rows in zip(*(part[4] for part in parts), strict=True) for row in rows if row is not None]
         return Evaluated(
             loss=loss_sum / max(weight_sum, 1e-12) if any(part[3] for part in parts) else None,
@@ -147,22 +147,27 @@ class Evaluator:
 
 
 def watched(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
-    """The metric that the best model is chosen by. Raises: UsageError where it is missing."""
+    """Return the metric that decides which model is best.
+
+    Raises:
+        UsageError: the evaluation has no such metric.
+    """
     name = str(args.metric_for_best_model)
     key = name if name.startswith("eval_") else f"eval_{name}"
     if key not in metrics:
         raise UsageError(
-            f"{type(args).__name__}.metric_for_best_model={name!r}: none of the metrics {', '.join(metrics)}"
+            f"{type(args).__name__}.metric_for_best_model={name!r}: the evaluation has no such metric; use one of "
+            f"{', '.join(metrics)}"
         )
     return float(metrics[key])
 
 
 def is_best(args: TrainingArguments, metrics: Mapping[str, Any], state: TrainerState) -> bool:
-    """Keep the best metric in the state, as Hugging Face's does: callbacks that stop a run look at it."""
+    """Return whether the metrics are the best so far; keep the best in the state, which stopping callbacks read."""
     if args.metric_for_best_model is None:
         return False
     value, is_greater = watched(args, metrics), args.greater_is_better
-    if state.best_metric is None:  # not-a-number is never better, and the next metric must know that there was one
+    if state.best_metric is None:  # set even if the value is NaN, so that None means: not evaluated yet
         state.best_metric = -math.inf if is_greater else math.inf
     is_better = value > state.best_metric if is_greater else value < state.best_metric
     if is_better:
@@ -174,7 +179,7 @@ def is_best(args: TrainingArguments, metrics: Mapping[str, Any], state: TrainerS
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within; afterwards every module has the mode it had, also one that was kept frozen."""
+    """Switch the model to eval mode; afterwards restore each module's mode, so that frozen ones stay frozen."""
     were_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -185,13 +190,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def loss_in(outputs: Any) -> torch.Tensor | None:
-    """The loss in what a model gives, if there is one."""
-    found = named_in(outputs, "loss")
-    return found if isinstance(found, torch.Tensor) and found.ndim == 0 else None
+    """Return the loss in a model's outputs; None if there is none."""
+    loss = named_in(outputs, "loss")
+    return loss if isinstance(loss, torch.Tensor) and loss.ndim == 0 else None
 
 
 def named_in(outputs: Any, name: str) -> Any:
-    """What a model gives under this name; else the first of several, or what it gives."""
+    """Return the model's output of this name; without names, the first output or the only one."""
     if isinstance(outputs, Mapping):
         return outputs.get(name)
     if hasattr(outputs, name):
@@ -200,20 +205,20 @@ def named_in(outputs: Any, name: str) -> Any:
 
 
 def outputs_without_loss(outputs: Any, ignored: tuple[str, ...]) -> Any:
-    """The predictions in what a model gives: one tensor, a tuple of several, or None."""
+    """Return the predictions in a model's outputs: one tensor, a tuple of several, or None."""
     if isinstance(outputs, torch.Tensor):
         return outputs if outputs.ndim else None
     if isinstance(outputs, Mapping):
-        found = tuple(value for key, value in outputs.items() if key not in ("loss", *ignored))
+        predictions = tuple(value for key, value in outputs.items() if key not in ("loss", *ignored))
     elif isinstance(outputs, list | tuple):
-        found = tuple(outputs[1:] if loss_in(outputs) is not None else outputs)
+        predictions = tuple(outputs[1:] if loss_in(outputs) is not None else outputs)
     else:
         return None
-    return found[0] if len(found) == 1 else found or None
+    return predictions[0] if len(predictions) == 1 else predictions or None
 
 
 def plain(value: Any) -> Any:
-    """Metrics as JSON can hold them: numbers of numpy and torch as Python's."""
+    """Convert metrics to JSON types: numbers of numpy and torch become Python's."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -224,7 +229,7 @@ def plain(value: Any) -> Any:
 
 
 def speed(prefix: str, runtime_s: float, *, samples: int, steps: int) -> dict[str, float]:
-    """How long something took, as metrics."""
+    """Return runtime and speed as metrics."""
     seconds = max(runtime_s, 1e-9)
     return {
         f"{prefix}_runtime": round(runtime_s, 4),
@@ -238,7 +243,7 @@ def _moved(kept: list[tuple[Any, Any] | None]) -> list[tuple[Any, Any] | None]:
 
 
 def _arrays(value: Any) -> Any:
-    """Tensors as arrays on the CPU; bf16, which NumPy does not know, as float32."""
+    """Convert tensors to arrays on the CPU; bf16 to float32, because NumPy has no bf16."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         return (value.float() if value.dtype is torch.bfloat16 else value).cpu().numpy()
@@ -248,7 +253,7 @@ def _arrays(value: Any) -> Any:
 
 
 def _join(parts: list[Any]) -> Any:
-    """One array of all batches'. Further dimensions that differ are filled up with -100."""
+    """Join the arrays of all batches. Where later dimensions differ, the gaps are filled with -100."""
     if not parts or parts[0] is None:
         return None
     if isinstance(parts[0], tuple):

@@ -1,8 +1,8 @@
-"""Text from a language model whose stages lie on several ranks: each token goes through all of them.
+"""Text generation by a language model whose stages are on several ranks; each token passes through all of them.
 
-Torch's schedules know the shapes of what passes between stages when they are made, and a text grows with each token.
-So stages hand tensors on by themselves here, and say first what comes. Whoever fails says that instead, so no rank
-waits for it.
+Torch's pipeline schedules fix the shapes of tensors between stages when they are built, but a text grows with each
+token. Stages therefore send their tensors directly, and announce shapes and types before. A stage that fails announces
+its failure instead, so no rank waits for it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from ..callbacks.sampling import Sampling, logits_of
 from .copies import Copies
 from .stages import tensors_in
 
-__all__ = ["Relay"]
-
 T = TypeVar("T")
 
 WHERE = "pipeline_generate"
 
 
 class Relay:
-    """This rank's stage in the making of a text. The first copy of the model makes it; other copies hear its tokens.
+    """Generator of text with this rank's stage. The first copy of the model computes; other copies receive the tokens.
 
-    All ranks make it and call `generate` together.
+    All ranks construct it and call `generate` together.
 
     Args:
-        stage: this rank's, in evaluation mode.
-        context_length: how many tokens the model takes at most; None: any number.
+        stage: this rank's stage, in eval mode.
+        ranks: ranks of the run.
+        copies: layout of the stages.
+        device: this rank's device.
+        autocast: makes the context of mixed precision.
+        context_length: tokens that the model takes at most; None: any number.
     """
 
     def __init__(
@@ -54,9 +56,10 @@ class Relay:
     def generate(
         self, prompt: list[int], *, max_new_tokens: int, end: int | None, sampling: Sampling, seed: int
     ) -> list[int]:
-        """The prompt and the tokens that follow it, up to and without `end`, on every rank.
+        """Return the prompt and the tokens that follow it, up to and without `end`, on every rank.
 
-        Raises: RankFailed on all ranks, where a stage raises; there with its error as the cause.
+        Raises:
+            RankFailed: a stage raised. On the rank of that stage, its exception is the cause.
         """
         generator = torch.Generator().manual_seed(seed)
         tokens = list(prompt)
@@ -69,18 +72,18 @@ class Relay:
 
     def _next(self, tokens: list[int], choose: Callable[[torch.Tensor], int]) -> int:
         window = tokens if self._context_length is None else tokens[-self._context_length :]
-        given: list[torch.Tensor] = []
+        received: list[torch.Tensor] = []
         for at in range(self._copies.num_stages - 1):
-            given = self._hand_on(at, window, given)
+            received = self._hand_on(at, window, received)
         last = self._copies.num_stages - 1
-        return self._together(last, lambda: choose(logits_of(self._call(window, given))[0, -1].float().cpu()))
+        return self._together(last, lambda: choose(logits_of(self._call(window, received))[0, -1].float().cpu()))
 
-    def _hand_on(self, at: int, window: list[int], given: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Stage `at` works, and the next one gets what it gives; other ranks get nothing."""
+    def _hand_on(self, at: int, window: list[int], received: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run stage `at` and send its outputs to the next stage, which returns them; other ranks return nothing."""
         outputs: list[torch.Tensor] = []
 
         def work() -> list[tuple[torch.Size, torch.dtype]]:
-            outputs.extend(tensor.contiguous() for tensor in tensors_in(self._call(window, given)))
+            outputs.extend(tensor.contiguous() for tensor in tensors_in(self._call(window, received)))
             return [(output.shape, output.dtype) for output in outputs]
 
         kinds = self._together(at, work)
@@ -96,7 +99,7 @@ class Relay:
         return []
 
     def _together(self, at: int, act: Callable[[], T]) -> T:
-        """What stage `at` of the first copy gives, on every rank."""
+        """Run `act` on stage `at` of the first copy, and return its answer on every rank."""
         ranks, copies = self._ranks, self._copies
         answer: T | None = None
         if copies.rank == 0 and copies.stage == at:
@@ -108,11 +111,11 @@ class Relay:
                 raise RankFailed(rank=failure.rank, error=failure.error, where=failure.where) from error
         return ranks.share(answer, source=at)  # type: ignore[return-value]  # stage `at` of the first copy is rank `at`
 
-    def _call(self, window: list[int], given: list[torch.Tensor]) -> Any:
-        """This stage, as the schedules of training call it."""
+    def _call(self, window: list[int], received: list[torch.Tensor]) -> Any:
+        """Call the stage as the schedules of training do."""
         ids = torch.tensor([window], device=self._device)
         columns = {"attention_mask": torch.ones_like(ids)} if "attention_mask" in self._takes else {}
         with self._autocast():
             if self._copies.stage > 0:
-                return self._stage(*given, **columns)
+                return self._stage(*received, **columns)
             return self._stage(input_ids=ids, **columns) if "input_ids" in self._takes else self._stage(ids, **columns)

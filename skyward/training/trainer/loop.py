@@ -1,4 +1,4 @@
-"""The loop of a training, from the first step to the summary. It reads from top to bottom."""
+"""Training loop from the first step to the summary, in the order in which it runs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,27 @@ from .run import TrainerRun
 from .saver import Saver
 from .stream import Stream
 
-__all__ = ["TrainingLoop"]
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class TrainingLoop:
-    """One training of a model that is prepared for it.
+    """Loop of one training, whose model is ready to train.
 
     Args:
-        model: as it is wrapped for training.
-        accumulate: forward and backward of a step's micro-batches: their loss, tokens and operations on this rank.
-        evaluate: evaluates the data sets of the run, and gives the metrics.
-        log: adds to the history of the run, and tells the callbacks.
-        data_parallel_size: how many batches are trained on at once.
+        args: settings of the run.
+        run: progress and events of the run.
+        stream: micro-batches of this rank.
+        saver: saves and loads checkpoints.
+        model: the model, wrapped for training.
+        optimizer: its optimizer.
+        scheduler: its learning rate schedule.
+        precision: mixed precision and gradient clipping.
+        accumulate: runs forward and backward of a step's micro-batches, and returns their loss, tokens and operations
+            on this rank.
+        evaluate: evaluates the data sets of the run and returns the metrics.
+        log: appends to the history of the run and fires `on_log`.
+        data_parallel_size: number of batches trained at once.
     """
 
     args: TrainingArguments
@@ -53,7 +59,11 @@ class TrainingLoop:
     data_parallel_size: int
 
     def train(self, begun_at: float) -> TrainOutput:
-        """Train to the end. Collective. begun_at: when the training began, by the monotonic clock."""
+        """Train to the end. Collective.
+
+        Args:
+            begun_at: time at which the training began, by the monotonic clock.
+        """
         run, begun_with = self.run, self.run.state.global_step
         run.begin()
         run.control.should_training_stop = run.control.should_abort_without_save = False
@@ -71,7 +81,9 @@ class TrainingLoop:
         run, position = self.run, self.run.position
         run.control.should_epoch_stop = False
         if position.rounds == 0:
-            self.saver.resume_random_numbers()  # the saved run drew what callbacks draw here after it was saved
+            # Saved at the end of an epoch: the saved run had not fired on_epoch_begin, so callbacks draw now. Within an
+            # epoch it had, so the random numbers are restored behind the event, in the branch below.
+            self.saver.resume_random_numbers()
             self._make_up_evaluation()
         run.fire("on_epoch_begin")
         if not position.is_stopped:
@@ -85,7 +97,7 @@ class TrainingLoop:
     def _run_steps(self) -> None:
         run = self.run
         has_data = run.position.rounds > 0
-        # An interrupted run that had all its steps has none to do: the flag that ended it is not kept.
+        # A run that resumes after its last step has no step to do; the flag that ended it is not part of a checkpoint.
         while not run.has_all_steps:
             batches = self.stream.take(self.args.gradient_accumulation_steps)
             if not batches:
@@ -96,18 +108,18 @@ class TrainingLoop:
                 break
         if not has_data:
             step, epoch = run.state.global_step, run.position.epoch
-            _log.warning("no data in epoch %d: training stops at step %d", epoch, step)
+            _log.warning("epoch %d has no data; training stops at step %d", epoch, step)
             run.control.should_training_stop = True
 
     def _step(self, batches: list[MicroBatch]) -> None:
-        """Make one optimizer step, from the first micro-batch to the checkpoint after it."""
+        """Run one optimizer step, from its first micro-batch to the checkpoint after it."""
         run = self.run
         run.begin_step()
         step_loss, tokens, flos = self.accumulate(batches)
         norm = self.precision.clip(self.optimizer, self.model.parameters(), self.args.max_grad_norm)
         run.fire("on_pre_optimizer_step")
         was_made = self.precision.step(self.optimizer)
-        run.fire("on_optimizer_step")  # gradients are still there, as Hugging Face promises
+        run.fire("on_optimizer_step")  # before zero_grad: Hugging Face promises that the gradients still exist
         rate = learning_rate_of(self.optimizer)
         if was_made and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
@@ -118,10 +130,12 @@ class TrainingLoop:
         self._log_evaluate_save()
 
     def _log_evaluate_save(self) -> None:
-        """Do what the flags ask for at the end of a step or epoch. They are agreed whenever callbacks had a say."""
+        """Log, evaluate and save as the flags request, at the end of a step or epoch."""
+        # Callbacks may set flags in every event, on any rank. The ranks agree after each event, because the next
+        # branch is collective: a rank that took another branch would wait forever.
         run, saver, args = self.run, self.saver, self.args
         is_scheduled, run.is_scheduled = run.is_scheduled, False
-        saver.tell()
+        saver.report_durable()
         run.agree()
         if run.control.should_log and run.record.steps:
             self.log(run.logs_of_step())
@@ -134,13 +148,13 @@ class TrainingLoop:
                 self.scheduler.step(watched(args, metrics))
             is_best_so_far = is_best(args, metrics, run.state)
             if args.save_strategy == "best":
-                run.control.should_save |= is_best_so_far  # a callback may have asked for it, too
+                run.control.should_save |= is_best_so_far  # a callback may have requested a save, too
             run.agree()
         is_cut_short = run.control.should_training_stop and not run.has_all_steps
         if is_cut_short and args.save_strategy != "no" and saver.begun_at != run.state.global_step:
             run.control.should_save = not run.control.should_abort_without_save
         if run.control.should_save:
-            # Only what the cadence alone asks for may be left out.
+            # Only a save that save_steps alone requests may be skipped while the writer is busy.
             is_last = run.control.should_training_stop or run.has_all_steps
             is_of_best = run.state.best_global_step == run.state.global_step
             saver.save(is_needed=is_last or is_of_best or not is_scheduled)
@@ -154,7 +168,7 @@ class TrainingLoop:
 
     def _finish(self, begun_at: float, begun_with: int) -> TrainOutput:
         run, args = self.run, self.args
-        self.saver.tell(waits=True)
+        self.saver.report_durable(waits=True)
         if run.record.steps:
             run.drain()
         best = run.state.best_model_checkpoint

@@ -1,8 +1,8 @@
-"""The objective of a Trainer: the loss of a batch of any shape, and how much each micro-batch counts.
+"""Objective of a Trainer: the loss of a batch of any shape, and the weight of each micro-batch.
 
-A model's loss is the mean over its batch. The gradient of a step must be that of the mean over everything in it, so
-micro-batches count by how much is in them: tokens with a label where labels have one for each, samples otherwise.
-Dividing by the number of micro-batches would be right only where all have equally much.
+A model's loss is the mean over its batch. The gradient of a step must be that of the mean over the whole step.
+Micro-batches therefore count by their size: by tokens with a label if each token has one, otherwise by samples.
+Dividing by the number of micro-batches would be right only if all had the same size.
 """
 
 from __future__ import annotations
@@ -24,30 +24,36 @@ from ..parts import unwrapped
 from .batches import MicroBatch
 from .evaluation import named_in
 
-__all__ = ["Objective", "Weights", "apart", "call", "labels_of", "on_device", "shifts_labels", "tokens_in"]
-
 _log = logging.getLogger(__name__)
 
 IGNORED = -100
-"""The label that cross entropy leaves out."""
+"""Label that cross entropy ignores."""
 
 _SHIFTING = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
-"""Source: transformers 5.23, LOSS_MAPPING of loss/loss_utils.py. It has no entry for GPT2LMHeadModel and other older
-names, whose loss shifts labels all the same, and Hugging Face's Trainer takes it that theirs do not."""
+"""Loss types that shift labels. Source: transformers 5.23, LOSS_MAPPING of loss/loss_utils.py.
+
+It has no entry for GPT2LMHeadModel and other older names, whose losses shift labels too. Hugging Face's Trainer assumes
+that they do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """factors: of the micro-batches' losses. num_items_in_batch: what a model that counts for itself divides by."""
+    """Weights of a step's micro-batches."""
 
     factors: Sequence[float | torch.Tensor]
+    """Factor of each micro-batch's loss."""
     num_items_in_batch: torch.Tensor | None
+    """Labels of the whole step, for a model that divides by them itself; else None."""
 
 
 class Objective:
-    """The loss of one model, as its arguments and its user say it.
+    """Loss of one model.
 
-    compute: the user's own loss, from outputs and labels; None: the model's.
+    Args:
+        model: the model.
+        args: settings of the run.
+        device: this rank's device.
+        compute: the user's `(outputs, labels) -> loss`; None: the model's own loss.
     """
 
     def __init__(
@@ -62,7 +68,7 @@ class Objective:
         self._counts_itself = _takes_num_items(model if compute is None else compute)
         self._shifts_labels = shifts_labels(model)
         self._smoothing = _smoothing_of(model, args, is_given_a_loss=compute is not None)
-        self._weights: int | None = None  # parameters but for tables of embeddings, counted when needed
+        self._weights: int | None = None  # values in parameters except embeddings, counted when first needed
 
     def compute_loss(
         self,
@@ -72,7 +78,14 @@ class Objective:
         compute: Callable[..., torch.Tensor] | None,
         num_items: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Any]:
-        """The mean loss of a batch, and the outputs of the model. num_items: what is divided by instead."""
+        """Return the mean loss of a batch, and the model's outputs.
+
+        Args:
+            model: the model.
+            inputs: the batch, on the device.
+            compute: the user's loss function; None: the model's own loss.
+            num_items: divisor in place of the batch's size; None: the size.
+        """
         counted = {} if num_items is None else {"num_items_in_batch": num_items}
         labels, rest = apart(inputs, self._args.label_names)
         if compute is not None:
@@ -85,14 +98,14 @@ class Objective:
         return loss_of(outputs, model), outputs
 
     def weigh(self, batches: Sequence[MicroBatch], *, ranks: Ranks, group: Any = None) -> Weights:
-        """Return how much each of a step's micro-batches counts. Collective.
-
-        Gradients of ranks are averaged, so factors are larger by their number.
+        """Return the weight of each of a step's micro-batches. Collective.
 
         Args:
-            ranks: those that have batches of their own.
-            group: torch's process group of them; None: all there are.
+            batches: this rank's micro-batches.
+            ranks: ranks that have batches of their own.
+            group: their process group; None: the default one.
         """
+        # DistributedDataParallel averages gradients over the ranks, so every factor is multiplied by their number.
         world = ranks.world_size
         counts = self._label_counts(batches, counts_itself=self._counts_itself)
         if counts is None:
@@ -114,13 +127,13 @@ class Objective:
         return Weights(factors=list(labels * scale / items), num_items_in_batch=None)
 
     def weight_of(self, batch: MicroBatch) -> torch.Tensor:
-        """How much the mean loss of one batch counts in an evaluation: () float64"""
+        """Return the weight of one batch's mean loss in an evaluation: () float64."""
         counts = self._label_counts([batch], counts_itself=False)
         weight = torch.tensor(float(batch.samples), dtype=torch.float64) if counts is None else counts[0].double()
         return weight.to(self._device)
 
     def floating_point_ops(self, model: nn.Module, inputs: Any, tokens: int) -> float:
-        """Count those of forward and backward: by the model itself, else 6 for each parameter and token."""
+        """Return the operations of forward and backward: the model's own count, else 6 per parameter and token."""
         counts = getattr(model, "floating_point_ops", None)
         if counts is not None and isinstance(inputs, Mapping):
             return float(counts(inputs))
@@ -130,9 +143,11 @@ class Objective:
         return 6.0 * tokens * self._weights
 
     def _label_counts(self, batches: Sequence[MicroBatch], *, counts_itself: bool) -> list[torch.Tensor] | None:
-        """Labels that count, of each micro-batch; None where samples are to be counted: labels of one each, or none.
+        """Return the number of labels in each micro-batch; None if samples count instead.
 
-        counts_itself: the model divides by the number of labels of all.
+        Args:
+            batches: this rank's micro-batches.
+            counts_itself: whether the model divides by the number of labels itself; then one label per sample counts.
         """
         counts: list[torch.Tensor] = []
         for batch in batches:
@@ -141,7 +156,7 @@ class Objective:
             if not is_class or labels.ndim < (1 if counts_itself else 2):
                 return None
             shifted = batch.inputs.get("shift_labels") if isinstance(batch.inputs, Mapping) else None
-            if isinstance(shifted, torch.Tensor):  # by a collator of Hugging Face's, for rows without padding
+            if isinstance(shifted, torch.Tensor):  # made by Hugging Face's collator for rows without padding
                 labels = shifted
             elif self._shifts_labels and labels.ndim > 1:
                 labels = labels[..., 1:]
@@ -149,21 +164,23 @@ class Objective:
         return counts
 
     def _smoothed(self, outputs: Any, labels: Any, num_items: torch.Tensor | None) -> torch.Tensor:
-        """The cross entropy of logits and smoothed labels: (), the mean over labels that are not IGNORED.
+        """Return the cross entropy of logits and smoothed labels: (), the mean over labels that are not IGNORED.
 
-        A part of each label's weight is shared by all classes.
-        outputs: logits (..., C) as "logits", `.logits`, the first of several, or the tensor itself. labels: (...)
-        integers. Where the model shifts labels, each position predicts the label of the next.
+        Args:
+            outputs: logits (..., C), as "logits", `.logits`, the first of several outputs, or the only one.
+            labels: (...) integers. If the model shifts labels, each position predicts the label of the next one.
+            num_items: divisor in place of the number of labels; None: that number.
 
-        Raises: UsageError for outputs without logits, and for labels that are not numbers of classes.
+        Raises:
+            UsageError: there are no logits, or the labels are not class indices.
         """
-        found = named_in(outputs, "logits")
-        logits = found if isinstance(found, torch.Tensor) and found.ndim > 1 else None
-        if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or logits is None:
-            given = f"{type(outputs).__name__} and labels of {getattr(labels, 'dtype', type(labels).__name__)}"
+        logits = named_in(outputs, "logits")
+        has_logits = isinstance(logits, torch.Tensor) and logits.ndim > 1
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or not has_logits:
+            kinds = f"{type(outputs).__name__} and labels of {getattr(labels, 'dtype', type(labels).__name__)}"
             raise UsageError(
-                f"TrainingArguments.label_smoothing_factor={self._smoothing}: needs logits and labels that are numbers "
-                f"of classes, not {given}; give Trainer a compute_loss_func that smooths, or set it to 0"
+                f"TrainingArguments.label_smoothing_factor={self._smoothing}: needs logits and class indices as "
+                f"labels, not {kinds}; pass a compute_loss_func that smooths, or set label_smoothing_factor=0"
             )
         if self._shifts_labels:
             logits, labels = logits[..., :-1, :], labels[..., 1:]
@@ -179,12 +196,12 @@ class Objective:
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """A batch with its tensors on `device`."""
+    """Move the tensors of a batch to a device."""
     return map_leaves(batch, lambda leaf: leaf.to(device, non_blocking=True) if torch.is_tensor(leaf) else leaf)
 
 
 def call(model: nn.Module, inputs: Any, **more: Any) -> Any:
-    """Dictionaries by keyword, tuples and lists by position, anything else as the one argument."""
+    """Call a model: dicts by keyword, tuples and lists by position, anything else as the only argument."""
     if isinstance(inputs, Mapping):
         return model(**inputs, **more)
     if isinstance(inputs, list | tuple):
@@ -193,8 +210,8 @@ def call(model: nn.Module, inputs: Any, **more: Any) -> Any:
         except TypeError as error:
             if not _takes(unwrapped(model), inputs, more):
                 error.add_note(
-                    f"the batch has {len(inputs)} parts, given one after the other; a model that takes the first only "
-                    "needs compute_loss_func=, called as compute_loss_func(outputs, labels)"
+                    f"the batch has {len(inputs)} parts, passed to the model by position; for a model that takes only "
+                    "the first one, pass compute_loss_func=(outputs, labels) -> loss"
                 )
             raise
     return model(inputs, **more)
@@ -203,16 +220,18 @@ def call(model: nn.Module, inputs: Any, **more: Any) -> Any:
 def _takes(model: nn.Module, inputs: Sequence[Any], more: Mapping[str, Any]) -> bool:
     try:
         inspect.signature(model.forward).bind(*inputs, **more)
-    except TypeError:  # that is the question
+    except TypeError:  # the signature does not take them
         return False
     return True
 
 
 def loss_of(outputs: Any, model: nn.Module) -> torch.Tensor:
-    """The loss in what a model gives: `outputs["loss"]`, `outputs.loss`, the first of a tuple, or the tensor itself.
-    What is the loss by its place or name may be one for each sample: () or (B,). A tensor alone is a single number.
+    """Return the loss in a model's outputs: `outputs["loss"]`, `outputs.loss`, the first of a tuple, or the tensor.
 
-    Raises: UsageError where there is none.
+    A loss by name or place may have one value per sample, (B,), which are averaged. A tensor alone must be ().
+
+    Raises:
+        UsageError: there is no loss.
     """
     loss: Any = outputs
     is_named = isinstance(outputs, Mapping) or hasattr(outputs, "loss")
@@ -226,34 +245,38 @@ def loss_of(outputs: Any, model: nn.Module) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor):
         has = f"only {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
         raise UsageError(
-            f"model={name}: gave no loss, {has}; return the loss first, as 'loss' or alone, or give Trainer a "
-            "compute_loss_func"
+            f"model={name}: returned no loss, {has}; return the loss first, as 'loss' or alone, or pass a "
+            "compute_loss_func to the trainer"
         )
     is_alone = isinstance(outputs, torch.Tensor) and loss.numel() > 1
-    if is_alone or (loss.ndim > 1 and not is_named):  # logits: their mean would be trained, and nobody would see it
+    # Such a tensor is most likely logits. Taking its mean for the loss would train nonsense without any error.
+    if is_alone or (loss.ndim > 1 and not is_named):
         raise UsageError(
-            f"model={name}: gave a tensor of shape {tuple(loss.shape)} where its loss should be; return a "
-            "single number first, as 'loss' or alone, or give Trainer a compute_loss_func"
+            f"model={name}: returned a tensor of shape {tuple(loss.shape)} in place of a loss; return a single number "
+            "first, as 'loss' or alone, or pass a compute_loss_func to the trainer"
         )
     return loss.mean() if loss.ndim else loss
 
 
 def labels_of(inputs: Any, names: Sequence[str] | None) -> Any:
-    """The labels in a batch: those under `names` (None: "labels"), a tuple of them where several are named, or the
-    last element of a tuple of several. None where there are none.
+    """Return the labels in a batch; None if there are none.
+
+    Args:
+        inputs: a dict, whose `names` are the labels; or a tuple of several, whose last element is.
+        names: keys of the labels; None: "labels". The labels of several keys are a tuple.
     """
     if isinstance(inputs, Mapping):
-        found = tuple(inputs.get(name) for name in (names or ("labels",)))
-        if not found or any(labels is None for labels in found):
+        values = tuple(inputs.get(name) for name in (names or ("labels",)))
+        if not values or any(labels is None for labels in values):
             return None
-        return found[0] if len(found) == 1 else found
+        return values[0] if len(values) == 1 else values
     if isinstance(inputs, list | tuple) and len(inputs) > 1:
         return inputs[-1]
     return None
 
 
 def apart(inputs: Any, names: Any) -> tuple[Any, Any]:
-    """A batch's labels, and the rest of it."""
+    """Split a batch into its labels and the rest."""
     labels = labels_of(inputs, names)
     if labels is None:
         return None, inputs
@@ -263,11 +286,10 @@ def apart(inputs: Any, names: Any) -> tuple[Any, Any]:
 
 
 def _takes_num_items(function: Callable[..., Any] | nn.Module) -> bool:
-    """Whether a model, or a loss function, wants to divide by the number of labels of the whole step by itself.
-
-    Taking `**kwargs`, as all of Hugging Face's models do, is no sign of it: BERT's among others drop them, and what is
-    not divided counts once for each micro-batch and rank. Weighed means of those that would divide are the same.
-    """
+    """Return whether a model or loss function divides by the number of labels of the whole step itself."""
+    # Taking **kwargs, as all of Hugging Face's models do, proves nothing: BERT and others drop them, and a loss that is
+    # not divided would count once for each micro-batch and rank. For models that would divide, the weighed mean, which
+    # is the fallback, gives the same loss.
     if isinstance(function, nn.Module):
         says = getattr(function, "accepts_loss_kwargs", None)
         if says is not None:
@@ -277,10 +299,10 @@ def _takes_num_items(function: Callable[..., Any] | nn.Module) -> bool:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Whether the model's loss leaves out each row's first label: Hugging Face's causal language models."""
+    """Return whether the model's loss ignores each row's first label, as Hugging Face's causal language models do."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return False  # what its decoder is given is shifted already
-    base = getattr(model, "get_base_model", None)  # of PEFT's
+        return False  # the inputs of its decoder are shifted already
+    base = getattr(model, "get_base_model", None)  # PEFT's wrapper
     kind, name = getattr(model, "loss_type", None), type(model if base is None else base()).__name__
     if kind is not None:
         return kind in _SHIFTING
@@ -288,7 +310,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def tokens_in(inputs: Any, model: nn.Module) -> int:
-    """How many tokens a batch has, padding too: the size of the model's main input. 0 for what is no text."""
+    """Return the number of tokens in a batch, padding included: the size of the model's main input, 0 without text."""
     main = getattr(model, "main_input_name", "input_ids")
     tokens = inputs.get(main) if isinstance(inputs, Mapping) else None
     if tokens is None and isinstance(inputs, list | tuple) and inputs:
@@ -304,11 +326,11 @@ def _sum(value: torch.Tensor, world: int, group: Any) -> torch.Tensor:
 
 
 def _smoothing_of(model: nn.Module, args: TrainingArguments, *, is_given_a_loss: bool) -> float:
-    """How much is shared: 0 where the user's own loss, or several labels for each sample, leave nothing to share."""
+    """Return the label smoothing to apply: 0 if the user's loss, or several labels per sample, exclude it."""
     factor = args.label_smoothing_factor
     several = getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
     if factor and (is_given_a_loss or several):
         why = "compute_loss_func makes the loss" if is_given_a_loss else "the model's samples have several labels"
-        _log.warning("%s.label_smoothing_factor=%g does nothing: %s", type(args).__name__, factor, why)
+        _log.warning("%s.label_smoothing_factor=%g has no effect: %s", type(args).__name__, factor, why)
         return 0.0
     return factor

@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate's schedule that the arguments name. Torch's own; nothing else is imported."""
+"""Optimizers and learning rate schedules by their names in the arguments. Only torch is imported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from ...errors import UsageError
 from ..arguments import TrainingArguments
 from ..legal_arguments import options_of
 
-__all__ = ["Scheduler", "learning_rate_of", "make_optimizer", "make_scheduler"]
-
 Scheduler = LRScheduler | ReduceLROnPlateau
 Factor = Callable[[int], float]
 
@@ -24,7 +22,11 @@ _NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:
 
 
 def make_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
-    """Of two groups: with weight decay, and without (biases, norms). Only parameters that require a gradient."""
+    """Make the optimizer of two groups: parameters with weight decay, and those without (biases, norms).
+
+    Raises:
+        UsageError: no parameter requires a gradient, or an option does not exist.
+    """
     norms = {
         id(parameter)
         for module in model.modules()
@@ -38,7 +40,9 @@ def make_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.Opt
             is_decayed = id(parameter) not in norms and not _NOT_DECAYED.search(name.lower())
             (decayed if is_decayed else others).append(parameter)
     if not decayed and not others:
-        raise UsageError(f"model={type(model).__name__}: has no parameter that requires a gradient; nothing to train")
+        raise UsageError(
+            f"model={type(model).__name__}: no parameter requires a gradient; call requires_grad_() on what to train"
+        )
     groups = [
         {"params": decayed, "weight_decay": args.weight_decay},
         {"params": others, "weight_decay": 0.0},
@@ -61,9 +65,10 @@ def make_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.Opt
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, args: TrainingArguments, max_steps: int) -> Scheduler:
-    """The schedule over `max_steps` steps.
+    """Make the schedule over `max_steps` steps.
 
-    Raises: UsageError for lr_scheduler_kwargs that the schedule does not take.
+    Raises:
+        UsageError: the schedule does not take the `lr_scheduler_kwargs`.
     """
     options = dict(args.lr_scheduler_kwargs or {})
     if args.lr_scheduler_type == "reduce_lr_on_plateau":
@@ -73,13 +78,14 @@ def make_scheduler(optimizer: torch.optim.Optimizer, args: TrainingArguments, ma
         factor = make(args.warmup_steps_of(max_steps), max_steps, optimizer.defaults["lr"], **options)
     except TypeError as error:
         raise UsageError(
-            f"TrainingArguments.lr_scheduler_kwargs={options!r}: not what {args.lr_scheduler_type!r} takes: {error}"
+            f"TrainingArguments.lr_scheduler_kwargs={options!r}: does not fit {args.lr_scheduler_type!r} ({error}); "
+            "set options that this schedule takes"
         ) from error
     return LambdaLR(optimizer, factor)
 
 
 def learning_rate_of(optimizer: torch.optim.Optimizer) -> float:
-    """Of its first group."""
+    """Return the learning rate of the first parameter group."""
     return float(optimizer.param_groups[0]["lr"])
 
 
@@ -117,7 +123,7 @@ def _cosine_with_min_lr(
     min_lr_rate: float | None = None,
 ) -> Factor:
     if (min_lr is None) == (min_lr_rate is None):
-        raise TypeError("one of min_lr and min_lr_rate is needed")
+        raise TypeError("needs exactly one of min_lr and min_lr_rate")  # words: ok
     least = min_lr_rate if min_lr is None else min_lr / rate
     assert least is not None
     return _after(
@@ -127,7 +133,7 @@ def _cosine_with_min_lr(
 
 def _polynomial(warmup: int, steps: int, rate: float, *, lr_end: float = 1e-7, power: float = 1.0) -> Factor:
     if rate <= lr_end:
-        raise TypeError(f"lr_end={lr_end} must be below learning_rate={rate}")
+        raise TypeError(f"lr_end={lr_end} must be below learning_rate={rate}")  # words: ok
 
     def fall(step: int) -> float:
         left = max(0.0, 1 - _progress(step, warmup, steps))
@@ -160,7 +166,7 @@ def _warmup_stable_decay(
         "1-sqrt": lambda left: 1 - math.sqrt(1 - left),
     }
     if warmup_type not in shapes or decay_type not in shapes:
-        raise TypeError(f"warmup_type and decay_type are one of {', '.join(shapes)}")
+        raise TypeError(f"warmup_type and decay_type must be one of {', '.join(shapes)}")  # words: ok
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -190,7 +196,7 @@ _SCHEDULES: dict[str, Callable[..., Factor]] = {
 
 
 def _after(warmup: int, then: Factor) -> Factor:
-    """A linear rise from 0 over `warmup` steps, then `then`."""
+    """Return a linear rise from 0 over `warmup` steps, followed by `then`."""
     return lambda step: step / max(1, warmup) if step < warmup else then(step)
 
 

@@ -1,4 +1,4 @@
-"""Pipeline-parallel training: every rank holds one stage of the model, and copies of the pipeline share the data."""
+"""Pipeline-parallel training: each rank holds one stage of the model, and copies of the pipeline share the data."""
 
 from __future__ import annotations
 
@@ -26,40 +26,55 @@ from .stages import SCHEDULES, Pieces, PipelineStage, columns_of_later, pieces_o
 from .trainer import Trainer
 from .world import place
 
-__all__ = ["ModelSplitter", "PipelineTrainer"]
-
 ModelSplitter = Callable[[nn.Module, int], Sequence[nn.Module]]
-"""`(model, num_stages) -> stages`: modules that, one after the other, are the model."""
+"""`(model, num_stages) -> stages`: modules that form the model when called one after the other."""
 
 REPLICAS = "stage_replicas"
-"""The process group of the ranks that hold the same stage, as components name it."""
+"""Name of the process group of the ranks that hold the same stage, in components of checkpoints."""
 
 
 class PipelineTrainer(Trainer):
-    """A `Trainer` of a model that is split into stages, one on each rank (torch.distributed.pipelining).
+    """`Trainer` for a model that is split into stages, one on each rank (torch.distributed.pipelining).
 
-    model_splitter: `(model, num_stages) -> [module, ...]`. Every rank calls it with the whole model and keeps its own
-        stage, so it is to give the same everywhere; modules that it takes out of the model keep their names in
-        checkpoints and in `save_model`. The first stage is called with the batch (dictionaries by keyword, tuples by
-        position), each other one with what the one before gives, a tensor or several; what further columns of the batch
-        it needs (`attention_mask`) are keyword-only parameters of its forward. For a model that
-        `torch.distributed.pipelining.pipeline` can trace: `lambda model, n: [pipe.get_stage_module(i) for i in
-        range(n)]`; dropout stays as it was traced then.
-    compute_loss_func: `(outputs of the last stage, labels)` -> the mean loss; needed.
-    num_stages: None: all ranks are one pipeline. With fewer, which divide their number, there are several copies of
-        it that share the data: rank `copy * num_stages + stage`, so 8 ranks with 4 stages are 2 x 4.
-    schedule: "1f1b", or "gpipe". num_microbatches: of each batch of `per_device_train_batch_size` samples, which is
-        that of one copy; None: as many as stages. 1F1B needs at least that many.
+    Gradients, losses and metrics are those of one process with the same batches. Rank 0 reads the data for all ranks.
+    Callbacks receive this rank's stage as `model`. The first stage is called with the batch: a dict by keyword, a tuple
+    by position. Every other stage is called with the outputs of the one before it, a tensor or several. A later stage
+    that needs further columns of the batch, such as `attention_mask`, declares them as keyword-only parameters of its
+    forward.
 
-    Arguments, events and flags are those of `Trainer`; `model` is this rank's stage wherever it is given. Rank 0 reads
-    the data for all. Gradients, losses and metrics are those of one process with the same batches. fp16, tied weights
-    in two stages, and `dispatch_batches=False` are refused.
+    With fewer stages than ranks there are several copies of the pipeline, which share the data. Rank
+    `copy * num_stages + stage` holds that stage of that copy: 8 ranks with 4 stages are two copies.
 
-    Raises: UsageError.
+    Args:
+        model: the whole model, the same on every rank.
+        args: settings, without `fp16` and `dispatch_batches=False`. `per_device_train_batch_size` is the batch of one
+            copy.
+        model_splitter: `(model, num_stages) -> [module, ...]`. Every rank calls it and keeps its own stage, so its
+            result must be the same everywhere, and no parameter may be in two stages. Modules taken out of the model
+            keep their names in checkpoints and in `save_model`. For a model traced as `pipe` by
+            `torch.distributed.pipelining.pipeline`: `lambda model, n: [pipe.get_stage_module(i) for i in range(n)]`;
+            dropout then stays as it was traced.
+        num_stages: stages, a divisor of the number of ranks; None: one per rank.
+        schedule: "1f1b" or "gpipe".
+        num_microbatches: parts of each batch, at least 1; "1f1b" needs at least `num_stages`. None: `num_stages`.
+        **options: as for `Trainer`; `compute_loss_func(outputs of the last stage, labels)` is required.
+
+    Raises:
+        UsageError: an argument is missing or does not fit, or two stages share a parameter.
+
+    Example:
+        Train a sequential model in two stages on two ranks::
+
+            def split(model, num_stages):
+                return [model[:4], model[4:]]
+
+            loss = torch.nn.functional.cross_entropy
+            trainer = PipelineTrainer(model, args, model_splitter=split, compute_loss_func=loss, train_dataset=data)
+            trainer.train()
     """
 
     model_part: ModelPart | None = None
-    """What this rank's stage is of the model, from the begin of a training or evaluation on."""
+    """Description of this rank's stage as a part of the model. None: no training or evaluation has begun."""
 
     def __init__(
         self,
@@ -73,38 +88,46 @@ class PipelineTrainer(Trainer):
         **options: Any,
     ) -> None:
         if model_splitter is None:
-            raise UsageError("PipelineTrainer: model_splitter=(model, num_stages) -> [module, ...] is needed")
+            raise UsageError(
+                "model_splitter=None: PipelineTrainer needs one; pass a function (model, num_stages) -> [module, ...]"
+            )
         if schedule not in SCHEDULES:
             raise UsageError(
-                f"PipelineTrainer: schedule={schedule!r}: must be one of {', '.join(map(repr, SCHEDULES))}"
+                f"schedule={schedule!r}: must be one of {', '.join(map(repr, SCHEDULES))}; set schedule='1f1b' (the "
+                "default)"
             )
         if options.get("compute_loss_func") is None:
             raise UsageError(
-                "PipelineTrainer: compute_loss_func=(outputs, labels) -> loss is needed: it is the last stage's"
+                "compute_loss_func=None: the last stage of a PipelineTrainer needs one; pass a function (outputs, "
+                "labels) -> loss"
             )
         self._split, self._schedule = model_splitter, schedule
         self._num_stages, self._num_microbatches = num_stages, num_microbatches
         super().__init__(model, args, **options)
 
-    # How the ranks lie -----------------------------------------------------------------------------------------------
+    # Layout of the ranks ---------------------------------------------------------------------------------------------
 
     def _make_ranks(self) -> Ranks:
         ranks = super()._make_ranks()
         stages = ranks.world_size if self._num_stages is None else self._num_stages
         if stages < 1 or ranks.world_size % stages:
             raise UsageError(
-                f"PipelineTrainer: num_stages={stages}: must divide the number of ranks, {ranks.world_size}"
+                f"num_stages={stages}: does not divide the number of ranks, {ranks.world_size}; set a divisor of it"
             )
         microbatches = stages if self._num_microbatches is None else self._num_microbatches
         if microbatches < 1 or (self._schedule == "1f1b" and microbatches < stages):
             raise UsageError(
-                f"PipelineTrainer: num_microbatches={microbatches}: must be at least {stages}, the number of stages "
-                "(1 with schedule='gpipe')"
+                f"num_microbatches={microbatches}: must be >= {stages}, the number of stages (>= 1 with "
+                f"schedule='gpipe'); set num_microbatches={stages} or more"
             )
         if self.args.fp16:
-            raise UsageError("PipelineTrainer: fp16=True: its scaler would see one stage only; use bf16=True")
+            raise UsageError(
+                "fp16=True: its loss scaler would see only one stage of the pipeline; set bf16=True instead"
+            )
         if self.args.dispatch_batches is False:
-            raise UsageError("PipelineTrainer: dispatch_batches=False: all stages need the same batches; rank 0 reads")
+            raise UsageError(
+                "dispatch_batches=False: all stages need the same batches, so rank 0 reads them; leave it out"
+            )
         self._microbatches, self._copies = microbatches, Copies(ranks, stages)
         self._shares = self._copies.copy_of_rank
         return ranks
@@ -118,7 +141,7 @@ class PipelineTrainer(Trainer):
         return True
 
     def get_process_groups(self) -> dict[str, Any]:
-        """Of the ranks that hold the same stage, "stage_replicas", where there are several copies."""
+        """Return "stage_replicas", the group of the ranks with this stage; nothing if there is one copy."""
         return {} if self._copies.replicas is None else {REPLICAS: self._copies.replicas}
 
     # The stage -------------------------------------------------------------------------------------------------------
@@ -130,7 +153,8 @@ class PipelineTrainer(Trainer):
         stages = list(self._split(model, copies.num_stages))
         if len(stages) != copies.num_stages or not all(isinstance(stage, nn.Module) for stage in stages):
             raise UsageError(
-                f"PipelineTrainer: model_splitter gave {len(stages)} stages; {copies.num_stages} modules are needed"
+                f"model_splitter: returned {len(stages)} stages, but {copies.num_stages} modules are needed; return "
+                "one torch module for each stage"
             )
         _check_apart(stages)
         own = stages[copies.stage]
@@ -161,7 +185,8 @@ class PipelineTrainer(Trainer):
         )
 
     def _part(self) -> ModelPart:
-        """Of the parameters as they are trained now: a stage may have been frozen since it was made. Collective."""
+        """Describe the stage with the parameters that are trained now. Collective."""
+        # Made again for each run, because parameters may have been frozen since the trainer was made.
         copies = self._copies
         own = [(parameter.numel(), parameter.requires_grad) for parameter in self.model.parameters()]
         sizes = [size for stage in self.ranks.exchange(own)[: copies.num_stages] for size in stage]
@@ -183,7 +208,7 @@ class PipelineTrainer(Trainer):
     # A step ----------------------------------------------------------------------------------------------------------
 
     def _weigh(self, batches: list[MicroBatch]) -> loss.Weights:
-        """Of all micro-batches of the pipeline; factors are tensors (microbatches,), one for each batch."""
+        """Weigh all micro-batches of the pipeline. Factors are tensors (microbatches,), one for each batch."""
         parts: list[MicroBatch] = []
         for batch in batches:
             pieces = self._pieces(loss.on_device(batch.inputs, self.device), self.args.train_batch_size)
@@ -195,22 +220,33 @@ class PipelineTrainer(Trainer):
                         samples_of_all=None if batch.samples_of_all is None else (at == 0) * batch.samples_of_all,
                     )
                 )
-        found = self._objective.weigh(parts, ranks=self._copies, group=self._copies.replicas)
-        factors = torch.stack([torch.as_tensor(factor, device=self.device) for factor in found.factors]).float()
+        weights = self._objective.weigh(parts, ranks=self._copies, group=self._copies.replicas)
+        factors = torch.stack([torch.as_tensor(factor, device=self.device) for factor in weights.factors]).float()
         return loss.Weights(
-            factors=list(factors.reshape(len(batches), self._microbatches)), num_items_in_batch=found.num_items_in_batch
+            factors=list(factors.reshape(len(batches), self._microbatches)),
+            num_items_in_batch=weights.num_items_in_batch,
         )
 
     def _accumulate(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, int, float]:
         total, tokens, flos = super()._accumulate(batches)
         self._copies.average_gradients(self.model)
-        # Each stage made its own operations, but the tokens of one batch count once.
+        # Each stage counts its own operations, but the tokens of a batch must count once, not once per stage.
         return self._copies.sum_over_stages(total), tokens if self._copies.stage == 0 else 0, flos
 
     def training_step(
         self, model: nn.Module, inputs: Any, factor: float | torch.Tensor, num_items_in_batch: torch.Tensor | None
     ) -> torch.Tensor:
-        """Forward and backward of a batch, through all stages. Gives its share of the loss on the last one, else 0."""
+        """Run forward and backward of a batch through all stages.
+
+        Args:
+            model: unused; this rank's stage is trained.
+            inputs: the batch, on the device.
+            factor: weights of the micro-batches' losses: (microbatches,).
+            num_items_in_batch: labels of the whole step, for a loss function that divides by them; else None.
+
+        Returns:
+            The batch's share of the step's loss on the last stage, 0 on others: () float32.
+        """
         compute = self.compute_loss_func
         assert compute is not None
         counted = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
@@ -221,7 +257,13 @@ class PipelineTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: Any, *, prediction_loss_only: bool
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """The loss, predictions and labels of a batch on the last stage; nothing on others."""
+        """Return loss, predictions and labels of a batch on the last stage; None for each on other stages.
+
+        Args:
+            model: unused; this rank's stage predicts.
+            inputs: the batch, on any device.
+            prediction_loss_only: return only the loss.
+        """
         inputs = loss.on_device(inputs, self.device)
         outputs = self._pipeline_for_evaluation().predict(self._pieces(inputs, self.args.eval_batch_size))
         if outputs is None:
@@ -240,7 +282,7 @@ class PipelineTrainer(Trainer):
         return self._pipeline
 
     def _pieces(self, inputs: Any, batch_size: int) -> Pieces:
-        if isinstance(inputs, Mapping):  # every rank has the whole batch, so all of them raise
+        if isinstance(inputs, Mapping):  # every rank has the whole batch, so all raise together
             self._inputs.check(inputs)
         return pieces_of(inputs, count=self._microbatches, batch_size=batch_size, label_names=self.args.label_names)
 
@@ -254,31 +296,31 @@ class PipelineTrainer(Trainer):
         seed: int | None = None,
         **generation_config: Any,
     ) -> torch.Tensor:
-        """Generate text with a language model, through all stages. Collective; rank 0's `input_ids` count.
+        """Generate text with a language model, through all stages. Collective; the `input_ids` of rank 0 are used.
 
-        Every token computes the whole sequence: nothing is cached. Training is not disturbed: modes of modules and
-        random numbers are as before. The first stage gets the tokens as `input_ids`, or as its first argument.
+        Every token recomputes the whole sequence; there is no cache. Modes of modules and random numbers are restored
+        afterwards. The first stage receives the tokens as `input_ids`, or as its first argument.
 
         Args:
-            input_ids: the prompt: (1, time) int64.
-            max_new_tokens: at most so many follow it.
-            eos_token_id: ends the text; it is not in the result.
-            pad_token_id: not needed for a single text.
-            seed: of the choice of tokens; None: the step.
-            generation_config: options of `skyward.training.callbacks.sampling.Sampling`: do_sample, temperature, ...
+            input_ids: the prompt: (1, T) int64, T >= 1.
+            max_new_tokens: tokens to generate at most.
+            eos_token_id: token that ends the text; it is not part of the result.
+            pad_token_id: unused, because there is one prompt.
+            seed: seed of the sampling; None: the step of the run.
+            **generation_config: options of `skyward.training.callbacks.sampling.Sampling`: do_sample, temperature, ...
 
         Returns:
-            Prompt and text: (1, longer time) int64, on every rank.
+            Prompt and text: (1, T + new tokens) int64, on every rank.
 
         Raises:
-            UsageError: options or shapes that are not legal.
-            RankFailed: a stage has raised; on all ranks.
+            UsageError: an option or the shape of the prompt is not legal.
+            RankFailed: a stage raised; on all ranks.
         """
         prompt = self.ranks.share(input_ids.tolist())
         if len(prompt) != 1 or not isinstance(prompt[0], list) or not prompt[0]:
             raise UsageError(
-                f"pipeline_generate: input_ids.shape={tuple(input_ids.shape)}: must be (1, time), one prompt of at "
-                "least one token; call it once for each prompt"
+                f"input_ids.shape={tuple(input_ids.shape)}: must be (1, T), one prompt of T >= 1 tokens; call "
+                "pipeline_generate once for each prompt"
             )
         sampling = Sampling.of(generation_config)
         self._pipeline_for_evaluation()
@@ -297,7 +339,7 @@ class PipelineTrainer(Trainer):
             )
         return torch.tensor([tokens], device=self.device)
 
-    # What is saved ---------------------------------------------------------------------------------------------------
+    # Checkpoints -----------------------------------------------------------------------------------------------------
 
     def _component(self, key: str, stateful: Any, pattern: SharingPattern) -> StateComponent:
         if self.ranks.world_size == 1 or key not in ("model", "optimizer"):
@@ -309,9 +351,13 @@ class PipelineTrainer(Trainer):
         return StateComponent(key, stateful, SharingPattern.PER_GROUP, REPLICAS)
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
-        """Writes the weights of all stages as one model.safetensors. Collective.
+        """Write the weights of all stages as one model.safetensors. Collective.
 
-        Raises: UsageError where two stages have one name for different weights: the splitter made modules of its own.
+        Args:
+            output_dir: folder to write to; None: `args.output_dir`.
+
+        Raises:
+            UsageError: two stages use one name for different weights, because the splitter made new modules.
         """
         folder = os.fspath(output_dir if output_dir is not None else str(self.args.output_dir))
         own = _Renamed(self.model, self._names).state_dict()
@@ -321,8 +367,8 @@ class PipelineTrainer(Trainer):
             twice = sorted(whole.keys() & part.keys())
             if twice:
                 raise UsageError(
-                    f"PipelineTrainer.save_model: {twice[0]!r} is the name of weights in two stages; let "
-                    "model_splitter take its modules out of the model"
+                    f"model_splitter: weights of two stages have the name {twice[0]!r}; build the stages of modules of "
+                    "the model, not of new ones"
                 )
             whole |= part
         if self.ranks.rank == 0:
@@ -331,7 +377,7 @@ class PipelineTrainer(Trainer):
 
 
 class _StagePrecision(Precision):
-    """The norm of all stages' gradients is that of the model's."""
+    """Precision that clips by the gradient norm of the whole model, not of one stage."""
 
     def __init__(self, args: TrainingArguments, device: torch.device, copies: Copies) -> None:
         super().__init__(args, device)
@@ -361,8 +407,9 @@ class _Renamed:
 
 
 def _names_in(model: nn.Module, stage: nn.Module) -> dict[str, str]:
-    """By the name in the stage, the name in the model, of tensors that are both's. Tied weights have several names in
-    either, and each keeps one of its own.
+    """Map names of tensors in the stage to their names in the model.
+
+    A tied weight has several names in both. Each name in the stage gets another one of the model's.
     """
     known: dict[int, list[str]] = {}
     for name, tensor in _named(model):
@@ -385,6 +432,6 @@ def _check_apart(stages: Sequence[nn.Module]) -> None:
             first, other = seen.setdefault(id(parameter), (at, name))
             if first != at:
                 raise UsageError(
-                    f"PipelineTrainer: {name!r} of stage {at} is the same parameter as {other!r} of stage {first}; "
-                    "tied weights cannot be on two ranks, so give one of them its own"
+                    f"model_splitter: {name!r} of stage {at} is the same parameter as {other!r} of stage {first}, and "
+                    "tied weights cannot be on two ranks; give one of the stages a copy"
                 )

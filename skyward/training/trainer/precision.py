@@ -1,4 +1,4 @@
-"""Numerics: deterministic algorithms, mixed precision, and gradients between backward and zero_grad."""
+"""Deterministic algorithms, mixed precision, and clipping of gradients."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 from ..arguments import TrainingArguments
 from .world import full
 
-__all__ = ["Precision", "make_deterministic"]
-
 _SETTINGS = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
@@ -21,11 +19,11 @@ _SETTINGS = {
     "HCCL_DETERMINISTIC": "1",
     "FLASH_ATTENTION_DETERMINISTIC": "1",
 }
-"""Of libraries for devices. Source: transformers 5.23, enable_full_determinism."""
+"""Environment variables of device libraries. Source: transformers 5.23, enable_full_determinism."""
 
 
 class Precision:
-    """Autocast to bf16 or fp16, the latter with a scaled loss. Stateful: its state is the scaler's, empty without."""
+    """Autocast to bf16 or fp16, the latter with a scaled loss. Its state is the scaler's, or empty."""
 
     def __init__(self, args: TrainingArguments, device: torch.device) -> None:
         self._device = device
@@ -34,11 +32,11 @@ class Precision:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a training: with the scale that a scaler begins with."""
+        """Reset the scaler for a new training."""
         self._scaler = torch.amp.GradScaler(self._device.type) if self._dtype is torch.float16 else None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Around forward and loss, in evaluation too."""
+        """Return the context for forward and loss, in evaluation too."""
         if self._dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._dtype)
@@ -49,7 +47,7 @@ class Precision:
     def clip(
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter], max_norm: float
     ) -> torch.Tensor:
-        """Scales the gradients down to max_norm (0: not). Gives their norm before: (), on the device, no sync."""
+        """Scale gradients down to `max_norm` (0: leave them). Return their norm before: (), on the device, no sync."""
         self.unscale(optimizer)
         trained = [parameter for parameter in parameters if parameter.grad is not None]
         if max_norm > 0:
@@ -57,18 +55,19 @@ class Precision:
         return full(torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients become those of the loss itself. Once for each step."""
+        """Divide the gradients by the loss scale. Call it once per step."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """The optimizer's step. Gives whether it was made: fp16 leaves out one whose gradients overflowed."""
+        """Run the optimizer's step. Return whether it was made: fp16 skips a step whose gradients overflowed."""
         if self._scaler is None:
             optimizer.step()
             return True
         before = self._scaler.get_scale()
         self._scaler.step(optimizer)
         self._scaler.update()
+        # The scaler does not report a skipped step. It lowers its scale after one, and only then.
         return self._scaler.get_scale() >= before
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,9 +79,11 @@ class Precision:
 
 
 def make_deterministic(args: TrainingArguments) -> None:
-    """With `full_determinism` torch uses deterministic algorithms only, in this process and from now on; where it has
-    none it raises a RuntimeError that names the operation. Before a device is used: libraries look once.
+    """Restrict torch to deterministic algorithms in this process, with `full_determinism`.
+
+    An operation without one then raises a RuntimeError that names it.
     """
+    # Called before a device is used, because device libraries read the environment only once.
     if args.full_determinism:
         os.environ.update(_SETTINGS)
         torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""The state of a run: where it is, what its flags ask for, what it has added up, and the events that tell of it."""
+"""State of a run: its progress, flags and running sums, and the events that report them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from ..callbacks.progress import ProgressCallback
 from ..events import TrainerCallback, TrainerControl, TrainerState
 from .evaluation import plain
 
-__all__ = ["Position", "Record", "TrainerRun", "with_defaults"]
-
 _log = logging.getLogger(__name__)
 
 
 class Record:
-    """Sums of this rank since the last log, kept where the losses are; and those of the run.
+    """Running sums of this rank since the last log, and of the whole run. Losses are summed on their device.
 
-    Its state holds every rank's sums, so a run that goes on logs the same numbers as one that was never interrupted.
-    filters: leave steps whose loss is not finite out of the mean, unless all are.
+    Its state holds every rank's sums. A resumed run therefore logs the same numbers as one without the interruption.
+
+    Args:
+        ranks: ranks of the run.
+        device: device of the losses.
+        filters: leave steps whose loss is not finite out of the mean, unless all are.
     """
 
     def __init__(self, ranks: Ranks, device: torch.device, *, filters: bool) -> None:
@@ -47,7 +49,8 @@ class Record:
         self._has_drained = False
 
     def add(self, loss: torch.Tensor, *, tokens: int, flos: float) -> None:
-        """One step of this rank. loss: ()"""
+        """Add one step of this rank; `loss` is ()."""
+        # Tensor arithmetic instead of Python's, because a branch on the loss would wait for the device in each step.
         loss = loss.detach().to(self._sums.dtype)
         if self._filters:
             finite = torch.isfinite(loss)
@@ -60,19 +63,19 @@ class Record:
 
     @property
     def steps(self) -> int:
-        """Since the last log."""
+        """Number of steps since the last log."""
         return self._steps
 
     def drain(self, extra: Any = None) -> tuple[float, int, float, list[Any]]:
-        """Since the last log, over all ranks: the mean loss of a step, tokens, operations; and every rank's `extra`.
+        """Begin the next interval; return the last one's mean loss, tokens, operations and every rank's `extra`.
 
-        Collective. Begins the next interval.
+        Collective. The mean, the tokens and the operations are those of all ranks.
         """
         total, skipped = self._sums.tolist()
         parts = self._ranks.exchange((total, skipped, self._tokens, self._flos, extra))
         means = [_mean(part[0], self._steps - part[1]) for part in parts]
         loss = sum(means) / len(means)
-        if math.isfinite(loss):  # an interval without a loss is no interval with a loss of 0
+        if math.isfinite(loss):  # an interval without a loss must not count as one with loss 0
             self._all_losses += loss * self._steps
             self._all_steps += self._steps
         self._has_drained = self._has_drained or self._steps > 0
@@ -81,22 +84,22 @@ class Record:
         return loss, sum(part[2] for part in parts), sum(part[3] for part in parts), [part[4] for part in parts]
 
     def mean_of_run(self) -> float:
-        """The mean loss over the intervals that had a finite one. 0 before the first step, NaN where none had."""
+        """Return the mean loss over all intervals with a finite one: 0 before the first step, NaN if none had one."""
         if self._all_steps:
             return self._all_losses / self._all_steps
         return math.nan if self._has_drained else 0.0
 
     def gather(self) -> dict[str, Any]:
-        """The state, of all ranks. Collective."""
-        mine = (*self._sums.tolist(), self._tokens, self._flos)
+        """Return the sums of all ranks. Collective."""
+        own = (*self._sums.tolist(), self._tokens, self._flos)
         return {
-            "interval": [list(sums) for sums in self._ranks.exchange(mine)],
+            "interval": [list(sums) for sums in self._ranks.exchange(own)],
             "steps": self._steps,
             "run": [self._all_losses, self._all_steps],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """What `gather` gave. In a world of another size, ranks share the sums."""
+        """Restore the result of `gather`. With another number of ranks, the ranks share the sums."""
         interval = state["interval"]
         world = self._ranks.world_size
         if len(interval) == world:
@@ -110,31 +113,33 @@ class Record:
 
 
 def _mean(total: float, count: float) -> float:
-    """Where no loss was finite there is none to show but that."""
+    # Without any finite loss, NaN is shown: a diverged run must be visible.
     return total / count if count > 0 else math.nan
 
 
 @dataclass(kw_only=True)
 class Position:
-    """Where in the data a run is; kept in checkpoints.
-
-    rounds: micro-batches taken in the epoch. is_stopped: a callback asked for its end. owes_evaluation: one that was
-    due after this step was not made.
-    """
+    """Position of a run in its data. Checkpoints keep it."""
 
     epoch: int = 0
     rounds: int = 0
+    """Micro-batches taken in this epoch."""
     is_stopped: bool = False
+    """Whether a callback ended the epoch early."""
     owes_evaluation: bool = False
+    """Whether the evaluation after this step is still to be made."""
 
 
 class TrainerRun:
-    """One run of a Trainer; stateful, as a component of its checkpoints.
+    """Run of a Trainer. Its state is a component of checkpoints.
 
     Args:
-        callbacks: hear of it.
-        context: makes what every event gives beside the state. It is called once a step: users may put other objects
-            in place of a trainer's.
+        args: settings of the run.
+        ranks: ranks of the run.
+        device: device of the losses.
+        callbacks: receive the events.
+        context: returns what every event passes in addition to the state. It is called once per step, because users may
+            replace the trainer's objects.
     """
 
     def __init__(
@@ -163,8 +168,8 @@ class TrainerRun:
         self.record = Record(self._ranks, self._device, filters=self._args.logging_nan_inf_filter)
         self.last_loss: torch.Tensor | None = None
         self.is_scheduled = False
-        """Whether the cadence asks for the save that is asked for."""
-        self._last_step: tuple[torch.Tensor | None, float] = (None, 0.0)  # its gradients' norm, its learning rate
+        """Whether the pending save is due by save_steps, and not requested by a callback."""
+        self._last_step: tuple[torch.Tensor | None, float] = (None, 0.0)  # gradient norm, learning rate
         self._rounds_per_epoch = 1
         self._context: dict[str, Any] | None = None
 
@@ -178,25 +183,25 @@ class TrainerRun:
         self.control = self._callbacks.dispatch(event, self.control, self._context | more if more else self._context)
 
     def forget_context(self) -> None:
-        """Make the context anew for the next event."""
+        """Build the context again for the next event."""
         self._context = None
 
     def agree(self) -> None:
-        """Make the flags of any rank those of all. Collective."""
+        """Combine the flags of all ranks: a flag that one rank has set is set on all. Collective."""
         self.control = self._callbacks.agree(self.control)
         if self.control.should_abort_without_save:
             self.control.should_training_stop = True
             self.control.should_save = self.control.should_evaluate = False
 
     def begin(self) -> None:
-        """Tell the callbacks once that the trainer is made; a resumed run's states are loaded by then."""
+        """Fire `on_init_end`, once. The states of a resumed run are already loaded."""
         if not self._has_begun:
             self._has_begun = True
             self.fire("on_init_end")
             self.agree()
 
     def log(self, logs: dict[str, Any]) -> None:
-        """Append to the state's log_history, and tell the callbacks. `epoch` is added."""
+        """Append `logs` to `state.log_history` with the epoch, and fire `on_log`."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
         self.control.should_log = False
@@ -204,7 +209,7 @@ class TrainerRun:
         self.fire("on_log", logs=logs)
 
     def logs_of_step(self) -> dict[str, Any]:
-        """What was added up since the last log, and what callbacks add to that. Collective."""
+        """Return the sums since the last log, and whatever callbacks add to them. Collective."""
         norm, rate = self._last_step
         memory = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
         mean, tokens, memories = self.drain(memory)
@@ -223,20 +228,29 @@ class TrainerRun:
         return logs
 
     def drain(self, memory: int | None = None) -> tuple[float, int, list[Any]]:
-        """Begin the next interval. Return the last one's mean loss, tokens, and every rank's memory. Collective."""
+        """Begin the next interval; return the last one's mean loss, tokens, and every rank's memory. Collective.
+
+        Args:
+            memory: peak memory of this rank, in bytes; None: no GPU.
+        """
         mean, tokens, flos, memories = self.record.drain(memory)
         self.state.num_input_tokens_seen += tokens
         self.state.total_flos += flos
         return mean, tokens, memories
 
-    # Steps, by Hugging Face's cadence --------------------------------------------------------------------------------
+    # Steps, with the cadence of Hugging Face's Trainer ---------------------------------------------------------------
 
     def set_length(self, rounds: int | None) -> None:
-        """Set how many steps and epochs the run has. rounds: micro-batches of an epoch; None: not known."""
+        """Set the number of steps and epochs of the run.
+
+        Args:
+            rounds: micro-batches of an epoch; None: not known.
+        """
         args, state = self._args, self.state
         if rounds is None and args.max_steps <= 0:
             raise UsageError(
-                f"{type(args).__name__}.max_steps={args.max_steps}: the data has no length; set it above 0"
+                f"{type(args).__name__}.max_steps={args.max_steps}: the training data has no length; set max_steps=1 "
+                "or more"
             )
         if rounds is None:
             state.max_steps, state.num_train_epochs = args.max_steps, sys.maxsize
@@ -250,7 +264,7 @@ class TrainerRun:
             self._rounds_per_epoch = max(1, rounds)
         for name in ("logging_steps", "eval_steps", "save_steps"):
             every = getattr(args, name)
-            if every is not None:  # a share of all steps becomes a number
+            if every is not None:  # a share of all steps becomes a number of steps
                 setattr(state, name, math.ceil(state.max_steps * every) if every < 1 else int(every))
 
     @property
@@ -263,9 +277,13 @@ class TrainerRun:
         self.fire("on_step_begin")
 
     def end_step(self, *, rounds: int, norm: torch.Tensor, rate: float, loss: torch.Tensor) -> None:
-        """Count the step, set the flags that its end asks for, and tell the callbacks.
+        """Count the step, set the flags that are due, and fire `on_step_end`.
 
-        rounds: its micro-batches. norm, rate: the norm of its gradients, its learning rate.
+        Args:
+            rounds: micro-batches of the step.
+            norm: norm of its gradients: ().
+            rate: its learning rate.
+            loss: its loss on this rank: ().
         """
         args, state, control = self._args, self.state, self.control
         state.global_step += 1
@@ -288,7 +306,7 @@ class TrainerRun:
         self._last_step, self.last_loss = (norm, rate), loss
 
     def end_epoch(self) -> None:
-        """Set the flags that the end of the epoch asks for, tell the callbacks, and go to the next one."""
+        """Set the flags that are due, fire `on_epoch_end`, and go to the next epoch."""
         args, control, epoch = self._args, self.control, self.position.epoch
         if self.has_all_steps:
             control.should_training_stop = True
@@ -300,12 +318,12 @@ class TrainerRun:
             control.should_save = True
         self.is_scheduled = control.should_save
         self.fire("on_epoch_end")
-        self.position = Position(epoch=epoch + 1)  # what is saved now goes on with the next epoch
+        self.position = Position(epoch=epoch + 1)  # a checkpoint from now on resumes with the next epoch
 
     # As a component of checkpoints -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Collective: one rank writes what ranks have for themselves, and gathers it here."""
+        """Return the state of the run. Collective, because it gathers every rank's sums."""
         position = asdict(self.position)
         position["is_stopped"] = self.control.should_epoch_stop and self.position.rounds > 0
         return {"state": asdict(self.state), "position": position, "record": self.record.gather()}
@@ -317,21 +335,21 @@ class TrainerRun:
                 setattr(self.state, name, value)
         best = self.state.best_model_checkpoint
         if best is not None and not os.path.isdir(best):
-            _log.warning("the best checkpoint, %s, is not there any more; it is forgotten", best)
+            _log.warning("the best checkpoint, %s, no longer exists; the run forgets it", best)
             self.state.best_model_checkpoint = None
         self.position = Position(**state_dict["position"])
         self.record.restore(state_dict["record"])
 
 
-def with_defaults(given: Iterable[object] | None, args: TrainingArguments) -> list[object]:
-    """The user's callbacks between those that every run has; the user's own of such a class takes its place."""
-    if not isinstance(given, Iterable | None):
-        raise UsageError(f"Trainer: callbacks={given!r}: must be a list of callbacks")
-    callbacks = list(given or ())
+def with_defaults(chosen: Iterable[object] | None, args: TrainingArguments) -> list[object]:
+    """Return the user's callbacks among the defaults; a user's callback replaces a default of its class."""
+    if not isinstance(chosen, Iterable | None):
+        raise UsageError(f"callbacks={chosen!r}: must be a list of callbacks; write callbacks=[...]")
+    callbacks = list(chosen or ())
 
     def absent(kind: type[TrainerCallback], **options: Any) -> list[object]:
-        is_given = any(isinstance(callback, kind) or callback is kind for callback in callbacks)
-        return [] if is_given else [kind(**options)]
+        is_chosen = any(isinstance(callback, kind) or callback is kind for callback in callbacks)
+        return [] if is_chosen else [kind(**options)]
 
     progress = {"use_tqdm": False} if args.disable_tqdm else {}
     return [

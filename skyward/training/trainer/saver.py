@@ -1,4 +1,4 @@
-"""The checkpoints and weights of a Trainer: when each is written, when it is durable, what a run goes on from."""
+"""Saving and resuming of a Trainer: when a checkpoint is written, when it is durable, and which one a run resumes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from ..checkpoint.termination import Termination
 from .run import TrainerRun
 from .world import is_sharded
 
-__all__ = ["CheckpointParts", "Savable", "Saver", "save_weights", "write_weights"]
-
 _log = logging.getLogger(__name__)
 
 
 class Savable(Protocol):
-    """What a saver knows of its trainer."""
+    """Part of a trainer that its saver uses."""
 
     model: nn.Module
 
@@ -37,9 +35,12 @@ class Savable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointParts:
-    """Which parts of a checkpoint a run goes on with.
+    """Selection of a checkpoint's components.
 
-    strict: a part that the checkpoint lacks is an error, else a warning. only, skip: keys; None: all of them.
+    Args:
+        strict: raise if the checkpoint lacks a component; False: log a warning.
+        only: keys to load; None: all.
+        skip: keys not to load.
     """
 
     strict: bool = True
@@ -49,15 +50,19 @@ class CheckpointParts:
     def __post_init__(self) -> None:
         for name, keys in (("only", self.only), ("skip", self.skip)):
             if isinstance(keys, str):
-                raise UsageError(f"load_checkpoint: {name}={keys!r}: must be several keys; write {name}=[{keys!r}]")
+                raise UsageError(f"{name}={keys!r}: must be a list of keys; write {name}=[{keys!r}]")
 
     def of(self, known: Collection[str]) -> set[str]:
-        """The keys among `known` that are to be loaded. Raises: UsageError for keys that are not known."""
+        """Return the keys among `known` to load.
+
+        Raises:
+            UsageError: `only` or `skip` has a key that is not among them.
+        """
         for name, keys in (("only", self.only or ()), ("skip", self.skip)):
             unknown = sorted(set(keys) - set(known))
             if unknown:
                 raise UsageError(
-                    f"load_checkpoint: {name}={sorted(keys)}: this run has no component {unknown[0]!r}; they are "
+                    f"{name}={sorted(keys)}: this run has no component {unknown[0]!r}; use some of "
                     f"{', '.join(sorted(known))}"
                 )
         return set(known if self.only is None else self.only) - set(self.skip)
@@ -65,14 +70,15 @@ class CheckpointParts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
-    """A save. best: the path of the run's best checkpoint, as it was at that step."""
+    """Save that has begun."""
 
     step: int
     best: str | None
+    """Path of the run's best checkpoint at that step."""
 
 
 class Saver:
-    """Saves and loads the states of a trainer, one save at a time. All ranks call it at the same places."""
+    """Saver of a trainer's states, one save at a time. All ranks call it at the same places."""
 
     def __init__(
         self,
@@ -90,38 +96,40 @@ class Saver:
         self._termination = Termination(grace_s=args.jit_checkpoint_grace_s, option="enable_jit_checkpoint")
         self._pending: _Begun | None = None
         self.begun_at = -1
-        """The step of the run's newest save, durable or not."""
-        self._chosen: tuple[str, CheckpointParts] | None = None  # what the next run goes on from
+        """Step of the run's newest save, durable or not."""
+        self._chosen: tuple[str, CheckpointParts] | None = None  # the next run resumes it
         self._pending_rng: tuple[str, CheckpointParts] | None = None
 
-    # What a run goes on from -----------------------------------------------------------------------------------------
+    # Resuming --------------------------------------------------------------------------------------------------------
 
     def choose(self, path: bool | str | os.PathLike[str], parts: CheckpointParts) -> str | None:
-        """Have the next run go on from a checkpoint. Return its path; None: there is none. Collective."""
-        found = self._path_to_resume(path)
-        if found is not None:
-            self._chosen = found, parts
-        return found
+        """Choose the checkpoint that the next run resumes. Return its path; None: there is none. Collective."""
+        folder = self._path_to_resume(path)
+        if folder is not None:
+            self._chosen = folder, parts
+        return folder
 
-    def begin(self, asked: bool | str | os.PathLike[str] | None) -> tuple[str, CheckpointParts] | None:
-        """Begin a run. Return what it goes on from; None: nothing. Collective.
+    def begin(self, path: bool | str | os.PathLike[str] | None) -> tuple[str, CheckpointParts] | None:
+        """Begin a run. Return the checkpoint that it resumes; None: it starts at step 0. Collective.
 
-        It is what is asked for, else what was chosen before, else what the arguments say.
+        `path` takes precedence over an earlier `choose`, and that over the arguments.
         """
         self.begun_at, self._pending_rng = -1, None
         chosen, self._chosen = self._chosen, None
-        if asked is None and chosen is not None:
+        if path is None and chosen is not None:
             return chosen
-        path = self._path_to_resume(asked)
-        return None if path is None else (path, CheckpointParts())
+        folder = self._path_to_resume(path)
+        return None if folder is None else (folder, CheckpointParts())
 
     def resume(self, path: str, parts: CheckpointParts) -> None:
-        """Load all but the random numbers: what draws of them is made first. Collective."""
+        """Load everything except the random numbers. Collective."""
+        # Data loaders and callbacks draw random numbers when the run starts again, which the saved run had drawn before
+        # its save. The saved random numbers are loaded behind those draws (TrainingLoop._run_epoch).
         self.load(path, skip={"rng"}, parts=parts)
         self._pending_rng = path, parts
 
     def resume_random_numbers(self) -> None:
-        """Load them, if a checkpoint was resumed and they are not loaded yet. Collective then."""
+        """Load the random numbers of a resumed checkpoint, once. Collective if there is one."""
         if self._pending_rng is not None:
             (path, parts), self._pending_rng = self._pending_rng, None
             self.load(path, only={"rng"}, parts=parts)
@@ -134,7 +142,7 @@ class Saver:
         skip: Collection[str] = (),
         parts: CheckpointParts | None = None,
     ) -> None:
-        """Load those among the parts that are in `only` and not in `skip`. Collective."""
+        """Load the selected components, restricted to `only` and without `skip`. Collective."""
         parts, components = parts or CheckpointParts(), self._trainer.get_state_components()
         keys = parts.of([component.key for component in components]) - set(skip)
         keys = keys if only is None else keys & set(only)
@@ -142,36 +150,40 @@ class Saver:
             groups = self._trainer.get_process_groups()
             self.checkpoints.load(path, components, strict=parts.strict, only=keys, process_groups=groups)
 
-    def _path_to_resume(self, asked: bool | str | os.PathLike[str] | None) -> str | None:
-        """The folder that a run goes on from; None: it begins. Clears what interrupted saves have left. Collective."""
-        path: str | None = None
-        asked = self._args.resume_from_checkpoint if asked is None else asked
-        if asked is True or asked == "auto":
-            path = self._ranks.share(self.checkpoints.latest())
-            if path is None and asked is True:
+    def _path_to_resume(self, path: bool | str | os.PathLike[str] | None) -> str | None:
+        """Return the folder to resume, or None, and delete the remains of interrupted saves. Collective."""
+        folder: str | None = None
+        path = self._args.resume_from_checkpoint if path is None else path
+        if path is True or path == "auto":
+            folder = self._ranks.share(self.checkpoints.latest())
+            if folder is None and path is True:
                 raise UsageError(
-                    f"resume_from_checkpoint=True: no checkpoint in {self._args.output_dir} to go on from; 'auto' "
-                    "begins where there is none"
+                    f"resume_from_checkpoint=True: no checkpoint in {self._args.output_dir}; set "
+                    "resume_from_checkpoint='auto' to start a new run where there is none"
                 )
-        elif asked is not None and asked is not False:
-            path = os.fspath(asked)
+        elif path is not None and path is not False:
+            folder = os.fspath(path)
         if isinstance(self.checkpoints, FileCheckpoints):
             self.checkpoints.sweep()
-        return path
+        return folder
 
     # Saves -----------------------------------------------------------------------------------------------------------
 
     def save(self, *, is_needed: bool) -> None:
-        """Save this step, unless the writer is busy and the save is not needed. Collective.
+        """Save this step, unless the writer is busy and the save may be skipped. Collective.
 
-        Raises: what the save raises, on all ranks; with `async_save`, `tell` does.
+        Args:
+            is_needed: save even if the writer is busy and `save_on_busy` is "skip".
+
+        Raises:
+            CheckpointError: the save failed; on all ranks. With `async_save`, `report_durable` raises it.
         """
         run, args, step = self._run, self._args, self._run.state.global_step
         run.control.should_save = False
         if self._pending is not None and not is_needed and args.save_on_busy == "skip":
-            _log.info("step %d is not saved: the checkpoint before it is still being written", step)
+            _log.info("save of step %d skipped: the checkpoint before it is still being written", step)
             return
-        self.tell(waits=True)
+        self.report_durable(waits=True)
         if run.state.best_global_step == step:
             run.state.best_model_checkpoint = os.path.join(str(args.output_dir), f"checkpoint-{step}")
         begun = _Begun(step=step, best=run.state.best_model_checkpoint)
@@ -189,13 +201,20 @@ class Saver:
         else:
             path = self.checkpoints.save(step, components, process_groups=groups, metadata=about)
             self.begun_at = step
-            self._tell_of(begun, path)
+            self._report(begun, path)
 
-    def tell(self, *, waits: bool = False, timeout_s: float | None = None) -> None:
-        """Tell of the save behind training once, when it is durable on all ranks: only then may older ones go.
+    def report_durable(self, *, waits: bool = False, timeout_s: float | None = None) -> None:
+        """Report the background save once it is durable on all ranks: delete older checkpoints and fire `on_save`.
 
-        Cheap, for every step, unless it waits. Raises: what the save raised, on all ranks at the same step;
-        CheckpointSaveFailed when the time is up.
+        Cheap enough for every step, unless it waits.
+
+        Args:
+            waits: wait until the save is durable.
+            timeout_s: seconds to wait; None: no limit.
+
+        Raises:
+            CheckpointError: the save failed; on all ranks, at the same step.
+            CheckpointSaveFailed: the save was not durable after `timeout_s`.
         """
         begun = self._pending
         if begun is None:
@@ -207,9 +226,9 @@ class Saver:
             raise
         if path is not None:
             self._pending = None
-            self._tell_of(begun, path)
+            self._report(begun, path)
 
-    def _tell_of(self, begun: _Begun, path: str) -> None:
+    def _report(self, begun: _Begun, path: str) -> None:
         limit = self._args.save_total_limit
         if limit is not None:
             best = {begun.best, self._run.state.best_model_checkpoint} - {None}
@@ -219,12 +238,12 @@ class Saver:
     # The end ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Listen for the end of this machine, with `enable_jit_checkpoint`, until `close`."""
+        """Listen for SIGTERM and the provider's notice until `close`, with `enable_jit_checkpoint`."""
         if self._args.enable_jit_checkpoint:
             self._termination.open(hears_provider=True)
 
     def close(self) -> None:
-        """Where a run raises, wait for the save that is being written, so that it is not lost; log its own error."""
+        """Stop listening, and finish a save that a run left behind when it raised. Its error is logged."""
         self._termination.close()
         if self._pending is None:
             return
@@ -232,23 +251,25 @@ class Saver:
         try:
             self.checkpoints.wait()
         except Exception as error:
-            _log.warning("the checkpoint of step %d was not written", self.begun_at, exc_info=error)
+            _log.warning("the save of step %d failed", self.begun_at, exc_info=error)
 
     def is_ending(self) -> bool:
-        """Whether any rank's machine is about to go. Collective with `enable_jit_checkpoint`: one small all-reduce."""
+        """Return whether any rank's machine is about to go. One small all-reduce with `enable_jit_checkpoint`."""
         return self._args.enable_jit_checkpoint and bool(self._ranks.flags(int(self._termination.is_noticed)))
 
     def save_and_end(self) -> NoReturn:
-        """Save before the machine goes. An evaluation would take too long; the run that goes on makes it up.
+        """Save before the machine goes, and end the run.
 
-        Raises: RunTerminated.
+        Raises:
+            RunTerminated: always.
         """
         run, step = self._run, self._run.state.global_step
+        # An evaluation would take longer than the machine lives, so the resumed run makes it.
         run.position.owes_evaluation = run.control.should_evaluate
         self._termination.save_in_time(
             step,
             is_saved=self.begun_at == step,
-            wait=lambda timeout_s: self.tell(waits=True, timeout_s=timeout_s),
+            wait=lambda timeout_s: self.report_durable(waits=True, timeout_s=timeout_s),
             save=lambda: self.save(is_needed=True),
         )
         run.agree()
@@ -256,7 +277,7 @@ class Saver:
 
 
 def save_weights(model: nn.Module, folder: str, ranks: Ranks) -> None:
-    """Write the weights: as the model does it (`save_pretrained`), else as model.safetensors. Collective."""
+    """Write the weights by the model's `save_pretrained`, else as model.safetensors. Collective."""
     weights = ModelState(model, whole=True).state_dict() if is_sharded(model) else model.state_dict()
     if ranks.rank == 0:
         save = getattr(model, "save_pretrained", None)
@@ -269,7 +290,7 @@ def save_weights(model: nn.Module, folder: str, ranks: Ranks) -> None:
 
 
 def write_weights(folder: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """As `folder/model.safetensors`. Tied weights are written once for each of their names: it has no aliases."""
+    """Write `folder/model.safetensors`. Tied weights are written under each name, because the format has no aliases."""
     from safetensors.torch import save_file
 
     os.makedirs(folder, exist_ok=True)
@@ -278,7 +299,7 @@ def write_weights(folder: str, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def _metrics_at(step: int, history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The losses and evaluations that were logged at `step`. How fast they were says nothing of a checkpoint."""
+    """Return the losses and evaluations that were logged at `step`, without their runtimes."""
     return {
         name: value
         for entry in history

@@ -1,8 +1,8 @@
-"""One rank's stage of a pipeline: batches go through it in micro-batches, by a schedule of torch's.
+"""Pipeline stage of one rank: torch's schedules pass the micro-batches of each batch through it.
 
-Every rank has the whole batch, so all of them know its shape, how many rows of each micro-batch count, and when the
-schedule must be made anew. Micro-batches have one shape in a schedule: what is short is filled up with the batch's
-first row, which the loss does not see.
+Every rank has the whole batch. All ranks therefore know its shape, the rows of each micro-batch that count, and when a
+new schedule is needed. All micro-batches of a schedule must have the same shape. A short one is padded with the batch's
+first row, which the loss ignores.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from .batches import size_of
 from .collate import columns_of
 from .loss import apart
 
-__all__ = ["SCHEDULES", "Pieces", "PipelineStage", "columns_of_later", "pieces_of", "tensors_in"]
-
 SCHEDULES = ("gpipe", "1f1b")
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""From the outputs of a micro-batch and its labels to the mean loss."""
+"""`(outputs, labels) -> loss`: the mean loss of a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """A batch as a pipeline takes it. width: rows of a micro-batch; rows: that each one really has.
-
-    names: of `tensors`, which have width * len(rows) rows, None where they go by position. labels: by micro-batch.
-    """
+    """Batch in the form that a pipeline takes."""
 
     names: tuple[str, ...] | None
+    """Names of `tensors`. None: they are passed by position."""
     tensors: tuple[torch.Tensor, ...]
+    """Inputs, padded to width * len(rows) rows."""
     width: int
+    """Rows of each micro-batch, with padding."""
     rows: tuple[int, ...]
+    """Rows of each micro-batch, without padding."""
     labels: tuple[Any, ...]
+    """Labels of each micro-batch, without padding."""
 
     @property
     def total(self) -> int:
+        """Rows of the batch, without padding."""
         return sum(self.rows)
 
     def column(self, name: str) -> torch.Tensor | None:
@@ -52,41 +53,56 @@ class Pieces:
 
 
 def pieces_of(inputs: Any, *, count: int, batch_size: int, label_names: Sequence[str] | None) -> Pieces:
-    """A batch in `count` micro-batches. batch_size: rows that a full one has; more are taken as they come.
+    """Split a batch into `count` micro-batches.
 
-    Raises: UsageError where an input is no tensor with a row for each sample.
+    Args:
+        inputs: the batch.
+        count: number of micro-batches.
+        batch_size: rows of a full batch. A smaller one is padded to it, so that the schedule can be reused.
+        label_names: keys of the labels; None: "labels".
+
+    Raises:
+        UsageError: an input is not a tensor with one row per sample.
     """
     labels, rest = apart(inputs, label_names)
     rows = size_of(inputs)
     width = -(-max(rows, batch_size) // count)
-    each = tuple(min(max(rows - at * width, 0), width) for at in range(count))
+    own_rows = tuple(min(max(rows - at * width, 0), width) for at in range(count))
     names = tuple(str(name) for name in rest) if isinstance(rest, Mapping) else None
-    given = (
+    values = (
         list(rest.values()) if isinstance(rest, Mapping) else list(rest) if isinstance(rest, list | tuple) else [rest]
     )
-    for at, value in enumerate(given):
+    for at, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or not value.ndim or value.shape[0] != rows:
             raise UsageError(
-                f"PipelineTrainer: the batch's {names[at] if names else f'part {at}'!r} is no tensor with a row for "
-                f"each of {rows} samples, so it cannot be split into micro-batches; leave it out in the data_collator"
+                f"PipelineTrainer: {names[at] if names else f'part {at}'!r} of the batch is not a tensor with one row "
+                f"for each of its {rows} samples, so it cannot be split into micro-batches; drop it in the "
+                "data_collator"
             )
-    tensors = tuple(_filled(value, width * count) for value in given)
+    tensors = tuple(_filled(value, width * count) for value in values)
     begins = [at * width for at in range(count)]
-    parts = tuple(_rows(labels, begin, begin + own) for begin, own in zip(begins, each, strict=True))
-    return Pieces(names=names, tensors=tensors, width=width, rows=each, labels=parts)
+    parts = tuple(_rows(labels, begin, begin + own) for begin, own in zip(begins, own_rows, strict=True))
+    return Pieces(names=names, tensors=tensors, width=width, rows=own_rows, labels=parts)
 
 
 def columns_of_later(stage: nn.Module) -> frozenset[str]:
-    """What a stage behind the first takes of the batch itself: the keyword-only parameters of its forward."""
+    """Return the columns of the batch that a later stage takes: the keyword-only parameters of its forward."""
     parameters = inspect.signature(stage.forward).parameters.values()
     return frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
 class PipelineStage:
-    """This rank's stage among those of one copy of the model.
+    """Stage of this rank, in one copy of the model. All ranks of the copy call its methods with the same batches.
 
-    index, count: which stage of how many. group: torch's process group of the copy's ranks; None with one stage.
-    microbatches: of a batch. All ranks of the copy call its methods with the same batches.
+    Args:
+        stage: the module.
+        index: number of the stage, from 0.
+        count: number of stages.
+        group: process group of the copy's ranks; None: there is one stage.
+        device: this rank's device.
+        schedule: "1f1b" or "gpipe".
+        microbatches: micro-batches of a batch.
+        autocast: makes the context of mixed precision.
     """
 
     def __init__(
@@ -113,14 +129,20 @@ class PipelineStage:
         return self._index == self._count - 1
 
     def train(self, pieces: Pieces, factors: torch.Tensor, compute: Loss) -> torch.Tensor:
-        """Forward and backward of a batch. factors: how much each micro-batch's loss counts: (microbatches,)
+        """Run forward and backward of a batch.
 
-        Gives the sum of the losses, each times its factor, on the last stage; 0 on others. ()
+        Args:
+            pieces: the batch.
+            factors: weights of the micro-batches' losses: (microbatches,).
+            compute: returns the mean loss of outputs and labels.
+
+        Returns:
+            The weighted sum of the losses on the last stage, 0 on others: ().
         """
 
         def loss_of(at: int, outputs: Any) -> torch.Tensor:
             own = pieces.rows[at]
-            if own == 0:
+            if own == 0:  # padding only: a loss of 0 that depends on the outputs, or backward would fail
                 return sum((tensor * 0.0).sum() for tensor in tensors_in(outputs)) + torch.zeros(
                     (), device=self._device
                 )
@@ -141,7 +163,7 @@ class PipelineStage:
         return total + sum(loss.detach().float() for loss in losses)
 
     def predict(self, pieces: Pieces) -> Any:
-        """What the last stage gives, for all real rows; None on others. Without gradients."""
+        """Return the last stage's outputs for all rows without padding; None on other stages. Without gradients."""
         if self._count == 1:
             with self._autocast():
                 return self._called(pieces, 0, pieces.total)
@@ -155,18 +177,18 @@ class PipelineStage:
         return tuple(pieces.tensors[at] for at in self._entering(pieces)) if self._index == 0 else ()
 
     def _entering(self, pieces: Pieces) -> list[int]:
-        """Which tensors the first stage is called with: not the columns that only a later one takes."""
+        """Return the indices of the tensors that the first stage takes, without columns of later stages."""
         names = pieces.names
         if names is None or self._takes is None:
             return list(range(len(pieces.tensors)))
         return [at for at, name in enumerate(names) if name in self._takes]
 
     def _keywords(self, pieces: Pieces) -> dict[str, torch.Tensor]:
-        found = {name: pieces.column(name) for name in sorted(self._columns)}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        columns = {name: pieces.column(name) for name in sorted(self._columns)}
+        return {name: tensor for name, tensor in columns.items() if tensor is not None}
 
     def _called(self, pieces: Pieces, begin: int, end: int) -> Any:
-        """The only stage, with some rows of a batch."""
+        """Call the only stage with some rows of a batch."""
         at = self._entering(pieces)
         tensors = [pieces.tensors[index][begin:end] for index in at]
         if pieces.names is None:
@@ -184,7 +206,7 @@ class PipelineStage:
             losses[-1].backward()
 
     def _schedule(self, pieces: Pieces, *, is_training: bool) -> Any:
-        """That of the last batch, if this one has its shape."""
+        """Return the schedule of the last batch if this batch has its shape, else make a new one."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         key = (pieces.names, tuple((tensor.shape[1:], tensor.dtype) for tensor in pieces.tensors), pieces.width)
@@ -199,22 +221,23 @@ class PipelineStage:
         )
         kind = Schedule1F1B if is_training and self._kind == "1f1b" else ScheduleGPipe
         loss = self._loss if is_training else None
-        # Losses are scaled by their factors, so gradients are not by the number of micro-batches.
+        # scale_grads would divide by the number of micro-batches; the factors of the losses do that already.
         schedule = kind(stage, self._microbatches, loss_fn=loss, scale_grads=False)
         self._made[is_training] = (key, schedule)
         return schedule
 
     def _loss(self, outputs: Any, target: torch.Tensor) -> torch.Tensor:
-        """target: the number of the micro-batch, which says where its labels are, of whatever kind they are."""
+        """Compute the loss of a micro-batch, whose number is `target`."""
+        # A schedule splits its target like a tensor. Labels may be of any kind, so their number is passed instead.
         assert self._compute is not None
         return self._compute(int(target.reshape(-1)[0]), outputs)
 
 
 class _Entered(nn.Module):
-    """A stage as a schedule calls it: by position, in mixed precision.
+    """Adapter of a stage for schedules, which call it by position; it adds names and mixed precision.
 
-    A schedule's first call only finds the shapes of what passes between stages, on memory that nobody has written:
-    buffers that it changes (running means) are put back, or the run and one that resumes would differ.
+    A schedule's first call only finds the shapes of the outputs, with uninitialized memory as input. Buffers that it
+    changes (running means) are restored, or a run and its resumption would differ.
     """
 
     def __init__(
@@ -236,7 +259,7 @@ class _Entered(nn.Module):
             before = [buffer.detach().clone() for buffer in self.stage.buffers()]
             outputs = self.stage(**named, **columns) if named else self.stage(*inputs, **columns)
             for buffer, value in zip(self.stage.buffers(), before, strict=True):
-                buffer.data.copy_(value)  # not seen by autograd, which may have kept it
+                buffer.data.copy_(value)  # by .data, because autograd may have kept the buffer and checks its version
             return outputs
 
 
@@ -250,6 +273,6 @@ def _rows(value: Any, begin: int, end: int) -> Any:
 
 
 def tensors_in(outputs: Any) -> list[torch.Tensor]:
-    """What a stage passes on: it gives a tensor, or several."""
+    """Return the tensors that a stage passes on."""
     several = outputs if isinstance(outputs, list | tuple) else [outputs]
     return [output for output in several if torch.is_tensor(output)]

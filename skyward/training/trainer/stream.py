@@ -1,4 +1,4 @@
-"""The micro-batches of this rank: read here, or read by rank 0 and handed out."""
+"""Stream of this rank's micro-batches: read here, or read by rank 0 and sent to all ranks."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ from .data_sources import (
     loader_options,
 )
 
-__all__ = ["Stream", "is_map_style", "make_stream"]
-
 
 class Stream:
-    """One epoch after another, from any place. Stateful: its state is that of the source, at the last batch taken.
+    """Stream of micro-batches, epoch by epoch, from any position. Its state is that of the source.
 
-    source: reads this rank's batches; with `dispatches`, reads every rank's on rank 0 (None elsewhere).
-    is_planned: all ranks read equally many batches, without asking one another.
-    shares: where it dispatches, which batch of a round each rank gets; None: each its own.
-    rounds: in an epoch; None where that is not known.
+    Args:
+        source: reads this rank's batches. With `dispatches` it reads every rank's batches on rank 0, and is None
+            elsewhere.
+        ranks: ranks of the run.
+        dispatches: rank 0 reads for all ranks.
+        is_planned: all ranks read the same number of batches, without an exchange.
+        shares: batch of a round that each rank receives, with `dispatches`; None: each its own.
+
+    Attributes:
+        rounds: micro-batches in an epoch; None: not known.
     """
 
     def __init__(
@@ -63,17 +67,17 @@ class Stream:
 
     @property
     def loader(self) -> Any:
-        """None on ranks that do not read."""
+        """Data loader that callbacks receive; None on ranks that do not read."""
         return None if self._source is None else self._source.loader
 
     @property
     def sharing_pattern(self) -> SharingPattern:
-        """Of its state: one where one rank reads, the only one or rank 0."""
+        """Sharing pattern of the state: global if one rank reads, else one state per rank."""
         is_one = self._dispatches or self._ranks.world_size == 1
         return SharingPattern.GLOBAL if is_one else SharingPattern.PER_RANK
 
     def open(self, epoch: int, *, skip: int) -> None:
-        """Goes to micro-batch `skip` of an epoch."""
+        """Go to micro-batch `skip` of an epoch."""
         if self._dispatches:
             self._batches = self._handed_out(epoch, skip)
             return
@@ -83,10 +87,12 @@ class Stream:
         self._batches = (replace(batch, samples_of_all=batch.samples) for batch in batches) if is_alone else batches
 
     def take(self, count: int) -> list[MicroBatch]:
-        """The next `count`; fewer at the end of the epoch, and then as many on every rank."""
+        """Return the next `count` micro-batches; fewer at the end of the epoch, the same number on every rank."""
         batches = list(islice(self._batches, count))
         if self._ranks.world_size == 1 or self._dispatches:
             return batches
+        # Without a plan, ranks may run out of data at different steps. A rank with more batches drops them, because the
+        # gradient all-reduce of its next step would wait for the others forever.
         if not self._is_planned and self._ranks.flags(len(batches) < count):
             batches = batches[: min(self._ranks.exchange(len(batches)))]
         return batches
@@ -111,7 +117,10 @@ class Stream:
         return self._receive(reads, failed)
 
     def _receive(self, reads: Iterator[MicroBatch], failed: Exception | None) -> Iterator[MicroBatch]:
-        """Each round: rank 0 sends everybody a batch, None at the end, or what went wrong: nobody waits for ever."""
+        """Yield the batches that rank 0 sends: one per round and rank, then None, or an error as text.
+
+        Rank 0 sends its error before it raises, so no rank waits forever.
+        """
         is_reader = self._ranks.rank == 0
         while True:
             parts: list[Any] = []
@@ -123,19 +132,19 @@ class Stream:
                     failed = error
             if failed is not None:
                 parts = [f"{type(failed).__name__}: {failed}"] * self._ranks.world_size
-            mine: list[Any] = [None]
-            torch.distributed.scatter_object_list(mine, parts if is_reader else None, src=0, group=self._group)
+            received: list[Any] = [None]
+            torch.distributed.scatter_object_list(received, parts if is_reader else None, src=0, group=self._group)
             if failed is not None:
                 raise failed
-            if isinstance(mine[0], str):
-                raise RankFailed(rank=0, error=mine[0], where="reading the data")
-            if mine[0] is None:
+            if isinstance(received[0], str):
+                raise RankFailed(rank=0, error=received[0], where="reading the data")
+            if received[0] is None:
                 return
-            yield mine[0]
+            yield received[0]
 
 
 def _parts(reads: list[MicroBatch], world: int) -> list[MicroBatch | None]:
-    """A round's batches. Ranks for which there is none get the first again, which counts for nothing there."""
+    """Return a round's batches. Ranks without one get the first again, with weight 0."""
     if not reads:
         return [None] * world
     total = sum(read.samples for read in reads)
@@ -153,17 +162,28 @@ def make_stream(
     is_training: bool,
     shares: tuple[int, ...] | None = None,
 ) -> Stream:
-    """The stream of a data set, an iterable or a loader. Collective where there are several ranks.
+    """Make the stream of a data set, an iterable or a loader. Collective.
 
-    dataset: may be None on ranks that do not read, with `dispatch_batches=True`.
-    shares: rank 0 reads; which batch of a round each rank gets, where some get the same. None: as `args` say.
+    Args:
+        dataset: the data; may be None on ranks that do not read, with `dispatch_batches=True`.
+        args: settings of the run.
+        ranks: ranks of the run.
+        device: this rank's device.
+        collate: makes a batch of a list of rows.
+        is_training: whether the data is for training, or for evaluation.
+        shares: batch of a round that each rank receives from rank 0, where several receive the same; None: `args`
+            decides who reads.
+
+    Raises:
+        UsageError: a rank that reads has no data set.
     """
     dispatches = ranks.world_size > 1 and (shares is not None or _dispatches(dataset, args))
     is_planned = dispatches or is_map_style(dataset)
     if dispatches and ranks.rank > 0:
         return Stream(None, ranks=ranks, dispatches=True, is_planned=True, shares=shares)
     if dataset is None:
-        raise UsageError(f"{'train' if is_training else 'eval'}_dataset=None: there is nothing to read")
+        name = "train_dataset" if is_training else "eval_dataset"
+        raise UsageError(f"{name}=None: this rank has no data to read; pass a {name}")
     width = 1 if shares is None else max(shares) + 1
     readers = tuple(range(width if shares is not None else ranks.world_size)) if dispatches else (ranks.rank,)
     world = width if shares is not None else ranks.world_size
@@ -172,14 +192,14 @@ def make_stream(
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Whether samples have numbers, so that ranks can share them out without reading them."""
+    """Return whether samples have indices, so that ranks can share them out without reading them."""
     return not is_loader(dataset) and is_indexed(dataset) and has_length(dataset)
 
 
 def _dispatches(dataset: Any, args: TrainingArguments) -> bool:
     if args.dispatch_batches is not None:
         return args.dispatch_batches
-    if is_loader(dataset):  # a sampler for several ranks says that each reads its own
+    if is_loader(dataset):  # with a DistributedSampler, each rank reads its own batches
         return not isinstance(getattr(dataset, "sampler", None), torch.utils.data.DistributedSampler)
     return not is_map_style(dataset)
 
@@ -194,7 +214,7 @@ def _source(
     *,
     is_training: bool,
 ) -> Source:
-    """world: how many shares a round has; readers: those that are read here."""
+    """Make the source of a data set; a round has `world` shares, of which this process reads `readers`."""
     if is_loader(dataset):
         return LoaderSource(dataset)
     batch_size = args.train_batch_size if is_training else args.eval_batch_size

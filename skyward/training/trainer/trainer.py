@@ -1,15 +1,15 @@
-"""A PyTorch training loop that fires every event, agrees with its other ranks, and resumes to the bit.
+"""PyTorch training loop that fires every event, keeps its ranks in step, and resumes bit for bit.
 
-Names, defaults, cadence and the order of events are those of Hugging Face's Trainer, which it does not import. What
-differs is said where it does. A `Trainer` has a `TrainerRun` (where it is, and its events), an `Objective` (what it
-minimises), an `Evaluator` and a `Saver`; `train` makes a `TrainingLoop` of them.
+Names, defaults, cadence and the order of events are those of Hugging Face's Trainer, which is not imported. A `Trainer`
+consists of a `TrainerRun` (progress and events), an `Objective` (the loss), an `Evaluator` and a `Saver`. `train`
+combines them in a `TrainingLoop`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,14 @@ from ...errors import UsageError
 from ..agree import Ranks
 from ..arguments import TrainingArguments
 from ..bus import CallbackHandler
-from ..checkpoint import Checkpoints, ModelState, OptimizerState, RNGState, SharingPattern, StateComponent
+from ..checkpoint import Checkpoints
 from ..checkpoint.rng import seed_everything
 from ..events import TrainerControl, TrainerState
 from ..parts import unwrapped
 from . import loss
 from .batches import MicroBatch
 from .collate import Collator, Inputs, columns_of
+from .components import Checkpointed
 from .data_sources import check_datasets
 from .evaluation import Evaluated, Evaluator, loss_in, outputs_without_loss
 from .loop import TrainingLoop
@@ -35,43 +36,56 @@ from .optimization import Scheduler, make_optimizer, make_scheduler
 from .outputs import EvalPrediction, PredictionOutput, TrainOutput
 from .precision import Precision, make_deterministic
 from .run import TrainerRun, with_defaults
-from .saver import CheckpointParts, Saver, save_weights
+from .saver import Saver
 from .stream import Stream, make_stream
 from .world import (
     accumulating,
     check_data_parallel,
     checkpoint_activations,
     device_of,
-    is_sharded,
     place,
     ranks_of_environment,
     wrap,
 )
 
-__all__ = ["Trainer"]
 
+class Trainer(Checkpointed):
+    """Train, evaluate and predict with one model, in one process or as one rank of torch's process group.
 
-class Trainer:
-    """Trains, evaluates and predicts with one model, alone or as one rank of torch's process group.
+    With several ranks, all of them construct it and call its methods in the same order. Not thread-safe.
 
-    model: any module that gives its loss (`loss_of` in loss.py says how), or whatever `compute_loss_func(outputs,
-        labels)` takes. In a world of several ranks it is wrapped in DistributedDataParallel, unless it is, or is
-        sharded by `fully_shard`. model_init: makes it, after the seed is set, in place of `model`.
-    args: TrainingArguments(); what it says is checked when it is made.
-    data_collator: from a list of rows to a batch; by default tensors are stacked.
-    train_dataset, eval_dataset: with `len` and indices, or an iterable, or a DataLoader; several of the latter by name.
-    compute_metrics: from `EvalPrediction` to a dictionary; every rank calls it with all samples.
-    callbacks: objects or classes, called behind DefaultMetrics and before InfoCallback and ProgressCallback, which are
-        there unless one of their class is given.
-    optimizers: the user's own optimizer and schedule; those that are None are made as args says.
-    checkpoints: where states go; by default folders in `args.output_dir`.
+    Args:
+        model: a module that returns its loss: as "loss", first, or alone, a scalar. With `compute_loss_func` it may
+            return anything. With several ranks it is wrapped in DistributedDataParallel, unless it is already wrapped
+            or sharded by `fully_shard`.
+        args: settings; None: `TrainingArguments()`.
+        data_collator: makes a batch of a list of rows. None: stack tensors and lists of numbers.
+        train_dataset: an object with `len` and indices, an iterable, or a DataLoader.
+        eval_dataset: as `train_dataset`, or a dict of several by name.
+        processing_class: a tokenizer or processor; only passed on to callbacks.
+        model_init: makes the model after the seed is set. Pass either this or `model`.
+        compute_loss_func: `(outputs, labels) -> loss`, the mean over a batch.
+        compute_metrics: makes a dict of metrics of an `EvalPrediction`. Every rank calls it with all samples.
+        callbacks: instances or classes. They run after DefaultMetrics and before InfoCallback and ProgressCallback,
+            which are always present unless the list has one of their class.
+        optimizers: optimizer and schedule. `args` decides about each that is None.
+        preprocess_logits_for_metrics: `(logits, labels) -> predictions`, to keep less than all logits.
+        checkpoints: storage of checkpoints; None: folders in `args.output_dir`.
 
-    With several ranks, all of them construct it and call its methods, in the same order. Not for several threads.
-    Raises: UsageError.
+    Raises:
+        UsageError: an argument is missing or does not fit; several processes run without a process group.
+
+    Example:
+        Train, then save the weights as `out/model.safetensors`::
+
+            args = TrainingArguments("out", max_steps=1000, eval_strategy="steps")
+            trainer = Trainer(model, args, train_dataset=train, eval_dataset=test, callbacks=[JsonLogger()])
+            print(trainer.train().training_loss)
+            trainer.save_model()
     """
 
     _shares: tuple[int, ...] | None = None
-    """By rank, which batch of a round it gets from rank 0; None: its own."""
+    """Batch of a round that each rank receives from rank 0. None: each its own."""
 
     def __init__(  # noqa: PLR0913  # Hugging Face's
         self,
@@ -92,12 +106,15 @@ class Trainer:
     ) -> None:
         self.args = args if args is not None else TrainingArguments()
         if not isinstance(self.args, TrainingArguments):
-            raise UsageError(f"Trainer: args={self.args!r:.80}: must be a skyward.training.TrainingArguments")
+            raise UsageError(
+                f"args={self.args!r:.80}: not TrainingArguments; pass skyward.training.TrainingArguments()"
+            )
         make_deterministic(self.args)
         self.ranks: Ranks = self._make_ranks()
         self.device = self._make_device()
         if (model is None) == (model_init is None):
-            raise UsageError("Trainer: one of model= and model_init= is needed, and not both")
+            problem = "neither model nor model_init" if model is None else "both model and model_init"
+            raise UsageError(f"{type(self).__name__}(): got {problem}; pass exactly one of them")
         if model_init is not None:
             seed_everything(self.args.seed)
             model = model_init()
@@ -111,7 +128,7 @@ class Trainer:
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
-        self._given_scheduler, self._is_compiled = optimizers[1] is not None, False
+        self._has_own_scheduler, self._is_compiled = optimizers[1] is not None, False
         self._precision = self._make_precision()
         self._stream: Stream | None = None
         self.callback_handler = CallbackHandler(with_defaults(callbacks, self.args), ranks=self.ranks)
@@ -130,31 +147,31 @@ class Trainer:
         )
         self._saver = Saver(self.args, self, run=self._run, ranks=self.ranks, checkpoints=checkpoints)
 
-    # What it is made of; trainers of models in other shapes override how ranks lie and what is made of the model ------
+    # Parts. Subclasses override how ranks share data and what each rank holds of the model --------------------------
 
     def _make_ranks(self) -> Ranks:
         return ranks_of_environment(trainer=type(self).__name__)
 
     @property
     def _data_ranks(self) -> Ranks:
-        """The ranks that have batches of their own."""
+        """Ranks that have batches of their own."""
         return self.ranks
 
     @property
     def _is_read_by_one(self) -> bool:
-        """Whether rank 0 alone needs the data sets."""
+        """Return whether only rank 0 needs the data sets."""
         return bool(self.args.dispatch_batches)
 
     @property
     def _reads(self) -> bool:
-        """Whether this rank needs them."""
+        """Return whether this rank needs the data sets."""
         return self.ranks.rank == 0 or not self._is_read_by_one
 
     def _make_device(self) -> torch.device:
         return device_of(self.args, self.ranks)
 
     def _take(self, model: nn.Module) -> None:
-        """Take what this rank trains of the user's model, the columns to keep, and what a batch must have some of."""
+        """Set the part of the user's model that this rank trains, and the columns that it takes."""
         self.model_wrapped = place(model, self.device)
         self.model = unwrapped(self.model_wrapped)
         self._columns = columns_of(self.model, self.args.label_names)
@@ -174,52 +191,45 @@ class Trainer:
             is_training=is_training,
         )
 
-    # What users see of its parts -------------------------------------------------------------------------------------
+    # Views of the parts ----------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> TrainerState:
+        """Progress of the run."""
         return self._run.state
 
     @property
     def control(self) -> TrainerControl:
+        """Requests of callbacks to the run."""
         return self._run.control
 
     @property
-    def checkpoints(self) -> Checkpoints:
-        """Where states go."""
-        return self._saver.checkpoints
-
-    @checkpoints.setter
-    def checkpoints(self, checkpoints: Checkpoints) -> None:
-        self._saver.checkpoints = checkpoints
-
-    @property
     def data_parallel_size(self) -> int:
-        """How many batches are trained on at once: the ranks, or the copies of a model that lies on several."""
+        """Number of batches trained at once: the number of ranks, or of copies of a model that spans several ranks."""
         return self._data_ranks.world_size
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is rank 0."""
+        """Return whether this is rank 0."""
         return self.ranks.rank == 0
 
     def add_callback(self, callback: object) -> None:
-        """Appends a callback, or a class of one."""
+        """Append a callback, or an instance of a callback class."""
         self.callback_handler.add(callback)
 
     def pop_callback(self, callback: object) -> object | None:
-        """Removes a callback, or the first of a class, and gives it."""
+        """Remove a callback, or the first instance of a class, and return it."""
         return self.callback_handler.pop(callback)
 
     def remove_callback(self, callback: object) -> None:
-        """As `pop_callback`; gives nothing."""
+        """Remove a callback, or the first instance of a class, if there is one."""
         self.callback_handler.remove(callback)
 
     def log(self, logs: dict[str, Any]) -> None:
-        """Appends to the state's log_history, and tells the callbacks. `epoch` is added."""
+        """Append `logs` to `state.log_history` with the epoch, and fire `on_log`."""
         self._run.log(logs)
 
     def _context(self) -> dict[str, Any]:
-        """What every event gives, beside arguments and state."""
+        """Return what every event passes in addition to arguments and state."""
         return {
             "model": self.model,
             "processing_class": self.processing_class,
@@ -233,12 +243,22 @@ class Trainer:
     # Training --------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None = None) -> TrainOutput:
-        """Trains to the end, from the beginning or from a checkpoint.
+        """Train to the end, from the beginning or from a checkpoint. Collective.
 
-        resume_from_checkpoint: as in TrainingArguments, whose value counts where this is None.
+        A resumed run has the same batches, losses and logs as one without the interruption, if the data set returns
+        the same rows.
 
-        A run that goes on gives what it would have given without the interruption: the same batches, losses and logs,
-        if the data set gives the same rows.
+        Args:
+            resume_from_checkpoint: as in TrainingArguments, whose value applies if this is None.
+
+        Returns:
+            The steps of the run, its mean loss and its metrics.
+
+        Raises:
+            UsageError: there is no training data, no checkpoint, or no loss in the model's outputs.
+            RankFailed: a callback or the data of another rank failed.
+            CheckpointError: a checkpoint cannot be read or written.
+            RunTerminated: a machine is about to go and the run is saved, with `enable_jit_checkpoint`.
         """
         begun_at, loop = time.monotonic(), self._prepare(resume_from_checkpoint)
         try:
@@ -249,19 +269,19 @@ class Trainer:
             self.callback_handler.close()
 
     def _prepare(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None) -> TrainingLoop:
-        """Make everything, and load the checkpoint if there is one."""
+        """Build everything for a run, and load its checkpoint if there is one."""
         resumed = self._saver.begin(resume_from_checkpoint)
         seed_everything((self.args.seed + self.ranks.rank) % 2**32)
         self._run.restart()
         self.state.epoch = 0.0
         if self.train_dataset is None and self._reads:
-            raise UsageError("Trainer.train: needs a train_dataset")
+            raise UsageError("train_dataset=None: nothing to train on; pass train_dataset to the trainer")
         self._stream = stream = self._make_stream(self.train_dataset, is_training=True)
         self._run.set_length(stream.rounds)
         self._prepare_model()
         if resumed is not None:
             self._saver.resume(*resumed)
-        # What the arguments say now holds, not what they said when the checkpoint was made.
+        # Again: the checkpoint's state has the lengths of the run that was saved, but today's arguments decide.
         self._run.set_length(stream.rounds)
         self.model.train()
         assert self.optimizer is not None
@@ -287,29 +307,33 @@ class Trainer:
             self.model.compile(backend=self.args.torch_compile_backend or "inductor", mode=self.args.torch_compile_mode)
             self._is_compiled = True
         self.optimizer = self.create_optimizer()
-        if not self._given_scheduler:
-            self.lr_scheduler = None  # one of an earlier train() knew another number of steps
+        if not self._has_own_scheduler:
+            self.lr_scheduler = None  # that of an earlier train() may have another number of steps
         self.lr_scheduler = self.create_scheduler(self.state.max_steps)
         self._precision.restart()
         self._wrap()
 
     def _wrap(self) -> None:
-        """Put around model and optimizer what is there while they are trained."""
+        """Wrap model and optimizer for training."""
         self.model_wrapped = wrap(self.model_wrapped, self.args, self.ranks, self.device)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
-        """That which was given, or was made before, or the one that the arguments name. To be overridden."""
+        """Return the optimizer that exists, else make the one that the arguments name. Subclasses may override it."""
         return self.optimizer if self.optimizer is not None else make_optimizer(self.model, self.args)
 
     def create_scheduler(self, num_training_steps: int) -> Scheduler:
-        """That which was given, or the one that the arguments name. To be overridden."""
+        """Return the schedule that exists, else make the one that the arguments name. Subclasses may override it.
+
+        Args:
+            num_training_steps: optimizer steps of the run.
+        """
         if self.lr_scheduler is not None:
             return self.lr_scheduler
         assert self.optimizer is not None
         return make_scheduler(self.optimizer, self.args, num_training_steps)
 
     def _accumulate(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, int, float]:
-        """Forward and backward of a step's micro-batches. Gives their loss, tokens and operations on this rank."""
+        """Run forward and backward of a step's micro-batches. Return their loss, tokens and operations on this rank."""
         weights = self._weigh(batches)
         total = torch.zeros((), device=self.device)
         tokens, flos = 0, 0.0
@@ -333,7 +357,14 @@ class Trainer:
     def training_step(
         self, model: nn.Module, inputs: Any, factor: float | torch.Tensor, num_items_in_batch: torch.Tensor | None
     ) -> torch.Tensor:
-        """Forward and backward of a micro-batch that counts `factor`. Gives its share of the step's loss, detached."""
+        """Run forward and backward of a micro-batch. Return its share of the step's loss: () float32, detached.
+
+        Args:
+            model: the model, as it is wrapped for training.
+            inputs: the micro-batch, on the device.
+            factor: weight of the micro-batch's loss in the step.
+            num_items_in_batch: labels of the whole step, for a model that divides by them; else None.
+        """
         with self._precision.autocast():
             value = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         value = value * factor
@@ -348,10 +379,20 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """The mean loss of a batch, and what the model gave. To be overridden.
+        """Compute the mean loss of a batch. Subclasses may override it.
 
-        num_items_in_batch: labels of the whole step, over all ranks, for a model or a compute_loss_func that takes it:
-        it divides by it then.
+        Args:
+            model: the model.
+            inputs: the batch, on the device.
+            return_outputs: return the model's outputs too.
+            num_items_in_batch: labels of the whole step, over all ranks. Set only for a model or a compute_loss_func
+                that takes it, which then divides by it.
+
+        Returns:
+            The loss: () float; with `return_outputs`, a tuple of the loss and the outputs.
+
+        Raises:
+            UsageError: the outputs have no loss.
         """
         value, outputs = self._objective.compute_loss(
             model, inputs, compute=self.compute_loss_func, num_items=num_items_in_batch
@@ -359,13 +400,24 @@ class Trainer:
         return (value, outputs) if return_outputs else value
 
     def floating_point_ops(self, inputs: Any, tokens: int) -> float:
-        """Of forward and backward: what the model says itself, else 6 for each parameter and token."""
+        """Return the operations of forward and backward: the model's own count, else 6 per parameter and token."""
         return self._objective.floating_point_ops(self.model, inputs, tokens)
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 
     def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, Any]:
-        """The metrics of a data set; of several by name, one after the other. Tells the callbacks."""
+        """Evaluate a data set, log the metrics and fire `on_evaluate`. Collective.
+
+        Args:
+            eval_dataset: a data set, or a dict of several by name; None: the trainer's `eval_dataset`.
+            metric_key_prefix: prefix of the metrics' names; those of several data sets have the name behind it.
+
+        Returns:
+            The metrics: loss, runtime, speed, and those of `compute_metrics`.
+
+        Raises:
+            UsageError: there is no data set.
+        """
         self._run.begin()
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
@@ -380,7 +432,18 @@ class Trainer:
         return metrics
 
     def predict(self, test_dataset: Any, *, metric_key_prefix: str = "test") -> PredictionOutput:
-        """The predictions of every sample, in order, on every rank; and metrics, where there are labels."""
+        """Predict every sample of a data set, in its order, and fire `on_predict`. Collective.
+
+        Args:
+            test_dataset: as `train_dataset`.
+            metric_key_prefix: prefix of the metrics' names.
+
+        Returns:
+            Predictions and labels of all samples on every rank, and metrics, with a loss if there are labels.
+
+        Raises:
+            UsageError: there is no data set.
+        """
         self._run.begin()
         done, metrics = self._evaluate(test_dataset, metric_key_prefix, keeps=not self.args.prediction_loss_only)
         self._run.fire("on_predict", metrics=metrics)
@@ -400,7 +463,13 @@ class Trainer:
     def prediction_step(
         self, model: nn.Module, inputs: Any, *, prediction_loss_only: bool
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """The loss, predictions and labels of a batch, each None where there is none. To be overridden."""
+        """Return loss, predictions and labels of a batch, each None if there is none. Subclasses may override it.
+
+        Args:
+            model: the model.
+            inputs: the batch, on any device.
+            prediction_loss_only: return only the loss.
+        """
         inputs = loss.on_device(inputs, self.device)
         labels = loss.labels_of(inputs, self.args.label_names)
         is_overridden = type(self).compute_loss is not Trainer.compute_loss
@@ -420,80 +489,3 @@ class Trainer:
         if self.preprocess_logits_for_metrics is not None:
             predictions = self.preprocess_logits_for_metrics(predictions, labels)
         return predictions
-
-    # What is kept ----------------------------------------------------------------------------------------------------
-
-    def get_state_components(self, *, for_saving: bool = False) -> list[StateComponent]:
-        """What a checkpoint of this run is made of. Between `train`'s begin and end.
-
-        for_saving: with `save_only_model`, of the model only.
-        """
-        model, shared = self._model_component(), self._shared_pattern()
-        if for_saving and self.args.save_only_model:
-            return [model]
-        assert self._stream is not None
-        assert self.lr_scheduler is not None
-        assert self.optimizer is not None
-        is_cut = is_sharded(self.model)
-        optimizer = OptimizerState(self.model, self.optimizer, whole=True) if is_cut else self.optimizer
-        parts: list[tuple[str, Any, SharingPattern]] = [
-            ("optimizer", optimizer, shared),
-            ("scheduler", self.lr_scheduler, shared),
-            ("scaler", self._precision, shared),
-            ("dataset", self._stream, self._stream.sharing_pattern),
-            ("callbacks", self.callback_handler, SharingPattern.GLOBAL),
-            ("trainer", self._run, SharingPattern.GLOBAL),
-            ("rng", RNGState(), SharingPattern.PER_RANK),
-        ]
-        return [model, *(self._component(key, part, how) for key, part, how in parts)]
-
-    def get_process_groups(self) -> dict[str, Any]:
-        """Groups that components name: none."""
-        return {}
-
-    def _shared_pattern(self) -> SharingPattern:
-        """Of model, optimizer and schedule. The state of a sharded model is gathered: then there is one, too."""
-        is_replicated = self.ranks.world_size > 1 and not is_sharded(self.model)
-        return SharingPattern.REPLICATED if is_replicated else SharingPattern.GLOBAL
-
-    def _model_component(self) -> StateComponent:
-        model = ModelState(self.model, whole=True) if is_sharded(self.model) else self.model
-        return self._component("model", model, self._shared_pattern())
-
-    def _component(self, key: str, stateful: Any, pattern: SharingPattern) -> StateComponent:
-        """Replicas of model and optimizer are compared at every save: ranks that have drifted apart are found then."""
-        is_compared = pattern is SharingPattern.REPLICATED and key in ("model", "optimizer")
-        return StateComponent(key, stateful, pattern, validate_replication=is_compared)
-
-    def load_checkpoint(
-        self,
-        path: bool | str | os.PathLike[str],
-        strict: bool = True,
-        *,
-        only: Collection[str] | None = None,
-        skip: Collection[str] = (),
-    ) -> None:
-        """Load the model of a checkpoint now, and the rest when `train` begins, which then goes on from there.
-
-        Collective. `train(resume_from_checkpoint=...)` takes another checkpoint instead.
-
-        Args:
-            path: a folder, True (the newest) or "auto" (the newest, if there is one), as in TrainingArguments.
-            strict: False: what the checkpoint lacks is warned of, and stays as it is.
-            only: keys of the components that count, such as "model", "optimizer", "dataset"; None: all of them. With
-                `only=["model"]` a new run begins at step 0 with these weights.
-            skip: keys of those that do not.
-
-        Raises:
-            UsageError: there is no checkpoint, or no such component; the latter when `train` begins.
-            CheckpointNotFound, CheckpointCorrupt, CheckpointMismatch: on all ranks, before anything is changed.
-        """
-        found = self._saver.choose(path, CheckpointParts(strict=strict, only=only, skip=skip))
-        if found is not None and "model" not in skip and (only is None or "model" in only):
-            groups = self.get_process_groups()
-            self.checkpoints.load(found, [self._model_component()], strict=strict, process_groups=groups)
-
-    def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
-        """Writes the weights: as the model does it (`save_pretrained`), else as model.safetensors. Collective."""
-        folder = str(self.args.output_dir) if output_dir is None else os.fspath(output_dir)
-        save_weights(self.model, folder, self.ranks)

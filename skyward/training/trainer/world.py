@@ -1,4 +1,4 @@
-"""A model and its ranks: where it is, what is done to it and wrapped around it, and when gradients travel."""
+"""Model and ranks: device, checks, wrappers, and the exchange of gradients."""
 
 from __future__ import annotations
 
@@ -15,54 +15,45 @@ from ..agree import Ranks, ranks_of_this_process
 from ..arguments import TrainingArguments
 from ..parts import is_dtensor, unwrapped
 
-__all__ = [
-    "accumulating",
-    "check_data_parallel",
-    "checkpoint_activations",
-    "ddp_options",
-    "device_of",
-    "full",
-    "is_sharded",
-    "place",
-    "ranks_of_environment",
-    "wrap",
-]
-
 
 def ranks_of_environment(*, trainer: str) -> Ranks:
-    """The ranks of torch's process group; `Alone` without one. Collective.
+    """Return the ranks of torch's process group; `Alone` without one. Collective.
 
-    Raises: UsageError where this is one of several processes by its environment, and there is no process group.
+    Raises:
+        UsageError: the environment names several processes, but there is no process group.
     """
     world = os.environ.get("WORLD_SIZE", "1")
     has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
     if "RANK" in os.environ and world not in ("", "1") and not has_group:
-        # Each of them would train alone, on all of the data, into the same folder.
+        # Each process would train alone, on all of the data, and write to the same folder.
         raise UsageError(
-            f"{trainer}: WORLD_SIZE={world} says that this is one of several processes, but torch.distributed is not "
-            "initialized; call init_process_group first, use @sky.integrations.torch, or unset WORLD_SIZE"
+            f"{trainer}: WORLD_SIZE={world} announces several processes, but torch.distributed is not initialized; "
+            "call init_process_group first, use @sky.integrations.torch, or unset WORLD_SIZE"
         )
     return ranks_of_this_process()
 
 
 def device_of(args: TrainingArguments, ranks: Ranks) -> torch.device:
-    """This rank's GPU where there is one and use_cpu is not set, which becomes the current one; else the CPU."""
+    """Return this rank's GPU and make it the current one; without GPUs or with `use_cpu`, return the CPU."""
     if args.use_cpu or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)  # collectives, the profiler and counts of memory go by the current one
+    torch.cuda.set_device(device)  # collectives, the profiler and memory statistics use the current device
     return device
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether its parameters are spread over ranks (FSDP2, tensor parallel)."""
+    """Return whether parameters of a model are sharded over ranks (FSDP2, tensor parallelism)."""
     return any(map(is_dtensor, model.parameters()))
 
 
 def check_data_parallel(model: nn.Module, ranks: Ranks, *, trainer: str) -> None:
-    """Every rank trains on batches of its own, so no parameter may be cut over ranks that need the same ones.
+    """Check that no parameter is sharded over ranks that would need the same batches.
 
-    Raises: UsageError, with the parameter and where it lies.
+    A Trainer gives every rank batches of its own, which suits data parallelism, but not tensor parallelism.
+
+    Raises:
+        UsageError: a parameter is; the message names it and its placement.
     """
     if not is_sharded(model):
         return
@@ -79,19 +70,20 @@ def check_data_parallel(model: nn.Module, ranks: Ranks, *, trainer: str) -> None
         )
         if size != data:
             raise UsageError(
-                f"{where}: {size // data} ranks hold it together as in tensor parallelism and need the same batches, "
-                "but a Trainer gives every rank its own; train it in a loop of yours (guides/hybrid_parallelism.md, "
+                f"{where}: {size // data} ranks hold it together, as in tensor parallelism, and need the same batches, "
+                "but a Trainer gives every rank its own; train it in your own loop (guides/hybrid_parallelism.md, "
                 "'Tensor parallel'), or shard it by torch's fully_shard alone"
             )
         if size != ranks.world_size:
             raise UsageError(
-                f"{where}: {size} of {ranks.world_size} ranks, so the others would not get its gradients; shard it "
-                "by torch's fully_shard over all ranks"
+                f"{where}: only {size} of {ranks.world_size} ranks hold it, so the others would not get its gradients; "
+                "shard it by torch's fully_shard over all ranks"
             )
 
 
 def _data_parallel_sizes(model: nn.Module) -> dict[int, int]:
-    """By the id of a parameter that FSDP2 manages, among how many ranks it does. Torch has no public name for it."""
+    """Return the number of ranks over which FSDP2 shards each parameter, by the parameter's id."""
+    # Torch has no public API for it.
     sizes: dict[int, int] = {}
     for module in model.modules():
         state_of = getattr(module, "_get_fsdp_state", None)
@@ -99,7 +91,7 @@ def _data_parallel_sizes(model: nn.Module) -> dict[int, int]:
             continue
         state = state_of()
         groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # earlier versions of torch have one
+        if groups is None:  # earlier versions of torch have a single group
             groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
         for group in groups:
             sizes |= {
@@ -109,17 +101,16 @@ def _data_parallel_sizes(model: nn.Module) -> dict[int, int]:
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:
-    """On its device; what is wrapped or sharded is where its maker has put it."""
+    """Move a model to a device, unless it is wrapped or sharded; then its maker has placed it."""
     is_placed = is_sharded(model) or unwrapped(model) is not model
     return model if is_placed else model.to(device)
 
 
 def checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
-    """Have the model compute activations again in the backward pass, where the arguments say so.
+    """Enable the model's own activation checkpointing, if the arguments request it.
 
-    It alone knows its layers.
-
-    Raises: UsageError for a model that cannot.
+    Raises:
+        UsageError: the model has none. Only the model knows its layers.
     """
     if not args.activation_checkpointing:
         return
@@ -127,19 +118,19 @@ def checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
         enable = getattr(model, f"{name}_enable", None)
         if enable is None:
             continue
-        given = dict(args.activation_checkpointing_kwargs or {})
-        options: dict[str, Any] = {name: given.pop(name) for name in ("every_n_layers", "offload") if name in given}
-        enable(**options, **({f"{name}_kwargs": given} if given else {}))
+        rest = dict(args.activation_checkpointing_kwargs or {})
+        options: dict[str, Any] = {name: rest.pop(name) for name in ("every_n_layers", "offload") if name in rest}
+        enable(**options, **({f"{name}_kwargs": rest} if rest else {}))
         return
     raise UsageError(
         f"{type(args).__name__}.activation_checkpointing=True: {type(model).__name__} has neither "
-        "activation_checkpointing_enable nor gradient_checkpointing_enable; define one, or call "
+        "activation_checkpointing_enable nor gradient_checkpointing_enable; define one of them, or call "
         "torch.utils.checkpoint.checkpoint in its forward"
     )
 
 
 def wrap(model: nn.Module, args: TrainingArguments, ranks: Ranks, device: torch.device) -> nn.Module:
-    """In DistributedDataParallel where there are several ranks. A model that is wrapped or sharded stays as it is."""
+    """Wrap a model in DistributedDataParallel if there are several ranks, unless it is wrapped or sharded already."""
     from torch.nn.parallel import DistributedDataParallel
 
     if ranks.world_size == 1 or isinstance(model, DistributedDataParallel) or is_sharded(model):
@@ -152,7 +143,7 @@ def wrap(model: nn.Module, args: TrainingArguments, ranks: Ranks, device: torch.
 
 
 def ddp_options(args: TrainingArguments) -> dict[str, Any]:
-    """Options of DistributedDataParallel that the arguments set."""
+    """Return the options of DistributedDataParallel that the arguments set."""
     names = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
     options = {name: getattr(args, f"ddp_{name}") for name in names}
     return {name: value for name, value in options.items() if value is not None}
@@ -160,18 +151,18 @@ def ddp_options(args: TrainingArguments) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def accumulating(model: nn.Module, *, syncs: bool) -> Iterator[None]:
-    """Around forward and backward of a micro-batch: ranks average their gradients in a step's last one only."""
+    """Run forward and backward of a micro-batch; ranks average gradients only if `syncs`, in a step's last one."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         with contextlib.nullcontext() if syncs else model.no_sync():
             yield
         return
-    defer = getattr(model, "set_requires_gradient_sync", None)  # FSDP2's modules have it
-    if defer is not None:
-        defer(syncs)
+    set_sync = getattr(model, "set_requires_gradient_sync", None)  # a method of FSDP2's modules
+    if set_sync is not None:
+        set_sync(syncs)
     yield
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """A sharded tensor's whole value, on every rank (collective); any other as it is."""
+    """Return a sharded tensor's whole value on every rank (collective); any other tensor unchanged."""
     whole = getattr(tensor, "full_tensor", None)
     return tensor if whole is None else whole()

@@ -180,7 +180,7 @@ def test_a_session_that_is_sent_what_is_no_frame_is_closed(capfd: pytest.Capture
         theirs.sendall(b"\xff" * 64)
         loop.run()
     assert closed == [session]
-    assert "a connection to the agent was closed" in capfd.readouterr().err
+    assert "agent closed a connection" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
@@ -217,5 +217,5 @@ def test_an_agent_that_cannot_make_its_folder_says_so(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 1
-    assert b"folder cannot be made or written: Not a directory" in ended.stdout
+    assert b"folder cannot be created or written: Not a directory" in ended.stdout
     assert b"Traceback" not in ended.stderr

@@ -78,4 +78,4 @@ def test_what_cannot_be_spilled_stays_in_memory(tmp_path: Path, capfd: pytest.Ca
     for one in made:
         blobs.add(one)
     assert [blobs.get(one.digest) for one in made] == made
-    assert capfd.readouterr().err.count("stay in memory") == 1
+    assert capfd.readouterr().err.count("in memory beyond its limit") == 1

@@ -58,9 +58,9 @@ def test_where_there_is_no_room_the_call_fails_and_no_other(tmp_path: Path, capf
     error = decode_failure(failure, where="node 0", node=0, task="f")
     assert isinstance(error, OSError)
     assert error.errno == errno.EEXIST
-    assert "found no room" in str(error)
+    assert "has no room" in str(error)
     assert not spool.has_failed
-    assert "found no room" in capfd.readouterr().err
+    assert "has no room" in capfd.readouterr().err
 
 
 def test_a_call_that_fails_by_itself_or_is_lost_is_forgotten(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_a_group_whose_members_differ_is_refused_on_all_ranks_with_the_reason(sa
 def test_groups_that_contradict_one_another_are_refused(said: Said) -> None:
     texts = set(said["groups_that_contradict"])
     assert len(texts) == 1
-    assert "UsageError: process_groups['dp']: rank 0 says that it is ranks [0, 1, 2]" in texts.pop()
+    assert "UsageError: process_groups['dp']=[0, 1, 2]: rank 0 reports this" in texts.pop()
 
 
 def test_one_flipped_element_of_a_nested_state_is_found_on_all_ranks(said: Said) -> None:
@@ -293,7 +293,7 @@ def test_stages_go_to_as_many_groups_and_are_refused_by_fewer_unless_resharded(s
     for is_own, refused, is_pair in said_by_four["stages_of_four"]:
         assert is_own
         assert "model does not fit: it was written as 4 states of 8 ranks, and this run has 2" in refused
-        assert "load it on as many, give resharders={...}, or leave it out by skip=[...]" in refused
+        assert "load it on as many ranks, pass resharders={...}, or leave it out with skip=[...]" in refused
         assert is_pair
 
 

@@ -301,26 +301,26 @@ def test_a_missing_component_is_an_error_or_with_strict_false_a_warning(said: Sa
     assert text.startswith("CheckpointNotFound")
     assert "optimizer is required" in text
     assert loaded == ("model",)
-    assert skipped == {"optimizer": "the checkpoint has none of it"}
+    assert skipped == {"optimizer": "the checkpoint does not contain it"}
 
 
 def test_corruption_always_raises_on_all_ranks_and_changes_nothing(said: Said) -> None:
     flip, cut, gone = of_all(said, "what_is_corrupt")
     assert {text.split(":")[0] for text in (flip, cut, gone)} == {"CheckpointCorrupt"}
     assert "model_state_rank_2.pt: its digest is" in flip
-    assert "bytes, and" in cut
-    assert "it is not there" in gone
+    assert "bytes, but" in cut
+    assert "it is missing" in gone
 
 
 def test_a_part_can_be_loaded(said: Said) -> None:
     only, skip, unknown = of_all(said, "only_a_part")
     assert only == ("nothing", ["model"])
     assert skip == ("nothing", ["optimizer"])
-    assert "'modell' is no component of this run" in unknown[0]
+    assert "key='modell': not a component of this run" in unknown[0]
 
 
 def test_ranks_that_declare_different_components_are_refused(said: Said) -> None:
-    assert "rank 1 declares m global, and rank 0 m replicated" in of_all(said, "declared_otherwise_by_a_rank")
+    assert "rank 1 declares m global, but rank 0 declares m replicated" in of_all(said, "declared_otherwise_by_a_rank")
 
 
 def test_nodes_may_have_different_numbers_of_ranks(said: Said) -> None:

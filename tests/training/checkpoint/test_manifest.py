@@ -106,8 +106,8 @@ def test_a_manifest_that_was_changed_is_neither_verified_nor_loaded(
     fine = run_in(tmp_path / "other").save_checkpoint()
     assert main(["checkpoint", "verify", path, fine]) == 1
     said = capsys.readouterr().out
-    assert "somebody or something has changed it" in said
-    assert f"{fine}: whole" in said
+    assert "the file has changed" in said
+    assert f"{fine}: complete" in said
 
 
 def test_a_manifest_may_be_written_in_another_form(tmp_path: Path) -> None:

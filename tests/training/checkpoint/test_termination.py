@@ -49,7 +49,7 @@ def test_where_signals_cannot_be_handled_a_warning_says_so(caplog: pytest.LogCap
         thread.start()
         thread.join(10)
     termination.close()
-    assert "handle_sigterm: SIGTERM can be handled in a program's main thread only" in caplog.text
+    assert "handle_sigterm: cannot handle SIGTERM outside a program's main thread" in caplog.text
 
 
 def test_the_end_of_a_run_travels_under_its_public_name() -> None:

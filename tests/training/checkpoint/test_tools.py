@@ -148,7 +148,7 @@ def test_the_command_lists_shows_and_verifies(tmp_path: Path, say: Say) -> None:
     assert "step 10, 1 ranks" in text
     assert "model      global   0           torch" in text
     assert json.loads(say("show", path, "--json")[1])["step"] == 10
-    assert say("verify", path) == (0, f"{path}: whole\n")
+    assert say("verify", path) == (0, f"{path}: complete\n")
 
     file = path / "model_state.pt"
     whole = bytearray(file.read_bytes())

@@ -220,7 +220,7 @@ def test_the_newest_and_the_best_stay_and_any_can_be_resumed(said: Said) -> None
         assert kept == [4, 10, 12], "0.0 is the best, that of 12 the second best, 12 the newest, 10 the next newest"
         assert best == "checkpoint-4"
         assert resumed == [(12, 12), (4, 4), (4, 4)]
-        assert "no checkpoint of step 5" in missing
+        assert "where=5: no checkpoint of this step" in missing
     assert said["nothing_to_resume"] == [None, None]
 
 

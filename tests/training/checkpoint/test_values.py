@@ -107,7 +107,7 @@ def test_what_equals_a_plain_value_becomes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Colour.RED, r"best.0=<Colour.RED: 1>: .* could not be loaded again.* give its .value"),
+        (lambda: Colour.RED, r"best.0=<Colour.RED: 1>: .* could not be loaded again.* return its .value"),
         (lambda: Pair(1, 2), r"best.0=Pair\(first=1, second=2\): .* could not be loaded again"),
         (lambda: defaultdict(lambda: 3), "best.0=defaultdict"),
         (lambda: np.array([object()]), "best.0=array"),

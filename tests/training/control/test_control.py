@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -84,7 +85,7 @@ def test_a_stop_saves_and_is_executed_when_the_run_has_ended() -> None:
         state = find("job").stop(wait_s=10)
         assert state.state == "executed"
         assert run.events == [(state.step, "save"), (state.step, "ended")]
-    with pytest.raises(ControlFailed, match="no run called 'job' listens here; there: none"):
+    with pytest.raises(ControlFailed, match="no run called 'job' listens here; runs: none"):
         find("job")
 
 
@@ -116,7 +117,8 @@ def test_an_abort_overrules_saves_that_were_asked_for_and_those_that_are_due() -
         save, abort = client.save(), client.abort()
         assert (save.state, abort.state) == ("waiting", "waiting")
         gate.set()
-        assert client.command(abort.request_id, wait_s=10).state in ("executed", "unknown")
+        with contextlib.suppress(ControlFailed):  # the run may have ended before this asks it
+            assert client.command(abort.request_id, wait_s=10).state in ("executed", "unknown")
     assert run.events == [(1, "aborted")]
 
 
@@ -227,7 +229,7 @@ def test_the_token_has_no_moment_in_which_others_may_read_it(monkeypatch: pytest
 
 def test_a_job_id_is_that_of_one_run_at_a_time_and_of_a_dead_one_no_longer(jobs: Path) -> None:
     with run_in_thread(a_run()):
-        with pytest.raises(UsageError, match=f"'job' is that of a run of process {os.getpid()}"):
+        with pytest.raises(UsageError, match=f"job_id='job': the run of process {os.getpid()} has this id"):
             Run([TrainerControlCallback(job_id="job", port=0)], max_steps=1).train()
         assert find("job").status().status == "running"
 
@@ -323,7 +325,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_run_and_leaves_nothing(jobs: Pa
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port: cannot listen on 127.0.0.1 port {port}: Address already in use"):
+        with pytest.raises(UsageError, match=f"port={port}: cannot listen on 127.0.0.1: Address already in use"):
             Run([TrainerControlCallback(job_id="job", port=port)], max_steps=1).train()
         assert not (jobs / "job").exists()
 
@@ -370,7 +372,7 @@ def test_what_is_not_safe_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
         with run_in_thread(Run([control], pause=step)):
             assert find("open").status().status == "running"
     assert "control listens on 0.0.0.0, which other machines may reach" in caplog.text
-    assert "asks for no token" in caplog.text
+    assert "requires no token" in caplog.text
 
 
 def test_a_run_that_fails_and_is_dropped_listens_no_more(jobs: Path) -> None:

@@ -70,6 +70,6 @@ def test_a_port_that_is_taken_is_an_error_of_all_ranks(pool: sky.ComputePool) ->
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UsageError, match="port: cannot listen on 127.0.0.1") as caught:
+        with pytest.raises(UsageError, match="cannot listen on 127.0.0.1") as caught:
             train(taken.getsockname()[1]) @ pool
-    assert "Rank 1 then: RankFailed" in "\n".join(caught.value.__notes__)
+    assert "Rank 1 then failed: RankFailed" in "\n".join(caught.value.__notes__)

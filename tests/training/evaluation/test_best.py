@@ -60,11 +60,13 @@ def test_a_best_model_that_cannot_be_written_is_said_in_the_record(tmp_path: Pat
     with AsyncEvaluator(int, int, compute=hand, gate="always", best=best, on_error="raise") as evaluator:
         evaluator.submit({"w": torch.zeros(1)}, step=1)
         hand.end(0, {"loss": 0.1})
-        with pytest.raises(UsageError, match="eval_fn returned no 'f1'; it returned loss"):
+        with pytest.raises(
+            UsageError, match=r"metric='f1': eval_fn returned no such metric; use one that it returns \(loss\)"
+        ):
             evaluator.drain()
         (only,) = evaluator.drain()
     assert only.status == "ok"
-    assert only.error.startswith("the best model was not written: metric: eval_fn returned no 'f1'")
+    assert only.error.startswith("the best model was not written: metric='f1': eval_fn returned no such metric")
 
 
 def test_the_formats_are_read_by_their_own_libraries(tmp_path: Path) -> None:

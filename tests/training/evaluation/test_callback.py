@@ -162,5 +162,5 @@ def test_what_it_knows_goes_with_checkpoints() -> None:
 
 @pytest.mark.parametrize("options", [{"eval_strategy": "no"}, {"eval_steps": 0}, {"patience": 0}])
 def test_wrong_arguments_are_named(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"AsyncEvaluation: {next(iter(options))}="):
+    with pytest.raises(UsageError, match=f"AsyncEvaluation.{next(iter(options))}="):
         asynchronous(**options)

@@ -123,9 +123,7 @@ def test_a_factory_of_another_model_is_said_so() -> None:
         record = evaluator.submit(make_model().state_dict(), step=1)
     assert record is not None
     assert record.status == "failed"
-    assert (
-        "model_factory: the model that it makes is not the one that trains (it does not have: 0.weight" in record.error
-    )
+    assert "model_factory: makes another model than the one in training (unexpected: 0.weight" in record.error
 
 
 def test_arrays_need_no_torch_and_are_copied_into_the_same_buffers() -> None:
@@ -172,7 +170,7 @@ def test_contents_are_the_same_objects_for_every_job() -> None:
 
 
 def test_what_cannot_be_sent_is_refused_when_the_evaluator_is_made() -> None:
-    with pytest.raises(ArgumentNotPicklable, match="payload: it cannot be sent to another process"):
+    with pytest.raises(ArgumentNotPicklable, match="payload: cannot be sent to another process"):
         AsyncEvaluator(make_model, scored, threading.Lock(), compute=ByHand(shares_memory=False))
 
 
@@ -191,7 +189,7 @@ def test_an_evaluation_that_raises_or_returns_no_dictionary_is_a_record() -> Non
         raised, no_dictionary = evaluator.collect()
     assert (raised.status, raised.error, raised.metrics) == ("failed", "ValueError: no data", {})
     assert no_dictionary.status == "failed"
-    assert no_dictionary.error.startswith("eval_fn: it returned float (0.5); return a dictionary of metrics")
+    assert no_dictionary.error.startswith("eval_fn: returned float (0.5); return a dictionary of metrics")
 
 
 def test_an_evaluation_that_never_returns_is_ended_by_its_time() -> None:
@@ -372,7 +370,7 @@ def test_a_warm_up_makes_the_model_elsewhere_and_says_once_what_fails(caplog: py
         hand.end(1, ValueError("no base model"))
         assert steps(evaluator.drain()) == [(1, "failed")]
     assert [each.getMessage() for each in caplog.records] == [
-        "evaluation: by hand cannot prepare for evaluations: ValueError: no base model"
+        "evaluation: warm-up of by hand failed: ValueError: no base model"
     ]
     with by_hand(ByHand()) as here:
         here.warm_up()
@@ -390,12 +388,12 @@ def test_what_has_not_ended_when_training_has_is_recorded() -> None:
     hand.end(0, {"a": 1})
     until(lambda: evaluator.pending == 1)
     assert steps(evaluator.drain(timeout_s=0.05)) == [(1, "ok"), (2, "failed")]
-    assert evaluator.history[1].error == "it had not ended 0.05 s after training had, and was cancelled"
+    assert evaluator.history[1].error == "cancelled, not ended 0.05 s after training"
     assert hand.jobs[1][1].cancelled()
     evaluator.submit(state(), step=3)
     hand.job(2)
     evaluator.close()
-    assert evaluator.history[2].error == "the evaluator was closed before it had ended"
+    assert evaluator.history[2].error == "the evaluator was closed before the evaluation ended"
     with pytest.raises(UsageError, match="is closed; submit before close"):
         evaluator.submit(state(), step=4)
 
@@ -440,12 +438,12 @@ def test_the_timeline_shows_copies_transfers_workers_and_waits() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drain": "eager"}, "drain: 'eager'; it is one of 'lazy', 'strict'"),
-        ({"max_pending": 0}, "max_pending: 0; it is a whole number >= 1"),
-        ({"timeout_s": -1}, "timeout_s: -1; it is a number of seconds above 0"),
-        ({"max_age_steps": -1}, "max_age_steps: -1; it is a whole number >= 0"),
-        ({"gate": "no"}, "gate: 'no'; it is one of 'auto', 'always', 'sync'"),
-        ({"compute": 5}, "compute: 5"),
+        ({"drain": "eager"}, "drain='eager': unknown value; use one of 'lazy', 'strict'"),
+        ({"max_pending": 0}, "max_pending=0: must be a whole number >= 1; set max_pending=1 or more"),
+        ({"timeout_s": -1}, "timeout_s=-1: must be seconds > 0; set"),
+        ({"max_age_steps": -1}, "max_age_steps=-1: must be a whole number >= 0; set"),
+        ({"gate": "no"}, "gate='no': unknown value; use one of 'auto', 'always', 'sync'"),
+        ({"compute": 5}, "compute=5: unknown place"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], message: str) -> None:

@@ -74,7 +74,7 @@ def test_of_an_adapter_only_trained_parts_and_buffers_travel() -> None:
     # A factory that does not load the base's weights would score another model.
     with torch.no_grad():
         worker.get_parameter("base_model.model.0.base_layer.weight").add_(0.1)
-    with pytest.raises(UsageError, match="the rest of the model that it makes has other values than here"):
+    with pytest.raises(UsageError, match="the frozen parameters differ from those in training"):
         load_trainable(worker, halved(state))
     with AsyncEvaluator(adapted, norm_of, gate="sync", fp16_state_dict=True) as evaluator:
         record = evaluator.submit(model_state(model), step=1)

@@ -135,6 +135,24 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     ]
 
 
+def test_an_idle_worker_is_a_warning_unless_it_is_on_this_machine(tmp_path: Path) -> None:
+    timeline = Timeline()
+    for at in range(10):
+        timeline.add("node 1", f"step {at}", at * 10.0, at * 10.0 + 9)
+    timeline.add("node 2", "step 3", 30.0, 34.0)
+    timeline.add("subprocess", "step 4", 40.0, 41.0)
+    html = timeline.html(tmp_path / "timeline.html").read_text()
+    assert "node 2 was idle 96% of the time, with 1 evaluation. Use fewer workers, or evaluate more often." in html
+    assert html.count('class="warning"') == html.count('class="lane-name idle"') == 1
+    assert "91% busy" in html
+
+
+def test_bars_and_lanes_have_labels(tmp_path: Path) -> None:
+    html = overlapped().html(tmp_path / "timeline.html").read_text()
+    assert re.findall(r'<text class="bar"[^>]*>([^<]*)<', html)[:2] == ["steps 0 to 10", "steps 10 to 20"]
+    assert ">weights copied<" in html
+
+
 def test_an_empty_timeline_has_a_page_and_a_trace(tmp_path: Path) -> None:
     assert "Nothing has been recorded." in Page(Timeline().html(tmp_path / "none.html").read_text()).text
     assert Timeline().summary().wall_s == 0
@@ -160,7 +178,7 @@ def test_it_keeps_the_latest_spans_only_and_says_so(tmp_path: Path) -> None:
     assert [each.name for each in timeline.tracks()["training"]] == ["step 7", "step 8", "step 9"]
     assert len(timeline.tracks()) == 129
     assert timeline.dropped == 7 + 300 - 127 - 3
-    assert "older spans are not kept" in timeline.html(tmp_path / "timeline.html").read_text()
+    assert "older spans are no longer kept" in timeline.html(tmp_path / "timeline.html").read_text()
 
 
 def test_a_block_that_raises_is_recorded_too() -> None:

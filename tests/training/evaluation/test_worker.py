@@ -135,7 +135,7 @@ def test_floats_get_the_dtype_of_the_models_own_tensor_and_nothing_else_is_cast(
 def test_names_that_do_not_fit_are_said() -> None:
     model = torch.nn.Linear(2, 1)
     with pytest.raises(
-        UsageError, match=r"not the one that trains \(it does not have: extra; not in the state: bias\)"
+        UsageError, match=r"another model than the one in training \(unexpected: extra; missing: bias\)"
     ):
         load_torch(model, {"weight": model.weight, "extra": model.bias})
     load_trainable(model, {"weight": torch.zeros(1, 2)})

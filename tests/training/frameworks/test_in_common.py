@@ -76,7 +76,7 @@ def test_arrays_and_their_numbers_come_back_from_json() -> None:
 
 def test_what_json_cannot_keep_is_refused_with_its_place() -> None:
     with pytest.raises(
-        UsageError, match=r"^the state\['a'\]\[1\]: a object cannot be kept in a checkpoint that is JSON"
+        UsageError, match=r"^the state\['a'\]\[1\]: a JSON checkpoint cannot keep a value of type object; "
     ):
         to_json({"a": [1, object()]}, where="the state")
 
@@ -104,7 +104,7 @@ def test_models_are_given_without_their_wrappers() -> None:
 
 def test_a_cadence_that_is_none_is_refused() -> None:
     given: dict[str, Any] = {"output_dir": None, "logging_dir": None, "saves_at_stop": True, "ranks": None}
-    with pytest.raises(UsageError, match="logging_steps=0; it is the steps from one log to the next, >= 1, or None"):
+    with pytest.raises(UsageError, match="logging_steps=0: must be a whole number of steps >= 1, or None; "):
         CallbackRun([], logging_steps=0, **given)
 
 

@@ -154,7 +154,7 @@ def test_gradients_that_the_backward_pass_uses_up_are_told_once(
         each.register_post_accumulate_grad_hook(step)
     SmallRun(tmp_path, [GradNormLogger()], model=model).train()
     assert [each.message for each in caplog.records] == [
-        "GradNormLogger is left out: no parameter has a gradient when the optimizer's step begins"
+        "GradNormLogger is disabled: no parameter has a gradient when the optimizer's step begins"
     ]
     assert records(tmp_path, "gradient_norms.json") == []
 
@@ -167,7 +167,7 @@ def test_torchs_own_optimizer_in_backward_is_known_at_once(tmp_path: Path, caplo
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
     SmallRun(tmp_path, [GradNormLogger()], model=model, max_steps=2).train()
     reason = "the optimizer runs within the backward pass, which leaves no gradient of '1.weight'"
-    assert [each.message for each in caplog.records] == [f"GradNormLogger is left out: {reason}"]
+    assert [each.message for each in caplog.records] == [f"GradNormLogger is disabled: {reason}"]
 
 
 @pytest.mark.parametrize("callback", [GradNormLogger, ParameterNormLogger, WeightNormLogger])
@@ -185,7 +185,7 @@ def test_parameters_on_the_meta_device_are_told_once(
     run.fire("on_train_end")
     assert logs == {}
     assert [each.message for each in caplog.records] == [
-        f"{callback.__name__} is left out: parameter 'weight' is on the meta device, so it has no values"
+        f"{callback.__name__} is disabled: parameter 'weight' is on the meta device, so it has no values"
     ]
     assert list(tmp_path.rglob("*.json")) == []
 
@@ -269,13 +269,13 @@ def test_norm_loggers_never_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureF
     run = SmallRun(tmp_path, [GradNormLogger(), ParameterNormLogger()], max_steps=2).train()
     assert run.state.global_step == 2
     assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [
-        "GradNormLogger.on_train_begin failed; it is left out from here on",
-        "ParameterNormLogger.on_train_begin failed; it is left out from here on",
+        "GradNormLogger.on_train_begin failed; the callback is disabled from now on",
+        "ParameterNormLogger.on_train_begin failed; the callback is disabled from now on",
     ]
 
 
 def test_steps_out_of_range_are_refused() -> None:
-    with pytest.raises(UsageError, match="power_iter_steps is 0; give 1 or more"):
+    with pytest.raises(UsageError, match="power_iter_steps=0: must be at least 1; set"):
         ParameterNormLogger(power_iter_steps=0)
 
 

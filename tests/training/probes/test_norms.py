@@ -87,7 +87,7 @@ def test_parameters_without_values_cannot_be_measured() -> None:
     assert reason is not None
     assert "'weight' is on the meta device" in reason
     assert unmeasurable(nn.Linear(2, 2)) is None
-    assert unmeasurable(object()) == "the run's model is of type object: no module of torch"
+    assert unmeasurable(object()) == "the run's model is of type object, not a torch module"
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (256, 48), (48, 256), (16, 3, 5, 5), (1, 7), (9, 1)])

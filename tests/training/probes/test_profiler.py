@@ -92,9 +92,9 @@ raise RuntimeError("out of memory")
 
 
 def test_numbers_out_of_range_are_refused_and_flags_are_on() -> None:
-    with pytest.raises(UsageError, match="start_step is -1; give 0 or more"):
+    with pytest.raises(UsageError, match="start_step=-1: must be at least 0; set"):
         ProfilerCallback(start_step=-1)
-    with pytest.raises(UsageError, match="num_steps is 0; give 1 or more"):
+    with pytest.raises(UsageError, match="num_steps=0: must be at least 1; set"):
         ProfilerCallback(num_steps=0)
     callback = ProfilerCallback()
     assert (callback.start_step, callback.num_steps, callback.output_dir) == (3, 5, None)

@@ -60,7 +60,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    told = "DDPTrainer: it needs torch, which is not installed here; pip install 'skyward[training]'"
+    told = "DDPTrainer: requires torch, which is not installed here; pip install 'skyward[training]'"
     assert fresh(code).strip() == told
 
 

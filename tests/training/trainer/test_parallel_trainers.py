@@ -395,13 +395,13 @@ def test_an_accelerated_run_goes_on_after_any_step_to_the_bit(said: Said) -> Non
 def test_what_cannot_be_is_refused_in_one_line(said: Said) -> None:
     first, second = said["what_is_refused"]
     assert first == second
-    assert "model_splitter=(model, num_stages) -> [module, ...] is needed" in first["no splitter"]
-    assert "num_stages=3: must divide the number of ranks, 2" in first["stages"]
-    assert "num_microbatches=1: must be at least 2, the number of stages" in first["pieces"]
+    assert "pass a function (model, num_stages) -> [module, ...]" in first["no splitter"]
+    assert "num_stages=3: does not divide the number of ranks, 2" in first["stages"]
+    assert "num_microbatches=1: must be >= 2, the number of stages" in first["pieces"]
     assert "schedule='zigzag': must be one of 'gpipe', '1f1b'" in first["schedule"]
-    assert "fp16=True: its scaler would see one stage only" in first["fp16"]
+    assert "fp16=True: its loss scaler would see only one stage" in first["fp16"]
     assert "dispatch_batches=False: all stages need the same batches" in first["every rank reads"]
-    assert "model_splitter gave 1 stages; 2 modules are needed" in first["too few"]
+    assert "model_splitter: returned 1 stages, but 2 modules are needed" in first["too few"]
     assert "'first.weight' of stage 1 is the same parameter as 'first.weight' of stage 0" in first["tied"]
     assert "gradient_accumulation_steps=2: must be 1" in first["accumulates"]
 
@@ -415,9 +415,9 @@ def test_a_model_whose_ranks_need_the_same_batches_is_refused_and_one_of_fsdp_is
         ("tensor parallel and FSDP", "on DeviceMesh((dp=1, tp=2), 'cpu'"),
     ):
         assert where in first[name]
-        assert "2 ranks hold it together as in tensor parallelism and need the same batches" in first[name]
+        assert "2 ranks hold it together, as in tensor parallelism, and need the same batches" in first[name]
         assert "guides/hybrid_parallelism.md" in first[name]
-    assert "1 of 2 ranks, so the others would not get its gradients" in first["FSDP over one of two"]
+    assert "only 1 of 2 ranks hold it, so the others would not get its gradients" in first["FSDP over one of two"]
     assert first["FSDP and tensor parallel of one"] == "nothing"
     assert first["hybrid FSDP"] == ["nothing", "nothing"]
 
@@ -479,7 +479,7 @@ def test_a_stage_that_fails_while_text_is_made_leaves_no_rank_waiting(said: Said
         assert (step, texts) == (4, [])
         assert failed in error
         assert shape == (1, 3)
-        assert "input_ids.shape=(3,): must be (1, time)" in misuse
+        assert "input_ids.shape=(3,): must be (1, T)" in misuse
         assert is_training
 
 
@@ -493,7 +493,7 @@ def test_a_sequential_that_takes_no_column_is_told_which_there_are(said: Said) -
 
 def test_an_evaluation_beside_training_is_refused_for_a_pipeline(said: Said) -> None:
     for error in said["an_evaluation_beside_a_pipeline"]:
-        assert "AsyncEvaluation: trainer=PipelineTrainer: each rank has one stage of the model" in error
+        assert "AsyncEvaluation: PipelineTrainer gives each rank one stage of the model" in error
 
 
 # On four: two pipelines of two stages ---------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def test_a_saver_tells_once_of_each_save_and_loads_it(tmp_path: Path) -> None:
     for _ in range(2):
         step(run)
         saver.save(is_needed=True)
-    saver.tell(waits=True)
-    saver.tell(waits=True)
+    saver.report_durable(waits=True)
+    saver.report_durable(waits=True)
     assert told == [1, 2]
     assert [each.step for each in checkpoints_in(tmp_path)] == [2]
     weight = next(savable.model.parameters()).item()

@@ -264,7 +264,7 @@ def test_an_emergency_save_that_takes_longer_than_its_grace_time_is_an_error(tmp
 def test_arguments_of_saves_say_what_is_legal() -> None:
     with pytest.raises(UsageError, match=r"save_on_busy='drop': must be one of 'wait', 'skip'"):
         TrainingArguments(save_on_busy="drop")
-    with pytest.raises(UsageError, match=r"jit_checkpoint_grace_s=0: must be a number of seconds above 0"):
+    with pytest.raises(UsageError, match=r"jit_checkpoint_grace_s=0: must be a number of seconds > 0"):
         TrainingArguments(jit_checkpoint_grace_s=0)
 
 

@@ -1,6 +1,6 @@
-"""Where evaluations run: threads of this process, processes beside it, or the nodes of a pool.
+"""Places where evaluations run: threads of this process, processes beside it, or the nodes of a pool.
 
-`as_dispatcher` makes one of whatever a user gives as `compute`.
+`as_dispatcher` turns any value of a user's `compute` into one of them.
 """
 
 from ...._lazy import lazy_names as _lazy_names

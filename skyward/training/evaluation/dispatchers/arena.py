@@ -1,7 +1,7 @@
-"""Memory that two processes see: one writes the large buffers of a job there, the other reads them where they are.
+"""Memory shared by two processes: one writes a job's large buffers, the other reads them in place.
 
-The same pages serve every job, so that only the first pays for getting them from the system. There is one job at a
-time; what is read is true until the next one is written.
+All jobs use the same pages, so only the first job pays for getting them from the system. There is one job at a time,
+and its data is valid until the next one is written.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ import tempfile
 from ....wire.blobs import Blob
 from ....wire.tasks import Parsed
 
-__all__ = ["Arena", "ArenaView"]
-
 _ALIGNMENT = 64
-"""Bytes: of the widest registers, and of a cache line."""
+"""Bytes; covers the widest SIMD registers and a cache line."""
 
 
 class Arena:
-    """The writer's side. Used by one thread; closed by `close`."""
+    """Writer's side of the memory. Used by one thread; ended by `close`."""
 
     def __init__(self) -> None:
         self.fd = _new_file()
         self._at = 0
 
     def begin(self, *, keep: bool) -> None:
-        """What was written is not needed any more. keep: its pages stay for what is written next."""
+        """Discard the previous job's data; `keep` reuses its pages for the next data."""
         self._at = 0
         if not keep:
             os.ftruncate(self.fd, 0)
 
     def put(self, data: memoryview) -> Blob:
-        """Copies it; gives a name by which `ArenaView.pieces` finds it. Raises OSError: there is no room."""
+        """Copy a buffer; return a name for `ArenaView.pieces`. Raises OSError if there is no room."""
         start = self._at
         flat = data if data.ndim == 1 and data.format == "B" else data.cast("B")
         done = 0
@@ -47,14 +45,14 @@ class Arena:
 
 
 class ArenaView:
-    """The reader's side."""
+    """Reader's side of the memory."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._map: mmap.mmap | None = None
 
     def pieces(self, parsed: Parsed) -> list[Blob]:
-        """What `Arena.put` wrote, in the order of the references."""
+        """Return the buffers that `Arena.put` wrote, in the order of the references."""
         size = os.fstat(self._fd).st_size
         if parsed.references and (self._map is None or len(self._map) != size):
             self._map = mmap.mmap(self._fd, size)
@@ -62,18 +60,18 @@ class ArenaView:
 
 
 class _Piece(Blob):
-    """A part of an arena in the place of a blob: nothing of its own is open."""
+    """Part of an arena in place of a blob; has nothing to close."""
 
-    def __init__(self, start: int, size: int, of: mmap.mmap | None = None) -> None:
+    def __init__(self, start: int, size: int, mapped: mmap.mmap | None = None) -> None:
         super().__init__(start.to_bytes(16, "little"), size, -1)
-        self._start, self._of = start, of
+        self._start, self._mapped = start, mapped
 
-    def map(self) -> memoryview:  # type: ignore[override]  # it is only ever read as a buffer
-        assert self._of is not None
-        return memoryview(self._of)[self._start : self._start + self.size]
+    def map(self) -> memoryview:  # type: ignore[override]  # callers only read it as a buffer
+        assert self._mapped is not None
+        return memoryview(self._mapped)[self._start : self._start + self.size]
 
     def close(self) -> None:
-        """The arena stays open."""
+        """Do nothing, because the arena stays open."""
 
 
 def _new_file() -> int:

@@ -1,4 +1,4 @@
-"""How long a job would wait for its turn, as far as that can be told. Pure, with an injected clock."""
+"""Estimate of how long a job would wait for its turn. Pure, with an injected clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 
-__all__ = ["MovingAverage", "Backlog"]
-
 
 class MovingAverage:
-    """An exponential moving average without the bias of its start: after one observation it is that observation.
+    """Exponential moving average without start-up bias: after one observation it equals that observation.
 
     Args:
-        beta: weight of what was before, 0 <= beta < 1.
+        beta: weight of the past, 0 <= beta < 1.
 
     Source: Kingma and Ba, "Adam", 2014, section 3.
     """
@@ -28,19 +26,20 @@ class MovingAverage:
 
     @property
     def value(self) -> float | None:
-        """None: nothing was observed."""
+        """Current average; None before the first observation."""
         return self._sum / self._weight if self._weight else None
 
 
 class Backlog:
-    """The open jobs of one worker, which runs `slots` of them at a time in the order in which they came. Thread-safe.
+    """Open jobs of one worker, which runs `slots` of them at once in order of arrival. Thread-safe.
 
-    It times them itself, so that whatever a job costs its worker counts, the transfer of its state too.
+    It measures the jobs itself, so that all costs count, also the transfer of the state.
 
     Args:
-        slots: >= 1.
-        initial_s: seconds that a job is taken to run as long as none has ended, > 0.
-        clock: seconds that never go back.
+        slots: jobs at once, >= 1.
+        beta: weight of the past in the average duration, 0 <= beta < 1.
+        initial_s: estimate of a job's seconds before the first has ended, > 0.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -54,18 +53,18 @@ class Backlog:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Jobs that are open."""
+        """Return the number of open jobs."""
         with self._lock:
             return len(self._running) + len(self._queued)
 
     @property
     def expected_s(self) -> float:
-        """Seconds that a job is expected to run."""
-        seen = self._seconds.value
-        return self.initial_s if seen is None else seen
+        """Expected seconds of a job."""
+        average = self._seconds.value
+        return self.initial_s if average is None else average
 
     def add(self, job: Hashable) -> None:
-        """It was submitted now."""
+        """Note a job that was submitted now."""
         with self._lock:
             if len(self._running) < self.slots:
                 self._running[job] = self._clock()
@@ -73,12 +72,14 @@ class Backlog:
                 self._queued[job] = None
 
     def end(self, job: Hashable, *, is_typical: bool = True) -> float | None:
-        """It has ended; the next one begins. A job that is not open is ignored.
+        """Note a job that has ended, and begin the next one. Ignores a job that is not open.
 
         Args:
-            is_typical: False: how long it ran says nothing of the next ones (it was cancelled, or failed early).
+            job: the job.
+            is_typical: False if its duration does not predict the next ones (it was cancelled, or failed early).
 
-        Returns: seconds that it ran; None if it had not begun.
+        Returns:
+            The seconds that it ran; None if it had not begun.
         """
         with self._lock:
             if job in self._queued:
@@ -97,14 +98,14 @@ class Backlog:
             return now - began
 
     def wait_s(self) -> float:
-        """Seconds until a job that came now would begin; 0.0: at once."""
+        """Return the seconds until a job that came now would begin; 0.0 means at once."""
         return self.free_s()[0]
 
     def free_s(self) -> list[float]:
-        """Seconds until each slot has done what is open, the next free one first; 0.0: it is free.
+        """Return the seconds until each slot has done its open jobs, the next free one first; 0.0 means free.
 
-        A job that runs longer than expected is expected to overrun as much again: a worker that hangs looks worse and
-        worse.
+        A job that runs longer than expected is expected to overrun by as much again, so a worker that hangs looks worse
+        the longer it hangs.
         """
         with self._lock:
             expected, now = self.expected_s, self._clock()

@@ -1,4 +1,4 @@
-"""From what a user gives as `compute` to where evaluations run."""
+"""Conversion of a user's `compute` argument to a dispatcher."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from ....calls.active import resolve_target
 from ....errors import UsageError
 from ..dispatcher import Dispatcher
 
-__all__ = ["as_dispatcher"]
-
 _CHOICES = (
     "None (threads of this process), 'subprocess', a pool, a node or role of one (pool.node(1)), an "
     "AdaptiveCompute, or any Dispatcher"
@@ -18,16 +16,21 @@ _CHOICES = (
 
 
 def as_dispatcher(compute: Any = None, *, field: str = "compute") -> Dispatcher:
-    """Where evaluations run, of what a user gave.
+    """Return the dispatcher for a user's `compute` argument.
 
-    A Dispatcher is given back as it is, and is its owner's to close; what is made here is the caller's to close.
+    A Dispatcher is returned as it is and stays its owner's to close. The caller closes any other result.
 
     Args:
-        compute: None or "in-process": threads of this process. "subprocess": a process of ours beside it. A pool, or
-            a node or role of one: anything with `run` and `submit` of pending calls. `sky`: the pool that is open here.
-        field: how errors name it.
+        compute: None or "in-process" for threads of this process; "subprocess" for a process beside it; a pool, or a
+            node or role of one (anything with `run` and `submit` of pending calls); `sky` for the pool open here.
+        field: name of the argument, for errors.
 
-    Raises: UsageError, naming `field`.
+    Raises:
+        UsageError: `compute` is none of these.
+
+    Example:
+        >>> as_dispatcher("subprocess").name
+        'subprocess'
     """
     if compute is None or (isinstance(compute, str) and compute == "in-process"):
         from .in_process import InProcessDispatcher
@@ -39,11 +42,11 @@ def as_dispatcher(compute: Any = None, *, field: str = "compute") -> Dispatcher:
         return SubprocessDispatcher()
     if _is_address(compute):
         raise UsageError(
-            f"{field}: {compute!r} is an address; workers are not reached by address here: open a pool "
-            "(sky.ComputePool(provider=sky.SSH(hosts=[...])), say) and give the pool, or a node of it: pool.node(1)"
+            f"{field}={compute!r}: is an address, and workers are not reached by address; open a pool, such as "
+            "sky.ComputePool(provider=sky.SSH(hosts=[...])), and pass it or one of its nodes, pool.node(1)"
         )
     if isinstance(compute, (str, type)):
-        raise UsageError(f"{field}: {compute!r}; it is {_CHOICES}")
+        raise UsageError(f"{field}={compute!r}: unknown place for evaluations; use {_CHOICES}")
     if callable(getattr(compute, "submit", None)) and callable(getattr(compute, "pressure", None)):
         return cast(Dispatcher, compute)
     if isinstance(compute, ModuleType) and compute.__name__ == "skyward":
@@ -52,7 +55,7 @@ def as_dispatcher(compute: Any = None, *, field: str = "compute") -> Dispatcher:
         from .remote import PoolDispatcher
 
         return PoolDispatcher(compute)
-    raise UsageError(f"{field}: {compute!r}; it is {_CHOICES}")
+    raise UsageError(f"{field}={compute!r}: unknown place for evaluations; use {_CHOICES}")
 
 
 def _is_address(compute: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Evaluations in threads of this process: nothing is pickled, and a state is read where it is.
+"""Evaluations in threads of this process. Nothing is pickled or copied.
 
-They share the processor, and the GIL, with training. Where evaluations compute much, measure (`gate="auto"`).
+They share the processor and the GIL with training. For compute-heavy evaluations, measure (`gate="auto"`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from ..dispatcher import Job, Outcome
 from ..worker import Worker
 from .seats import Seat, SeatedDispatcher
 
-__all__ = ["InProcessDispatcher"]
-
 
 class InProcessDispatcher(SeatedDispatcher):
-    """Runs evaluations in threads of this process, each with models of its own. Thread-safe.
+    """Run evaluations in threads of this process, each with its own models. Thread-safe.
 
-    A thread cannot be killed: one whose evaluation was cancelled or ran out of time is left alone with its model,
-    counts no more, and ends when its evaluation does.
+    A thread cannot be killed. If its evaluation is cancelled or times out, the thread is abandoned with its model and
+    ends together with the evaluation; another thread takes its slot.
 
     Args:
         slots: evaluations at once, >= 1.
-        name: for records and pictures.
+        name: name for records and plots.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: `slots` is below 1.
+
+    Example:
+        >>> InProcessDispatcher(slots=2)
+        <InProcessDispatcher 'in-process' slots=2>
     """
 
     shares_memory = True
@@ -61,7 +64,7 @@ class _Here(Seat):
         )
 
     def give_up(self) -> str:
-        return "it goes on in a thread that counts no more, as a thread cannot be ended"
+        return "it continues in an abandoned thread, because a thread cannot be killed"
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing, because nothing was opened."""

@@ -1,4 +1,4 @@
-"""A job as it crosses to another process: contents by name, and with them only what is not there yet."""
+"""Jobs on the way to another process: contents by digest, and only those sent along that it lacks."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from ....errors import PayloadNotLoadable
 from ..dispatcher import Job
 from ..worker import ContentsMissing, Worker
 
-__all__ = ["PARTS", "MessageKind", "PackedJob", "numerics", "pack", "unpack"]
-
 PARTS = ("factory", "load", "eval_fn", "payload")
 
 
 class MessageKind(IntEnum):
-    """A message between the process that trains and one beside it: its kind is sent first, then its body."""
+    """Kind of a message between the training process and a worker beside it; it is sent before the body."""
 
     JOB = 1
-    """To the worker: a payload of (state, packed job, contents)."""
+    """To the worker: a payload (state, packed job, contents)."""
     BEGUN = 2
-    """The first answer: everything is there, the time of the job runs."""
+    """First answer: all contents are there and the job's time begins."""
     DONE = 3
-    """A pickled Scored."""
+    """Answer: a pickled Scored."""
     FAILED = 4
-    """A pickled Failure."""
+    """Answer: a pickled failure."""
     MISSING = 5
-    """Pickled digests: send the job again, with them."""
+    """Answer: pickled digests of missing contents; send the job again with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedJob:
-    """A job without its state and without its contents."""
+    """Job without its state and its contents."""
 
     digests: dict[str, str]
-    """By part: "factory", "load", "eval_fn", "payload"."""
+    """Digests of the contents, by "factory", "load", "eval_fn" and "payload"."""
     cache_key: str | None
     numerics: dict[str, Any]
-    """See `numerics`."""
+    """Settings of torch, see the function `numerics`."""
 
 
 def pack(job: Job, known: Container[str], *, is_same_machine: bool) -> tuple[PackedJob, dict[str, bytes]]:
-    """The job, and the contents to send along, by digest: those that are not `known` to be there.
+    """Return the packed job, and by digest the contents that are not in `known`.
 
-    Raises: ArgumentNotPicklable.
+    Raises:
+        ArgumentNotPicklable: a content cannot be pickled.
     """
     contents = {part: getattr(job, part) for part in PARTS}
     packed = PackedJob(
@@ -59,9 +58,11 @@ def pack(job: Job, known: Container[str], *, is_same_machine: bool) -> tuple[Pac
 
 
 def unpack(worker: Worker, packed: PackedJob, sent: Mapping[str, bytes]) -> dict[str, Any]:
-    """By part: its value, made once in this process. What the job's numerics ask for is set.
+    """Return the values of a job's contents by part, made once in this process, and apply its numerics.
 
-    Raises: ContentsMissing; PayloadNotLoadable, naming the part.
+    Raises:
+        ContentsMissing: contents are neither here nor in `sent`.
+        PayloadNotLoadable: a content cannot be unpickled; the message names the part.
     """
     missing = tuple(d for d in packed.digests.values() if d not in sent and not worker.has(d))
     if missing:
@@ -70,21 +71,23 @@ def unpack(worker: Worker, packed: PackedJob, sent: Mapping[str, bytes]) -> dict
     for part, digest in packed.digests.items():
         try:
             parts[part] = worker.content(digest, sent.get(digest))
-        except ContentsMissing:  # another job's contents came in between
+        except ContentsMissing:  # evicted by another job's contents since the check above
             raise
-        except Exception as error:  # unpickling runs code of the user's
+        except Exception as error:  # unpickling runs user code
             raise PayloadNotLoadable(
-                f"{part}: it cannot be loaded where evaluations run: {type(error).__name__}: {error}; what it imports "
-                "must be installed there"
+                f"{part}: cannot be loaded where evaluations run ({type(error).__name__}: {error}); install there what "
+                "it imports"
             ) from error
     _set(packed.numerics)
     return parts
 
 
 def numerics(*, is_same_machine: bool) -> dict[str, Any]:
-    """The settings of torch in this process that change results, if it is loaded; so that a worker's are the same.
+    """Return the settings of torch in this process that change results, so that a worker can copy them.
 
-    is_same_machine: the number of threads, which changes the order of sums, is the worker's own elsewhere.
+    Args:
+        is_same_machine: include the number of threads, which changes the order of sums. Elsewhere it is the worker's
+            own choice.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -96,12 +99,12 @@ def numerics(*, is_same_machine: bool) -> dict[str, Any]:
     }
 
 
-def _set(wanted: Mapping[str, Any]) -> None:
+def _set(settings: Mapping[str, Any]) -> None:
     torch = sys.modules.get("torch")
-    if torch is None or not wanted:
+    if torch is None or not settings:
         return
-    torch.set_default_dtype(getattr(torch, wanted["default_dtype"]))
-    if torch.get_float32_matmul_precision() != wanted["matmul_precision"]:
-        torch.set_float32_matmul_precision(wanted["matmul_precision"])
-    if "threads" in wanted and torch.get_num_threads() != wanted["threads"]:
-        torch.set_num_threads(wanted["threads"])
+    torch.set_default_dtype(getattr(torch, settings["default_dtype"]))
+    if torch.get_float32_matmul_precision() != settings["matmul_precision"]:
+        torch.set_float32_matmul_precision(settings["matmul_precision"])
+    if "threads" in settings and torch.get_num_threads() != settings["threads"]:
+        torch.set_num_threads(settings["threads"])

@@ -1,7 +1,7 @@
-"""The process beside the one that trains: it runs jobs until the other side of its connection is closed.
+"""Main function of the evaluation process beside training. It runs jobs until its connection closes.
 
-It imports a framework when a job's contents do, once. With the process that trains, however that ends, it ends too,
-and all that it started with it.
+It imports a framework once, when a job's contents do. It ends together with the training process, however that ends,
+and kills everything that it started.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ import cloudpickle
 
 from ....errors import ResultNotPicklable
 from ....wire.failures import encode_failure
-from ....wire.payloads import decode, parse
+from ....wire.payloads import decode
+from ....wire.tasks import parse
 from ..worker import ContentsMissing, Scored, Worker
 from .arena import ArenaView
 from .packed import MessageKind, PackedJob, unpack
 
-__all__ = ["main"]
-
 _LOOK_S = 1.0
-"""Seconds between two looks whether the other side lives."""
+"""Seconds between two checks whether the training process lives."""
 
 
 def main() -> None:
-    """Its arguments are the descriptors of its connection and of the arena. Never returns."""
+    """Run jobs forever. The arguments are the descriptors of the connection and of the arena."""
     descriptors = [int(text) for text in sys.argv[1:3]]
     sys.argv = sys.argv[:1]
     for fd in descriptors:
@@ -48,17 +47,17 @@ def main() -> None:
 
 
 def _read(connection: Connection, jobs: queue.SimpleQueue[bytes]) -> None:
-    """Reads on while an evaluation runs: so the end of the other side is noticed at any time."""
+    """Read jobs ahead, also during an evaluation, so that the end of the training process is noticed at any time."""
     parent = os.getppid()
-    while os.getppid() == parent:  # children of the other side may hold the connection, and outlive it
+    while os.getppid() == parent:  # no EOF if children of the training process hold the connection and outlive it
         if not connection.poll(_LOOK_S):
             continue
         try:
-            connection.recv()  # its kind: there is only one
+            connection.recv()  # the kind, which can only be JOB
             jobs.put(connection.recv_bytes())
-        except (EOFError, OSError):  # the other side has gone
+        except (EOFError, OSError):  # the training process has gone
             break
-    os.killpg(0, signal.SIGKILL)  # it leads a process group of its own
+    os.killpg(0, signal.SIGKILL)  # this process leads a group of its own, so its children go too
 
 
 def _answer(worker: Worker, arena: ArenaView, connection: Connection, body: bytes) -> tuple[MessageKind, bytes]:
@@ -68,7 +67,7 @@ def _answer(worker: Worker, arena: ArenaView, connection: Connection, body: byte
         return MessageKind.DONE, _scored(worker, connection, state, packed, contents)
     except ContentsMissing as missing:
         return MessageKind.MISSING, pickle.dumps(missing.digests)
-    except BaseException as error:  # whatever the user's function raises is the answer
+    except BaseException as error:  # also SystemExit: anything that user code raises is the answer
         return MessageKind.FAILED, encode_failure(error)
 
 
@@ -81,9 +80,8 @@ def _scored(
     scored: Scored = worker.run(**parts, cache_key=packed.cache_key, state=state)
     try:
         data: bytes = cloudpickle.dumps(scored, protocol=5)
-    except Exception as error:  # pickling runs code of the user's
+    except Exception as error:  # pickling runs user code
         raise ResultNotPicklable(
-            f"eval_fn: what it returned cannot be sent back: {type(error).__name__}: {error}; return a dictionary of "
-            "numbers"
+            f"eval_fn: the result cannot be sent back ({type(error).__name__}: {error}); return a dictionary of numbers"
         ) from error
     return data

@@ -1,4 +1,4 @@
-"""Evaluations on the nodes of a pool."""
+"""Dispatcher that runs evaluations on the nodes of a pool."""
 
 from __future__ import annotations
 
@@ -19,53 +19,57 @@ from .futures import new_future, settle, settle_error
 from .packed import PARTS, pack
 from .remote_worker import Reply, evaluate
 
-__all__ = ["PoolDispatcher", "RemoteTarget"]
-
 _TRIES = 4
-"""How often a job is sent to workers that say they lack contents. From the second time on it carries all of them."""
+"""Attempts per job if workers lack contents. From the second one on, a job carries all contents."""
 
 
 class RemoteTarget(Protocol):
-    """A pool, or some of its nodes. `total_slots`, where it has one, is how many calls run there at once."""
+    """Pool, or some of its nodes. The optional `total_slots` is the number of calls that run at once."""
 
     def submit(self, pending: PendingCompute[Any]) -> Future[Any]: ...
 
 
 class PoolDispatcher:
-    """Runs evaluations as calls to a pool, or to some of its nodes. Thread-safe. The pool is the user's to close.
+    """Run evaluations as calls to a pool, or to some of its nodes. Thread-safe; never closes the pool.
 
-    Large tensors, arrays and contents go as blobs, which a node is sent once; contents are unpickled once in each slot,
-    and models stay there. An evaluation that is cancelled or runs too long is interrupted, and its slot is killed if
-    that does not help. One whose slot or node is lost fails with SlotLost or NodeLost.
+    Large tensors, arrays and contents are sent as blobs, once per node. Each slot unpickles contents once and keeps
+    models. A cancelled or timed-out evaluation is interrupted, and its slot is killed if that does not help. An
+    evaluation whose slot or node is lost fails with SlotLost or NodeLost.
 
     Args:
-        target: where calls go.
-        name: for records and pictures; workers are named by their node. None: what the target calls itself.
-        start_s: seconds >= 0 that the first evaluation in a slot gets beyond its `timeout_s`, as that slot imports
-            what it needs.
+        target: pool, node or role that gets the calls.
+        name: name for records and plots; workers are named by their node. None takes the target's own name.
+        start_s: extra seconds, >= 0, beyond `timeout_s` for the first evaluation in a slot, which imports what it
+            needs.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: `start_s` is out of its range.
+
+    Example:
+        With an open pool:
+
+            evaluator = AsyncEvaluator(make_model, score, data, compute=PoolDispatcher(pool.node(1), start_s=120))
     """
 
     shares_memory = False
 
     def __init__(self, target: RemoteTarget, *, name: str | None = None, start_s: float = 60.0) -> None:
         if not is_positive(start_s, or_zero=True):
-            raise UsageError(f"start_s: {start_s!r}; it is a number of seconds >= 0")
+            raise UsageError(f"start_s={start_s!r}: must be seconds >= 0; set 0 for no extra time")
         self.target = target
         self.name = name or _name_of(target)
         self._start_s = float(start_s)
         self._context = contextvars.copy_context()
-        """Of who made it: a target that is used in a task of a pool asks which task that is."""
+        """Context of the creator, because a target inside a task of a pool reads the current task from it."""
         self.slots = _slots_of(target)
         self._backlog = Backlog(self.slots)
         self._known: set[str] = set()
-        """Digests of contents that some worker has. One that has not says so, and gets them."""
+        """Digests of contents that some worker has. A worker that lacks one says so and gets it."""
         self._holders: set[str] = set()
-        """Slots' processes that have answered, of those that are there as far as is known."""
+        """Known slot processes that have answered."""
         self._open: dict[Future[Any], _RemoteCall] = {}
         self._lane = Lane("skyward-evaluation")
-        """Unpickles what comes back: not the threads that bring it, which must not wait for an import."""
+        """Unpickles replies, because the threads that deliver them must not wait for an import."""
         self._is_closed = False
         self._changed = threading.Condition()
 
@@ -74,37 +78,46 @@ class PoolDispatcher:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its nodes are other machines than this one, as far as their provider's name tells."""
+        """Return whether the nodes are other machines, judged by the provider's name."""
         pool = getattr(self.target, "pool", self.target)
         return getattr(getattr(pool, "provider", None), "name", "local") != "local"
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Sends it; the state is copied when this returns.
+        """Send a job. Its state has been copied when this returns.
 
-        Raises: UsageError: it is closed. The future raises what the evaluation raised, TaskTimeout, NodeError,
-        PoolClosed, ArgumentNotPicklable.
+        The future raises the evaluation's exception, TaskTimeout, NodeError, PoolClosed or ArgumentNotPicklable.
+
+        Args:
+            job: the evaluation.
+
+        Raises:
+            UsageError: the dispatcher is closed.
         """
         call = _RemoteCall(job, new_future(self._cancelled))
         with self._changed:
             if self._is_closed:
-                raise UsageError(f"{self!r} is closed; submit before close()")
+                raise UsageError(f"{self!r}: is closed; submit before close()")
             self._open[call.future] = call
             call.is_first_in_line = self._backlog.wait_s() == 0.0
-            self.slots = self._backlog.slots = _slots_of(self.target)  # a pool may have changed its size
+            self.slots = self._backlog.slots = _slots_of(self.target)  # pools may change their size
             self._backlog.add(call.future)
         self._send(call)
         return call.future
 
     def pressure(self) -> float:
-        """Seconds that a job would wait if it were submitted now, if nobody else used these slots."""
+        """Return the seconds that a job would wait if submitted now, assuming that nobody else uses the slots."""
         return self._backlog.wait_s()
 
     def close(self, *, cancel: bool = False) -> None:
-        """Waits for what is open, or cancels it. Idempotent."""
+        """Wait for open jobs, or cancel them. Idempotent.
+
+        Args:
+            cancel: cancel open jobs instead of waiting.
+        """
         with self._changed:
             self._is_closed = True
             futures = list(self._open) if cancel else []
-        for future in reversed(futures):  # or those that wait would begin
+        for future in reversed(futures):  # newest first: cancelling a running one would start a waiting one
             future.cancel()
         with self._changed:
             self._changed.wait_for(lambda: not self._open)
@@ -124,7 +137,7 @@ class PoolDispatcher:
             if call.job.timeout_s is not None:
                 pending = pending.with_timeout(call.job.timeout_s + (0.0 if is_warm else self._start_s))
             inner = self._context.copy().run(self.target.submit, pending)
-        except BaseException as error:  # pickling is user code, and a pool may be closed
+        except BaseException as error:  # pickling runs user code, and the pool may be closed
             self._end(call, error=error)
             return
         with self._changed:
@@ -147,7 +160,7 @@ class PoolDispatcher:
             lost = NodeError(f"{self.name}: the call of the evaluation of step {call.job.step} was cancelled")
             self._end(call, error=lost)
             return
-        except BaseException as error:  # whatever the evaluation raised
+        except BaseException as error:  # anything that the evaluation raised
             self._lost_track(error)
             self._end(call, error=error)
             return
@@ -160,7 +173,7 @@ class PoolDispatcher:
         self._end(call, outcome=self._outcome(call, reply, now))
 
     def _outcome(self, call: _RemoteCall, reply: Reply, now: float) -> Outcome:
-        """By this process's clock: durations come from the worker, the end is when it was known here."""
+        """Build the outcome by this process's clock: durations from the worker, the end when it was known here."""
         scored = reply.scored
         assert scored is not None
         started_at = now - (scored.finished_at - scored.started_at)
@@ -180,12 +193,12 @@ class PoolDispatcher:
         if not is_open:
             return
         if call.attempts >= _TRIES:
-            self._end(call, error=InternalError(f"{self.name}: a worker lacks contents that it was sent"))
+            self._end(call, error=InternalError(f"{self.name}: a worker lacks contents that were sent to it"))
             return
         self._send(call)
 
     def _lost_track(self, error: BaseException) -> None:
-        """Which processes are there is not known when one of them was ended."""
+        """Forget the known slot processes, because one of them was killed and its successor is cold."""
         if isinstance(error, (NodeError, TaskTimeout)):
             with self._changed:
                 self._holders.clear()
@@ -207,7 +220,7 @@ class PoolDispatcher:
             if call is None:
                 return
             self._backlog.end(future, is_typical=False)
-            self._holders.clear()  # what does not heed the interruption is killed
+            self._holders.clear()  # a slot that ignores the interruption is killed, so a successor may be cold
             self._changed.notify_all()
             inner = call.inner
         if inner is not None:
@@ -222,17 +235,17 @@ class _RemoteCall:
     attempts: int = 0
     sent_at: float = field(default_factory=time.time)
     is_first_in_line: bool = True
-    """It began as soon as it was there."""
+    """True if no other job was ahead of it, so the time before its start is transfer."""
 
 
 def _name_of(target: Any) -> str:
     numbers = getattr(target, "node_numbers", ())
-    if hasattr(target, "provider") or not numbers:  # a whole pool, or a target of the user's
+    if hasattr(target, "provider") or not numbers:  # a whole pool, or a user's target
         return "pool"
     return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _slots_of(target: Any) -> int:
-    """Of what a pool becomes in a task only the nodes are known: one for each, at least."""
+    """Return the number of slots; inside a task a pool only knows its nodes, which count as one slot each."""
     slots = getattr(target, "total_slots", None)
     return max(1, len(getattr(target, "node_numbers", ())) if slots is None else int(slots))

@@ -1,4 +1,4 @@
-"""What a slot of a pool runs. Models and contents stay in the slot's process for the next evaluations."""
+"""Function that a pool's slot runs; models and contents stay in its process for the next evaluations."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from ....node.slot.runtime import current_call
 from ..worker import ContentsMissing, Scored, Worker
 from .packed import PackedJob, unpack
 
-__all__ = ["Reply", "evaluate"]
-
 _worker = Worker()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came of a job, or what has to be sent with it."""
+    """Result of a job, or the contents that it lacks."""
 
     scored: Scored | None
     missing: tuple[str, ...] = ()
-    """Digests, where `scored` is None."""
+    """Digests of missing contents, if `scored` is None."""
     holder: str
-    """The process that answers; no two have the same."""
+    """Unique name of the answering process."""
     node: int | None
-    """Of its pool."""
+    """Number of the node in its pool."""
 
 
 @compute
 def evaluate(packed: PackedJob, contents: dict[str, bytes], state: object) -> Reply:
-    """Scores a state. Raises what the evaluation raises; PayloadNotLoadable."""
+    """Score a state; raise the evaluation's exception, or PayloadNotLoadable."""
     call = current_call()
     node = None if call is None else call.node
     holder = f"{_boot_id()} {os.getpid()}"

@@ -1,4 +1,4 @@
-"""A queue of jobs before a few seats, each of which runs one at a time: what dispatchers on this machine share."""
+"""Queue of jobs for a few seats, each of which runs one job at a time; base of the dispatchers on this machine."""
 
 from __future__ import annotations
 
@@ -16,47 +16,49 @@ from ..legal import check_at_least
 from .backlog import Backlog
 from .futures import new_future, settle, settle_error
 
-__all__ = ["Seat", "SeatedDispatcher"]
-
 
 class Seat(abc.ABC):
-    """Runs one job at a time. Used by one thread; `give_up` and `close` may come from any other.
+    """Place that runs one job at a time, used by one thread; any thread may call `give_up` and `close`.
 
-    number: which seat of its dispatcher it is, from 0.
+    Args:
+        number: index of the seat in its dispatcher, from 0.
     """
 
     ends_when_given_up = False
-    """Whether `run` returns soon after `give_up`."""
+    """True if `run` returns soon after `give_up`."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     @abc.abstractmethod
     def run(self, job: Job, began: Callable[[], None]) -> Outcome:
-        """Waits for what comes of it. Raises what it raised.
+        """Run a job and return its outcome, or raise its exception.
 
-        began: to be called when everything is there that the evaluation needs but its model: its time runs from then.
+        Args:
+            job: the evaluation.
+            began: called when everything except the model is there; the job's time begins then.
         """
 
     @abc.abstractmethod
     def give_up(self) -> str:
-        """Nobody waits for the running job any more, and nothing more is sent here. Says what becomes of the job."""
+        """Abandon the running job and this seat; return what becomes of the job, for the error."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Nothing runs here, and nothing more is sent."""
+        """Free the seat's resources. Nothing runs here and nothing more is sent."""
 
 
 class SeatedDispatcher(abc.ABC):
-    """Runs jobs in the order in which they come, `slots` of them at once, each on a seat of its own. Thread-safe.
+    """Run jobs in order of arrival, `slots` of them at once, each on its own seat. Thread-safe.
 
-    Its threads live while there is something to do.
+    Its threads exist only while there are jobs.
 
     Args:
         slots: evaluations at once, >= 1.
-        name: for records and pictures.
+        name: name for records and plots.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: `slots` is below 1.
     """
 
     shares_memory = False
@@ -69,7 +71,7 @@ class SeatedDispatcher(abc.ABC):
         self._running: dict[Future[Any], _Task] = {}
         self._free: list[Seat] = [self._new_seat(number) for number in range(slots)]
         self._threads: set[threading.Thread] = set()
-        """Without those whose job was given up, and that may never end."""
+        """Threads to join in `close`; those of abandoned jobs are not among them, because they may never end."""
         self._is_closed = False
         self._changed = threading.Condition()
 
@@ -78,29 +80,42 @@ class SeatedDispatcher(abc.ABC):
 
     @abc.abstractmethod
     def _new_seat(self, number: int) -> Seat:
-        """A seat, new or in the place of one that was given up. Starts nothing."""
+        """Create a seat, or a replacement for an abandoned one, without starting anything."""
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Raises: UsageError: it is closed. The future raises what the evaluation raised, TaskTimeout, SlotLost."""
+        """Queue a job.
+
+        The future raises the evaluation's exception, TaskTimeout or SlotLost.
+
+        Args:
+            job: the evaluation.
+
+        Raises:
+            UsageError: the dispatcher is closed.
+        """
         future = new_future(self._forget)
         with self._changed:
             if self._is_closed:
-                raise UsageError(f"{self!r} is closed; submit before close()")
+                raise UsageError(f"{self!r}: is closed; submit before close()")
             self._queue.append(_Task(job, future))
             self._backlog.add(future)
             self._fill()
         return future
 
     def pressure(self) -> float:
-        """Seconds that a job would wait if it were submitted now."""
+        """Return the seconds that a job would wait if submitted now."""
         return self._backlog.wait_s()
 
     def close(self, *, cancel: bool = False) -> None:
-        """Waits for what is open, or cancels it. Idempotent."""
+        """Wait for open jobs, or cancel them. Idempotent.
+
+        Args:
+            cancel: cancel open jobs instead of waiting.
+        """
         with self._changed:
             self._is_closed = True
             open_tasks = [*self._running.values(), *self._queue] if cancel else []
-        for task in reversed(open_tasks):  # or those that wait would begin
+        for task in reversed(open_tasks):  # newest first: cancelling a running one would start a waiting one
             task.future.cancel()
         with self._changed:
             self._changed.wait_for(lambda: not self._queue and not self._running)
@@ -112,10 +127,10 @@ class SeatedDispatcher(abc.ABC):
         for seat in seats:
             seat.close()
 
-    # -----------------------------------------------------------------------------------------------------------------
+    # Internals -------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Starts a thread where a seat is free. Under the lock."""
+        """Start a thread if a seat is free. The caller holds the lock."""
         if self._queue and self._free:
             thread = threading.Thread(
                 target=self._serve, args=(self._free.pop(),), name="skyward-evaluation", daemon=True
@@ -141,16 +156,17 @@ class SeatedDispatcher(abc.ABC):
                 return
 
     def _run(self, task: _Task, seat: Seat) -> bool:
-        """False: it was given up meanwhile, and another seat is in the place of this one."""
+        """Run a task; return False if it was given up meanwhile and another seat has replaced this one."""
         timer = _Timer(task.job.timeout_s, lambda: self._expire(task))
         outcome: Outcome | None = None
         error: BaseException | None = None
         try:
             outcome = seat.run(task.job, timer.start)
-        except BaseException as raised:  # whatever the user's function raises is the future's
+        except BaseException as raised:  # also SystemExit: anything that user code raises belongs to the future
             error = raised
         timer.stop()
         with self._changed:
+            # One of three removes the task and then settles its future: this thread, its timeout, or a cancellation.
             if self._running.pop(task.future, None) is None:
                 return False
             self._backlog.end(task.future, is_typical=error is None and not task.job.is_warm_up)
@@ -162,20 +178,20 @@ class SeatedDispatcher(abc.ABC):
         return True
 
     def _expire(self, task: _Task) -> None:
-        what = self._forget(task.future)
-        if what is not None:
+        fate = self._forget(task.future)
+        if fate is not None:
             seconds = task.job.timeout_s or 0.0
             settle_error(
                 task.future,
                 TaskTimeout(
                     f"{self.name}: the evaluation of step {task.job.step} ran longer than its timeout_s of "
-                    f"{seconds:g} s; {what}",
+                    f"{seconds:g} s; {fate}",
                     timeout_s=seconds,
                 ),
             )
 
     def _forget(self, future: Future[Any]) -> str | None:
-        """Gives up an open job. None: it was not open. Otherwise what becomes of it."""
+        """Give up an open job; return what becomes of it, or None if it was not open."""
         with self._changed:
             task = self._running.pop(future, None)
             if task is None:
@@ -183,18 +199,18 @@ class SeatedDispatcher(abc.ABC):
                 if queued is None:
                     return None
                 self._queue.remove(queued)
-                what = "it had not begun"
+                fate = "it had not begun"
             else:
                 assert task.seat is not None
                 assert task.thread is not None
                 if not task.seat.ends_when_given_up:
                     self._threads.discard(task.thread)
-                what = task.seat.give_up()
+                fate = task.seat.give_up()
                 self._free.append(self._new_seat(task.seat.number))
             self._backlog.end(future, is_typical=False)
             self._changed.notify_all()
             self._fill()
-        return what
+        return fate
 
 
 @dataclass(eq=False)
@@ -206,7 +222,7 @@ class _Task:
 
 
 class _Timer:
-    """Calls `expired` once, `timeout_s` after it was started, unless it is stopped before."""
+    """Timer that calls `expired` once, `timeout_s` after its start, unless it is stopped before."""
 
     def __init__(self, timeout_s: float | None, expired: Callable[[], None]) -> None:
         self._timer = None if timeout_s is None else threading.Timer(timeout_s, expired)

@@ -1,4 +1,4 @@
-"""Evaluations in processes of ours on this machine: training keeps its GIL, and an evaluation can be ended."""
+"""Evaluations in processes on this machine: they do not take training's GIL, and they can be killed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from .arena import Arena
 from .packed import MessageKind, PackedJob, pack
 from .seats import Seat, SeatedDispatcher
 
-__all__ = ["SubprocessDispatcher"]
-
 _BOOT = """
 import json, os, sys
 sys.path[:] = json.loads(os.environ.pop("SKYWARD_EVALUATION_PATH"))
@@ -33,25 +31,30 @@ from skyward.training.evaluation.dispatchers.process_main import main
 main()
 """
 _LARGE_BYTES = 16 << 20
-"""Contents are sent once: the pages of those that are larger are not kept for the next states."""
+"""Contents are sent once. Pages of larger ones are freed afterwards instead of kept for the next states."""
 _LOOK_S = 0.2
-"""Seconds between two looks whether it lives, where the system cannot tell when it ends."""
+"""Seconds between two checks of a process, on systems that cannot signal its end."""
 _TRIES = 3
-"""How often a job is sent to a process that says it lacks contents. The second time it gets all of them."""
+"""Attempts per job if the process lacks contents. From the second one on, a job carries all contents."""
 
 
 class SubprocessDispatcher(SeatedDispatcher):
-    """Runs evaluations in Python processes beside this one, started with the first jobs and kept. Thread-safe.
+    """Run evaluations in Python processes beside this one, started on first use and kept. Thread-safe.
 
-    Large tensors and arrays go through shared memory, once copied; factory, functions and payload are sent to each
-    process once. One that is cancelled or runs out of time is killed with its process, and another takes its place.
+    Large tensors and arrays go through shared memory, copied once. Factory, functions and payload are sent to each
+    process once. A cancelled or timed-out evaluation is killed with its process, and a new process takes its place.
     The processes end with this one, however it ends.
 
     Args:
         slots: processes, and evaluations at once, >= 1. Each keeps models, contents and the memory of one state.
-        name: for records and pictures.
+        name: name for records and plots.
 
-    Raises: UsageError.
+    Raises:
+        UsageError: `slots` is below 1.
+
+    Example:
+        >>> SubprocessDispatcher(slots=2)
+        <SubprocessDispatcher 'subprocess' slots=2>
     """
 
     def __init__(self, *, slots: int = 1, name: str = "subprocess") -> None:
@@ -85,14 +88,14 @@ class _Beside(Seat):
         except SlotLost:
             if is_new or has_begun:
                 raise
-        # It had died while nothing ran, and nothing of this job has run.
+        # The process died while idle, and nothing of this job has run, so it is safe to try again in a new one.
         return self._outcome(self._started()[0], job, began)
 
     def _started(self) -> tuple[WorkerProcess, bool]:
-        """The process, and whether it is a new one."""
+        """Return the process, and whether it is new."""
         with self._lock:
             if self._is_given_up:
-                raise SlotLost(f"{self._name}: the evaluation was given up before it began")
+                raise SlotLost(f"{self._name}: the evaluation was cancelled before it began")
             if self._process is not None and self._process.is_alive:
                 return self._process, False
             if self._process is not None:
@@ -116,7 +119,7 @@ class _Beside(Seat):
             if kind == MessageKind.FAILED:
                 raise decode_failure(pickle.loads(body), where=self._name, node=None, task="evaluation")
             process.known.difference_update(pickle.loads(body))
-        raise InternalError(f"{self._name}: the process lacks contents that it was sent")
+        raise InternalError(f"{self._name}: the process lacks contents that were sent to it")
 
     def _read(self, scored: Scored, sent_at: float) -> Outcome:
         return Outcome(
@@ -133,7 +136,7 @@ class _Beside(Seat):
             self._is_given_up = True
             if self._process is not None:
                 self._process.kill()
-        return "its process was ended, and the next one gets a new one"
+        return "its process was killed, and the next evaluation gets a new one"
 
     def close(self) -> None:
         with self._lock:
@@ -143,17 +146,16 @@ class _Beside(Seat):
 
 
 class WorkerProcess:
-    """A Python process beside this one, which can import the same.
+    """Python process beside this one with the same import path.
 
-    It is started at once. One thread uses it; any thread may `kill` it.
-
-    It is a session of its own: Ctrl-C in the terminal does not reach it, and its end is that of all that it started.
+    It starts at once. One thread uses it; any thread may `kill` it. It leads its own session, so Ctrl-C in the terminal
+    does not reach it, and killing it kills everything that it started.
     """
 
     def __init__(self, name: str) -> None:
-        """Raises OSError: the system gives no more processes or descriptors."""
+        """Start the process; raise OSError if the system has no more processes or descriptors."""
         self.known: set[str] = set()
-        """Digests of the contents that it has, as far as is known here."""
+        """Digests of the contents that it has, as far as this side knows."""
         self._name = name
         self._arena = Arena()
         self._had_large_contents = False
@@ -174,7 +176,7 @@ class WorkerProcess:
             theirs.close()
         self._pidfd = -1
         if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # of a kernel without it: `is_alive` and `receive` look often instead
+            with contextlib.suppress(OSError):  # an old kernel: `is_alive` and `receive` poll instead
                 self._pidfd = os.pidfd_open(self._process.pid)
 
     @property
@@ -188,9 +190,11 @@ class WorkerProcess:
         return not wait([self._pidfd], 0)
 
     def send_job(self, state: Any, packed: PackedJob, contents: Mapping[str, bytes]) -> None:
-        """Copies the state's large buffers to memory that both see, and the rest over the connection.
+        """Copy the state's large buffers to shared memory, and send the rest over the connection.
 
-        Raises: SlotLost; OSError: there is no memory; what pickling the state raises.
+        Raises:
+            SlotLost: the process has died.
+            OSError: there is no memory.
         """
         self._arena.begin(keep=not self._had_large_contents)
         self._had_large_contents = sum(map(len, contents.values())) > _LARGE_BYTES
@@ -202,10 +206,10 @@ class WorkerProcess:
             raise self._lost() from error
 
     def receive(self) -> tuple[MessageKind, bytes]:
-        """Its next answer; waits for it. Raises: SlotLost: it has died, or was killed."""
+        """Wait for the next answer and return it; raise SlotLost if the process died or was killed."""
         ends: list[Connection | int] = [self._connection, *([] if self._pidfd < 0 else [self._pidfd])]
         while True:
-            # Not the connection alone: what the process started may hold the other end, and outlive it.
+            # Not the connection alone: children of the process may hold the other end and outlive it.
             if self._connection in wait(ends, _LOOK_S if self._pidfd < 0 else None):
                 try:
                     return self._connection.recv(), self._connection.recv_bytes()
@@ -215,13 +219,13 @@ class WorkerProcess:
                 raise self._lost()
 
     def kill(self) -> None:
-        """Ends it and all that it started, now. Any thread; idempotent. What waits for it gets SlotLost."""
+        """Kill the process and everything it started. Any thread, idempotent. Waiting calls raise SlotLost."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; macOS says the second
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # already gone (macOS: PermissionError)
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kills it and waits until it has gone. Nobody may wait for its answers any more. Idempotent."""
+        """Kill the process and wait for its end. No thread may be waiting for an answer. Idempotent."""
         self.kill()
         self._process.wait()
         if self._pidfd >= 0:
@@ -236,8 +240,8 @@ class WorkerProcess:
         code = self._process.wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return SlotLost(
-            f"{self._name}: its process {self._process.pid} ended {how} during an evaluation; nothing is known of that "
-            "evaluation, and the next one gets a new process",
+            f"{self._name}: its process {self._process.pid} ended {how} during an evaluation; the result is unknown, "
+            "and the next evaluation gets a new process",
             signal=-code if code < 0 else None,
             exit_code=code if code >= 0 else None,
         )

@@ -1,1 +1,1 @@
-"""Hugging Face's `Trainer`: our callbacks in it, and evaluations beside it."""
+"""Adapters for Hugging Face's `Trainer`: our callbacks, and asynchronous evaluation."""

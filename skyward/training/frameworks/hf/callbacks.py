@@ -2,27 +2,29 @@
 
     trainer = transformers.Trainer(..., callbacks=[HFCallbacks([JsonLogger(), DivergenceDetector()])])
 
-What differs from our `Trainer`, and what is done about it:
+Hugging Face's Trainer (HF below) differs from ours, and the adapter compensates where it can:
 
-- HF logs the metrics of an evaluation and then reports them as well; ours reports them once. So that log is not passed
-  on, and `on_evaluate` is.
-- HF appends to `state.log_history` and calls its integrations (TensorBoard, ...) before a user's callbacks. This
-  callback moves itself in front of them, so that what our callbacks add in `on_log_step` reaches them, and it adds it
-  to the history too.
-- HF's `logging_nan_inf_filter` makes a number of a loss that is not finite. Where no loss of an interval was finite our
-  callbacks get NaN, as our Trainer logs it; HF's own record and its integrations have what HF shows.
-- HF's stop saves nothing: here it asks for a checkpoint at every later event until there is one, unless
-  `save_strategy` is "no". HF has no abort: from then on its control holds `should_save` and `should_evaluate` False,
-  whatever is assigned to them, so that neither a save strategy nor another callback can save.
-- What a user's own code logs within a step (`self.log` in `compute_loss`) is told to callbacks in a world of one rank
-  only: others may not have logged it, and callbacks may talk to them.
-- What callbacks ask for is passed on at the end of a step and after phases (log, evaluation, save, epoch), where ranks
-  agree on it; never between two micro-batches, where ranks that disagree would part.
-- State: HF writes JSON, by rank 0, from its ExportableState. Ours go in and out of it as they are, tensors too, and
-  are restored on every resume, whether HF restores its own (`restore_callback_states_from_checkpoint`) or not.
-- HF tells its callbacks nothing of a run that raises, so `close()` of ours is called at the end of a run only.
-- `on_forward_backward_begin`/`_end` come from HF's events around them: the end of a step's last micro-batch is
-  reported when gradients are clipped. `on_train_metrics` is not available: HF tells a loss only when it logs.
+- HF logs the metrics of an evaluation and reports them again; ours reports them once. The adapter drops that log and
+  passes on `on_evaluate`.
+- HF appends to `state.log_history` and calls its integrations (TensorBoard, ...) before a user's callbacks. The adapter
+  moves itself in front of them. Values that our callbacks add in `on_log_step` therefore reach the integrations and the
+  history.
+- HF's `logging_nan_inf_filter` turns a loss that is not finite into a number. If no loss of an interval was finite, our
+  callbacks receive NaN, which our Trainer would log. HF's own record and integrations keep HF's number.
+- A stop in HF saves nothing. The adapter requests a checkpoint at every later event until there is one, unless
+  `save_strategy` is "no".
+- HF has no abort. After one, the adapter keeps `should_save` and `should_evaluate` of HF's control False, whatever is
+  assigned to them, so that neither a save strategy nor another callback can save.
+- Logs that a user's code writes within a step (`self.log` in `compute_loss`) are passed on only if there is one rank.
+  Other ranks may not have logged, and callbacks may exchange data with them.
+- Requests of callbacks are applied at the end of a step and after phases (log, evaluation, save, epoch), where ranks
+  agree on them. Between two micro-batches, ranks with different requests would get out of step.
+- HF writes state as JSON, on rank 0, from its ExportableState. The adapter keeps the states of our callbacks there,
+  tensors included. They are restored on every resume, even without `restore_callback_states_from_checkpoint`.
+- HF does not notify callbacks of a run that raises, so `close()` of a callback is called only at the end of a run.
+- `on_forward_backward_begin` and `_end` are derived from HF's events around them. The end of a step's last micro-batch
+  is reported when gradients are clipped.
+- `on_train_metrics` is not available, because HF passes a loss only when it logs.
 """
 
 from __future__ import annotations
@@ -43,17 +45,15 @@ from ...parts import unwrapped
 from ..foreign import load_framework, on_the_stack, plain, put, warn_of_silence
 from ..json_state import from_json, to_json
 
-__all__ = ["HFCallbacks"]
-
 _log = logging.getLogger(__name__)
 
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
-"""What HF's control has."""
+"""Flags of HF's control."""
 _ABORTED = {"should_training_stop": True, "should_save": False, "should_evaluate": False}
 _NOT_FINITE = float("nan")
-"""What callbacks get for a loss that the filter hides. It is known by identity, so that Hugging Face's own record of
-the log stays as it is."""
-_SILENT = {"on_train_metrics": "Hugging Face's Trainer tells a loss only when it logs; use on_log"}
+"""Loss that callbacks receive in place of one that the filter hides. It is compared by identity, so that Hugging
+Face's own record of the log stays unchanged."""
+_SILENT = {"on_train_metrics": "Hugging Face's Trainer passes a loss only when it logs; use on_log"}
 
 
 if TYPE_CHECKING:
@@ -66,23 +66,30 @@ else:
 
 @checked_options
 class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they are Any to mypy here
-    """A callback of transformers' `Trainer` that runs ours. One for a trainer, with all of them in it.
+    """Callback of transformers' `Trainer` that runs our callbacks. A trainer takes one, with all callbacks in it.
 
-    callbacks: as our `Trainer` takes them; HF's own may be among them.
-    logging_dir: `args.logging_dir` for them, where JsonLogger and TBLogger write; None: `<output_dir>/logs`.
-    ranks: of the run; None: those of torch's process group.
+    Args:
+        callbacks: instances or classes of `TrainerCallback`, or of Hugging Face's.
+        logging_dir: `args.logging_dir` that callbacks see, the folder of JsonLogger and TBLogger. None:
+            `<output_dir>/logs`.
+        ranks: ranks of the run; None: those of torch's process group.
 
-    Raises: UsageError for what is no callback.
+    Raises:
+        UsageError: an object is not a callback.
+
+    Example:
+        Log to JSON and stop a diverged run of Hugging Face's Trainer::
+
+            callbacks = HFCallbacks([JsonLogger(), DivergenceDetector()])
+            transformers.Trainer(model, args, train_dataset=data, callbacks=[callbacks]).train()
     """
 
     __module__ = "skyward.training"
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an object with a class of its own, whose constructor returns that object.
-
-        HF restores a callback's state by making a new object of its class, `type(callback)(**args)`, which could not
-        know the callbacks that the user gave.
-        """
+        """Make an object with a class of its own, whose constructor returns that object."""
+        # HF restores a callback's state by making a new object of its class, `type(callback)(**args)`. A new object
+        # would not have the user's callbacks, so this one must be returned again.
         if "_only" not in cls.__dict__:
             own: Any = type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__})
             own._only = object.__new__(own)
@@ -92,7 +99,7 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
     def __init__(
         self, callbacks: Iterable[object] = (), *, logging_dir: str | None = None, ranks: Ranks | None = None
     ) -> None:
-        if "_bus" in self.__dict__:  # HF makes callbacks anew on resume; see __new__
+        if "_bus" in self.__dict__:  # HF constructs callbacks again on resume; see __new__
             return
         self._bus = CallbackHandler(callbacks)
         self._logging_dir = logging_dir
@@ -108,12 +115,12 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
         self._is_stopping = False
         self._saved_step: int | None = None
         self._is_evaluating = False
-        # Between the end of a step and the next one: every rank is here, and may agree.
+        # Between the end of a step and the next one, all ranks fire the same events, so they can agree.
         self._is_between_steps = True
 
     @property
     def callbacks(self) -> CallbackHandler:
-        """Those that it was given; `add` and `remove` change them."""
+        """Our callbacks; `add` and `remove` change them."""
         return self._bus
 
     # HF's events -----------------------------------------------------------------------------------------------------
@@ -123,15 +130,15 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
         return self._fire("on_init_end", args, state, control, context, agree=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
-        if not self._has_met:  # added to a trainer that was there already
+        if not self._has_met:  # added after the trainer was made, so HF's on_init_end was missed
             control = self.on_init_end(args, state, control, **context)
         self._meet()
         self._begin()
-        if getattr(control, "_aborted", False):  # of an earlier train(): it never clears
+        if getattr(control, "_aborted", False):  # the control of an aborted train() never clears
             control = type(control).__mro__[1]()
-        kept = state.stateful_callbacks.setdefault(type(self).__name__, {})  # resumed from a run that was without us
+        kept = state.stateful_callbacks.setdefault(type(self).__name__, {})  # missing if the saved run had no adapter
         if state.global_step > 0 and not self._is_restored and kept:
-            # HF restores callbacks only where restore_callback_states_from_checkpoint says so, as it makes them anew.
+            # HF restores callbacks only with restore_callback_states_from_checkpoint. Ours are always restored.
             self.exported = kept["attributes"]["exported"]
         self._is_restored = False
         if args.logging_nan_inf_filter:
@@ -180,11 +187,11 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **context: Any) -> Any:
         if not logs or self._is_evaluating or any(name.startswith("eval_") for name in logs):
-            return control  # on_evaluate follows with the same
+            return control  # on_evaluate follows with the same metrics
         if not self._is_between_steps and self._bus.ranks.world_size > 1:
             if not self._has_warned:
                 self._has_warned = True
-                _log.warning("a log within a step is not told to callbacks, as other ranks may not have made it")
+                _log.warning("HFCallbacks drops a log within a step, because other ranks may not have made it")
             return control
         shown = logs
         if args.logging_nan_inf_filter and "loss" in logs and self._is_between_steps:
@@ -205,7 +212,7 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
 
     def on_save(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
         self._saved_step = state.global_step
-        folder = None  # of a trial of a hyperparameter search: HF does not tell
+        folder = None  # HF does not pass the folder of a trial of a hyperparameter search
         if not state.is_hyper_param_search:
             folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         return self._fire("on_save", args, state, control, {**context, "checkpoint": folder}, agree=True)
@@ -213,11 +220,12 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
     # HF's ExportableState --------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What HF writes to a checkpoint's trainer_state.json."""
+        """Return the states that HF writes to a checkpoint's trainer_state.json."""
         return {"args": {}, "attributes": {"exported": self.exported}}
 
     @property
     def exported(self) -> Any:
+        """States of our callbacks as JSON types; assigning them restores the callbacks."""
         return to_json(self._bus.state_dict(), where="the state of callbacks")
 
     @exported.setter
@@ -230,13 +238,13 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
     def _fire(
         self, event: str, args: Any, state: Any, control: Any, context: dict[str, Any], *, agree: bool = False
     ) -> Any:
-        """One event of ours; gives HF's control. Without `agree`, what is asked for waits for an event with it."""
+        """Fire an event for callbacks and return HF's control. Without `agree`, requests wait for an event with it."""
         ours = self._control
         for flag in _FLAGS:
             setattr(ours, flag, getattr(control, flag) or flag in self._pending)
         model = unwrapped(context.get("model"))
-        given = {"processing_class": None, **context, "model": model, "trainer": self._trainer}
-        self._bus.fire(event, args=_Arguments(args, self._logging_dir), state=state, control=ours, **given)
+        whole = {"processing_class": None, **context, "model": model, "trainer": self._trainer}
+        self._bus.fire(event, args=_Arguments(args, self._logging_dir), state=state, control=ours, **whole)
         if not agree:
             self._pending = {flag for flag in _FLAGS if getattr(ours, flag) and not getattr(control, flag)}
             return control
@@ -252,11 +260,9 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
         return control
 
     def _meet(self) -> None:
-        """Finds the trainer, stands in front of its integrations, and knows the ranks.
-
-        HF gives a callback neither its trainer nor its place in the list; both stand on the stack that calls us, which
-        is looked at here only, twice in a run.
-        """
+        """Find the trainer and the ranks, and move in front of the trainer's integrations."""
+        # HF passes callbacks neither their trainer nor their place in the list, so both are found on the stack. Walking
+        # the stack is slow; it happens only here, twice in a run.
         self._has_met = True
         if self._bus.ranks.world_size == 1:
             self._bus = CallbackHandler(list(self._bus), ranks=self._given_ranks or ranks_of_this_process())
@@ -267,30 +273,32 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
         handler = on_the_stack(hf.CallbackHandler)
         if handler is None or not any(callback is self for callback in handler.callbacks):
             _log.warning(
-                "HFCallbacks was not called by a Trainer of transformers: what callbacks add to logs may not reach "
-                "integrations that stand before it"
+                "HFCallbacks was not called by a Trainer of transformers: values that callbacks add to logs may not "
+                "reach integrations before it in the list"
             )
             return
-        # Behind the flow that sets the flags of a step. The list is being gone through: moving ourselves to the front
-        # leaves what comes next as it is.
+        # Behind DefaultFlowCallback, which sets the flags of a step. HF is iterating over the list at this moment.
+        # Moving this callback to the front does not change which callbacks come next.
         others = [callback for callback in handler.callbacks if callback is not self]
         place = max((at + 1 for at, other in enumerate(others) if isinstance(other, hf.DefaultFlowCallback)), default=0)
         handler.callbacks[:] = [*others[:place], self, *others[place:]]
 
 
 class _UnfilteredLosses:
-    """Whether there was a finite loss since the last log, before HF's filter. Nothing is waited for until a log asks.
+    """Observer of losses before HF's filter: was one finite since the last log? It waits for the device only at a log.
 
-    With `logging_nan_inf_filter`, its default, a loss that is not finite is replaced by the mean of those before it in
-    the interval, which is 0 at first: a run that has diverged logs a loss of 0. There is no event between the two.
+    With `logging_nan_inf_filter`, HF's default, a loss that is not finite is replaced by the mean of the losses before
+    it in the interval, at first 0. A diverged run therefore logs a loss of 0.
     """
+
+    # HF has no event between the loss and the filter, so the trainer's training_step is wrapped.
 
     def __init__(self) -> None:
         self._undo = ExitStack()
-        self._has_finite: Any = None  # a tensor where the losses are; None before the first loss
+        self._has_finite: Any = None  # a tensor on the device of the losses; None before the first loss
 
     def attach(self, trainer: Any) -> None:
-        """Looks at each loss of this trainer until `detach`. Idempotent: a run that raises does not detach."""
+        """Observe each loss of this trainer until `detach`. Idempotent, because a run that raises does not detach."""
         self.detach()
         if trainer is None:
             return
@@ -303,12 +311,12 @@ class _UnfilteredLosses:
         step = put(self._undo, trainer, "training_step", training_step)
 
     def detach(self) -> None:
-        """Gives the trainer its `training_step` back."""
+        """Restore the trainer's `training_step`."""
         self._undo.close()
         self._has_finite = None
 
     def are_hidden(self, ranks: Ranks) -> bool:
-        """Whether all losses of any rank since the last time were not finite. Collective. Begins the next interval."""
+        """Return whether some rank had no finite loss since the last call. Collective; begins the next interval."""
         has_finite, self._has_finite = self._has_finite, None
         return bool(ranks.flags(int(has_finite is not None and not bool(has_finite))))
 
@@ -321,7 +329,7 @@ class _UnfilteredLosses:
 
 
 class _Arguments:
-    """HF's arguments, with `logging_dir`, which they have lost in version 5."""
+    """HF's arguments with `logging_dir`, which version 5 of transformers removed."""
 
     def __init__(self, args: Any, logging_dir: str | None) -> None:
         self._args = args
@@ -334,9 +342,7 @@ class _Arguments:
 def _amend(
     history: list[dict[str, Any]], logs: MutableMapping[str, Any], shown: MutableMapping[str, Any], step: int
 ) -> None:
-    """What callbacks have added to what they were shown, in HF's logs and its record of them too; as JSON can have it,
-    which HF writes it to.
-    """
+    """Copy values that callbacks added to `shown` to HF's logs and history, as JSON types: HF writes them."""
     record = history[-1] if history and history[-1].get("step") == step else {}
     for name, value in list(shown.items()):
         if value is not _NOT_FINITE and (name not in record or record[name] is not value):
@@ -344,10 +350,8 @@ def _amend(
 
 
 def _aborted(control: Any) -> Any:
-    """A control of HF's that stops, and neither saves nor evaluates, whatever is assigned to it.
-
-    Its name is that of HF's class: it is the key of its state in checkpoints.
-    """
+    """Return a control of HF's that stops, and neither saves nor evaluates, whatever is assigned to it."""
+    # It has the name of HF's class, because that is the key of its state in checkpoints.
     kind = type(control)
     if getattr(control, "_aborted", False):
         return control

@@ -1,17 +1,17 @@
-"""`SakuraHFCallback`: evaluations beside Hugging Face's `Trainer`.
+"""`SakuraHFCallback`: asynchronous evaluation for Hugging Face's `Trainer`.
 
-What HF's own evaluation does, and what is done about it here:
+It replaces the trainer's own evaluation (HF below) as follows:
 
-- When: at the end of each epoch, every so many steps, or (`cadence="trainer"`) whenever the trainer would evaluate,
-  in place of that.
-- Logs: what came of an evaluation is in `state.log_history`, and `on_log` and `on_evaluate` of the other callbacks are
-  called for it, with a state that says the evaluated step. So integrations (TensorBoard, ...), `EarlyStoppingCallback`
-  and our own loggers get it as if the trainer had evaluated. Names of metrics begin with `eval_` there.
-- Best model: `state.best_metric` and `best_global_step` are those of the evaluated step, so `load_best_model_at_end`
-  loads the checkpoint that has the weights that were scored: one of that same step must have been saved.
-- `ReduceLROnPlateau` and `GreedyLR` step once for each result.
-- The last evaluations are waited for when the last epoch ends, which is before HF loads the best model.
-- HF gives a callback neither its trainer nor the other callbacks; as in `callbacks`, they are found on the stack.
+- Cadence: at the end of each epoch, every N steps, or (`cadence="trainer"`) whenever the trainer would evaluate.
+- Logs: results are in `state.log_history`, with names that begin with `eval_`. `on_log` and `on_evaluate` of the other
+  callbacks are called with a state of the evaluated step. Integrations (TensorBoard, ...), `EarlyStoppingCallback` and
+  our loggers see the result as if the trainer had evaluated.
+- Best model: `state.best_metric` and `best_global_step` are those of the evaluated step. `load_best_model_at_end` loads
+  that step's checkpoint, so one must have been saved.
+- Schedules: `ReduceLROnPlateau` and `GreedyLR` step once for each result.
+- End: the last evaluations are awaited at the end of the last epoch, before HF loads the best model.
+
+HF passes a callback neither its trainer nor the other callbacks; as in `callbacks`, they are found on the stack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ....errors import UsageError
 from ...agree import Ranks
-from ...evaluation.evaluator import AsyncEvaluator, Drain
+from ...evaluation.evaluator import AsyncEvaluator
+from ...evaluation.pace import Drain
 from ...evaluation.ranks import Evaluations
 from ..evaluations import RunOptions, line_of, row_of, with_options
 from ..foreign import load_framework, named, on_the_stack, plain
@@ -38,45 +39,58 @@ if TYPE_CHECKING:
 else:
     TrainerCallback = load_framework("transformers.trainer_callback", extra="transformers").TrainerCallback
 
-__all__ = ["SakuraHFCallback"]
-
 _log = logging.getLogger(__name__)
 
 _TRAININGS_OWN = ("loss", "grad_norm", "learning_rate")
-"""Names that mean training's own numbers to those who read `log_history`."""
+"""Names that readers of `log_history` take for numbers of training."""
 
 
 @with_options(RunOptions)
 class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is Any to mypy here
-    """A callback of transformers' `Trainer` that evaluates beside training.
+    """Callback of transformers' `Trainer` that evaluates asynchronously while training goes on.
 
-    All arguments are keywords. It is used for one run at a time, and may be used for several, one after another.
+    It may be used for several runs, one after another. With several ranks, every rank has the callback; rank 0 sends
+    the weights, and all ranks receive the results.
 
-    model_factory: makes the architecture that is trained; called by a worker. Of a PEFT model, with the same frozen
-        weights: only what is trained travels.
-    eval_fn: (model, eval_payload) -> metrics, a dictionary. Called by a worker, its model in evaluation mode.
-    eval_payload: what it needs, such as a dataset; sent to a worker once.
-    val_compute: where evaluations run. None: a thread here; "subprocess"; a pool, a node or role of it;
-        an AdaptiveCompute; any Dispatcher.
-    drain: "lazy" collects what has ended; "strict" also waits for the oldest before it sends the next.
-    verbose: a line on standard output for each result.
-    cadence: "epoch": at the end of each; a number: every so many optimizer steps; "trainer": when the trainer would
-        evaluate (its eval_strategy and eval_steps), in place of that.
-    max_age_steps: results that come when training is more steps ahead are "late": logged, but they decide nothing.
-        None: no limit.
-    load: (model, state) -> None, puts weights into the factory's model; None: as state dicts are loaded.
-    trainable_only: whether only what is trained travels, and buffers; "auto": for PEFT's models.
-    best: keeps the best weights that were scored in a file.
-    ranks: of the run; None: those of torch's process group.
-    options: cache_key, fp16_state_dict, max_pending, on_backpressure, on_error, gate, timeout_s, timeline, async_copy
-        and snapshots, as `AsyncEvaluator` has them. cache_key="auto": a worker keeps the model for this callback.
+    Args:
+        model_factory: makes the architecture that is trained; workers call it. For a PEFT model it must also load the
+            same frozen weights, because only trained weights are sent.
+        eval_fn: `(model, eval_payload) -> metrics`, a dict. Workers call it with the model in eval mode.
+        eval_payload: data of `eval_fn`, such as a data set; sent to each worker once.
+        val_compute: place of the evaluations. None: a thread of this process; "subprocess"; a pool, one of its nodes
+            or roles; an AdaptiveCompute; or any Dispatcher.
+        drain: "lazy" collects finished evaluations. "strict" also waits for the oldest before it sends the next.
+        verbose: print a line for each result.
+        cadence: "epoch": at the end of each epoch. A number: every that many optimizer steps, at least 1. "trainer":
+            whenever the trainer would evaluate by its eval_strategy and eval_steps, in place of it.
+        max_age_steps: steps that training may be ahead of a result. An older result is "late": it is logged, but does
+            not change training. None: no limit.
+        load: `(model, state) -> None` loads weights into the factory's model; None: `load_state_dict`.
+        trainable_only: send only trained weights and buffers; "auto": for PEFT models.
+        best: keeps the weights with the best score in a file.
+        ranks: ranks of the run; None: those of torch's process group.
+        **options: as for `AsyncEvaluator`: cache_key, fp16_state_dict, max_pending, on_backpressure, on_error, gate,
+            timeout_s, timeline, async_copy and snapshots. With cache_key="auto" workers keep the model for this
+            callback.
 
-    `history`: a row for each evaluation: its metrics, `epoch`, `elapsed_secs` (of the evaluation alone), `step`,
-    `snapshot_id`, `submitted_at`, `started_at`, `finished_at`, `worker`, `status`; `skipped` True where it was.
-    `records`: the same as EvaluationRecords. `pending`: how many are under way.
+    Attributes:
+        history: a row for each evaluation: its metrics, `epoch`, `elapsed_secs` (of the evaluation alone), `step`,
+            `snapshot_id`, `submitted_at`, `started_at`, `finished_at`, `worker` and `status`. `skipped` is True for a
+            skipped one.
+        records: the same as `EvaluationRecord` objects.
 
-    With several ranks every one has this callback; rank 0 sends, and all know the results.
-    Raises: UsageError for what is not legal, ArgumentNotPicklable when a factory or payload cannot travel.
+    Raises:
+        UsageError: a value is not legal.
+        ArgumentNotPicklable: a factory or payload cannot be sent to a worker.
+
+    Example:
+        Evaluate each epoch in a subprocess::
+
+            evaluation = SakuraHFCallback(
+                model_factory=make_model, eval_fn=score, eval_payload=test, val_compute="subprocess"
+            )
+            transformers.Trainer(model, args, train_dataset=train, callbacks=[evaluation]).train()
+            print(evaluation.history[-1])
     """
 
     __module__ = "skyward.training.sakura"
@@ -99,13 +113,16 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
         **options: Unpack[RunOptions],
     ) -> None:
         if cadence not in ("epoch", "trainer") and (not isinstance(cadence, int) or cadence < 1):
-            raise UsageError(f"cadence: {cadence!r}; it is 'epoch', 'trainer', or a number of optimizer steps, >= 1")
+            raise UsageError(
+                f"cadence={cadence!r}: must be 'epoch', 'trainer' or a whole number of optimizer steps >= 1; set "
+                "cadence='epoch' (the default)"
+            )
         self._parts = (model_factory, eval_fn, eval_payload)
         self._options = {"compute": val_compute, "drain": drain, "load": load, "best": best, **options}
         self._cadence, self._trainable_only, self._ranks = cadence, trainable_only, ranks
         self._evaluations = Evaluations(
             type(self).__name__,
-            missing="training has not begun; add it before train() is called",
+            missing="training has not begun; add the callback before train() is called",
             max_age_steps=max_age_steps,
             row=self._row,
             line=_line if verbose else None,
@@ -115,15 +132,15 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
         self._trainer: Any = None
         self._has_warned = False
         self._first: AsyncEvaluator | None = None
-        self._first = self._evaluator()  # what is wrong with arguments is said here
+        self._first = self._evaluator()  # made now, so that illegal arguments raise here and not when training begins
 
     @property
     def pending(self) -> int:
-        """Evaluations that have been asked for, and not been told of yet."""
+        """Number of evaluations without a reported result."""
         return self._evaluations.pending
 
     def close(self) -> None:
-        """End what this object has started, in a run that raised: HF tells its callbacks nothing of it. Idempotent."""
+        """Cancel open evaluations after a run that raised, of which HF does not notify callbacks. Idempotent."""
         self._evaluations.close()
 
     # HF's events -----------------------------------------------------------------------------------------------------
@@ -133,7 +150,7 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
         try:
             self._evaluations.open(self._evaluator, ranks=self._ranks, trainable_only=self._trainable_only)
         finally:
-            self._close_first()  # on ranks that have no evaluator
+            self._close_first()  # ranks other than 0 do not use their evaluator
 
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
         self._take_over(args, state, control, context)
@@ -145,7 +162,7 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
         self._take_over(args, state, control, context)
         if self._cadence == "epoch":
             self._submit(state, context)
-        # HF loads the best model before it says that training has ended; its last checkpoint is still to come.
+        # HF loads the best model before it fires on_train_end, so the last results must be known now.
         is_last = control.should_training_stop or state.global_step >= state.max_steps
         take = self._evaluations.drain if is_last else self._evaluations.poll
         return self._report(args, state, control, take(step=state.global_step))
@@ -184,14 +201,13 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
             self._handler = on_the_stack(hf.CallbackHandler)
         if self._handler is None:
             _log.warning(
-                "%s was not called by a Trainer of transformers: what comes of evaluations reaches state.log_history, "
-                "and no other callbacks",
+                "%s was not called by a Trainer of transformers: results reach state.log_history, but no callbacks",
                 type(self).__name__,
             )
         if self._cadence == "trainer" and args.save_strategy == "best":
             raise UsageError(
-                "save_strategy='best' saves the weights that are there when a score comes, which are later ones; use "
-                "the same save_strategy as eval_strategy with load_best_model_at_end=True, or best=BestModel(...)"
+                "save_strategy='best': would save later weights than those that were scored; set save_strategy to the "
+                "eval_strategy with load_best_model_at_end=True, or pass best=BestModel(...)"
             )
 
     def _take_over(self, args: Any, state: Any, control: Any, context: dict[str, Any]) -> None:
@@ -200,7 +216,7 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
             self._submit(state, context)
 
     def _submit(self, state: Any, context: dict[str, Any]) -> None:
-        # Where parameters are sharded by FSDP 1, only the wrapper can gather them.
+        # With FSDP 1, only the wrapper can gather the sharded parameters.
         model = getattr(self._trainer, "model_wrapped", None) or context.get("model")
         if model is not None:
             self._evaluations.submit(model, step=state.global_step, epoch=state.epoch)
@@ -221,7 +237,7 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
         return row
 
     def _tell(self, args: Any, state: Any, control: Any, record: EvaluationRecord, metrics: dict[str, Any]) -> Any:
-        """The other callbacks, as if the trainer had evaluated at that step. Flags for the current step stay."""
+        """Notify the other callbacks as if the trainer had evaluated at that step. Flags of the current step stay."""
         if self._handler is None:
             return control
         then = copy.copy(state)
@@ -235,7 +251,7 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
         return control
 
     def _decide(self, args: Any, state: Any, step: int, metrics: dict[str, float]) -> None:
-        """What the trainer does by a metric itself: the best one, and schedulers that wait for one."""
+        """Do what the trainer does with a metric: note the best one, and step schedules that wait for one."""
         if args.metric_for_best_model is None:
             return
         name = "eval_" + args.metric_for_best_model.removeprefix("eval_")
@@ -243,7 +259,9 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning(
-                    "metric_for_best_model: eval_fn gives no %s, but %s: nothing is best", name, ", ".join(metrics)
+                    "metric_for_best_model: eval_fn returned %s, but not %s, so no model is the best",
+                    ", ".join(metrics),
+                    name,
                 )
             return
         if _is_plateau(self._handler.lr_scheduler):
@@ -259,8 +277,8 @@ def _is_plateau(scheduler: Any) -> bool:
 
 
 def _note_best(args: Any, state: Any, step: int, score: float) -> None:
-    """As `Trainer._determine_best_metric` does, of the evaluated step."""
-    if state.best_metric is None:  # not-a-number is never better
+    """Note the best metric as `Trainer._determine_best_metric` does, with the evaluated step."""
+    if state.best_metric is None:  # set even if the score is NaN, which is never better
         state.best_metric = float("-inf") if args.greater_is_better else float("inf")
     is_better = score > state.best_metric if args.greater_is_better else score < state.best_metric
     if not is_better:
@@ -274,13 +292,13 @@ def _note_best(args: Any, state: Any, step: int, score: float) -> None:
 
 
 def _json(values: dict[str, Any]) -> dict[str, Any]:
-    """Those that JSON can hold: HF writes its history to every checkpoint."""
+    """Return the values that JSON can hold, because HF writes its history to every checkpoint."""
     kept = {}
     for name, value in values.items():
         number = plain(value)
         try:
             json.dumps(number)
-        except (TypeError, ValueError):  # it stays in `history`, and would break the next checkpoint
+        except (TypeError, ValueError):  # would break the next checkpoint; `history` of this callback keeps it
             continue
         kept[name] = number
     return kept

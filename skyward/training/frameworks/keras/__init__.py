@@ -1,1 +1,1 @@
-"""Keras 3's `fit`: our callbacks in it, and evaluations beside it, on any of its backends."""
+"""Adapters for Keras 3's `fit` on any backend: our callbacks, and asynchronous evaluation."""

@@ -1,27 +1,28 @@
-"""`KerasCallbacks`: our callbacks in Keras 3's `fit`, on any of its backends.
+"""`KerasCallbacks`: our callbacks in Keras 3's `fit`, on any backend.
 
     model.fit(..., callbacks=[KerasCallbacks([JsonLogger(), DivergenceDetector()], logging_steps=50)])
 
-What differs from our `Trainer`, and what is done about it:
+Keras differs from our `Trainer`, and the adapter compensates where it can:
 
-- Steps: Keras knows batches. `global_step` counts optimizer steps, as `optimizer.iterations` does: it goes on where an
-  earlier `fit` ended, and with gradient accumulation the batches between end with `on_substep_end`. With
-  `steps_per_execution=n` a step's events come once for n batches, and `global_step` grows by n.
-- Losses: Keras gives means since the epoch began. `loss` of a log is the mean over its own steps, by the loss's own
-  sums. Other metrics of the model are as Keras has them, since the epoch began; `learning_rate` is the next step's. The
-  `loss` of `on_train_metrics` is a difference of means that counts batches as equally large, on the JAX backend.
+- Steps: Keras counts batches. `global_step` counts optimizer steps, as `optimizer.iterations` does, and goes on where
+  an earlier `fit` ended. With gradient accumulation, the batches within a step end with `on_substep_end`. With
+  `steps_per_execution=n`, a step's events come once for n batches, and `global_step` grows by n.
+- Losses: Keras reports means since the beginning of the epoch. The `loss` of a log is the mean over its own steps.
+  Other metrics of the model are Keras's means since the beginning of the epoch. `learning_rate` is that of the next
+  step. On the JAX backend, the `loss` of `on_train_metrics` is a difference of means, as if all batches had one size.
 - Logs: one for each epoch, or every `logging_steps` steps.
-- Order: an evaluation comes before the epoch's end. Its metrics are told once, by `on_evaluate`, named `eval_...`.
-- JAX: a step's weights are not in the model until it is asked for them, which costs time. They are for `on_log_step`,
-  `on_log`, `on_evaluate`, `on_save` and at both ends of epochs and training; elsewhere call `model.jax_state_sync()`.
-- Saves: `<output_dir>/checkpoint-<step>.weights.h5`, with the optimizer's state, by `model.save_weights`, and the
-  callbacks' states beside it in `checkpoint-<step>.state.json`. `resume_from_checkpoint` loads both when `fit` begins
-  and lets it begin with the epoch that was not finished; Keras cannot skip the batches of it that were. What Keras's
-  own `ModelCheckpoint` and `BackupAndRestore` write is not told by `on_save`.
-- Stop: `model.stop_training`, after a checkpoint. Keras evaluates what it has stopped; after an abort one batch only,
-  which is not reported.
-- Not available: the events between a step's beginning and its end, `should_epoch_stop`, `should_evaluate`. It is said
-  once.
+- Order: an evaluation precedes the end of its epoch. `on_evaluate` reports its metrics once, named `eval_...`.
+- JAX: the model receives a step's weights only on request, which costs time. The adapter requests them for
+  `on_log_step`, `on_log`, `on_evaluate`, `on_save`, and at both ends of epochs and training. Call
+  `model.jax_state_sync()` elsewhere.
+- Saves: `model.save_weights` writes `<output_dir>/checkpoint-<step>.weights.h5` with the optimizer's state. The states
+  of callbacks are in `checkpoint-<step>.state.json`. `on_save` does not report files of Keras's own `ModelCheckpoint`
+  and `BackupAndRestore`.
+- Resume: `resume_from_checkpoint` loads both files when `fit` begins, and starts with the epoch that was not finished.
+  Keras cannot skip that epoch's batches which were already trained.
+- Stop: `model.stop_training`, after a checkpoint. Keras still evaluates after a stop. After an abort, the adapter
+  limits that to one batch and does not report it.
+- Not available, with one warning: events within a step, `should_epoch_stop` and `should_evaluate`.
 """
 
 from __future__ import annotations
@@ -42,11 +43,9 @@ from ..foreign import load_framework, warn_of_silence
 from ..json_state import from_json, to_json
 from ..run import CallbackRun, as_eval_metrics
 
-__all__ = ["KerasCallbacks", "steps_taken"]
-
 _log = logging.getLogger(__name__)
 
-_WHY = "Keras does forward, backward and optimizer step as one"
+_WHY = "Keras runs forward, backward and optimizer step as one call"
 _SILENT = {
     "on_forward_backward_begin": _WHY,
     "on_forward_backward_end": _WHY,
@@ -54,7 +53,7 @@ _SILENT = {
     "on_optimizer_step": f"{_WHY}; use on_step_end",
 }
 _IN_STEPS = frozenset(("on_step_begin", "on_substep_end", "on_train_metrics", "on_step_end", "on_prediction_step"))
-"""Events for which JAX's weights are not brought back to the model."""
+"""Events for which JAX's weights are not copied to the model."""
 _WEIGHTS, _STATE = ".weights.h5", ".state.json"
 
 
@@ -66,20 +65,27 @@ else:
 
 @checked_options
 class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy here
-    """A callback of Keras's `fit`, `evaluate` and `predict` that runs ours. All of them in one.
+    """Callback of Keras's `fit`, `evaluate` and `predict` that runs our callbacks. Pass one, with all callbacks in it.
 
-    callbacks: as our `Trainer` takes them.
-    output_dir: where checkpoints that callbacks ask for go; None: `trainer_output` in the working folder.
-    logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
-    logging_steps: optimizer steps from one log to the next, >= 1; None: one log at the end of each epoch.
-    save_at_stop: whether a stop writes a checkpoint first.
-    resume_from_checkpoint: one of these to go on from, `...weights.h5`; True: the newest in output_dir with finite
-        weights.
-    ranks: of the run; None: those of torch's process group. On other backends give them, or let callbacks decide alike
-        in each process.
+    Args:
+        callbacks: instances or classes of `TrainerCallback`.
+        output_dir: folder of checkpoints that callbacks request; None: `trainer_output` in the working folder.
+        logging_dir: `args.logging_dir` that callbacks see; None: `<output_dir>/logs`.
+        logging_steps: optimizer steps between two logs, at least 1; None: log at the end of each epoch.
+        save_at_stop: write a checkpoint before a stop.
+        resume_from_checkpoint: path of a `.weights.h5` checkpoint to resume. True: the newest in `output_dir` with
+            finite weights.
+        ranks: ranks of the run; None: those of torch's process group. On other backends pass them, or make sure that
+            callbacks decide alike in each process.
 
-    Raises: UsageError for what is no callback, or a logging_steps that is not legal; in `fit`, for a checkpoint that
-        is not there.
+    Raises:
+        UsageError: an object is not a callback, or `logging_steps` is out of range; in `fit`: there is no checkpoint.
+
+    Example:
+        Log to JSON every 50 steps and stop a diverged fit::
+
+            callbacks = KerasCallbacks([JsonLogger(), DivergenceDetector()], output_dir="out", logging_steps=50)
+            model.fit(x, y, epochs=3, callbacks=[callbacks])
     """
 
     __module__ = "skyward.training"
@@ -111,15 +117,15 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
         self._resume = resume_from_checkpoint
         self._side = _Side(self)
         self._is_in_fit = self._is_in_step = self._is_first_epoch = False
-        self._begins_at = 0  # the optimizer's steps when this fit began
-        self._batches = 0  # of this fit
+        self._begins_at = 0  # optimizer steps when this fit began
+        self._batches = 0  # batches of this fit
         self._epoch = self._batches_of_epoch = 0
-        self._batches_in_epoch: int | None = None  # once they are known
-        self._sums = (0.0, 0.0)  # of the epoch's losses, and what they weigh, when they were last looked at
+        self._batches_in_epoch: int | None = None  # None until known
+        self._sums = (0.0, 0.0)  # sum of the epoch's losses and of their weights, at the last log
 
     @property
     def callbacks(self) -> CallbackHandler:
-        """Those that it was given; `add` and `remove` change them."""
+        """Our callbacks; `add` and `remove` change them."""
         return self._run.bus
 
     # A run -----------------------------------------------------------------------------------------------------------
@@ -137,7 +143,7 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
 
     def on_train_end(self, logs: Any = None) -> None:
         self._is_in_fit = False
-        self._side.model._initial_epoch = None  # what a resume has set, as Keras's own BackupAndRestore does
+        self._side.model._initial_epoch = None  # set by a resume, as by Keras's own BackupAndRestore
         self._run.end()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -169,7 +175,7 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
             self._run.step_begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # `batch` is the last of its execution, of which the epoch's last one may have fewer.
+        # `batch` is the last one of its execution. The epoch's last execution may have fewer batches than the others.
         done = batch + 1 if self._batches_in_epoch is None else min(batch + 1, self._batches_in_epoch)
         self._batches += done - self._batches_of_epoch
         self._batches_of_epoch = done
@@ -191,7 +197,7 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
         if not self._is_in_fit:
             self._meet()
         else:
-            self._take_losses()  # Keras's evaluation begins its metrics anew
+            self._take_losses()  # now, because Keras resets its metrics for an evaluation
             if self._run.is_aborted:
                 self._side.model.stop_evaluating = True
         self._run.evaluation_begins()
@@ -206,10 +212,16 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
     def on_test_end(self, logs: Any = None) -> None:
         if not (self._is_in_fit and self._run.is_aborted):
             self._run.evaluated(as_eval_metrics(logs or {}))
-        self._sums = self._side.sums()  # nothing more of this epoch's training
+        self._sums = self._side.sums()  # the metrics now hold the evaluation's losses, which must not count
 
     def evaluated_beside(self, metrics: dict[str, Any], *, step: int, epoch: float) -> None:
-        """What an evaluation beside training gave, of the weights of an earlier step. On all ranks, within `fit`."""
+        """Report an asynchronous evaluation of an earlier step's weights. Call it on all ranks, within `fit`.
+
+        Args:
+            metrics: its metrics.
+            step: the step whose weights were evaluated.
+            epoch: epochs trained at that step.
+        """
         self._run.evaluated_beside(as_eval_metrics(metrics), step=step, epoch=epoch)
 
     def on_predict_begin(self, logs: Any = None) -> None:
@@ -226,7 +238,7 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
         self._run.before_log = self._take_losses
 
     def _fill(self) -> None:
-        """`args` and `state`, of what Keras was told."""
+        """Fill `args` and `state` with Keras's settings."""
         args, state, params = self._run.args, self._run.state, self.params or {}
         args.num_train_epochs = state.num_train_epochs = int(params.get("epochs") or 0)
         args.gradient_accumulation_steps = int(self._side.optimizer.gradient_accumulation_steps or 1)
@@ -237,13 +249,13 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
         state.max_steps = args.max_steps = steps_taken(self) + args.num_train_epochs * per_epoch
 
     def _take_losses(self) -> None:
-        """What the losses have grown by since they were last looked at goes into the next log."""
+        """Add the losses since the last call to the next log."""
         if not self._is_in_fit:
             return
         now, before = self._side.sums(), self._sums
         self._sums = now
         if now[1] > before[1]:
-            self._run.took(loss=(now[0] - before[0]) / (now[1] - before[1]), weight=now[1] - before[1])
+            self._run.add_loss(loss=(now[0] - before[0]) / (now[1] - before[1]), weight=now[1] - before[1])
 
     def _load_checkpoint(self) -> None:
         if not self._resume:
@@ -253,10 +265,10 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
         state = weights.removesuffix(_WEIGHTS) + _STATE
         if not weights.endswith(_WEIGHTS) or not os.path.isfile(weights) or not os.path.isfile(state):
             raise UsageError(
-                f"resume_from_checkpoint={weights!r}: there is no such file ending in {_WEIGHTS} with its {_STATE} "
-                "beside it; these are what KerasCallbacks saves"
+                f"resume_from_checkpoint={weights!r}: no such file, or no {_STATE} file next to it; pass a "
+                f"checkpoint-<step>{_WEIGHTS} that KerasCallbacks has saved"
             )
-        self._resume = None  # once: a second fit goes on from the first
+        self._resume = None  # only once: a second fit goes on from the first
         if not self._side.optimizer.built:
             self._side.optimizer.build(self.model.trainable_variables)
         self.model.load_weights(weights)
@@ -267,7 +279,7 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
 
 
 class _Side:
-    """Keras's side of a run: a `Framework`."""
+    """`Framework` of Keras."""
 
     def __init__(self, owner: KerasCallbacks) -> None:
         self._owner = owner
@@ -276,12 +288,12 @@ class _Side:
         self.epoch_begins()
 
     def epoch_begins(self) -> None:
-        self._mean = (0.0, 0)  # Keras's loss since the epoch began, over so many batches
-        self._step_began = (0.0, 0.0)  # `sums` where the last step ended
+        self._mean = (0.0, 0)  # Keras's mean loss since the epoch began, and the number of its batches
+        self._step_began = (0.0, 0.0)  # `sums` at the end of the last step
 
     @property
     def model(self) -> Any:
-        """The model as it is: JAX's weights may be elsewhere."""
+        """Model without a request for JAX's weights, which may be elsewhere."""
         return unwrapped(self._owner._model)
 
     @property
@@ -293,24 +305,24 @@ class _Side:
         return {"model": model, "optimizer": self.optimizer, "trainer": None}
 
     def note(self, logs: dict[str, Any], batches: int) -> None:
-        """Keras's logs after so many of the epoch's batches."""
+        """Note Keras's logs after a number of the epoch's batches."""
         self.metrics = logs
         if "loss" in logs:
             self._mean = (logs["loss"], batches)
 
     def step_loss(self) -> float | None:
-        """Of the step that ends now."""
-        # JAX's sums would have to be brought back to the model first, at each step.
+        """Return the loss of the step that ends now; None if Keras reports none."""
+        # JAX's sums would first have to be copied to the model, in each step.
         now = self._sums_by_batches() if _is_jax() else self.sums()
         before, self._step_began = self._step_began, now
         return (now[0] - before[0]) / (now[1] - before[1]) if now[1] > before[1] else None
 
     def sums(self) -> tuple[float, float]:
-        """Of the epoch's losses so far, and what they weigh."""
+        """Return the sum of the epoch's losses so far, and the sum of their weights."""
         for metric in self._owner.model.metrics:
             if metric.name == "loss" and hasattr(metric, "total") and hasattr(metric, "count"):
                 return float(metric.total), float(metric.count)
-        return self._sums_by_batches()  # a model with a training step of its own
+        return self._sums_by_batches()  # a model with its own train_step may have no such metric
 
     def _sums_by_batches(self) -> tuple[float, float]:
         mean, batches = self._mean
@@ -331,7 +343,7 @@ class _Side:
                 "is_finite": _is_finite(self._owner.model),
                 "run": to_json(run.state_dict(), where="the state of callbacks"),
             }
-            # Each file is whole or not there, and the weights, by which a checkpoint is found, come last.
+            # Each file is renamed when complete. The weights come last, because a checkpoint is found by them.
             state = os.path.join(folder, f"checkpoint-{step}{_STATE}")
             with open(f"{state}.tmp", "w", encoding="utf-8") as file:
                 json.dump(kept, file)
@@ -347,19 +359,19 @@ class _Side:
     abort = stop
 
     def stop_epoch(self) -> None:
-        self._warn("should_epoch_stop", "Keras ends an epoch with its data only; use fit(steps_per_epoch=)")
+        self._warn("should_epoch_stop", "Keras ends an epoch only with its data; use fit(steps_per_epoch=)")
 
     def evaluate(self) -> None:
-        self._warn("should_evaluate", "Keras evaluates at the end of epochs only; use fit(validation_freq=)")
+        self._warn("should_evaluate", "Keras evaluates only at the end of epochs; use fit(validation_freq=)")
 
     def _warn(self, flag: str, why: str) -> None:
         if flag not in self._warned:
             self._warned.add(flag)
-            _log.warning("%s: %s", flag, why)
+            _log.warning("%s ignored: %s", flag, why)
 
 
 def steps_taken(callback: Any) -> int:
-    """Return how many steps the optimizer has made, of the `model` of a callback: JAX's are brought back to that."""
+    """Return the number of steps of the optimizer, which on JAX copies its state to the callback's `model`."""
     return int(callback.model.optimizer.iterations)
 
 
@@ -376,9 +388,10 @@ def _is_finite(model: Any) -> bool:
 
 
 def _newest(folder: str) -> str:
-    """The checkpoint of the last step, passing over those whose weights were not finite.
+    """Return the checkpoint of the last step whose weights are finite.
 
-    Raises: UsageError where there is none.
+    Raises:
+        UsageError: there is none.
     """
     weights = {
         int(match[1]): match[0]
@@ -390,13 +403,15 @@ def _newest(folder: str) -> str:
         path = os.path.join(folder, weights[step])
         if _state_beside(path).get("is_finite") is not False:
             return path
-        _log.warning("%s: passed over, its weights are not finite (pass its path to load it all the same)", path)
-    raise UsageError(f"resume_from_checkpoint=True: {folder} has no checkpoint-<step>{_WEIGHTS} to go on from")
+        _log.warning("%s skipped: its weights are not finite (pass its path to load it anyway)", path)
+    raise UsageError(
+        f"resume_from_checkpoint=True: {folder} has no checkpoint-<step>{_WEIGHTS}; leave it out to start a new run"
+    )
 
 
 def _state_beside(weights: str) -> Any:
     try:
         with open(weights.removesuffix(_WEIGHTS) + _STATE, encoding="utf-8") as file:
             return json.load(file)
-    except FileNotFoundError:  # which is said where the checkpoint is loaded
+    except FileNotFoundError:  # raises where the checkpoint is loaded
         return {}

@@ -1,19 +1,19 @@
-"""`SakuraKerasCallback`: evaluations beside Keras 3's `fit`, on any of its backends.
+"""`SakuraKerasCallback`: asynchronous evaluation for Keras 3's `fit`, on any backend.
 
     model.fit(x, y, epochs=20, callbacks=[
         SakuraKerasCallback(model_factory=make, val_fn=score, val_payload=(x_val, y_val)),
         keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True),
     ])
 
-in place of `validation_data=`, for which training would wait. What Keras's own validation does, and what is done here:
+It replaces `validation_data=`, for which training would wait:
 
-- Logs: `model.history.history` has the metrics at the epoch that was evaluated, named `val_...`, NaN where there are
-  none. So has TensorBoard, and callbacks of ours in `KerasCallbacks` hear of them by `on_evaluate`, with a state that
-  says the evaluated step. A CSVLogger cannot go back to an earlier row: use `history`.
+- Logs: `model.history.history` has the metrics at the evaluated epoch, named `val_...`, NaN where there are none.
+  TensorBoard has them too. Callbacks in `KerasCallbacks` receive `on_evaluate` with a state of the evaluated step. A
+  CSVLogger cannot change an earlier row; use `history` instead.
 - Decisions: `EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint(save_best_only=True)` act once for each result
-  (see `keras_monitors`); for those that keep weights, the model has those that were scored meanwhile.
-- Order: the callback moves itself to the front of fit's callbacks, for when training ends they must find all results.
-- JAX: a step's weights are in the model at the end of an epoch only, which is when they are taken.
+  (see `monitors`). The model has the scored weights while a callback that keeps weights acts.
+- Order: the callback moves itself to the front of fit's callbacks, so that the others find all results at the end.
+- JAX: the model has a step's weights only at the end of an epoch, which is when they are copied.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from ....errors import UsageError
 from ...agree import Ranks
 from ...evaluation.best import BestModel, BestValue, is_greater_better
-from ...evaluation.evaluator import MAX_PENDING, AsyncEvaluator, Drain
+from ...evaluation.evaluator import MAX_PENDING, AsyncEvaluator
 from ...evaluation.model_copy import ModelCopier
+from ...evaluation.pace import Drain
 from ...evaluation.prepared import Prepared, prepare_for
 from ...evaluation.ranks import Evaluations
 from ..evaluations import RunOptions, check_callable, line_of, row_of_epoch, with_options
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 else:
     kinds = load_framework("keras", extra="keras").callbacks
 
-__all__ = ["SakuraKerasCallback"]
-
 _log = logging.getLogger(__name__)
 
 _FILES = (".weights.h5", ".keras", ".npz")
@@ -54,33 +53,47 @@ _FILES = (".weights.h5", ".keras", ".npz")
 
 @with_options(RunOptions)
 class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is Any to mypy here
-    """A callback of Keras's `fit` that evaluates beside training, at the end of each epoch.
+    """Callback of Keras's `fit` that evaluates asynchronously, at the end of each epoch.
 
-    model_factory: makes the architecture that is trained; called by a worker. Compiled, where val_fn calls `evaluate`.
-        A model without `keras.Input` is built for the inputs of the model that trains.
-    val_fn: (model, val_payload) -> metrics, a dictionary, such as `model.evaluate(..., return_dict=True)`. Called by a
-        worker.
-    val_payload: what it needs, such as arrays; sent to a worker once. Not to be changed.
-    val_compute: where evaluations run. None: a thread here; "subprocess"; a pool, a node or role of it; an
-        AdaptiveCompute; any Dispatcher. Elsewhere Keras must have a backend there, not necessarily the same.
-    verbose: a line on standard output for each result.
-    model_path: gets the weights that were scored best by `monitor`: `.keras`, `.weights.h5` or `.npz` (arrays by
-        number, as get_weights gives them). The record is beside it, in `<model_path>.json`.
-    monitor, mode: of best_val_loss and model_path; "auto": greater is better, unless the name says loss or error.
-    val_freq: epochs from one evaluation to the next.
-    drain: "strict" waits, at the end of an epoch, for the evaluation of the one before; "lazy" does not.
-    max_age_steps: results that come when training is more optimizer steps ahead are "late": logged, but they decide
-        nothing. None: no limit.
-    ranks: of the run; None: those of torch's process group. On other backends give them where there are several.
-    options: cache_key, fp16_state_dict, max_pending, on_backpressure, on_error, gate, timeout_s, timeline, async_copy
-        and snapshots, as `AsyncEvaluator` has them; the last two are for torch's tensors. cache_key="auto": a worker
-        keeps the model for this fit's evaluations.
+    Args:
+        model_factory: makes the architecture that is trained; workers call it. It must compile the model if `val_fn`
+            calls `evaluate`. A model without `keras.Input` is built with the input shape of the trained model.
+        val_fn: `(model, val_payload) -> metrics`, a dict, such as `model.evaluate(..., return_dict=True)`. Workers call
+            it.
+        val_payload: data of `val_fn`, such as arrays; sent to each worker once. Do not change it afterwards.
+        val_compute: place of the evaluations. None: a thread of this process; "subprocess"; a pool, one of its nodes
+            or roles; an AdaptiveCompute; or any Dispatcher. Workers need Keras with any backend.
+        verbose: print a line for each result.
+        model_path: file for the weights with the best `monitor`: `.keras`, `.weights.h5` or `.npz` (arrays by number,
+            as `get_weights` returns them). Its record is in `<model_path>.json`. None: no file.
+        monitor: metric that decides about `best_val_loss` and `model_path`.
+        mode: "min", "max", or "auto": greater is better unless the name contains loss or error.
+        val_freq: epochs between two evaluations, at least 1.
+        drain: "strict" waits, at the end of an epoch, for the evaluation of the epoch before; "lazy" does not.
+        max_age_steps: optimizer steps that training may be ahead of a result. An older result is "late": it is logged,
+            but does not change training. None: no limit.
+        ranks: ranks of the run; None: those of torch's process group. On other backends pass them if there are several.
+        **options: as for `AsyncEvaluator`: cache_key, fp16_state_dict, max_pending, on_backpressure, on_error, gate,
+            timeout_s, timeline, async_copy and snapshots; the last two are for torch tensors. With cache_key="auto"
+            workers keep the model for the evaluations of this fit.
 
-    `history`: a row for each evaluation: its metrics, `epoch` (the first is 0), `elapsed_secs` (of the evaluation
-    alone), `worker_name`, `step`, `snapshot_id`, `submitted_at`, `started_at`, `finished_at`, `worker`, `status`;
-    `skipped` True where it was. `records`: the same as EvaluationRecords. `best_val_loss`: None until there is one.
+    Attributes:
+        history: a row for each evaluation: its metrics, `epoch` (from 0), `elapsed_secs` (of the evaluation alone),
+            `worker_name`, `step`, `snapshot_id`, `submitted_at`, `started_at`, `finished_at`, `worker` and `status`.
+            `skipped` is True for a skipped one.
+        records: the same as `EvaluationRecord` objects.
 
-    Raises: UsageError for what is not legal; in fit, ArgumentNotPicklable when a factory or payload cannot travel.
+    Raises:
+        UsageError: a value is not legal.
+        ArgumentNotPicklable: in `fit`: a factory or payload cannot be sent to a worker.
+
+    Example:
+        Evaluate each epoch in a subprocess, and stop early by the result::
+
+            evaluation = SakuraKerasCallback(make_model, score, (x_test, y_test), val_compute="subprocess")
+            stopping = keras.callbacks.EarlyStopping("val_loss", patience=3)
+            model.fit(x, y, epochs=20, callbacks=[evaluation, stopping])
+            print(evaluation.best_val_loss)
     """
 
     __module__ = "skyward.training.sakura"
@@ -107,11 +120,15 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
     ) -> None:
         super().__init__()
         if mode not in ("auto", "min", "max"):
-            raise UsageError(f"mode={mode!r}: give 'auto', 'min' or 'max'")
+            raise UsageError(f"mode={mode!r}: must be 'auto', 'min' or 'max'; set mode='auto' (the default)")
         if isinstance(val_freq, bool) or not isinstance(val_freq, int) or val_freq < 1:
-            raise UsageError(f"val_freq={val_freq!r}: it is epochs from one evaluation to the next, >= 1")
+            raise UsageError(
+                f"val_freq={val_freq!r}: must be a whole number of epochs >= 1; set val_freq=1 (the default)"
+            )
         if model_path is not None and not os.fspath(model_path).endswith(_FILES):
-            raise UsageError(f"model_path={os.fspath(model_path)!r}: it must end in {', '.join(_FILES)}")
+            raise UsageError(
+                f"model_path={os.fspath(model_path)!r}: unknown format; use a name that ends in {', '.join(_FILES)}"
+            )
         check_callable(model_factory=model_factory, val_fn=val_fn)
         self._factory, self._parts, self._ranks = model_factory, (KerasScore(val_fn), val_payload), ranks
         self._options = {"compute": val_compute, "drain": drain, "load": load_keras, **options}
@@ -119,7 +136,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         self._takes_at_once = not options.get("async_copy", True)
         self._evaluations = Evaluations(
             type(self).__name__,
-            missing="no fit is under way; it is a callback of model.fit",
+            missing="no fit is running; pass it to model.fit(callbacks=[...])",
             max_age_steps=max_age_steps,
             row=row_of_epoch,
             line=_line if verbose else None,
@@ -129,16 +146,16 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         self._best = BestValue(monitor, is_greater=is_greater_better(monitor) if mode == "auto" else mode == "max")
         self._callbacks: list[Any] = []
         self._monitors = KerasMonitors([], None)
-        self._kept: dict[int, ModelCopy] = {}  # by epoch: what is to be known again when the score comes
-        self._logs: dict[int, dict[str, Any]] = {}  # of epochs whose evaluation is open
-        self._values: dict[int, dict[str, Any]] = {}  # what evaluations of this fit gave, by epoch
+        self._kept: dict[int, ModelCopy] = {}  # by epoch: weights that a monitor needs when the score comes
+        self._logs: dict[int, dict[str, Any]] = {}  # by epoch, of open evaluations
+        self._values: dict[int, dict[str, Any]] = {}  # metrics of this fit's evaluations, by epoch
         self._is_evaluated_twice = False
         self._is_in_fit = False
 
     # Keras's events --------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.close()  # of a fit that raised
+        self.close()  # a fit that raised may have left evaluations open
         self._find_callbacks()
         self._values, self._is_in_fit = {}, True
         self._evaluations.open(self._evaluator, ranks=self._ranks)
@@ -158,8 +175,8 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         if self._is_in_fit and not self._is_evaluated_twice:
             self._is_evaluated_twice = True
             _log.warning(
-                "fit was given validation_data, which Keras evaluates, too, while training waits; leave it out, and "
-                "val_... are those from beside training"
+                "fit(validation_data=...) makes Keras evaluate too, while training waits; leave it out to use the "
+                "asynchronous val_... metrics"
             )
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -173,21 +190,21 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
 
     @property
     def pending(self) -> int:
-        """Evaluations that have been asked for, and not been told of yet."""
+        """Number of evaluations without a reported result."""
         return self._evaluations.pending
 
     @property
     def best_val_loss(self) -> float | None:
-        """The best value of `monitor`; None until there is one."""
+        """Best value of `monitor`; None before the first result."""
         return self._best.value
 
     @property
     def model_path(self) -> str | None:
-        """The file with the best weights that were scored; None without `model_path`."""
+        """File with the best weights; None without `model_path`."""
         return None if self._model_path is None else os.fspath(self._model_path)
 
     def close(self) -> None:
-        """For a fit that raised, after which Keras calls nothing: ends what is under way. Idempotent."""
+        """Cancel open evaluations after a fit that raised, of which Keras does not notify callbacks. Idempotent."""
         self._monitors.detach()
         self._evaluations.close()
         for snapshot in self._kept.values():
@@ -201,8 +218,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         self._callbacks = [] if callback_list is None else callback_list.callbacks
         if not any(callback is self for callback in self._callbacks):
             _log.warning(
-                "SakuraKerasCallback was not called by fit: what evaluations give reaches no other callback, but is "
-                "in its own history"
+                "SakuraKerasCallback was not called by fit: results are in its own history, but reach no other callback"
             )
             return
         self._callbacks.remove(self)
@@ -224,7 +240,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         model = self.model
         is_kept = self._monitors.needs_weights
 
-        def state() -> Any:  # not called where the evaluation is skipped
+        def state() -> Any:  # not called if the evaluation is skipped
             return self._keep(epoch, model) if is_kept else values_of(model)
 
         if is_kept and self._evaluations.ranks.rank > 0:
@@ -232,12 +248,12 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         self._evaluations.submit_state(state, step=step, epoch=epoch)
 
     def _keep(self, epoch: int, model: Any) -> ModelCopy:
-        """A snapshot that is here, too, when the score comes."""
+        """Take a snapshot, and keep it until the score comes."""
         self._kept[epoch] = self._taker.take(values_of(model), waits=self._takes_at_once)
         return self._kept[epoch]
 
     def _report(self, record: EvaluationRecord, *, epoch: int | None = None, logs: Any = None) -> None:
-        """epoch, logs: of the one that ends, if one does."""
+        """Report a result to loggers and monitors; `epoch` and `logs` are those of the epoch that ends, if one does."""
         at = int(record.epoch or 0)
         snapshot, before = self._kept.pop(at, None), self._logs.pop(at, {})
         try:
@@ -249,9 +265,9 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
                 return
             self._best.note(metrics)
             if at == epoch and logs is not None:
-                logs.update(metrics)  # known before the others hear of this epoch's end: they see it there
+                logs.update(metrics)  # this callback is the first one, so the others see the metrics in their logs
             else:
-                self._monitors.told(at, {**before, **metrics}, None if snapshot is None else snapshot.state)
+                self._monitors.pass_result(at, {**before, **metrics}, None if snapshot is None else snapshot.state)
         finally:
             if snapshot is not None:
                 snapshot.release()
@@ -267,7 +283,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
                             callback.summary.scalar(f"epoch_{name.removeprefix('val_')}", value, step=epoch)
 
     def _align(self) -> None:
-        """Keras's History has one value for each of its epochs."""
+        """Set the metrics in Keras's History, which has one value for each epoch."""
         names = {name for values in self._values.values() for name in values}
         for callback in self._callbacks:
             if isinstance(callback, kinds.History) and not self._is_evaluated_twice:
@@ -275,14 +291,14 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
                     callback.history[name] = [self._values.get(at, {}).get(name, math.nan) for at in callback.epoch]
 
     def _warn_of_monitors(self) -> None:
-        given = sorted({name for values in self._values.values() for name in values})
+        names = sorted({name for values in self._values.values() for name in values})
         for name, who in self._monitors.waits_for.items():
-            if given and name not in given:
-                _log.warning("%s monitors %r, which val_fn did not give: it gave %s", who, name, ", ".join(given))
+            if names and name not in names:
+                _log.warning("%s monitors %r, but val_fn returned only %s", who, name, ", ".join(names))
 
 
 def _line(record: EvaluationRecord) -> str:
-    """Epochs from 1, as Keras prints them."""
+    """Make a line for standard output, with epochs from 1 as Keras prints them."""
     epoch = f"Epoch {int(record.epoch or 0) + 1}"
     if record.status in ("skipped", "failed"):
         return f"{epoch}: evaluation {record.status}: {record.error}"

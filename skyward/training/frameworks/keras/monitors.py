@@ -1,9 +1,9 @@
-"""Keras's callbacks that wait for a metric, when it comes from beside training: epochs later, if at all.
+"""Keras's callbacks that monitor a metric of asynchronous evaluations, which comes epochs later or not at all.
 
-`EarlyStopping`, `ReduceLROnPlateau` and a `ModelCheckpoint(save_best_only=True)` look at an epoch's logs when it ends:
-there they would find nothing, and warn. While `fit` runs, those whose metric training does not give act once for each
-result instead, with the logs of the epoch that was evaluated. The model has the weights that were scored while one
-that keeps weights acts, so what it writes or restores is what the score is of.
+`EarlyStopping`, `ReduceLROnPlateau` and `ModelCheckpoint(save_best_only=True)` read an epoch's logs at its end. With
+asynchronous evaluation they would find nothing there, and warn. While `fit` runs, a callback whose metric is not in the
+logs acts once for each result instead, with the logs of the evaluated epoch. If it keeps weights, the model has the
+scored weights meanwhile, so that it writes or restores those.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Any
 from ..foreign import put
 from .models import Weights, load_weights_anywhere
 
-__all__ = ["KerasMonitors"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Held:
-    """A callback whose epoch ends are ours."""
+    """Callback whose `on_epoch_end` is replaced."""
 
     callback: Any
     hook: Callable[..., Any]
@@ -29,7 +27,12 @@ class _Held:
 
 
 class KerasMonitors:
-    """Those of one fit. Between `attach` and `detach` their `on_epoch_end` is ours. callbacks: all of the fit's."""
+    """Monitoring callbacks of one fit, whose `on_epoch_end` is replaced between `attach` and `detach`.
+
+    Args:
+        callbacks: all callbacks of the fit.
+        model: the model that is trained.
+    """
 
     def __init__(self, callbacks: Iterable[Any], model: Any) -> None:
         self._model = model
@@ -40,15 +43,16 @@ class KerasMonitors:
 
     @property
     def needs_weights(self) -> bool:
-        """Whether `told` needs the weights that were scored."""
+        """Return whether `pass_result` needs the scored weights."""
         return any(held.needs_weights for held in self._held)
 
     @property
     def waits_for(self) -> dict[str, str]:
-        """Metrics that an epoch's logs did not have, each with who monitors it."""
+        """Metrics missing in an epoch's logs, each with the class that monitors it."""
         return dict(self._waits_for)
 
     def attach(self) -> None:
+        """Replace `on_epoch_end` of monitoring callbacks until `detach`."""
         from keras import callbacks as kinds
 
         for callback in self._callbacks:
@@ -62,14 +66,17 @@ class KerasMonitors:
                 self._hold(callback, needs_weights)
 
     def detach(self) -> None:
-        """Gives everything back. Idempotent."""
+        """Restore all callbacks. Idempotent."""
         self._undo.close()
         self._held = []
 
-    def told(self, epoch: int, logs: Mapping[str, Any], weights: Weights | None) -> None:
-        """What came of an epoch's evaluation. logs: that epoch's, with the metrics, named `val_...`.
+    def pass_result(self, epoch: int, logs: Mapping[str, Any], weights: Weights | None) -> None:
+        """Pass the result of an epoch's evaluation to the callbacks that monitor it.
 
-        weights: those that were scored; needed where `needs_weights`.
+        Args:
+            epoch: the evaluated epoch, from 0.
+            logs: that epoch's logs with the metrics, named `val_...`.
+            weights: the scored weights; required if `needs_weights`.
         """
         for held in self._held:
             if held.callback.monitor not in logs or not _is_number(logs[held.callback.monitor]):

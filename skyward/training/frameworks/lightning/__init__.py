@@ -1,1 +1,1 @@
-"""Lightning's `Trainer`: our callbacks in it, evaluations beside it, and our checkpoints as its own."""
+"""Adapters for Lightning's `Trainer`: our callbacks, asynchronous validation, and our checkpoint format."""

@@ -2,23 +2,23 @@
 
     trainer = lightning.Trainer(..., callbacks=[LightningCallbacks([JsonLogger(), DivergenceDetector()])])
 
-What differs from our `Trainer`, and what is done about it:
+Lightning differs from our `Trainer`, and the adapter compensates where it can:
 
 - Batches: Lightning's batch events are those of micro-batches. A step begins with the first one after an optimizer
-  step, and ends with the one after which `global_step` has advanced; the others end with `on_substep_end`.
-- Gradients: Lightning's `on_before_optimizer_step` comes before they are clipped. `on_pre_optimizer_step` comes after:
-  while `fit` runs, `configure_gradient_clipping` of the module is followed by it. (With manual optimization a user
-  clips before `step()`, so there it is Lightning's own.) `on_optimizer_step` is the optimizer's post-hook.
-- Logs: Lightning has none of its own kind. Every `logging_steps` steps there is one, with `loss` (the mean over the
-  steps since the last, and over all ranks), `grad_norm` before clipping, `learning_rate`, and what the module logs
-  while it trains. What it logs while it validates is `on_evaluate`'s, once, named `eval_...`.
+  step. It ends with the one that advances `global_step`; the others end with `on_substep_end`.
+- Gradients: Lightning's `on_before_optimizer_step` precedes clipping. `on_pre_optimizer_step` follows it, because the
+  adapter wraps the module's `configure_gradient_clipping` while `fit` runs. With manual optimization users clip before
+  `step()`, so there Lightning's event is used. `on_optimizer_step` is the optimizer's post-hook.
+- Logs: Lightning has no log event. The adapter logs every `logging_steps` steps: `loss` (the mean over the interval and
+  all ranks), `grad_norm` before clipping, `learning_rate`, and values that the module logs during training. Values
+  logged during validation are passed to `on_evaluate`, once, named `eval_...`.
 - The validation before training (sanity check) is ignored.
-- Order: an evaluation comes before the epoch's end, and after what a step's callbacks asked for.
-- Saves: what `ModelCheckpoint` writes is reported by `on_save` when it is written, with its path. What callbacks ask
-  for is `<output_dir>/checkpoint-<step>.ckpt`, by `trainer.save_checkpoint`: `fit(ckpt_path=...)` goes on from it.
-- Stop: `trainer.should_stop`, which Lightning obeys once `min_epochs` and `min_steps` are reached, after a checkpoint.
-  Abort: also before them; `ModelCheckpoint`s are taken out for the rest of the fit, and nothing is validated any more.
-- `should_evaluate` is not available: Lightning validates by its own cadence (`val_check_interval`). It is said once.
+- Order: an evaluation precedes the end of its epoch, and follows the requests of its step.
+- Saves: `on_save` reports what `ModelCheckpoint` writes, with its path. A checkpoint that a callback requests is
+  `<output_dir>/checkpoint-<step>.ckpt`, written by `trainer.save_checkpoint`; `fit(ckpt_path=...)` resumes it.
+- Stop: `trainer.should_stop` after a checkpoint. Lightning stops once `min_epochs` and `min_steps` are reached.
+- Abort: it ignores these minimums, removes every `ModelCheckpoint` for the rest of the fit, and disables validation.
+- `should_evaluate` is not available and causes one warning: Lightning validates by its own cadence.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from ..foreign import plain, put
 from ..run import CallbackRun, as_eval_metrics
 from .package import lightning
 
-__all__ = ["LightningCallbacks"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -50,17 +48,25 @@ else:
 
 @checked_options
 class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy here
-    """A callback of Lightning's `Trainer` that runs ours. One for a trainer, all of them in it.
+    """Callback of Lightning's `Trainer` that runs our callbacks. A trainer takes one, with all callbacks in it.
 
-    callbacks: as our `Trainer` takes them.
-    output_dir: where checkpoints that callbacks ask for go; None: the trainer's `default_root_dir`.
-    logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
-    logging_steps: optimizer steps from one log to the next, >= 1; None: the trainer's `log_every_n_steps`.
-    save_at_stop: whether a stop writes a checkpoint first.
-    count_tokens: a batch's tokens; None: the size of `input_ids` where a batch has it, else 0.
-    ranks: of the run; None: those of torch's process group.
+    Args:
+        callbacks: instances or classes of `TrainerCallback`.
+        output_dir: folder of checkpoints that callbacks request; None: the trainer's `default_root_dir`.
+        logging_dir: `args.logging_dir` that callbacks see; None: `<output_dir>/logs`.
+        logging_steps: optimizer steps between two logs, at least 1; None: the trainer's `log_every_n_steps`.
+        save_at_stop: write a checkpoint before a stop.
+        count_tokens: returns the number of tokens in a batch; None: the size of its `input_ids`, or 0 without them.
+        ranks: ranks of the run; None: those of torch's process group.
 
-    Raises: UsageError for what is no callback, or a logging_steps that is not legal.
+    Raises:
+        UsageError: an object is not a callback, or `logging_steps` is out of range.
+
+    Example:
+        Log to JSON and stop a diverged run of Lightning's Trainer::
+
+            callbacks = LightningCallbacks([JsonLogger(), DivergenceDetector()], logging_steps=50)
+            lightning.Trainer(max_epochs=3, callbacks=[callbacks]).fit(module, loader)
     """
 
     __module__ = "skyward.training"
@@ -94,7 +100,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
 
     @property
     def callbacks(self) -> CallbackHandler:
-        """Those that it was given; `add` and `remove` change them."""
+        """Our callbacks; `add` and `remove` change them."""
         return self._run.bus
 
     @property
@@ -133,7 +139,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
         self._run.bus.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if "_fit" in vars(self):  # not where Lightning has refused what it was given
+        if "_fit" in vars(self):  # missing if Lightning refused its arguments before `setup`
             self._fit.detach()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -154,7 +160,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
             self._run.step_begin()
         tokens = self._count_tokens(batch)
         self._step_tokens += tokens
-        self._run.took(tokens=tokens)
+        self._run.add_loss(tokens=tokens)
         self._is_in_backward = True
         self._run.fire("on_forward_backward_begin")
 
@@ -174,7 +180,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
         self.on_after_backward(trainer, pl_module)  # where the module skipped it
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None and hasattr(loss, "detach"):
-            # Lightning has divided it by the micro-batches of a step, as it does for the gradients.
+            # Lightning has divided the loss by the micro-batches of a step, for the gradients' sake.
             parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._losses.append(loss.detach() * parts)
         if trainer.global_step == self._run.state.global_step:
@@ -182,7 +188,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
             return
         self._is_in_step = False
         mean = sum(self._losses) / len(self._losses) if self._losses else None
-        self._run.took(loss=mean)
+        self._run.add_loss(loss=mean)
         if self._run.bus.listens("on_train_metrics"):
             metrics = {"loss": mean, "grad_norm": self._fit.grad_norm, "tokens": self._step_tokens}
             self._run.fire("on_train_metrics", metrics=metrics)
@@ -203,7 +209,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        # Lightning keeps training's and validation's numbers in one dict: validation's are those that it changes.
+        # Lightning keeps numbers of training and validation in one dict. A validation changes only its own ones.
         now, before = dict(trainer.callback_metrics), self._metrics_before
         self._eval_names |= {name for name, value in now.items() if name not in before or _differ(before[name], value)}
         self._fit.eval_names = self._eval_names
@@ -212,7 +218,13 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
             self._run.evaluated(as_eval_metrics(metrics))
 
     def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
-        """What `skyward.training.sakura` tells of a validation that was made elsewhere."""
+        """Report an asynchronous validation of `skyward.training.sakura`.
+
+        Args:
+            metrics: its metrics.
+            step: the step whose weights were validated.
+            epoch: epochs trained at that step.
+        """
         self._eval_names |= set(metrics)
         self._fit.eval_names = self._eval_names
         self._run.evaluated_beside(as_eval_metrics(metrics), step=step, epoch=epoch)
@@ -228,7 +240,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
     # Within ----------------------------------------------------------------------------------------------------------
 
     def _fill(self, trainer: Any) -> None:
-        """`args` and `state`, of what Lightning was told."""
+        """Fill `args` and `state` with Lightning's settings."""
         args, state = self._run.args, self._run.state
         state.logging_steps = args.logging_steps = self._run.logging_steps or max(1, trainer.log_every_n_steps)
         epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else 0
@@ -236,7 +248,8 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
         args.gradient_accumulation_steps = trainer.accumulate_grad_batches
         args.eval_strategy = "epoch" if trainer.enable_validation else "no"
         if args.eval_strategy == "epoch" and trainer.val_check_interval != 1.0:
-            args.eval_strategy, state.eval_steps = "steps", 0  # of batches, and of each epoch: no cadence in steps
+            # val_check_interval counts batches within an epoch, which is no cadence in optimizer steps.
+            args.eval_strategy, state.eval_steps = "steps", 0
         args.save_strategy = "epoch" if trainer.checkpoint_callback is not None else "no"
         args.disable_tqdm = trainer.progress_bar_callback is None
         args.resume_from_checkpoint = trainer.ckpt_path
@@ -245,7 +258,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
 
 
 class _Fit:
-    """Lightning's side of a run: a `Framework`."""
+    """`Framework` of Lightning for one fit."""
 
     def __init__(self, run: CallbackRun, trainer: Any, module: Any) -> None:
         self._run, self._trainer, self._module = run, trainer, module
@@ -280,7 +293,7 @@ class _Fit:
 
     def save(self, folder: str, step: int) -> None:
         path = os.path.join(folder, f"checkpoint-{step}.ckpt")
-        self._trainer.save_checkpoint(path, weights_only=False)  # `saved` follows, see attach
+        self._trainer.save_checkpoint(path, weights_only=False)  # wrapped by `attach`, which calls `saved`
 
     def stop(self) -> None:
         self._trainer.should_stop = True
@@ -291,15 +304,15 @@ class _Fit:
         put(self._undo, loop, "min_epochs", None)
         put(self._undo, loop.epoch_loop, "min_steps", None)
         trainer.should_stop = True
-        # They stand behind ours in the list, so none of them has had this event yet. In place: the list is being gone
-        # through.
-        taken = [
+        # Lightning puts checkpoint callbacks last, so none of them has seen this event yet. The list is changed in
+        # place, because Lightning is iterating over it.
+        removed = [
             callback
             for callback in trainer.callbacks
-            if any(k.__name__ == "Checkpoint" for k in type(callback).__mro__)
+            if any(kind.__name__ == "Checkpoint" for kind in type(callback).__mro__)
         ]
-        trainer.callbacks[:] = [callback for callback in trainer.callbacks if callback not in taken]
-        self._undo.callback(trainer.callbacks.extend, taken)
+        trainer.callbacks[:] = [callback for callback in trainer.callbacks if callback not in removed]
+        self._undo.callback(trainer.callbacks.extend, removed)
 
     def stop_epoch(self) -> None:
         self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
@@ -308,11 +321,11 @@ class _Fit:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "should_evaluate: Lightning validates by its own cadence only; use Trainer(val_check_interval=)"
+                "should_evaluate ignored: Lightning validates by its own cadence; use Trainer(val_check_interval=)"
             )
 
     def attach(self) -> None:
-        """For the length of a fit, what Lightning has no event for: gradients clipped, step taken, file written."""
+        """Add the events that Lightning lacks, until `detach`: gradients clipped, step taken, checkpoint written."""
         self.detach()
         run, trainer, module = self._run, self._trainer, self._module
 
@@ -326,7 +339,7 @@ class _Fit:
             run.saved(os.fspath(filepath))
 
         def stepped(optimizer: Any, *_: Any) -> None:
-            self._learning_rate = float(optimizer.param_groups[0]["lr"])  # schedulers have not moved on yet
+            self._learning_rate = float(optimizer.param_groups[0]["lr"])  # of this step: schedulers step later
             run.fire("on_optimizer_step")
 
         clip = put(self._undo, module, "configure_gradient_clipping", configure_gradient_clipping)
@@ -335,6 +348,7 @@ class _Fit:
             self._undo.callback(optimizer.register_step_post_hook(stepped).remove)
 
     def detach(self) -> None:
+        """Restore all wrapped objects. Idempotent."""
         self._undo.close()
 
     def _note_best(self) -> None:
@@ -353,7 +367,7 @@ def _tokens_of(batch: Any) -> int:
 
 
 def _norm(optimizer: Any) -> Any:
-    """Of all gradients; not waited for."""
+    """Return the norm of all gradients as a tensor, without waiting for the device; None without gradients."""
     import torch
 
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

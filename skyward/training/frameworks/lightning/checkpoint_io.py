@@ -1,9 +1,10 @@
-"""Lightning's checkpoints written as ours: staged, digested, committed as one.
+"""Lightning's checkpoints in our format: staged, with digests, committed atomically.
 
     lightning.Trainer(..., plugins=[lightning_checkpoint_io()])
 
-Lightning calls it on the rank that writes, with everything in one dict: a checkpoint is one component, `lightning`.
-`ModelCheckpoint`, `ckpt_path=` and the rest of Lightning work as they do; `skyward checkpoint verify` works too.
+Lightning calls the plugin on the rank that writes, with everything in one dict. Such a checkpoint has one component,
+`lightning`. `ModelCheckpoint`, `ckpt_path=` and the rest of Lightning work as usual, and `skyward checkpoint verify`
+works too.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from ...checkpoint.folders import folder_at
 from ...checkpoint.patterns import SharingPattern, StateComponent
 from ...checkpoint.retention import delete_checkpoint
 
-__all__ = ["lightning_checkpoint_io"]
-
 
 class _Whole:
-    """All that Lightning keeps."""
+    """Component with everything that Lightning saves."""
 
     def __init__(self, state: Any = None) -> None:
         self.state = state
@@ -34,8 +33,20 @@ class _Whole:
 
 
 def lightning_checkpoint_io(*, allow_pickle: bool = False) -> Any:
-    """A plugin for `lightning.Trainer`. allow_pickle: save and load objects of any class, where a module's
-    hyperparameters or a callback's state have such. Loading them can run code.
+    """Make a plugin for `lightning.Trainer` that writes checkpoints in our format.
+
+    Args:
+        allow_pickle: save and load objects of any class, for modules' hyperparameters or callbacks' states that contain
+            them. Loading such a checkpoint can run code.
+
+    Returns:
+        A `CheckpointIO`.
+
+    Example:
+        Save and resume with our checkpoints::
+
+            trainer = lightning.Trainer(max_epochs=3, plugins=[lightning_checkpoint_io()])
+            trainer.fit(module, loader, ckpt_path="last")
     """
     from lightning.fabric.plugins import CheckpointIO
 

@@ -1,11 +1,12 @@
-"""`SakuraLightningCallback`: validations beside a fit of Lightning's.
+"""`SakuraLightningCallback`: asynchronous validation for Lightning's Trainer.
 
-- When: where Lightning would validate (`check_val_every_n_epoch`, `val_check_interval`); Lightning itself does not.
-- What: the module's own `validation_step` and metrics, by a Trainer of the worker (see `validation`).
-- Logs: the trainer's loggers get a result with the step at which Lightning would have logged it inline, and
-  `callback_metrics` and `logged_metrics` have it from then on.
+- Cadence: whenever Lightning would validate (`check_val_every_n_epoch`, `val_check_interval`). Lightning itself does
+  not.
+- Validation: the module's own `validation_step` and metrics, run by a Trainer on the worker (see `validation`).
+- Logs: the trainer's loggers receive a result with the step at which Lightning would have logged it. From then on,
+  `callback_metrics` and `logged_metrics` have it.
 - Decisions: `EarlyStopping`, `ModelCheckpoint` and plateau schedulers act once for each result (see `monitors`).
-- Order: what has ended is told at the end of the next epoch; with drain="lazy" after any batch.
+- Order: results are reported at the end of the next epoch; with drain="lazy" after any batch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch
 from ....errors import UsageError
 from ...agree import Ranks
 from ...evaluation.best import BestModel, BestValue
-from ...evaluation.evaluator import AsyncEvaluator, Drain
+from ...evaluation.evaluator import AsyncEvaluator
+from ...evaluation.pace import Drain
 from ...evaluation.ranks import Evaluations
 from ..evaluations import RunOptions, line_of, row_of_epoch, with_options
 from .callbacks import LightningCallbacks
@@ -37,15 +39,48 @@ if TYPE_CHECKING:
 else:
     Callback = lightning("callbacks").Callback
 
-__all__ = ["SakuraLightningCallback"]
-
 
 @with_options(RunOptions)
 class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is Any to mypy here
-    """What `SakuraTrainer` does, as a callback of a Trainer of your own.
+    """Callback of Lightning's Trainer that validates asynchronously while training goes on.
 
-    Give that Trainer `limit_val_batches=0`, or it validates, too. Arguments and results are `SakuraTrainer`'s;
-    val_loader_factory is required, and val_options are arguments of the worker's Trainer (limit_val_batches, ...).
+    Pass `limit_val_batches=0` to the Trainer, or Lightning validates too. The callback may be used for several fits,
+    one after another. With several ranks, every rank has it; rank 0 sends the weights, and all receive the results.
+
+    Args:
+        val_loader_factory: makes the validation data on a worker.
+        model_factory: makes the module on a worker. None: call the module's class with its saved hyperparameters.
+        val_compute: place of the validations. None: a thread of this process; "subprocess"; a pool, one of its nodes
+            or roles; an AdaptiveCompute; or any Dispatcher.
+        model_path: file for the state dict with the best `monitor`; None: no file.
+        val_options: further arguments of the worker's Trainer, such as limit_val_batches.
+        monitor: metric that decides about `best_val_loss` and `model_path`.
+        mode: "min" or "max".
+        verbose: print a line for each result.
+        drain: "strict" waits for the previous result when the next validation is due; "lazy" does not.
+        max_age_steps: steps that training may be ahead of a result. An older result is "late": it is logged, but does
+            not change training. None: no limit.
+        trainable_only: send only trained weights and buffers; "auto": if the module contains a PEFT model.
+        ranks: ranks of the run; None: those of torch's process group.
+        **options: as for `AsyncEvaluator`: cache_key, fp16_state_dict, max_pending, on_backpressure, on_error, gate,
+            timeout_s, timeline, async_copy and snapshots.
+
+    Attributes:
+        history: a row for each validation: `epoch` (from 0), its metrics, `worker_name`, `elapsed_secs`, `step`,
+            `snapshot_id`, `submitted_at`, `started_at`, `finished_at` and `status`. `skipped` is True for a skipped
+            one.
+        records: the same as `EvaluationRecord` objects.
+
+    Raises:
+        UsageError: a value is not legal.
+
+    Example:
+        Validate each epoch in a subprocess::
+
+            validation = SakuraLightningCallback(val_loader_factory=make_loader, val_compute="subprocess")
+            trainer = lightning.Trainer(max_epochs=3, callbacks=[validation], limit_val_batches=0)
+            trainer.fit(module, train_loader)
+            print(validation.best_val_loss)
     """
 
     __module__ = "skyward.training.sakura"
@@ -68,7 +103,7 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
         **options: Unpack[RunOptions],
     ) -> None:
         if mode not in ("min", "max"):
-            raise UsageError(f"mode: {mode!r}; it is 'min' or 'max'")
+            raise UsageError(f"mode={mode!r}: must be 'min' or 'max'; set mode='min' (the default) or 'max'")
         self._options = {"compute": val_compute, "drain": drain, **options}
         self._is_lazy, self._is_in_thread, self._ranks = drain == "lazy", val_compute is None, ranks
         self._loader_factory, self._model_factory, self._model_path = val_loader_factory, model_factory, model_path
@@ -82,15 +117,19 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
         )
         self.history, self.records = self._evaluations.history, self._evaluations.records
         self._monitors: Monitors | None = None
-        self._asked: dict[int, _Asked] = {}
+        self._requests: dict[int, _Request] = {}
 
     # Lightning's events ----------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if getattr(trainer, "_val_check_time_interval", None) is not None:
-            raise UsageError("val_check_interval: a time is not possible here; give a number of batches, or a fraction")
+        interval = getattr(trainer, "_val_check_time_interval", None)
+        if interval is not None:
+            raise UsageError(
+                f"val_check_interval={interval!r}: a time is not supported with asynchronous "
+                "validation; set a number of batches or a fraction"
+            )
         self.close()
-        self._asked = {}
+        self._requests = {}
         trainable_only = _has_adapters(pl_module) if self._trainable_only == "auto" else self._trainable_only
         self._evaluations.open(
             lambda: self._evaluator(trainer, pl_module), ranks=self._ranks, trainable_only=trainable_only
@@ -104,10 +143,10 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
         self._watching.hold_schedulers()
         is_due = _is_due_after_batch(trainer, batch_idx)
         if is_due:
-            # Lightning counts this batch when its callbacks have had it.
+            # Lightning counts this batch only after its callbacks have run.
             logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped
             part = (batch_idx + 1) / trainer.num_training_batches
-            self._submit(trainer, _Asked(logger_step=logger_step, epochs=trainer.current_epoch + part))
+            self._submit(trainer, _Request(logger_step=logger_step, epochs=trainer.current_epoch + part))
         if is_due or self._is_lazy:
             self._report(trainer, self._evaluations.poll(step=trainer.global_step))
 
@@ -115,9 +154,9 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
         self._watching.hold_schedulers()
         if _is_due_after_epoch(trainer):
             logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
-            self._submit(trainer, _Asked(logger_step=logger_step, epochs=trainer.current_epoch + 1.0))
+            self._submit(trainer, _Request(logger_step=logger_step, epochs=trainer.current_epoch + 1.0))
         self._report(trainer, self._evaluations.poll(step=trainer.global_step))
-        if _is_last_epoch(trainer):  # other callbacks are told before us that training has ended
+        if _is_last_epoch(trainer):  # in on_train_end it would be too late: other callbacks may run before this one
             self._report(trainer, self._evaluations.drain(step=trainer.global_step))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -133,16 +172,16 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
 
     @property
     def pending(self) -> int:
-        """Evaluations that have been asked for, and not been told of yet."""
+        """Number of validations without a reported result."""
         return self._evaluations.pending
 
     @property
     def best_val_loss(self) -> float | None:
-        """The best value of `monitor`; None until there is one."""
+        """Best value of `monitor`; None before the first result."""
         return self._best.value
 
     def close(self) -> None:
-        """Ends what this object has started, and gives hooks back. Called when a fit ends, however it ends."""
+        """Cancel open validations and restore other callbacks' hooks. Idempotent; called at the end of every fit."""
         if self._monitors is not None:
             self._monitors.detach()
             self._monitors = None
@@ -153,7 +192,7 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
     @property
     def _watching(self) -> Monitors:
         if self._monitors is None:
-            raise UsageError(f"{type(self).__name__}: no fit is under way")
+            raise UsageError(f"{type(self).__name__}: no fit is running; pass it to lightning.Trainer(callbacks=[...])")
         return self._monitors
 
     def _evaluator(self, trainer: Any, module: Any) -> AsyncEvaluator:
@@ -173,12 +212,12 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
             argument_names={"compute": "val_compute", "payload": "val_loader_factory"},
         )
 
-    def _submit(self, trainer: Any, asked: _Asked) -> None:
+    def _submit(self, trainer: Any, request: _Request) -> None:
         step = trainer.global_step
-        if step in self._asked:  # batches that are accumulated do not change the weights
+        if step in self._requests:  # accumulated batches do not change the weights
             return
-        self._asked[step] = asked
-        self._watching.asked(step=step)
+        self._requests[step] = request
+        self._watching.save_candidates(step=step)
         self._evaluations.submit(trainer.strategy.model, step=step, epoch=float(trainer.current_epoch))
 
     def _report(self, trainer: Any, records: list[EvaluationRecord]) -> None:
@@ -191,11 +230,11 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
                 self._watching.forget(record.step)
 
     def _log(self, trainer: Any, record: EvaluationRecord) -> None:
-        # What is logged on_step and on_epoch is in callback_metrics under its own name, too.
+        # A value logged both on_step and on_epoch is in callback_metrics under its own name, too.
         plain = {name: value for name, value in record.metrics.items() if f"{name}_epoch" not in record.metrics}
         metrics = {**plain, "epoch": int(record.epoch or 0)}
         for logger in trainer.loggers:
-            logger.log_metrics(metrics=metrics, step=self._asked[record.step].logger_step)
+            logger.log_metrics(metrics=metrics, step=self._requests[record.step].logger_step)
             logger.save()
 
     def _decide(self, trainer: Any, record: EvaluationRecord) -> None:
@@ -203,21 +242,21 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
         metrics = {name: torch.tensor(value) for name, value in record.metrics.items()}
         trainer.callback_metrics.update(metrics)
         trainer.logged_metrics.update(metrics)
-        self._watching.told(metrics, step=record.step, epoch=int(record.epoch or 0))
+        self._watching.pass_result(metrics, step=record.step, epoch=int(record.epoch or 0))
         for callback in trainer.callbacks:
             if isinstance(callback, LightningCallbacks):
-                epochs = self._asked[record.step].epochs
+                epochs = self._requests[record.step].epochs
                 callback.evaluated_beside(record.metrics, step=record.step, epoch=epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What is known of a validation when it is asked for."""
+class _Request:
+    """Facts of a validation at the time of its request."""
 
     logger_step: int
-    """With which Lightning would have logged it."""
+    """Step with which Lightning would have logged it."""
     epochs: float
-    """That have been trained then."""
+    """Epochs trained so far."""
 
 
 def _factory_of(module: Any) -> Callable[[], Any]:
@@ -228,14 +267,14 @@ def _factory_of(module: Any) -> Callable[[], Any]:
         inspect.signature(kind).bind(**known)
     except TypeError as error:
         raise UsageError(
-            f"model_factory: {kind.__name__} cannot be made without arguments ({error}); give a function that makes "
-            "it, or call self.save_hyperparameters() in its __init__"
+            f"model_factory=None: {kind.__name__} needs arguments that it has not saved ({error}); pass a function "
+            "that makes the module, or call self.save_hyperparameters() in its __init__"
         ) from None
     return partial(kind, **known)
 
 
 def _has_adapters(module: Any) -> bool:
-    """Whether a model of PEFT is in it: then only what is trained travels."""
+    """Return whether a module contains a PEFT model, of which only trained weights are sent."""
     return any(hasattr(submodule, "peft_config") for submodule in module.modules())
 
 

@@ -1,12 +1,14 @@
-"""Lightning's callbacks that wait for a metric, when it comes from beside training: steps later, if at all.
+"""Lightning's callbacks that monitor a metric of asynchronous evaluations, which comes steps later or not at all.
 
-`EarlyStopping`, `ModelCheckpoint` and schedulers of the ReduceLROnPlateau kind look at `trainer.callback_metrics` at
-the end of an epoch: there they would find nothing, or count an old value again. While a fit runs, those that monitor
-what evaluations give act once for each result instead. For a ModelCheckpoint the checkpoint is written when the
-evaluation is asked for, under a name that begins with a dot; the result says whether it gets its place among the best
-or is removed. So it has the weights that were scored.
+`EarlyStopping`, `ModelCheckpoint` and plateau schedulers read `trainer.callback_metrics` at the end of an epoch. With
+asynchronous evaluation they would find nothing there, or count an old value again. While a fit runs, those that monitor
+a metric of evaluations act once for each result instead.
 
-A metric is taken for one of ours when an evaluation has given it, or when training has not logged it.
+A ModelCheckpoint must save the weights that were scored. Its checkpoint is therefore written when the evaluation is
+requested, under a name that begins with a dot. The result decides whether it takes its place among the best, or is
+deleted.
+
+A metric counts as one of evaluations (`is_ours`) if one has returned it, or if training has not logged it.
 """
 
 from __future__ import annotations
@@ -20,14 +22,12 @@ from typing import Any
 from ..foreign import put
 from .package import lightning
 
-__all__ = ["Monitors"]
-
 _STOPPERS_HOOKS = ("on_train_epoch_end", "on_validation_end")
 _SAVERS_HOOKS = ("on_train_batch_end", "on_train_epoch_end", "on_validation_end")
 
 
 class Monitors:
-    """Those of one fit. Between `attach` and `detach` hooks of the trainer's callbacks are ours."""
+    """Monitoring callbacks and schedulers of one fit, whose hooks are replaced between `attach` and `detach`."""
 
     def __init__(self, trainer: Any) -> None:
         callbacks = lightning("callbacks")
@@ -42,13 +42,14 @@ class Monitors:
         self._hooks: dict[tuple[int, str], Callable[..., Any]] = {}
 
     def attach(self) -> None:
+        """Replace the hooks of monitoring callbacks until `detach`."""
         for owners, hooks in ((self._stoppers, _STOPPERS_HOOKS), (self._savers, _SAVERS_HOOKS)):
             for owner in owners:
                 for hook in hooks:
                     self._guard(owner, hook)
 
     def detach(self) -> None:
-        """Gives everything back, and removes candidates without a result. Waits for no other rank."""
+        """Restore all hooks, and delete checkpoints without a result. It does not wait for other ranks."""
         self._undo.close()
         for step in list(self._waiting):
             self.forget(step)
@@ -57,12 +58,12 @@ class Monitors:
         self._frequencies = []
 
     def forget(self, step: int) -> None:
-        """No result will come for this step."""
+        """Delete the checkpoints of a step that will have no result."""
         for _, path in self._waiting.pop(step, []):
             self._remove(path)
 
     def hold_schedulers(self) -> None:
-        """Lightning would raise where the metric of a plateau scheduler is not there yet."""
+        """Suspend plateau schedulers that monitor our metrics, or Lightning would raise where one is still missing."""
         held = {id(config) for config, _ in self._frequencies}
         for config in self._trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and id(config) not in held and self.is_ours(config.monitor):
@@ -74,10 +75,11 @@ class Monitors:
         self._frequencies = [frequency for frequency in self._frequencies if self.is_ours(frequency[0].monitor)]
 
     def is_ours(self, name: str) -> bool:
+        """Return whether a metric comes from evaluations."""
         return name in self._names or name not in self._trainer.callback_metrics
 
-    def asked(self, *, step: int) -> None:
-        """An evaluation of the weights of this step has been asked for. Collective, as saving is."""
+    def save_candidates(self, *, step: int) -> None:
+        """Write checkpoints of the step whose evaluation has been requested. Collective, as saving is."""
         epoch = self._trainer.current_epoch + 1
         for saver in self._savers:
             every = saver.every_n_epochs
@@ -87,13 +89,13 @@ class Monitors:
             self._trainer.save_checkpoint(path, saver.save_weights_only)
             self._waiting.setdefault(step, []).append((saver, path))
 
-    def told(self, metrics: dict[str, Any], *, step: int, epoch: int) -> None:
-        """The result for a step; `callback_metrics` has it already. Raises: what those that monitor raise."""
+    def pass_result(self, metrics: dict[str, Any], *, step: int, epoch: int) -> None:
+        """Pass the result of a step to everything that monitors it; `callback_metrics` already has it."""
         self._names |= set(metrics)
         trainer = self._trainer
         for stopper in self._stoppers:
             if self.is_ours(stopper.monitor) and not trainer.should_stop:
-                for hook in _STOPPERS_HOOKS:  # it listens to one of them
+                for hook in _STOPPERS_HOOKS:  # it acts on one of them
                     self._hooks[id(stopper), hook](trainer, trainer.lightning_module)
         for saver, path in self._waiting.pop(step, []):
             self._place(saver, path, metrics, step=step, epoch=epoch)
@@ -114,7 +116,7 @@ class Monitors:
         original = self._hooks[id(owner), hook] = put(self._undo, owner, hook, guarded)
 
     def _place(self, saver: Any, path: str, metrics: dict[str, Any], *, step: int, epoch: int) -> None:
-        """The checkpoint that was written for a step to where `saver` puts one of this score, if it does."""
+        """Move the checkpoint of a step to where `saver` puts one with this score, or delete it."""
         import torch
 
         trainer, is_placed = self._trainer, False

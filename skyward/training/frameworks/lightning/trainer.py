@@ -1,4 +1,4 @@
-"""`SakuraTrainer`: a fit of Lightning's whose validations run beside it, in one call."""
+"""`SakuraTrainer`: training with Lightning and asynchronous validation in one call."""
 
 from __future__ import annotations
 
@@ -16,31 +16,35 @@ if TYPE_CHECKING:
     from ...evaluation import EvaluationRecord
     from .evaluation import SakuraLightningCallback
 
-__all__ = ["SakuraTrainer"]
-
 
 class SakuraTrainer:
-    """Trains a LightningModule with Lightning's Trainer, and validates beside it.
+    """Train a LightningModule with Lightning's Trainer, and validate asynchronously.
 
-    All arguments are keywords; those that are not named here go to `lightning.Trainer`. The user's `callbacks` come
-    before ours. `run` may be called several times, one after another.
+    `run` may be called several times, one after another.
 
-    val_compute: where validations run. None: a thread here; "subprocess"; a pool, a node or role of it; an
-        AdaptiveCompute; any Dispatcher.
-    model_factory: makes the module that is trained, on a worker; None: its class, with the hyperparameters that it has
-        saved.
-    val_loader_factory: makes the validation data, on a worker; None: what `run` is given as `val_loader`, which must
-        be picklable where the worker is another process.
-    model_path: the weights with the best `monitor` that was scored, as a state dict.
-    monitor, mode: the metric that `best_val_loss` and `model_path` are about; "min" or "max".
-    verbose: a line on standard output for each result.
-    drain: "strict" waits for the result before, when the next validation is due; "lazy" does not.
-    cache_key, fp16_state_dict, max_pending, on_backpressure, async_copy, on_error, gate, timeout_s, max_age_steps,
-        snapshots, timeline, ranks: as `SakuraHFCallback` has them.
+    Args:
+        val_compute: place of the validations. None: a thread of this process; "subprocess"; a pool, one of its nodes
+            or roles; an AdaptiveCompute; or any Dispatcher.
+        model_factory: makes the module on a worker. None: call the module's class with its saved hyperparameters.
+        val_loader_factory: makes the validation data on a worker. None: use the `val_loader` of `run`, which must be
+            picklable if the worker is another process.
+        model_path: file for the state dict with the best `monitor`; None: no file.
+        verbose: print a line for each result.
+        **options: arguments of `SakuraLightningCallback`: monitor ("val_loss") and mode ("min" or "max"), which decide
+            about `best_val_loss` and `model_path`; drain, "strict" or "lazy"; cache_key, fp16_state_dict, max_pending,
+            on_backpressure, async_copy, on_error, gate, timeout_s, max_age_steps, snapshots, timeline, ranks,
+            trainable_only and val_options. Anything else goes to `lightning.Trainer`. Its `callbacks` run before ours.
 
-    `history`: a row for each validation: `epoch` (from 0), its metrics, `worker_name`, `elapsed_secs`, `step`,
-    `snapshot_id`, `submitted_at`, `started_at`, `finished_at`, `status`; `skipped` True where it was.
-    `best_val_loss`: None until the first result. `model_path`. `trainer`: Lightning's, of the last run.
+    Attributes:
+        model_path: file with the best weights, or None.
+        trainer: Lightning's Trainer of the last run; None before the first run.
+
+    Example:
+        Train three epochs, and validate each one while the next one trains::
+
+            sakura = SakuraTrainer(max_epochs=3, val_compute="subprocess", model_path="best.pt")
+            sakura.run(module, train_loader, val_loader)
+            print(sakura.best_val_loss)
     """
 
     __module__ = "skyward.training.sakura"
@@ -66,14 +70,21 @@ class SakuraTrainer:
 
     @property
     def history(self) -> list[dict[str, Any]]:
+        """Rows of the last run's validations, empty before the first run.
+
+        Each has `epoch` (from 0), the metrics, `worker_name`, `elapsed_secs`, `step`, `snapshot_id`, `submitted_at`,
+        `started_at`, `finished_at` and `status`. `skipped` is True for a skipped one.
+        """
         return [] if self._callback is None else self._callback.history
 
     @property
     def records(self) -> list[EvaluationRecord]:
+        """Validations of the last run as `EvaluationRecord` objects."""
         return [] if self._callback is None else self._callback.records
 
     @property
     def best_val_loss(self) -> float | None:
+        """Best value of `monitor`; None before the first result."""
         return None if self._callback is None else self._callback.best_val_loss
 
     def run(
@@ -88,16 +99,29 @@ class SakuraTrainer:
         ckpt_path: str | os.PathLike[str] | None = None,
         **extra: Any,
     ) -> Any:
-        """Trains `model`, and gives it back. What is given here wins over what the constructor was given.
+        """Train a module to the end. Arguments take precedence over those of the constructor.
 
-        ckpt_path: a checkpoint of Lightning's to go on from. extra: further arguments of Lightning's Trainer.
-        Raises: UsageError (a ValueError) without validation data; what Lightning raises.
+        Args:
+            model: the LightningModule.
+            train_loader: the training data, as `lightning.Trainer.fit` takes it.
+            val_loader: the validation data; used if there is no `val_loader_factory`.
+            model_factory: as for the constructor.
+            val_loader_factory: as for the constructor.
+            model_path: as for the constructor.
+            ckpt_path: checkpoint of Lightning's to resume.
+            **extra: further arguments of Lightning's Trainer.
+
+        Returns:
+            `model`, trained.
+
+        Raises:
+            UsageError: there is no validation data, or an argument is unknown.
         """
         load_loaders = val_loader_factory or self._loader_factory
         if load_loaders is None:
             if val_loader is None:
-                raise UsageError("val_loader: there is nothing to validate with; give it, or val_loader_factory")
-            load_loaders = partial(_given, val_loader)
+                raise UsageError("val_loader=None: no validation data; pass val_loader or val_loader_factory")
+            load_loaders = partial(_same_loader, val_loader)
         self.model_path = model_path or self.model_path
         from .evaluation import SakuraLightningCallback
 
@@ -114,9 +138,9 @@ class SakuraTrainer:
         )
         theirs = set(inspect.signature(package.Trainer.__init__).parameters)
         check_names(type(self).__name__, options, theirs | _names_of_ours())
-        given = options.pop("callbacks", None) or []
-        callbacks = [*(given if isinstance(given, list | tuple) else [given]), callback]
-        # Lightning takes a module with a validation_step and nothing to validate for an oversight.
+        others = options.pop("callbacks", None) or []
+        callbacks = [*(others if isinstance(others, list | tuple) else [others]), callback]
+        # Lightning warns of a module with a validation_step but no validation data. An empty list prevents that.
         has_step = type(model).validation_step is not package.LightningModule.validation_step
         self.trainer = package.Trainer(**options, callbacks=callbacks, limit_val_batches=0)
         self.trainer.fit(model, train_loader, [] if has_step else None, ckpt_path=ckpt_path)
@@ -129,6 +153,6 @@ def _names_of_ours() -> set[str]:
     return set(inspect.signature(SakuraLightningCallback).parameters)
 
 
-def _given(loader: Any) -> Any:
-    """Return a loader: with `partial`, a factory of it that can be pickled."""
+def _same_loader(loader: Any) -> Any:
+    """Return a loader; with `partial`, a picklable factory of it."""
     return loader

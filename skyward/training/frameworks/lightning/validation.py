@@ -1,8 +1,8 @@
-"""What a worker does for Lightning: the user's own `validation_step` and metrics, by a Trainer of its own.
+"""Validation of a Lightning module on a worker: its own `validation_step` and metrics, run by a Trainer.
 
-So names, means and metric objects come out as they do when Lightning validates inline, to the bit on one machine. In
-the process of a rank it must talk to no other rank: the Trainer has one device, and torchmetrics objects are told that
-there is nobody to sync with.
+Names, means and metric objects are the same as in Lightning's inline validation, bit for bit on one machine. The worker
+may be a thread in the process of a rank, but must not communicate with other ranks, which are training. The Trainer
+therefore has one device, and torchmetrics objects do not synchronize.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["Validation", "validate"]
-
 _quiet: ContextVar[bool] = ContextVar("skyward_quiet_validation", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What `validate` needs beside a model."""
+    """Payload of `validate`."""
 
     loaders: Callable[[], Any]
-    """Makes the validation data: a DataLoader, another iterable, or several."""
+    """Factory of the validation data: a DataLoader, another iterable, or several."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the Trainer that is made for it: accelerator, precision, limit_val_batches, ..."""
+    """Arguments of the Trainer: accelerator, precision, limit_val_batches, ..."""
     package: str = "lightning.pytorch"
+    """Name of Lightning's package."""
 
 
 def validate(model: Any, validation: Validation) -> dict[str, float]:
-    """What the module logs in a validation, epoch's values, by name.
+    """Return the metrics that a module logs in a validation, as means over the epoch.
 
-    A model without a `validation_step`, Lightning's or not, gets `val_loss`: the mean cross entropy of `model(x)`
+    A model without a `validation_step`, Lightning's or not, returns `val_loss`: the mean cross entropy of `model(x)`
     against `y` over all (x, y) of the loader.
     """
     loaders = validation.loaders()
@@ -52,7 +51,7 @@ def _trainer(validation: Validation) -> Any:
     environments = import_module(f"{validation.package}.plugins.environments")
     options: dict[str, Any] = {
         "devices": 1,
-        # Not the cluster that this process may be a rank of.
+        # Without it, Lightning would detect the process group of which this process may be a rank.
         "plugins": [environments.LightningEnvironment()],
         "logger": False,
         "enable_checkpointing": False,
@@ -68,7 +67,7 @@ def _has_validation_step(model: Any, package: str) -> bool:
 
 
 def _apart(model: Any) -> None:
-    """Its torchmetrics would sync with the ranks of this process's group, which train meanwhile."""
+    """Keep the model's torchmetrics from synchronizing with the ranks of this process's group, which are training."""
     for module in model.modules():
         if hasattr(module, "distributed_available_fn"):
             module.distributed_available_fn = _nobody
@@ -94,7 +93,7 @@ def _cross_entropy(model: Any, loaders: Any) -> float:
 
 @contextmanager
 def _without_chatter(package: str) -> Iterator[None]:
-    """What a Trainer says about the devices that it finds, once for each evaluation, in this thread only."""
+    """Silence a Trainer's log lines about devices, in this thread only."""
     logger = logging.getLogger(f"{package}.utilities.rank_zero")
     if _keep not in logger.filters:
         logger.addFilter(_keep)

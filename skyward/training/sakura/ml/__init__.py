@@ -1,1 +1,1 @@
-"""Sakura's name of the package with `async_trainer`."""
+"""Module path of `async_trainer` in Sakura."""

@@ -1,4 +1,4 @@
-"""`AsyncTrainer`: tests a trainer's model beside its next epoch. For loops of no framework."""
+"""`AsyncTrainer`: tests a model asynchronously while its next epoch trains, for loops without a framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ....errors import UsageError
 from ...agree import Alone
-from ...evaluation.evaluator import AsyncEvaluator, Drain
+from ...evaluation.evaluator import AsyncEvaluator
+from ...evaluation.pace import Drain
 from ...evaluation.prepared import prepare_for
 from ...evaluation.ranks import Evaluations
 from ...evaluation.weights import loader_for
@@ -25,33 +26,45 @@ _NEEDED = ("train", "serialized_state_dict", "_epochs", "_metrics")
 
 @with_options(EvaluatorOptions)
 class AsyncTrainer:
-    """Runs a trainer's epochs, and tests the weights of each while the next one trains.
+    """Run a trainer's epochs, and test the weights of each one while the next one trains.
 
-        AsyncTrainer(trainer, make_model, lambda model: {"loss": score(model)}).run(loader)
+    The trainer is an object of your own with these members:
 
-    trainer: has `train(loader)`, which trains one epoch; `_epochs`, to be iterated over, or their number; `_metrics`,
-        whose `test` (a key of a dictionary, else an attribute) is set to the latest result, before the next epoch
-        begins and when all is done; and `serialized_state_dict()`: the weights, as one pickle, as a dictionary of
-        pickles, or, with less work for training, as a dictionary of tensors or arrays. Its `_epoch` is set to each of
-        `_epochs`, from 0 where that is a number.
-    model_factory: makes the architecture; called by a worker.
-    test_fn: (model) -> metrics, a dictionary. A torch model is in evaluation mode.
-    val_compute: where tests run. None: a thread here; "subprocess"; a pool, a node or role of it; an AdaptiveCompute;
-        any Dispatcher.
-    drain: "strict" waits for the test of the epoch before; "lazy" does not, and `_metrics.test` may be older.
-    cache_key: "auto": a worker keeps the model for this trainer; a name of yours: for all that have the same; None: it
-        is made anew each time.
-    load: (model, state) -> None puts weights in; None: those of torch, and lists of arrays into Keras's models.
-    drain_timeout_s: seconds that the end waits for tests under way; None: no limit.
-    max_age_steps: results that come when training is more epochs ahead are too old. None: no limit.
-    options: fp16_state_dict, max_pending, on_backpressure, on_error, gate, timeout_s and timeline, as `AsyncEvaluator`
-        has them. Tests that fail, are skipped or are too old leave `_metrics.test` as it is.
+    - `train(loader)` trains one epoch.
+    - `_epochs` is an iterable of epochs, or their number. `_epoch` is set to each of them, from 0 for a number.
+    - `_metrics` receives the latest result as `test`: a key if it is a dict, else an attribute. It is set before the
+      next epoch begins and at the end. A test that fails, is skipped or is too old does not change it.
+    - `serialized_state_dict()` returns the weights: a dict of tensors or arrays (fastest), a dict of pickles, or one
+      pickle.
 
-    `history`: a row for each test: its metrics, `epoch`, `elapsed_secs`, `step` (epochs trained), `snapshot_id`,
-    `submitted_at`, `started_at`, `finished_at`, `worker`, `status`; `skipped` True where it was. `records`: the same
-    as EvaluationRecords.
+    Args:
+        trainer: the trainer.
+        model_factory: makes the model's architecture; workers call it.
+        test_fn: `(model) -> metrics`, a dict. A torch model is in eval mode.
+        val_compute: place of the tests. None: a thread of this process; "subprocess"; a pool, one of its nodes or
+            roles; an AdaptiveCompute; or any Dispatcher.
+        drain: "strict" waits for the test of the epoch before. "lazy" does not, so `_metrics.test` may be older.
+        max_age_steps: epochs that training may be ahead of a result before it is too old; None: no limit.
+        load: `(model, state) -> None` loads the weights. None: load torch state dicts, and lists of arrays into Keras
+            models.
+        drain_timeout_s: seconds to wait for open tests at the end; None: no limit.
+        **options: as for `AsyncEvaluator`: cache_key, fp16_state_dict, max_pending, on_backpressure, on_error, gate,
+            timeout_s and timeline. With cache_key="auto" workers keep the model for this trainer.
 
-    Raises: UsageError for what is not legal.
+    Attributes:
+        history: a row for each test: its metrics, `epoch`, `elapsed_secs`, `step` (epochs trained), `snapshot_id`,
+            `submitted_at`, `started_at`, `finished_at`, `worker` and `status`. `skipped` is True for a skipped one.
+        records: the same as `EvaluationRecord` objects.
+
+    Raises:
+        UsageError: the trainer lacks a member, or a value is not legal.
+
+    Example:
+        Test each epoch's weights while the next one trains::
+
+            sakura = AsyncTrainer(trainer, make_model, lambda model: {"loss": score(model)})
+            sakura.run(loader)
+            print(sakura.history[-1]["loss"])
     """
 
     __module__ = "skyward.training.sakura"
@@ -71,20 +84,32 @@ class AsyncTrainer:
     ) -> None:
         missing = [name for name in _NEEDED if not hasattr(trainer, name)]
         if missing:
-            raise UsageError(f"trainer: {type(trainer).__name__} has no {', '.join(missing)}, which AsyncTrainer needs")
+            raise UsageError(
+                f"trainer: {type(trainer).__name__} has no {', '.join(missing)}, which AsyncTrainer needs; define "
+                "train, serialized_state_dict, _epochs and _metrics"
+            )
         check_callable(model_factory=model_factory, test_fn=test_fn)
         self._epochs = _epochs_of(trainer)
         self._trainer, self._factory, self._test_fn = trainer, model_factory, test_fn
         self._drain_timeout_s = drain_timeout_s
-        given = {"compute": val_compute, "drain": drain, "max_age_steps": max_age_steps, **options}
-        self._options: dict[str, Any] = {**given, "load": Load(load)}
+        self._options: dict[str, Any] = {
+            "compute": val_compute,
+            "drain": drain,
+            "max_age_steps": max_age_steps,
+            **options,
+            "load": Load(load),
+        }
         self._evaluations = Evaluations("AsyncTrainer", row=row_of)
         self.history, self.records = self._evaluations.history, self._evaluations.records
 
     def run(self, train_loader: Any = None) -> None:
-        """Trains all epochs. Gives back when all tests have ended, or `drain_timeout_s` is over.
+        """Train all epochs. Return when all tests have ended, or after `drain_timeout_s`.
 
-        Raises: what training raises; what a test raises, with on_error="raise".
+        Args:
+            train_loader: passed to the trainer's `train`.
+
+        Raises:
+            Exception: training raised it; with on_error="raise" also a test.
         """
         trainer, evaluations, trained = self._trainer, self._evaluations, 0
         evaluations.open(self._evaluator, ranks=Alone())
@@ -114,7 +139,7 @@ def _epochs_of(trainer: Any) -> Iterable[Any]:
     if isinstance(epochs, int) and not isinstance(epochs, bool):
         return range(epochs)
     if not isinstance(epochs, Iterable):
-        raise UsageError(f"trainer._epochs={epochs!r}: not a number of epochs; give a number, or a range")
+        raise UsageError(f"trainer._epochs={epochs!r}: must be a whole number or an iterable; set a number of epochs")
     return epochs
 
 
@@ -127,7 +152,7 @@ def _set_test(metrics: Any, result: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Tested:
-    """A user's `test_fn`, as workers call it."""
+    """Adapter of a `test_fn` for workers, which also pass a payload."""
 
     test_fn: Callable[[Any], Any]
 
@@ -137,12 +162,12 @@ class Tested:
 
 @dataclass(frozen=True)
 class Load:
-    """Puts what `serialized_state_dict` gave into a model, on the worker."""
+    """Loader of a `serialized_state_dict` into a model, on the worker."""
 
     load: Callable[[Any, Any], object] | None
 
     def __call__(self, model: Any, state: Any) -> None:
-        """Raises: as `load_torch`."""
+        """Load a state; raises as `load_torch` does."""
         whole = pickle.loads(state) if isinstance(state, bytes | bytearray) else state
         if isinstance(whole, Mapping):
             whole = {name: pickle.loads(value) if isinstance(value, bytes) else value for name, value in whole.items()}

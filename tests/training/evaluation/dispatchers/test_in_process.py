@@ -181,11 +181,11 @@ class _HasAddress:
 
 @pytest.mark.parametrize("compute", ["zakuro://host:3960", _HasAddress()])
 def test_an_address_is_refused_with_what_to_use(compute: Any) -> None:
-    with pytest.raises(UsageError, match=r"compute: .* is an address.*pool\.node\(1\)"):
+    with pytest.raises(UsageError, match=r"compute=.*: is an address.*pool\.node\(1\)"):
         as_dispatcher(compute)
 
 
 @pytest.mark.parametrize("compute", ["subproces", 3, object(), InProcessDispatcher, [None]])
 def test_what_is_nowhere_to_run_is_refused(compute: Any) -> None:
-    with pytest.raises(UsageError, match=r"^val_compute: .*it is None"):
+    with pytest.raises(UsageError, match=r"^val_compute=.*: unknown place for evaluations; use None"):
         as_dispatcher(compute, field="val_compute")

@@ -85,13 +85,11 @@ def test_what_the_evaluation_raises_is_raised_as_itself_with_where(dispatcher: S
 
 
 def test_what_cannot_travel_is_named(dispatcher: SubprocessDispatcher) -> None:
-    with pytest.raises(ArgumentNotPicklable, match="payload: it cannot be sent"):
+    with pytest.raises(ArgumentNotPicklable, match="payload: cannot be sent"):
         dispatcher.submit(job_of(1, doubled, threading.Lock())).result(60)
-    with pytest.raises(ResultNotPicklable, match="eval_fn: what it returned cannot be sent back"):
+    with pytest.raises(ResultNotPicklable, match="eval_fn: the result cannot be sent back"):
         dispatcher.submit(job_of(1, lambda model, payload: {"lock": threading.Lock()})).result(60)
-    with pytest.raises(
-        PayloadNotLoadable, match="payload: it cannot be loaded where evaluations run: RuntimeError: no"
-    ):
+    with pytest.raises(PayloadNotLoadable, match=r"payload: cannot be loaded where evaluations run \(RuntimeError: no"):
         dispatcher.submit(job_of(1, doubled, NoteLoading(None, b""))).result(60)
 
 
@@ -110,7 +108,7 @@ def test_one_that_never_returns_is_killed_when_its_time_is_over(
     before = dispatcher.submit(job_of(1)).result(60).value["pid"]
     slow = dispatcher.submit(job_of(1, hang, 1000, timeout_s=0.1))
     following = dispatcher.submit(job_of(2))
-    with pytest.raises(TaskTimeout, match=r"timeout_s of 0.1 s; its process was ended"):
+    with pytest.raises(TaskTimeout, match=r"timeout_s of 0.1 s; its process was killed"):
         slow.result(60)
     assert following.result(60).value["value"] == 5
     until(lambda: _is_gone(before))

@@ -348,7 +348,7 @@ def test_what_callbacks_are_given(tmp_path: Path) -> None:
 def test_events_that_hf_does_not_have_are_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     waits, has_others = Recorder(only=("on_train_metrics",)), Recorder(only=("on_train_metrics", "on_log"))
     trainer(tmp_path, HFCallbacks([waits, has_others]), max_steps=1).train()
-    said = "Hugging Face's Trainer tells a loss only when it logs; use on_log"
+    said = "Hugging Face's Trainer passes a loss only when it logs; use on_log"
     assert [each.message for each in caplog.records if "on_train_metrics" in each.message] == [
         f"Recorder is never called here: no on_train_metrics: {said}"
     ]

@@ -276,7 +276,7 @@ def test_a_metric_that_nobody_gives_is_said_once(tmp_path: Path, caplog: Any) ->
     beside = SakuraHFCallback(**LINE, cadence="trainer", gate="sync")
     trainer(tmp_path, beside, eval_strategy="epoch", metric_for_best_model="loss").train()
     said = [each for each in caplog.messages if each.startswith("metric_for_best_model")]
-    assert said == ["metric_for_best_model: eval_fn gives no eval_loss, but eval_a: nothing is best"]
+    assert said == ["metric_for_best_model: eval_fn returned eval_a, but not eval_loss, so no model is the best"]
 
 
 def test_what_comes_too_late_is_logged_and_decides_nothing(tmp_path: Path) -> None:

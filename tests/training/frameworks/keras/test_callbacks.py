@@ -127,8 +127,8 @@ def test_flags_are_obeyed_and_what_keras_cannot_do_is_said_once(found: Any) -> N
     assert found["flags"]["saved"] == ["checkpoint-2.weights.h5"]
     assert [each.partition(":")[0] for each in found["flags"]["said"]] == [
         "Recorder is never called here",
-        "should_epoch_stop",
-        "should_evaluate",
+        "should_epoch_stop ignored",
+        "should_evaluate ignored",
     ]
 
 
@@ -151,6 +151,6 @@ def test_a_run_is_resumed_with_its_callbacks(found: Any) -> None:
     assert resumed["logged"] == [2, 4, 6, 8, 10, 12, 14, 16]
     assert resumed["initial_epoch"] is None
     assert resumed["error"] == (
-        "UsageError: resume_from_checkpoint='/none.weights.h5': there is no such file ending in .weights.h5 with its "
-        ".state.json beside it; these are what KerasCallbacks saves"
+        "UsageError: resume_from_checkpoint='/none.weights.h5': no such file, or no .state.json file next to it; pass "
+        "a checkpoint-<step>.weights.h5 that KerasCallbacks has saved"
     )

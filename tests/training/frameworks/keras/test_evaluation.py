@@ -85,9 +85,9 @@ def test_a_result_that_is_there_when_its_epoch_ends_is_in_its_logs(found: Any) -
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("uncompiled", "model_factory: the model that it makes is not compiled, .* call model.compile"),
-        ("unbuilt", "model_factory: the model that it makes has no weights yet"),
-        ("other", r"not the one that trains: it has \(2, 5\) for weight 0, not \(2, 3\)"),
+        ("uncompiled", "model_factory: its model is not compiled, .* call model.compile"),
+        ("unbuilt", "model_factory: its model has no weights yet"),
+        ("other", r"differs from the trained one \(it has \(2, 5\) for weight 0, not \(2, 3\)\)"),
         ("raises", "ZeroDivisionError: division by zero"),
         ("number", r"returned float \(0.5\); return a dictionary"),
     ],
@@ -122,8 +122,8 @@ def test_our_loggers_hear_of_it_at_the_evaluated_step(found: Any) -> None:
 
 def test_it_is_said_what_nobody_gives_and_what_is_done_twice(found: Any) -> None:
     monitor, twice = found["others"]["said"]
-    assert monitor == "EarlyStopping monitors 'val_accuracy', which val_fn did not give: it gave val_loss"
-    assert twice.startswith("fit was given validation_data, which Keras evaluates, too")
+    assert monitor == "EarlyStopping monitors 'val_accuracy', but val_fn returned only val_loss"
+    assert twice.startswith("fit(validation_data=...) makes Keras evaluate too")
     assert found["others"]["keras"] == 2
 
 

@@ -285,7 +285,7 @@ def test_flags_of_callbacks_are_obeyed_and_what_lightning_cannot_do_is_said_once
     ]
     assert made.global_step == 9
     assert [each.message for each in caplog.records if "should_evaluate" in each.message] == [
-        "should_evaluate: Lightning validates by its own cadence only; use Trainer(val_check_interval=)"
+        "should_evaluate ignored: Lightning validates by its own cadence; use Trainer(val_check_interval=)"
     ]
 
 

@@ -347,11 +347,11 @@ class Needs(Line):
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="val_loader: there is nothing to validate with"):
+    with pytest.raises(ValueError, match="val_loader=None: no validation data"):
         SakuraTrainer(**lightnings(tmp_path)).run(Line(), loader())
-    with pytest.raises(UsageError, match="model_factory: Needs cannot be made without arguments"):
+    with pytest.raises(UsageError, match="model_factory=None: Needs needs arguments that it has not saved"):
         beside(tmp_path, Needs(3))
-    with pytest.raises(UsageError, match="mode: 'up'"):
+    with pytest.raises(UsageError, match="mode='up': must be 'min' or 'max'"):
         beside(tmp_path, mode="up")
 
 

@@ -1,0 +1,125 @@
+"""Errors of nodes: a machine, or a process of skyward on it, failed."""
+
+from __future__ import annotations
+
+from .base import SkywardError
+
+
+class NodeError(SkywardError):
+    """A node, or a skyward process on it, failed under a call.
+
+    With `retries`, the call runs again on another node or slot. Without, a call runs at most once and this error is
+    raised.
+
+    Attributes:
+        node: Index of the node in the pool, or None.
+        started: True if the call had begun, False if it had not, None if nobody knows.
+
+    Example:
+        try:
+            result = step(x) >> pool
+        except sky.errors.NodeError as error:
+            print(f"node {error.node} failed; the call had begun: {error.started}")
+    """
+
+    retryable = True
+    node: int | None = None
+    started: bool | None = None
+
+
+class NodeLost(NodeError):
+    """A node died or left the pool with this call on it.
+
+    The pool replaces the node, if the provider has another machine, and at most 16 times in all. Set `retries` if the
+    call may run twice.
+
+    Example:
+        @sky.compute(retries=2)  # runs again when a node is lost
+        def step(x): ...
+
+        try:
+            step(x) >> pool
+        except sky.errors.NodeLost as error:
+            print(f"lost node {error.node}")
+    """
+
+
+class SlotLost(NodeError):
+    """The process that ran the call died: a signal, `os._exit`, or out of memory.
+
+    Look at the log lines in the notes. If the process ran out of memory, use a larger machine or a lower `concurrency`.
+
+    Attributes:
+        signal: Number of the signal that ended the process; None if it exited, or if nobody knows.
+        exit_code: Exit code of the process; None if a signal ended it, or if nobody knows.
+
+    Example:
+        try:
+            load_everything() >> pool
+        except sky.errors.SlotLost as error:
+            if error.signal == signal.SIGKILL:
+                print("probably out of memory")
+    """
+
+    signal: int | None = None
+    exit_code: int | None = None
+
+
+class Preempted(NodeError):
+    """The provider took the machine back while a call ran on it.
+
+    Allow `retries`, save progress when `sky.instance_info().is_preempted` is true, or use `allocation="on-demand"`.
+
+    Example:
+        try:
+            train(data) >> pool
+        except sky.errors.Preempted as error:
+            print(f"node {error.node} was preempted")
+    """
+
+
+class Unreachable(NodeError):
+    """A machine exists but does not answer.
+
+    Check the network, the firewall and the SSH configuration of the host.
+
+    Attributes:
+        host: The machine.
+        is_final: False if the machine may still be booting, or its link may come back.
+        was_stopped: True if skyward stopped trying because a process here asked it to.
+
+    Example:
+        try:
+            sky.ComputePool(provider=sky.SSH(hosts=["gpu1"])).start()
+        except sky.errors.Unreachable as error:
+            print(f"cannot reach {error.host}")
+    """
+
+    host: str = ""
+    is_final: bool = False
+    was_stopped: bool = False
+
+
+class BootstrapFailed(NodeError):
+    r"""Setting up the image's environment on a machine failed.
+
+    The message ends with advice for the failed phase, such as a package that does not exist for that Python version.
+
+    Attributes:
+        host: The machine.
+        phase: Phase that failed, such as "apt" or "packages".
+        output: Last lines of the phase's output.
+        advice: Advice for this failure.
+
+    Example:
+        try:
+            sky.ComputePool(provider=provider, image=sky.Image(pip=["no-such-package"])).start()
+        except sky.errors.BootstrapFailed as error:
+            print(error.phase, *error.output, sep="\n")
+    """
+
+    retryable = False
+    host: str = ""
+    phase: str = ""
+    output: tuple[str, ...] = ()
+    advice: str = ""

@@ -1,0 +1,74 @@
+"""Events of a pool and its machines, for the console, `pool.events()` and `on_event=`.
+
+    pool       PoolStarted, PoolReady, PoolClosed
+    machine    InstanceLaunched, InstanceTerminated, NodeReady, NodeLost, NodeReplaced,
+               LinkLost, LinkRestored, PreemptionNotice
+    bootstrap  PhaseStarted, PhaseOutput, PhaseEnded, PhaseFailed
+    call       TaskSent, TaskEnded, Overlooked
+    periodic   NodeUsage, CostUpdated, BudgetWarning
+    reader     EventsDropped
+
+Example:
+    >>> import skyward as sky
+    >>> pool = sky.ComputePool(sky.Local())
+    >>> events = pool.events()
+    >>> with pool:
+    ...     pass
+    >>> [type(event).__name__ for event in events if not isinstance(event, sky.events.NodeUsage)]
+    ['PoolStarted', 'NodeReady', 'PoolReady', 'PoolClosed']
+"""
+
+from __future__ import annotations
+
+from .base import Emit, Event, ignore
+from .call import Overlooked, TaskEnded, TaskSent
+from .machine import (
+    InstanceLaunched,
+    InstanceTerminated,
+    LinkLost,
+    LinkRestored,
+    NodeLost,
+    NodeReady,
+    NodeReplaced,
+    PhaseEnded,
+    PhaseFailed,
+    PhaseOutput,
+    PhaseStarted,
+    PreemptionNotice,
+)
+from .periodic import BudgetWarning, CostUpdated, DeviceUsage, EventsDropped, NodeUsage
+from .pool import PoolClosed, PoolReady, PoolStarted
+
+__all__ = [
+    "BudgetWarning",
+    "CostUpdated",
+    "DeviceUsage",
+    "Emit",
+    "Event",
+    "EventsDropped",
+    "InstanceLaunched",
+    "InstanceTerminated",
+    "LinkLost",
+    "LinkRestored",
+    "NodeLost",
+    "NodeReady",
+    "NodeReplaced",
+    "NodeUsage",
+    "Overlooked",
+    "PhaseEnded",
+    "PhaseFailed",
+    "PhaseOutput",
+    "PhaseStarted",
+    "PoolClosed",
+    "PoolReady",
+    "PoolStarted",
+    "PreemptionNotice",
+    "TaskEnded",
+    "TaskSent",
+    "ignore",
+]
+
+# Pickles, reprs and docs name the public module, so that classes can move between the files of this package.
+for _name in __all__:
+    if _name != "Emit":  # a generic alias, whose module cannot be set
+        globals()[_name].__module__ = __name__

@@ -1,0 +1,52 @@
+"""Choice of the tests that prove the main promises: those of `make test`. All others run in `make test-all`."""
+
+from __future__ import annotations
+
+import pytest
+
+# All tests in these folders and files, except those marked `slow` or `hosts`. Each group is a process of its own.
+POOLS = (
+    "tests/calls",
+    "tests/pool",
+    "tests/schedule",
+    "tests/values",
+    "tests/test_accelerators.py",
+    "tests/test_mistakes.py",
+    "tests/test_public.py",
+    "tests/test_typing.py",
+)
+ENGINE = (
+    "tests/cli",
+    "tests/console",
+    "tests/core",
+    "tests/errors",
+    "tests/events",
+    "tests/engine",
+    "tests/lifecycle/test_client_dies.py",
+    "tests/node",
+    "tests/state",
+    "tests/test_architecture.py",
+    "tests/test_private_names.py",
+    "tests/test_project.py",
+    "tests/wire",
+)
+FRAMEWORKS = (
+    "tests/integrations/test_joblib.py",
+    "tests/integrations/test_torch.py",
+    "tests/training/checkpoint/test_coordinator.py",
+    "tests/training/checkpoint/test_manifest.py",
+    "tests/training/checkpoint/test_two_ranks.py",
+    "tests/training/control/test_control.py",
+    "tests/training/evaluation/test_evaluator.py",
+    "tests/training/evaluation/test_gate.py",
+    "tests/training/test_bus.py",
+    "tests/training/test_jsonlog.py",
+    "tests/training/test_metrics.py",
+)
+
+
+def is_promise(item: pytest.Item) -> bool:
+    """Return whether a test belongs to `make test`. Otherwise it belongs to `make test-all`."""
+    if item.get_closest_marker("slow") or item.get_closest_marker("hosts"):
+        return False
+    return any(item.nodeid.startswith((f"{path}/", f"{path}::")) for path in (*POOLS, *ENGINE, *FRAMEWORKS))

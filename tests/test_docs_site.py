@@ -1,0 +1,73 @@
+"""The documentation site: its reference has every public name, and its navigation every page. `make docs` builds it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "docs" / "site"))
+    try:
+        return importlib.import_module("pages")
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def assembled(site: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    site.assemble(folder)
+    return folder
+
+
+def test_every_public_name_has_an_entry(assembled: Path) -> None:
+    from reference import MODULES  # type: ignore[import-not-found]  # the fixture put its folder on the path
+
+    for module in MODULES:
+        page = (assembled / "reference" / f"{module}.md").read_text()
+        entries = set(re.findall(r'^::: ([\w.]+)$|id="([\w.]+)"', page, re.MULTILINE))
+        entries_of_page = {first or second for first, second in entries}
+        names = {f"{module}.{name}" for name in importlib.import_module(module).__all__}
+        assert names - entries_of_page - set(MODULES) == set()
+
+
+def test_every_package_with_a_stub_has_a_page() -> None:
+    from reference import MODULES
+
+    stubs = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "skyward").rglob("__init__.pyi")}
+    assert stubs <= set(MODULES)
+
+
+def test_every_page_is_in_the_navigation(assembled: Path) -> None:
+    named = set(re.findall(r"[\w./-]+\.md", yaml.safe_dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])))
+    assert named == {str(path.relative_to(assembled)) for path in assembled.rglob("*.md")}
+
+
+def test_every_command_has_an_entry(assembled: Path) -> None:
+    page = (assembled / "reference" / "cli.md").read_text()
+    for command in ("skyward", "skyward ls", "skyward train watch", "skyward checkpoint export"):
+        assert re.search(rf"^###? {command}$", page, re.MULTILINE)
+
+
+def test_every_key_of_the_configuration_has_a_type(assembled: Path) -> None:
+    page = (assembled / "reference" / "configuration.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.MULTILINE)
+    assert {"provider", "nodes", "budget_usd", "pip", "hosts", "region"} <= {key for key, _ in rows}
+    assert all(kind.strip() for _, kind in rows)
+
+
+def test_assembling_again_changes_nothing(site: ModuleType, assembled: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in assembled.rglob("*") if path.is_file()}
+    (assembled / "stale.md").write_text("left by an older version")
+    site.assemble(assembled)
+    assert {path: path.stat().st_mtime_ns for path in assembled.rglob("*") if path.is_file()} == before

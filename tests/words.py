@@ -1,0 +1,228 @@
+"""Check the English that people read: `python -m tests.words [PATH...]`. Part of `make lint`.
+
+Docstrings, comments and error messages of Python files, and the prose of Markdown files. The rules stand in
+CONTRIBUTING.md, Words. A line that must break one, such as a quotation, ends with `# words: ok`, or in Markdown with
+`<!-- words: ok -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+ROOT = Path(__file__).resolve().parent.parent
+HELD = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "changes", "docs", "guides", "skyward")
+# Not rewritten yet. Nothing may be added.
+NOT_YET: tuple[str, ...] = ()
+
+LONGEST, AVERAGE = 40, 16.0  # words in a sentence; on average over a page or a room
+FEW = 5  # sentences of which no average is taken
+
+TURNS = {
+    r"\bany more\b": "write 'no longer', or leave it out",
+    r"\bbut for\b": "write 'except'",
+    r"\bas ever\b": "write 'as usual', or leave it out",
+    r"\banew\b": "write 'again'",
+    r"\bso many\b": "name the number",
+    r"\bof (?:ours|its own accord)\b": "name it",
+    r"\b(?:thereof|hereby|whereof|therein|wherein|whereby|thereby|whereupon)\b": "use a plain word",
+    r"(?:^|[.:;!?] )(?:What|That which|Those that|Those who|Whoever|Whatever) (?![^.:;!]*\?)": "begin with a noun",
+    r", for (?:it|they|he|there|then|that|this|these|its|their|no|nothing|otherwise|only) ": "write 'because'",
+    r"\b(?:is|are|was|were) asked (?:of|for of)\b": "say who queries whom",
+    r"\b(?:has|have|had) it not\b": "say what is missing",
+    r"\bthe same (?:goes|holds) for\b": "say it of both at once",
+    r"\bthat it is\b(?= *[.;])": "leave it out",
+    r"\bit (?:is|was) (?:told|said) (?:so|that)\b": "say who reports what",
+    r"\bmay not be\b": "write 'must not be' or 'might not be'",
+    r"\bin (?:the )?case (?:that|of which)\b": "write 'if'",
+    r"\bin order to\b": "write 'to'",
+    r"\bcomes? to nothing\b": "say what happens",
+    r"\bmade whole\b": "write 'repaired' or 'completed'",
+    r"\bone another's\b": "write 'each other's'",
+}
+_TURNS = tuple((re.compile(turn, re.IGNORECASE if turn.islower() else 0), advice) for turn, advice in TURNS.items())
+_BAD_STARTS = re.compile(
+    r"(?:Of|Those|As|That|What|Which|Who|Whose|It|Its|They|Their|This|These|He|And|But|Or|So|Told|Only|Not|Whether)\b"
+)
+_USAGE = {
+    "UsageError",
+    "ArgumentNotPicklable",
+    "MissingDependency",
+    "NoActivePool",
+    "NotRun",
+    "PoolClosed",
+    "TypeError",
+    "ValueError",
+    "WrongArguments",
+}
+_SHAPE = re.compile(r"\S.*?: \S.*; \S", re.DOTALL)
+_NO_ADVICE = re.compile(r"; (?:it (?:is|was|has)|there (?:is|are|was)|got|given|they are) [^;]*$")
+_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|cf|approx|resp)\.")
+_SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'`*]*\s+")
+_DRAWN = re.compile(r"[│├└─→]|\S {3,}\S|--+>")  # a line of a diagram or of a table
+_SECTION = re.compile(r"^\s*(Args|Attributes|Examples?|Raises|Returns|Yields): +\S", re.MULTILINE)
+_SPAN = re.compile(r"``[^`]+``|`[^`]+`|https?://\S+")
+_WORD = re.compile(r"[A-Za-z0-9_{}][\w{}.'/=-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    path: Path
+    line: int
+    text: str
+    kind: str  # "docstring", "comment", "message", "page"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    path: Path
+    line: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}: {self.problem}"
+
+
+def sentences(text: str) -> list[list[str]]:
+    """Words of each sentence. A span of code counts as one word; code blocks and lists of arguments end a sentence."""
+    words = []
+    text = "\n".join("" if _DRAWN.search(line) else line for line in text.split("\n"))
+    for paragraph in re.split(r"\n\s*\n|\n\s*[-*] |\n\s+(?=[\w*, ]+: )|\n\s*>>> .*|:\n", text):
+        plain = _ABBREVIATION.sub("eg", _SPAN.sub("CODE", paragraph))
+        words += [_WORD.findall(part) for part in _SENTENCE_END.split(plain)]
+    return [sentence for sentence in words if len(sentence) > 1]
+
+
+def python_prose(path: Path) -> Iterator[Prose]:
+    source = path.read_text()
+    excused = {number for number, line in enumerate(source.splitlines(), 1) if line.endswith("# words: ok")}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None and node.body[0].end_lineno not in excused:
+                yield Prose(path, node.body[0].lineno, text, "docstring")
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            name = ast.unparse(node.exc.func).rpartition(".")[2]
+            message = _literal(node.exc.args[0])
+            lines = set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            if name in _USAGE and message is not None and not excused & lines:
+                yield Prose(path, node.lineno, message, "message")
+    yield from _comments(path, source, excused)
+
+
+def _literal(node: ast.expr) -> str | None:
+    """Text of a literal or an f-string, with `{}` for each value. None: anything else."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in values)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return (_literal(left) or "{}") + (_literal(right) or "{}")
+    return None
+
+
+def _comments(path: Path, source: str, excused: set[int]) -> Iterator[Prose]:
+    """Comments, with the lines of one block joined."""
+    block: list[str] = []
+    began = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or token.start[0] in excused:
+            continue
+        text = token.string.lstrip("#: ").strip()
+        if re.match(r"(?:type|noqa|ruff|pragma|mypy|words)\b|-\*-|!", text):
+            continue
+        alone = token.line.strip().startswith("#")
+        if block and alone and token.start[0] == last + 1:
+            block.append(text)
+        else:
+            if block:
+                yield Prose(path, began, " ".join(block), "comment")
+            block, began = [text], token.start[0]
+        last = token.start[0]
+    if block:
+        yield Prose(path, began, " ".join(block), "comment")
+
+
+def page_prose(path: Path) -> Iterator[Prose]:
+    """Paragraphs and list items. Code, tables, headings, images and HTML are left out."""
+    lines, began, fenced = path.read_text().splitlines(), 1, False
+    paragraph: list[str] = []
+    for number, line in enumerate([*lines, ""], 1):
+        stripped = line.strip()
+        if stripped.startswith(("```", "~~~")):
+            fenced = not fenced
+        ends = not stripped or fenced or bool(re.match(r"```|~~~|#|\||<|!\[|===|:::|---", stripped))
+        item = re.match(r"(?:[-*+]|\d+\.) ", stripped)
+        if (ends or item) and paragraph:
+            yield Prose(path, began, " ".join(paragraph), "page")
+            paragraph = []
+        if not ends and not stripped.endswith("<!-- words: ok -->"):
+            if not paragraph:
+                began = number
+            paragraph.append(re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", stripped[item.end() :] if item else stripped))
+
+
+def problems(prose: Prose) -> Iterator[Finding]:
+    flat = " ".join(prose.text.split())
+    for turn, advice in _TURNS:
+        for match in turn.finditer(_SPAN.sub("CODE", flat)):
+            yield Finding(prose.path, prose.line, f"{match.group().strip(' .:;!?,')!r}: {advice}")
+    if prose.kind == "docstring" and _BAD_STARTS.match(flat):
+        start = flat.partition(" ")[0]
+        advice = "begin with a verb or a complete noun phrase"
+        yield Finding(prose.path, prose.line, f"a docstring begins with {start!r}: {advice}")
+    if prose.kind == "docstring" and (section := _SECTION.search(prose.text)):
+        yield Finding(prose.path, prose.line, f"{section[1]!r}: begin its text on the next line, indented")
+    if prose.kind == "message":
+        shown = flat if len(flat) < 60 else flat[:57] + "..."
+        if not _SHAPE.match(flat):
+            yield Finding(prose.path, prose.line, f"{shown!r}: write 'field=value: problem; what to do'")
+        elif _NO_ADVICE.search(flat):
+            yield Finding(prose.path, prose.line, f"{shown!r}: the part behind '; ' says what to do")
+    else:
+        for sentence in sentences(prose.text):
+            if len(sentence) > LONGEST:
+                begin = " ".join(sentence[:6])
+                yield Finding(prose.path, prose.line, f"{begin!r}...: {len(sentence)} words; split it")
+
+
+def averages(group: str, prose: list[Prose]) -> Iterator[str]:
+    lengths = [len(sentence) for part in prose if part.kind != "message" for sentence in sentences(part.text)]
+    if len(lengths) > FEW and mean(lengths) > AVERAGE:
+        yield f"{group}: {mean(lengths):.1f} words a sentence; at most {AVERAGE:g}"
+
+
+def files_of(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(file for suffix in ("*.py", "*.pyi", "*.md") for file in path.rglob(suffix))
+
+
+def main(arguments: list[str]) -> int:
+    given = [Path(argument).resolve() for argument in arguments] or [ROOT / name for name in HELD]
+    left_out = () if arguments else tuple(ROOT / name for name in NOT_YET)
+    groups: dict[str, list[Prose]] = {}
+    for file in (file for path in given for file in files_of(path)):
+        if any(file.is_relative_to(path) for path in left_out):
+            continue
+        place = file if file.suffix == ".md" else file.parent
+        prose = page_prose(file) if file.suffix == ".md" else python_prose(file)
+        groups.setdefault(str(place.relative_to(ROOT)), []).extend(prose)
+    found = [str(finding) for group in groups.values() for prose in group for finding in problems(prose)]
+    found += [line for group, prose in groups.items() for line in averages(group, prose)]
+    sys.stdout.write("".join(f"{line}\n" for line in found))
+    if found:
+        sys.stdout.write(f"{len(found)} to mend; the rules are in CONTRIBUTING.md, Words\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
