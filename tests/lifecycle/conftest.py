@@ -210,7 +210,9 @@ class Sandbox:
         agents = [p for p in nodes.values() if p.parent in {w.pid for w in watchdogs}]
         zygotes = [p for p in workers.values() if p.parent in {a.pid for a in agents}]
         slots = [p for p in workers.values() if p.parent in {z.pid for z in zygotes}]
-        keepers = [p for p in alive if "skyward.engine.keeper_process" in p.command]
+        started = {p.pid: p for p in alive if "skyward.engine.keeper_process" in p.command}
+        # The keeper starts commands, and a child looks like its parent until it runs its own program.
+        keepers = [p for p in started.values() if p.parent not in started]
         of_role = {"keeper": keepers, "watchdog": watchdogs, "standby": standbys, "agent": agents}
         found = {**of_role, "zygote": zygotes, "slot": slots}[role]
         return sorted(p.pid for p in found)
