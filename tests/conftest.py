@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import HOSTS
+from tests.browser import browser_address, page
 from tests.hosts.fixtures import (
     addresses,
     bed,
@@ -29,11 +30,13 @@ from tests.promises import is_promise
 __all__ = [
     "addresses",
     "bed",
+    "browser_address",
     "ec2",
     "ec2_server",
     "hosts",
     "new_host",
     "package_index",
+    "page",
     "pytest_collection_finish",
     "relay",
     "torch_index",

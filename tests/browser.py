@@ -1,0 +1,122 @@
+"""A browser for the tests of pages: Chromium or Chrome as this machine has it, driven by playwright.
+
+A test asks for `page`. One browser runs for the session, and each test has a context of its own there: no cookie, no
+storage and no open page of another test. Playwright downloads no browser and starts none: its event loop would be the
+running loop of the whole session, and `asyncio.run` in other tests would fail. So it connects anew for each test. While
+a test has a page, it can call `asyncio.run` in another thread only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.waiting import lines_of, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+__all__ = ["browser_address", "page"]
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+START_S = 60.0
+"""Time for the first start, on a loaded machine."""
+WAIT_S = 30.0
+"""Time in which a page must show what a test waits for."""
+
+_OPTIONS = (
+    "--headless=new",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-dev-shm-usage",  # /dev/shm of a container is often 64 MB
+    "--disable-extensions",
+    "--disable-gpu",
+    "--disable-sync",
+    "--force-color-profile=srgb",
+    "--password-store=basic",
+    "--window-size=1280,1000",
+)
+
+
+def find_browser() -> str | None:
+    """Return the path of a browser on this machine, or None."""
+    return next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
+
+
+def require_browser() -> str:
+    """Return the path of a browser. Without one, skip the test, or fail it in continuous integration."""
+    found = find_browser()
+    if found is not None:
+        return found
+    why = f"no browser here: install one of {', '.join(NAMES)}"
+    if os.environ.get("CI"):
+        pytest.fail(f"{why} (CI is set, so this test must run)", pytrace=False)
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def browser_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a browser without a window and give the address by which playwright drives it."""
+    program = require_browser()
+    profile = tmp_path_factory.mktemp("browser")
+    options = [*_OPTIONS, f"--user-data-dir={profile}", "--remote-debugging-port=0"]
+    if os.geteuid() == 0:
+        options.append("--no-sandbox")  # root has no other way
+    log = profile / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [program, *options, "about:blank"], stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield _wait_for_address(process, profile / "DevToolsActivePort", log)
+    finally:
+        _end(process)
+
+
+def _wait_for_address(process: subprocess.Popen[bytes], port_file: Path, log: Path) -> str:
+    until(lambda: len(lines_of(port_file)) >= 2 or process.poll() is not None, START_S)
+    if process.poll() is not None:
+        pytest.fail(f"the browser ended with status {process.returncode}:\n{log.read_text(errors='replace')[-4000:]}")
+    return f"http://127.0.0.1:{lines_of(port_file)[0]}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the browser and its helpers: they are one process group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            return
+
+
+@pytest.fixture
+def page(browser_address: str) -> Iterator[Page]:
+    """Give a new page. Its waits last up to WAIT_S, and an exception that no script caught fails the test."""
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=WAIT_S * 1000)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.connect_over_cdp(browser_address, timeout=START_S * 1000)
+        context = browser.new_context(viewport={"width": 1280, "height": 1000})
+        context.set_default_timeout(WAIT_S * 1000)
+        page = context.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        try:
+            yield page
+        finally:
+            context.close()
+            browser.close()
+        assert errors == []
