@@ -1,17 +1,17 @@
-"""One rank's checkpoint, saved and loaded by skyward and by the libraries beside it, in one run.
+"""Compare saving and loading one rank's checkpoint: skyward and other libraries, in one run.
 
     .venv/bin/python benchmarks/checkpoint.py                      # 256 MiB, 9 rounds, 3 minutes
     .venv/bin/python benchmarks/checkpoint.py --mib 1024 --rounds 5 --folder /data
     .venv/bin/python benchmarks/checkpoint.py --orbax ENVIRONMENT/bin/python    # one with orbax-checkpoint
 
-For each: how long training is blocked, how long until the checkpoint is durable, its bytes, how long it takes to
-load, and the memory that a save needs at its peak. Beside them stand a copy of the same bytes between buffers that
-were used before, and a raw write of them with one fsync: what a snapshot and a write without tricks can reach.
+For each method, print how long training is blocked, how long until the checkpoint is durable, its size, how long it
+takes to load, and the peak memory of a save. Two reference rows show the limits of a snapshot and of a plain write: a
+copy of the same bytes between used buffers, and a raw write with one fsync.
 
-Rounds begin with another method each; the first round is not counted (buffers are made in it). Times are medians, with
-the lowest and highest in brackets. Ratios are taken within each round, a copy and a raw write directly beside what is
-compared with them: their median, with an interval in which it lies by nine chances in ten (bootstrap). Exit status 1
-where a bar is missed.
+Each round begins with another method. The first round is not counted, because it creates the buffers. Times are
+medians, with the lowest and highest in brackets. Ratios are taken within each round, with a copy and a raw write
+measured directly beside the method. A ratio is shown as its median with a 90 % bootstrap interval. The exit status is 1
+if a target is missed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OURS = ("skyward torch, async", "skyward safetensors, async")
 
 @dataclass
 class Beside:
-    """Seconds of a copy and of a raw write taken directly before one of ours, by round; of the copy also after it."""
+    """Seconds by round of a copy and a raw write right before one of our saves, and of a second copy right after it."""
 
     copies: dict[int, float] = field(default_factory=dict)
     raw: dict[int, float] = field(default_factory=dict)
@@ -89,16 +89,16 @@ def copy_s(buffers: State, state: State) -> float:
     return time.perf_counter() - begin
 
 
-# What the time is made of ------------------------------------------------------------------------------------------
+# Parts of a save ----------------------------------------------------------------------------------------------------
 
 
 class Nowhere:
     def write(self, view: memoryview) -> None:
-        """Gone."""
+        """Discard everything that is written."""
 
 
 def parts_of(state: State, scratch: Path) -> dict[str, list[float]]:
-    """Each part of a save alone, in seconds, of 5 times."""
+    """Measure each part of a save alone: the seconds of 5 runs."""
     snapshots = SnapshotPool()
     found: dict[str, list[float]] = {}
     for at in range(6):
@@ -149,7 +149,7 @@ def shown(values: Mapping[int, float] | list[float]) -> str:
 
 
 class Ratio:
-    """Of two things that were measured in the same rounds."""
+    """Ratio of two methods, taken within the rounds they share."""
 
     def __init__(self, ours: Mapping[int, float], theirs: Mapping[int, float]) -> None:
         self.of_rounds = [ours[turn] / theirs[turn] for turn in ours if turn > 0]
@@ -175,7 +175,7 @@ def print_times(found: list[Method], beside: Mapping[str, Beside]) -> None:
 
 
 def print_bars(found: list[Method], beside: Mapping[str, Beside]) -> bool:
-    """Gives whether all are held."""
+    """Print the targets. Returns whether all of them are met."""
     by_name = {each.name: each for each in found}
     are_held = True
     for called, near in beside.items():
@@ -195,7 +195,11 @@ def print_bars(found: list[Method], beside: Mapping[str, Beside]) -> bool:
 
 
 def run_rounds(found: list[Method], state: State, rounds: int, scratch: Path, orbax: Orbax | None) -> dict[str, Beside]:
-    """Measures every method in every round. Gives what stood beside our asynchronous ones, by their names."""
+    """Measure every method in every round.
+
+    Returns:
+        The reference samples beside our asynchronous methods, by method name.
+    """
     buffers = {name: tensor.clone() for name, tensor in state.items()}
     folder = scratch / "checkpoint"
     beside = {each.name: Beside() for each in found if each.name in OURS}
@@ -225,9 +229,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=0, help="torch's; 0: as many as it takes")
-    parser.add_argument("--folder", default=None, help="on the disk to be measured")
-    parser.add_argument("--orbax", default=None, metavar="PYTHON", help="of an environment with orbax-checkpoint")
+    parser.add_argument("--threads", type=int, default=0, help="torch's threads; 0: torch's default")
+    parser.add_argument("--folder", default=None, help="a folder on the disk to measure")
+    parser.add_argument(
+        "--orbax", default=None, metavar="PYTHON", help="Python of an environment with orbax-checkpoint"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.threads:

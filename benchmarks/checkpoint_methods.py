@@ -1,4 +1,4 @@
-"""What checkpoint.py compares: ways to save a state of one process, and to load it again."""
+"""Methods that checkpoint.py compares: ways to save the state of one process and to load it again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Method:
     """One way to save and load a checkpoint.
 
     `save` writes to a folder and returns a function that waits until the checkpoint is durable. `load` returns the
-    state. The seconds of each round are kept, by its number.
+    state. The seconds of each round are kept by its number.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Method:
 
 
 def state_of(mib: int) -> State:
-    """Sizes as a transformer's: a few large tensors, many small ones."""
+    """Make a state with the sizes of a transformer: a few large tensors and many small ones."""
     torch.manual_seed(0)
     large = 16
     each = (mib << 20) // 4 // large
@@ -50,7 +50,10 @@ def state_of(mib: int) -> State:
 
 
 def methods(like: State) -> list[Method]:
-    """like: a state of the same shapes, which torch.distributed.checkpoint loads into."""
+    """Return the methods to compare.
+
+    torch.distributed.checkpoint loads into `like`, a state of the same shapes.
+    """
     ours = {
         f"skyward {kind}{', async' if is_async else ''}": _Skyward(kind, is_async=is_async)
         for kind in ("torch", "safetensors")
@@ -74,7 +77,7 @@ def methods(like: State) -> list[Method]:
 
 
 def done() -> None:
-    """Nothing is left to wait for."""
+    """Wait for nothing."""
 
 
 def raw(state: State, folder: Path) -> Wait:
@@ -107,7 +110,7 @@ def safetensors_save(state: State, folder: Path) -> Wait:
 
 
 def safetensors_load(folder: Path) -> State:
-    """Mapped, then copied: what is only mapped has not been read."""
+    """Map the file, then copy it: pages that are only mapped have not been read."""
     from safetensors.torch import load_file
 
     return {name: tensor.clone() for name, tensor in load_file(folder / "state.safetensors").items()}
@@ -129,11 +132,15 @@ def dcp_async(stager: Any) -> Callable[[State, Path], Wait]:
 PLAIN = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
-"""What a host without an accelerator can do; it keeps its buffers."""
+"""Options for a host without an accelerator, which keeps its buffers."""
 
 
 def lightning_async() -> Method:
-    """Raises: ImportError."""
+    """Return Lightning's asynchronous save.
+
+    Raises:
+        ImportError: Lightning is missing, or too old.
+    """
     from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
     from lightning.pytorch.plugins.io.async_plugin import AsyncCheckpointIO
 
@@ -144,7 +151,7 @@ def lightning_async() -> Method:
 
         def wait() -> None:
             plugin.teardown()
-            flush(folder / "state.ckpt")  # it does not
+            flush(folder / "state.ckpt")  # Lightning itself does not flush
 
         return wait
 
@@ -162,7 +169,7 @@ def flush(path: Path) -> None:
 
 
 class _Holder:
-    """What a checkpoint is made of."""
+    """Owner of the state that the coordinator saves and loads."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -175,7 +182,7 @@ class _Holder:
 
 
 class _Skyward:
-    """Its coordinator, in a world of one; kind: the file's format."""
+    """skyward's coordinator in a world of one. `kind` is the file's format."""
 
     def __init__(self, kind: str, *, is_async: bool) -> None:
         self.holder = _Holder({})
@@ -193,13 +200,13 @@ class _Skyward:
 
     def load(self, folder: Path) -> State:
         self.coordinator.load_checkpoint(folder)
-        # Kept, it would be freed within the next save, and its time taken for the save's.
+        # A checkpoint that is kept would be freed within the next save and counted as that save's time.
         loaded, self.holder.state = self.holder.state, {}
         return loaded
 
 
 class Orbax:
-    """Orbax in an environment of its own, with arrays of the same sizes; asked in its turn."""
+    """Orbax in an environment of its own, with arrays of the same sizes. It runs in its turn."""
 
     def __init__(self, python: str, state: State) -> None:
         sizes = json.dumps({name: tensor.numel() for name, tensor in state.items()})

@@ -1,4 +1,4 @@
-"""Orbax's asynchronous saves, in an environment that has it. Run by checkpoint.py, which asks it line by line.
+"""Asynchronous saves by Orbax, in an environment that has it. checkpoint.py runs this file and sends it requests.
 
 Argument: sizes of float32 arrays, as JSON. Lines in: `save FOLDER`, `load FOLDER`. Lines out: JSON with seconds.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints is no answer
+    os.dup2(2, 1)  # output that the library prints is no answer
     import jax
     import numpy as np
     import orbax.checkpoint as ocp
@@ -31,7 +31,7 @@ def main() -> None:
             checkpointer.save(folder, args=ocp.args.StandardSave(state))
             blocked = time.perf_counter() - begin
             checkpointer.wait_until_finished()
-            _flush(Path(folder))  # what the others do themselves
+            _flush(Path(folder))  # the other methods do this themselves
             answer = {"blocked": blocked, "durable": time.perf_counter() - begin}
         else:
             jax.block_until_ready(checkpointer.restore(folder, args=ocp.args.StandardRestore(state)))

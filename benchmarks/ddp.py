@@ -1,13 +1,13 @@
-"""DistributedDataParallel on 2 ranks of this machine: skyward's Local pool beside torchrun.
+"""Compare DistributedDataParallel on 2 ranks of this machine: skyward's Local pool beside torchrun.
 
     python benchmarks/ddp.py                      # about 6 minutes
     python benchmarks/ddp.py --rounds 2 --pairs 5
     python benchmarks/ddp.py --json samples.json
 
-Needs Linux and an environment with torch. Every round starts both once, in fresh processes, in an order that changes
-from round to round. When both have made their first step they train in turns, a fraction of a second each, while the
-other waits without using a processor: so what disturbs the machine disturbs both, and the ratio of two windows that
-lie side by side says more than two long runs. The exit code is 1 if a target is missed.
+The benchmark needs Linux and an environment with torch. Every round starts both once, in fresh processes, in an order
+that changes from round to round. After their first step they train in turns, a fraction of a second each, while the
+other waits without using a processor. Other load of the machine therefore affects both alike, and the ratio of two
+neighbouring windows says more than two long runs. The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from ddp_training import BATCH, train
 HERE = Path(__file__).parent
 RANKS = 2
 THREADS = str(max(1, (os.cpu_count() or 1) // RANKS))
-"""Of each rank, under both."""
+"""Threads of each rank, under both."""
 WINDOW_S = 0.2
 RESAMPLES = 10_000
 LIMIT_S = 120.0
-"""Seconds that a gang may take to its first step."""
+"""Limit in seconds for a gang's first step."""
 CALLS = 3
-"""Calls in one pool; those after the first are for `second`."""
+"""Calls in one pool; all after the first count as `second`."""
 
 
 @dataclass(kw_only=True)
 class Samples:
-    """Seconds, and of the throughput pairs, samples per second of both."""
+    """Samples of both: seconds, and samples per second of the throughput pairs."""
 
     torchrun_start: list[float] = field(default_factory=list)
     call_first: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Samples:
 
 
 class Gang:
-    """The benchmark's end of a running training."""
+    """Connection from the benchmark to a running training."""
 
     def __init__(self, server: socket.socket) -> None:
         sock, _ = server.accept()
@@ -68,7 +68,7 @@ class Gang:
         self.threads: int = hello["threads"]
 
     def run(self, steps: int) -> float:
-        """Samples per second of all ranks together."""
+        """Return samples per second of all ranks together."""
         elapsed: float = json.loads(self._say(steps))["elapsed"]
         return steps * BATCH * RANKS / elapsed
 
@@ -93,7 +93,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": THREADS, "PYTHONPATH": f"{root}{os.pathsep}{HERE}"}
 
 
-# The two ways to start ---------------------------------------------------------------------------------------------
+# Two ways to start --------------------------------------------------------------------------------------------------
 
 
 def start_torchrun(port: int) -> subprocess.Popen[bytes]:
@@ -110,7 +110,7 @@ def start_skyward(port: int, nodes: int) -> subprocess.Popen[str]:
 
 
 def client(port: int, nodes: int) -> None:
-    """In a process of its own: says when it makes each call."""
+    """Run the pool in its own process, which reports when it makes each call."""
     import skyward as sky
 
     function = sky.compute(sky.integrations.torch(backend="gloo", processes_per_node=RANKS // nodes)(train))
@@ -156,7 +156,7 @@ def measure(samples: Samples, number: int, pairs: int) -> None:
 
 def in_turns(gangs: dict[str, Gang], pairs: int) -> list[tuple[float, float]]:
     for gang in gangs.values():
-        gang.run(50)  # warm
+        gang.run(50)  # warm up
     steps = max(1, round(WINDOW_S * gangs["torchrun"].run(50) / (BATCH * RANKS)))
     found = []
     for pair in range(pairs):
@@ -167,7 +167,7 @@ def in_turns(gangs: dict[str, Gang], pairs: int) -> list[tuple[float, float]]:
 
 
 def further_calls(server: socket.socket, process: subprocess.Popen[str], gang: Gang) -> list[float]:
-    """Ends the first call; seconds from each of the following ones to its first step."""
+    """End the first call. Returns the seconds from each later call to its first step."""
     found = []
     gang.end()
     for _ in range(CALLS - 1):
@@ -191,18 +191,18 @@ def ended(process: subprocess.Popen[Any]) -> None:
     assert code == 0, f"{process.args!r} exited with code {code}"
 
 
-# The report --------------------------------------------------------------------------------------------------------
+# Report -------------------------------------------------------------------------------------------------------------
 
 
 def interval(values: Sequence[float], statistic: Callable[[Sequence[float]], float] = median) -> tuple[float, float]:
-    """The 95 % confidence interval of a statistic, by the percentile bootstrap."""
+    """Return the 95 % confidence interval of a statistic, by the percentile bootstrap."""
     generator = random.Random(0)
     found = sorted(statistic(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES)]
 
 
 def ratio_of_medians(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
-    """With its 95 % confidence interval; the two were not measured in pairs."""
+    """Return the ratio of two unpaired samples with its 95 % confidence interval."""
     generator = random.Random(0)
     found = sorted(
         median(generator.choices(over, k=len(over))) / median(generator.choices(under, k=len(under)))
@@ -254,9 +254,11 @@ def report(samples: Samples) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="skyward's Local pool beside torchrun; see the top of this file")
-    parser.add_argument("--rounds", type=int, default=10, help="fresh starts of both")
-    parser.add_argument("--pairs", type=int, default=40, help="pairs of windows in each round")
-    parser.add_argument("--json", type=Path, help="write every sample there")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="rounds, each with fresh processes of both (default: 10)"
+    )
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of windows in each round (default: 40)")
+    parser.add_argument("--json", type=Path, help="write every sample to this file")
     parser.add_argument("--client", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:

@@ -1,8 +1,8 @@
-"""What `ddp.py` times: one training under DistributedDataParallel, the same function under skyward and torchrun.
+"""Training that `ddp.py` times: one function under DistributedDataParallel, started by skyward and by torchrun.
 
-Rank 0 talks to the benchmark over a socket, in lines: it says when its first step was done, then reads a number of
-steps, runs them with all ranks, says how long they took, and so on until the number is 0. Between two numbers all
-ranks wait without using a processor.
+Rank 0 talks to the benchmark over a socket, in lines. It reports its first step. Then it reads a number of steps, runs
+them with all ranks, reports how long they took, and repeats until the number is 0. All ranks wait for the next number
+without using a processor.
 
     python -m torch.distributed.run --nproc-per-node 2 ddp_training.py PORT
 """
@@ -22,14 +22,14 @@ _FEATURES, _HIDDEN, _CLASSES = 784, 256, 10
 
 
 def train(port: int) -> None:
-    """In every rank, with the process group open."""
+    """Train in every rank, with the process group open."""
     import torch
     import torch.distributed as dist
 
     is_first = dist.get_rank() == 0
     step = _make_step()
     step()
-    done_at = time.monotonic()  # of the machine: the benchmark's clock is the same
+    done_at = time.monotonic()  # the machine's clock, which the benchmark reads too
     steps = torch.zeros(1, dtype=torch.int64)
     sock = socket.create_connection(("127.0.0.1", port)) if is_first else socket.socket()
     with sock, sock.makefile("rw") as told:
@@ -70,13 +70,13 @@ def _make_step() -> Callable[[], None]:
 
 
 def main() -> None:
-    """Under torchrun."""
+    """Train under torchrun."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     train(int(sys.argv[1]))
     dist.destroy_process_group()
-    os._exit(0)  # seen: threads of torch's abort the end of the interpreter, and torchrun reports a failure
+    os._exit(0)  # torch's threads can abort the interpreter at its end, and torchrun then reports a failure
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Skyward's Local pool beside other pools of processes on this machine: `python benchmarks/dispatch.py --help`.
+"""Compare skyward's Local pool with other pools of processes on this machine: `python benchmarks/dispatch.py --help`.
 
-Every round measures every peer once, each in a process of its own, one after another and starting with another
-peer each round, so that what else the machine does falls on all of them alike. Nothing of a peer is alive while
-the next one is measured. Everything is printed: medians with the 10th and 90th percentile over rounds, skyward's
-ratio to each peer, a verdict for each target, and what could not be measured and why.
+Every round measures every peer once, one after another, each in a process of its own. Each round starts with another
+peer, so other load of the machine affects all of them alike. No process of a peer is alive while the next one is
+measured. The output holds medians with the 10th and 90th percentile over rounds, skyward's ratio to each peer, a
+verdict for each target, and the measurements that failed with their reasons.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from peers import PEERS, Shape
 HERE = Path(__file__).resolve().parent
 MEASURES = ("import", *ORDER)
 
-# One thread per worker for everybody; no telemetry.
+# One thread per worker for every peer; no telemetry.
 ENVIRONMENT = {
     **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")},
     "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")))),
@@ -42,7 +42,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A pool to measure: a peer, a shape, and which measures make sense for it."""
+    """A pool to measure: a peer, a shape, and the measures that make sense for it."""
 
     peer: str
     title: str
@@ -51,7 +51,7 @@ class Variant:
 
 
 def variants(names: Sequence[str]) -> dict[str, Variant]:
-    """What to measure for these peers, by the name of the result row."""
+    """Choose the pools to measure for these peers, by the name of the result row."""
     found: dict[str, Variant] = {}
     for name in names:
         found[name] = Variant(peer=name, title=PEERS[name].title, shape=Shape(), measures=MEASURES)
@@ -64,7 +64,7 @@ def variants(names: Sequence[str]) -> dict[str, Variant]:
 
 @dataclass(kw_only=True)
 class Findings:
-    """Everything the run learned, filled as it goes, so that an interrupted run still reports."""
+    """Results so far, so that an interrupted run still reports."""
 
     rounds: dict[str, list[Samples]] = field(default_factory=dict)
     problems: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line asked for."""
+    """Options of the command line."""
 
     peers: tuple[str, ...]
     only: tuple[str, ...]
@@ -86,7 +86,7 @@ class Options:
 
 
 def installed(names: Sequence[str], findings: Findings) -> list[str]:
-    """Those peers that can be imported; the others are reported."""
+    """Return the peers that can be imported. The others are reported."""
     present = []
     for name in names:
         kind = PEERS[name]
@@ -100,7 +100,7 @@ def installed(names: Sequence[str], findings: Findings) -> list[str]:
 
 
 def measure(options: Options, findings: Findings) -> None:
-    """All rounds, into `findings`."""
+    """Run all rounds and fill `findings`."""
     to_measure = variants(installed(options.peers, findings))
     findings.rounds.update({row: [] for row in to_measure})
     for number in range(options.rounds):
@@ -114,7 +114,7 @@ def measure(options: Options, findings: Findings) -> None:
 
 
 def measure_once(variant: Variant, options: Options, findings: Findings) -> Samples:
-    """One round of one variant: its import, its pool, and a second pool of 4 workers for the spread."""
+    """Run one round of one variant: its import, its pool, and a second pool of 4 workers for the spread."""
     wanted = tuple(name for name in options.only if name in variant.measures)
     samples: Samples = {}
     if "import" in wanted:
@@ -144,7 +144,7 @@ def _pools(
 
 
 def _drive(variant: Variant, shape: Shape, wanted: tuple[str, ...], options: Options, findings: Findings) -> Samples:
-    """Run one driver to its end, whatever it takes; report errors and processes it left behind."""
+    """Run one driver until it ends or times out. Report its errors and the processes it left behind."""
     with tempfile.TemporaryDirectory(prefix="skyward-bench-") as folder:
         output, log = Path(folder, "samples.json"), Path(folder, "log")
         job = Job(peer=variant.peer, shape=shape, measures=wanted, sizes=options.sizes, output=str(output))
@@ -162,13 +162,13 @@ def _drive(variant: Variant, shape: Shape, wanted: tuple[str, ...], options: Opt
 
 
 def run_driver(job: Job, log: Path, *, limit_s: float, environment: Mapping[str, str] = ENVIRONMENT) -> int | None:
-    """Exit code of the driver, None when it ran out of time. It never outlives this call by more than 10 s.
+    """Run the driver. Returns its exit code, or None if it timed out. The driver ends at most 10 s after this call.
 
-    `environment` goes before this process's.
+    `environment` takes precedence over this process's environment.
     """
     command = [sys.executable, str(HERE / "driver.py"), job.to_json()]
     with log.open("wb") as output:
-        # A session of its own: the terminal's Ctrl-C reaches us alone, and we end it in order.
+        # It has a session of its own, so the terminal's Ctrl-C reaches only this process, which then ends it in order.
         child = subprocess.Popen(
             command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
         )
@@ -192,7 +192,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def import_seconds(module: str, environment: Mapping[str, str] = ENVIRONMENT) -> float:
-    """Seconds of the import statement in an interpreter that has imported nothing else."""
+    """Return the seconds of the import statement in an interpreter that has imported nothing else."""
     code = f"import time; begin = time.perf_counter(); import {module}; print(time.perf_counter() - begin)"
     return float(_python(code, environment).stdout.split()[-1])
 
@@ -215,7 +215,7 @@ def _progress(text: str) -> None:
 
 
 def machine() -> dict[str, object]:
-    """Where and when these numbers were taken."""
+    """Return where and when these numbers were taken."""
     cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
     model = next(
         (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")), platform.machine()
@@ -239,7 +239,7 @@ def machine() -> dict[str, object]:
 
 
 def print_findings(options: Options, findings: Findings) -> None:
-    """Tables, targets, problems: in this order, so that the problems are what the eye meets last."""
+    """Show tables, targets, problems. Problems come last, where they are seen first."""
     facts = machine()
     print(f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}")
     print(f"{facts['date']}, {options.rounds} interleaved rounds")
@@ -252,24 +252,24 @@ def print_findings(options: Options, findings: Findings) -> None:
         "spread_mb": f"{sizes.spread_bytes / 1e6:,g}",
     }
     print(report.render(rows_of(findings), labels=labels))
-    print("\nNot measured, or not as it should be" if findings.problems else "\nEverything asked for was measured.")
+    print("\nProblems" if findings.problems else "\nAll measurements are complete.")
     for text, times in findings.problems.items():
         print(f"  {text}{f' ({times} times)' if times > 1 else ''}")
 
 
 def rows_of(findings: Findings) -> report.Rows:
-    """Findings as the report wants them."""
+    """Arrange the findings as report.py reads them."""
     titles = {row: variant.title for row, variant in variants(tuple(PEERS)).items()}
     return {row: report.Row(title=titles[row], rounds=tuple(rounds)) for row, rounds in findings.rounds.items()}
 
 
 def as_json(options: Options, findings: Findings) -> str:
-    """Every sample, for whoever wants another statistic than ours."""
+    """Write every sample, for other statistics than ours."""
     return json.dumps({"machine": machine(), "options": asdict(options), "findings": asdict(findings)}, indent=1)
 
 
 def parse(arguments: Sequence[str]) -> tuple[Options, Path | None]:
-    """Options and the file for the samples."""
+    """Read the options and open the file for the samples."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "--only",
@@ -295,15 +295,15 @@ def parse(arguments: Sequence[str]) -> tuple[Options, Path | None]:
     parser.add_argument(
         "--limit-s", type=float, default=300, help="end a pool that takes longer than this (default: 300)"
     )
-    asked = parser.parse_args(arguments)
-    sizes = Sizes(spread_bytes=asked.spread_mb * 1_000_000)
+    parsed = parser.parse_args(arguments)
+    sizes = Sizes(spread_bytes=parsed.spread_mb * 1_000_000)
     return Options(
-        peers=asked.peers, only=asked.only, rounds=asked.rounds, limit_s=asked.limit_s, sizes=sizes
-    ), asked.json
+        peers=parsed.peers, only=parsed.only, rounds=parsed.rounds, limit_s=parsed.limit_s, sizes=sizes
+    ), parsed.json
 
 
 class _names_of:
-    """Parses a comma-separated choice of `allowed`."""
+    """Parser of a comma-separated choice of `allowed`."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = allowed
@@ -316,7 +316,7 @@ class _names_of:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure, print, write; a Ctrl-C ends all processes and prints what was measured until then."""
+    """Measure, print, write. Ctrl-C ends all processes and prints the measurements so far."""
     options, output = parse(arguments)
     findings = Findings()
     processes.adopt_orphans()

@@ -1,7 +1,7 @@
-"""One pool of one peer in a fresh interpreter: start it, measure, write the samples, close it.
+"""Run one pool of one peer in a fresh interpreter: start it, measure, write the samples, close it.
 
-`dispatch.py` starts it once per peer and round. It is a process of its own so that no peer's import, threads
-or leftovers touch another's numbers, and so that a function of `__main__` is truly one.
+`dispatch.py` starts this file once per peer and round. Because it is a process of its own, no peer's import, threads or
+leftovers affect another's numbers, and a function of `__main__` really belongs to `__main__`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from peers import PEERS, Peer, Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one driver is to do. `measures` are names of `ORDER`."""
+    """Task of one driver. `measures` are names of `ORDER`."""
 
     peer: str
     shape: Shape
@@ -50,11 +50,14 @@ ORDER = ("first", "memory", "noop", "noop_main", "pipelined", "map", "arrays", "
 
 
 def noop_of_main() -> None:
-    """A function of `__main__`: no worker can import it by name unless it was forked from this process."""
+    """Do nothing.
+
+    Because this function belongs to `__main__`, no worker can import it by name unless it was forked from this process.
+    """
 
 
 def steps(peer: Peer, job: Job, *, baseline_mib: float) -> dict[str, Callable[[], Samples]]:
-    """Every measure by its name, ready to be called in `ORDER`."""
+    """Return every measure by its name, ready to be called in `ORDER`."""
     kind, sizes = PEERS[job.peer], job.sizes
     return {
         "memory": lambda: measures.idle_memory(baseline_mib),
@@ -68,7 +71,7 @@ def steps(peer: Peer, job: Job, *, baseline_mib: float) -> dict[str, Callable[[]
 
 
 def run(job: Job) -> dict[str, str]:
-    """Measure everything asked for. Returns: errors by measure. Samples are on disk as soon as they exist."""
+    """Take every requested measure. Returns errors by measure. Samples are on disk as soon as they exist."""
     baseline_mib = processes.pss_mib([os.getpid()])
     samples: Samples = {}
     errors: dict[str, str] = {}
@@ -89,7 +92,7 @@ def run(job: Job) -> dict[str, str]:
 def _attempt(name: str, step: Callable[[], Samples], samples: Samples, errors: dict[str, str]) -> None:
     try:
         samples.update(step())
-    except Exception as error:  # one measure that fails is reported; the others still count
+    except Exception as error:  # a measure that fails is reported; the others still count
         traceback.print_exc()
         errors[name] = f"{type(error).__name__}: {error}"
 
@@ -101,7 +104,8 @@ def _write(job: Job, samples: Samples, errors: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    # `dispatch.py` interrupts this process when it is itself interrupted: KeyboardInterrupt closes the pool. Set
-    # because a shell may have started us with it ignored; not SIGTERM, with which some pools end their workers.
+    # `dispatch.py` passes its interruption on as SIGINT, and KeyboardInterrupt closes the pool. The handler is set
+    # because a shell may have started this process with SIGINT ignored. SIGTERM is not used: some pools end their
+    # workers with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(1 if run(Job.from_json(sys.argv[1])) else 0)

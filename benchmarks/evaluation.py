@@ -1,21 +1,22 @@
-"""What an evaluation beside training costs the training thread, and what it costs the others.
+"""Measure what an evaluation beside training costs the training thread and the rest of the machine.
 
     .venv/bin/python benchmarks/evaluation.py                      # 256 MiB, 9 rounds, about 3 minutes; needs torch
     .venv/bin/python benchmarks/evaluation.py --mib 64 --only thread,overlap
 
-    thread    the training thread's time for `submit`, beside a memcpy of the same bytes into a buffer that was used
-              before, and beside evaluating there and then
-    sending   the background's time until the state is with a process beside, next to cloudpickle and torch.save of it
+    thread    the training thread's time for `submit`, beside a memcpy of the same bytes into a used buffer, and beside
+              an evaluation in the training thread
+    sending   the background's time until another process has the state, next to cloudpickle and torch.save of it
     memory    evaluations in a thread: the state as it is, and the state pickled and unpickled as if it were sent
     overlap   an evaluation that sleeps, on node 1 of a Local pool of two: wall time against N x T + one E
     gate      evaluations that compute, on the processors that train: always beside, always between steps, gated
     short     a run of 5 epochs whose evaluations go to a cold pool: gated, always beside, always between steps, ideal
     adaptive  24 evaluations over two nodes, after their warm-up, and this process: wall time against the best schedule
 
-Rounds begin with another method each, the first is not counted. Times are medians, with the lowest and the highest;
-ratios are taken within rounds, and their median is shown. Exit status 1 where a bar is missed.
-Published, for 268 MB on other hardware: 176 and 75 ms of the training thread; 482 (cloudpickle) and 282 ms (torch.save)
-in the background; 17 to 24 % gained by the state in memory.
+Each round begins with another method, and the first round is not counted. Times are medians, with the lowest and the
+highest. Ratios are taken within rounds, and their median is shown. The exit status is 1 if a target is missed.
+
+Published figures, for 268 MB on other hardware: 176 and 75 ms of the training thread, 482 ms (cloudpickle) and 282 ms
+(torch.save) in the background, and 17 to 24 % gained by the state in memory.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def corner(model: Any, payload: object) -> dict[str, float]:
 
 
 def interleaved(methods: dict[str, Callable[[], float]], rounds: int) -> Rounds:
-    """Seconds of each, by rounds that begin with another one each."""
+    """Return the seconds of each method. Each round begins with another method."""
     names, took = list(methods), {name: [] for name in methods}
     for turn in range(rounds + 1):
         for at in range(len(names)):
@@ -90,7 +91,7 @@ def ratio(took: Rounds, name: str, against: str) -> float:
     return statistics.median(one / other for one, other in zip(took[name], took[against], strict=True))
 
 
-# What is measured ----------------------------------------------------------------------------------------------------
+# Measures -----------------------------------------------------------------------------------------------------------
 
 
 def thread(rounds: int) -> bool:
@@ -150,10 +151,10 @@ def sending(rounds: int) -> bool:
 
     with AsyncEvaluator(make_weights, corner, compute=Keeps(), gate="always") as evaluator:
         evaluator.submit(state, step=0)
-        evaluator.drain()  # the process is there, and has the contents
+        evaluator.drain()  # the process exists and has the contents
 
     def ours() -> float:
-        """Until the worker has it: what lies between is the copy and the hand-over."""
+        """Wait until the worker has the state: the time covers the copy and the hand-over."""
         begin = time.time()
         outcome: Outcome = dispatcher.submit(jobs[0]).result(60)
         return outcome.started_at - begin
@@ -178,7 +179,7 @@ def memory(rounds: int) -> bool:
     state = make_weights().state_dict()
 
     class Pickles(InProcessDispatcher):
-        """As if it were sent: through bytes."""
+        """Weights that are pickled and unpickled, as if they were sent."""
 
         def submit(self, job: Job) -> Any:
             file = io.BytesIO()
@@ -374,8 +375,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1, help="of torch; a memcpy has one")
-    parser.add_argument("--only", default=",".join(PARTS), help="of " + ",".join(PARTS))
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads; a memcpy has one")
+    parser.add_argument("--only", default=",".join(PARTS), help="comma-separated, of: " + ",".join(PARTS))
     options = parser.parse_args()
     MIB = options.mib
     torch.set_num_threads(options.threads)

@@ -1,9 +1,8 @@
-"""What a call must cost on this machine, whatever we do: `python benchmarks/floor.py`.
+"""Measure the lowest possible cost of a call on this machine: `python benchmarks/floor.py`.
 
-A bare skeleton of a pool: client -> relay -> worker over unix socket pairs, a small pickled tuple each way. Rows
-add one thing at a time, so that the difference between two of them is the price of that thing, and skyward's
-distance to the last one is what is ours to save. ProcessPoolExecutor is measured in the same rounds. Then the
-steps of which sending a large array is made.
+The subject is a bare skeleton of a pool: client -> relay -> worker over unix socket pairs, with a small pickled tuple
+in each direction. Each row adds one part, so the difference between two rows is the price of that part. skyward can at
+best reach the last row. ProcessPoolExecutor is measured in the same rounds. The steps of sending a large array follow.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ LENGTH = struct.Struct("!I")
 
 
 def send(connection: socket.socket, payload: bytes) -> None:
-    """One frame: its length, then its bytes, in one system call."""
+    """Send one frame, its length and then its bytes, in one system call."""
     connection.sendall(LENGTH.pack(len(payload)) + payload)
 
 
 def receive(connection: socket.socket) -> bytes:
-    """The payload of one frame, or nothing at the end of the stream. Frames here fit one read."""
+    """Receive the payload of one frame, or nothing at the end of the stream. Frames here fit into one read."""
     data = connection.recv(65536)
     while data and len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
         data += connection.recv(65536)
@@ -49,7 +48,7 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def work(connection: socket.socket) -> None:
-    """The worker: unpickle a call, run it, send its result. A function by value is inside as bytes, unpickled once."""
+    """Act as worker: unpickle a call, run it, send its result. A function by value comes as bytes, unpickled once."""
     functions: dict[bytes, Callable[..., Any]] = {}
     while request := receive(connection):
         identity, function, args = pickle.loads(request)
@@ -61,14 +60,14 @@ def work(connection: socket.socket) -> None:
 
 
 def relay_blocking(client: socket.socket, worker: socket.socket) -> None:
-    """The cheapest relay there is: it knows who speaks next, which a real one does not."""
+    """Relay at the lowest cost: it knows who sends next, which a real relay does not."""
     while request := client.recv(65536):
         worker.sendall(request)
         client.sendall(worker.recv(65536))
 
 
 def relay_selecting(client: socket.socket, worker: socket.socket) -> None:
-    """A relay that listens to both sides."""
+    """Relay with a selector that listens to both sides."""
     with selectors.DefaultSelector() as selector:
         selector.register(client, selectors.EVENT_READ, worker)
         selector.register(worker, selectors.EVENT_READ, client)
@@ -81,7 +80,7 @@ def relay_selecting(client: socket.socket, worker: socket.socket) -> None:
 
 
 def relay_asyncio(client: socket.socket, worker: socket.socket) -> None:
-    """A relay on asyncio protocols."""
+    """Relay on asyncio protocols."""
     asyncio.run(_relay_asyncio(client, worker))
 
 
@@ -100,7 +99,7 @@ async def _relay_asyncio(client: socket.socket, worker: socket.socket) -> None:
                 ended.set_result(None)
 
     left, right = Forward(), Forward()
-    # The worker's side first: it never speaks before it is asked, so each knows the other before data comes.
+    # The worker's side connects first. A worker sends only answers, so each side knows the other before data arrives.
     left.other, _ = await loop.connect_accepted_socket(lambda: right, worker)
     right.other, _ = await loop.connect_accepted_socket(lambda: left, client)
     await ended
@@ -112,7 +111,7 @@ Call = Callable[[], object]
 
 @contextmanager
 def forked(run: Callable[[], None], *unused: socket.socket) -> Iterator[None]:
-    """Run that in a forked process, without these descriptors; it ends when its sockets do."""
+    """Run a function in a forked process without these descriptors. It ends when its sockets are closed."""
     pid = os.fork()
     if pid == 0:
         for connection in unused:
@@ -129,7 +128,7 @@ def forked(run: Callable[[], None], *unused: socket.socket) -> Iterator[None]:
 
 @contextmanager
 def skeleton(relay: Relay | None) -> Iterator[socket.socket]:
-    """Worker and relay as processes. Yields: the client's socket."""
+    """Run worker and relay as processes. Yields the client's socket."""
     ours, relay_client = socket.socketpair()
     with ExitStack() as stack:
         if relay is None:
@@ -143,13 +142,13 @@ def skeleton(relay: Relay | None) -> Iterator[socket.socket]:
         relay_client.close()
         try:
             yield ours
-        finally:  # The relay sees the end, and the worker the relay's; close() alone would wake no reader thread.
+        finally:  # The relay sees the end, and the worker sees the relay's; close() alone would wake no reader thread.
             ours.shutdown(socket.SHUT_RDWR)
             ours.close()
 
 
 def call_waiting(connection: socket.socket, function: Any) -> Call:
-    """The caller itself waits on the socket."""
+    """Send and wait on the socket in the calling thread."""
 
     def call() -> object:
         send(connection, pickle.dumps((1, function, ()), protocol=5))
@@ -159,7 +158,7 @@ def call_waiting(connection: socket.socket, function: Any) -> Call:
 
 
 def call_with_reader(connection: socket.socket, function: Any) -> Call:
-    """The caller sends and waits for a Future, which a thread that reads the socket resolves."""
+    """Send, and wait for a Future that a reader thread resolves."""
     pending: queue.SimpleQueue[Future[object]] = queue.SimpleQueue()
 
     def read() -> None:
@@ -178,7 +177,7 @@ def call_with_reader(connection: socket.socket, function: Any) -> Call:
 
 
 def call_through_threads(connection: socket.socket, function: Any) -> Call:
-    """As above, and a second thread sends: what a client with an event loop of its own pays."""
+    """Send through a second thread, with a reader thread as above: the cost of an event loop of the client's own."""
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     pending: queue.SimpleQueue[Future[object]] = queue.SimpleQueue()
 
@@ -203,7 +202,7 @@ def call_through_threads(connection: socket.socket, function: Any) -> Call:
 
 
 def by_value(function: Callable[[], None]) -> Callable[[socket.socket], Call]:
-    """A function of __main__: pickled by value at every call, as one must that may have changed."""
+    """Pickle a function of __main__ by value at every call. This is necessary because it may have changed."""
 
     def bind(connection: socket.socket) -> Call:
         def call() -> object:
@@ -216,7 +215,7 @@ def by_value(function: Callable[[], None]) -> Callable[[socket.socket], Call]:
 
 
 def of_main() -> None:
-    """A function of __main__."""
+    """Return its argument, as a function of __main__."""
 
 
 CALLS: dict[str, tuple[Relay | None, Callable[[socket.socket], Call]]] = {
@@ -232,7 +231,7 @@ CALLS: dict[str, tuple[Relay | None, Callable[[socket.socket], Call]]] = {
 
 
 def timed(call: Call, count: int) -> list[float]:
-    """Seconds of each of `count` calls, after a tenth of them unmeasured."""
+    """Return the seconds of each of `count` calls, after an unmeasured tenth of them."""
     for _ in range(count // 10):
         call()
     samples: list[float] = []
@@ -244,7 +243,7 @@ def timed(call: Call, count: int) -> list[float]:
 
 
 def measure_calls(rounds: int, count: int) -> dict[str, list[list[float]]]:
-    """Samples of every row, by round."""
+    """Return samples of every row, by round."""
     samples: dict[str, list[list[float]]] = {name: [] for name in (*CALLS, "ProcessPoolExecutor")}
     for _ in range(rounds):
         for name, (relay, bind) in CALLS.items():
@@ -260,7 +259,7 @@ def _call_executor(pool: ProcessPoolExecutor) -> None:
 
 
 def array_steps(size_bytes: int) -> dict[str, Callable[[], object]]:
-    """What sending an array is made of; each step alone."""
+    """Time each step of sending an array alone."""
     import xxhash
 
     array = workloads.make_array(size_bytes=size_bytes, seed=1)
@@ -319,7 +318,7 @@ def _write_at(descriptor: int, rest: memoryview, position: int) -> None:
 
 
 def print_calls(samples: dict[str, list[list[float]]]) -> None:
-    """Medians over rounds, beside ProcessPoolExecutor's."""
+    """Show medians over rounds, beside ProcessPoolExecutor's."""
     reference = median(median(values) for values in samples["ProcessPoolExecutor"])
     print(f"No-op round trip, us\n  {'':<46}{'p50':>8}{'p10..p90 of rounds':>22}{'p99':>9}{'/ executor':>12}")
     for name, by_round in samples.items():
@@ -330,7 +329,7 @@ def print_calls(samples: dict[str, list[list[float]]]) -> None:
 
 
 def print_array(size_bytes: int, rounds: int) -> None:
-    """Each step of an array's way, against one copy of it."""
+    """Show each step of an array's way, against one copy of the array."""
     processes.warm_memory(8 * size_bytes)
     samples = {
         name: [value for _ in range(rounds) for value in timed(step, 1)]
@@ -347,10 +346,10 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=2_000, help="per row and round (default: 2000)")
-    asked = parser.parse_args()
-    print_calls(measure_calls(asked.rounds, asked.calls))
-    print_array(100_000_000, asked.rounds)
+    parser.add_argument("--calls", type=int, default=2_000, help="calls per row and round (default: 2000)")
+    parsed = parser.parse_args()
+    print_calls(measure_calls(parsed.rounds, parsed.calls))
+    print_array(100_000_000, parsed.rounds)
     return 0
 
 

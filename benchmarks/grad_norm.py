@@ -1,16 +1,17 @@
-"""What GradNormLogger costs: its norms in one wait for the device, beside one `.item()` for each parameter.
+"""Measure what GradNormLogger costs: one wait for the device, beside one `.item()` for each parameter.
 
     python benchmarks/grad_norm.py                     # half a minute
     python benchmarks/grad_norm.py --device cuda --layers 24 --width 1024
     python benchmarks/grad_norm.py --json samples.json
 
-Needs torch. The gradients are those of a transformer, made once. Every round times each way in turn, in an order that
-changes, so that what disturbs the machine disturbs all; the table shows the median over rounds, with the 10th and 90th
-percentile. `waits` is how often the way asks the device for a value, each time until all that it was given is done.
+The benchmark needs torch. The gradients are those of a transformer and are made once. Every round times each method, in
+an order that changes, so other load of the machine affects all methods alike. The table shows the median over rounds
+with the 10th and 90th percentile. `waits` counts the times that a method reads a value from the device. Each read waits
+until the device has finished its queued work.
 
-- foreach: what GradNormLogger does at an evaluation
-- item: `{name: grad.norm().item()}`, as loggers are mostly written
-- idle step: GradNormLogger in a step that no evaluation follows, which is every other step
+- foreach: GradNormLogger at an evaluation
+- item: `{name: grad.norm().item()}`, as most loggers are written
+- idle step: GradNormLogger in a step that no evaluation follows, as in most steps
 
 The exit code is 1 if foreach waits more than once, takes longer than item, or an idle step takes over 20 µs.
 """
@@ -43,7 +44,7 @@ IDLE_LIMIT_S = 20e-6
 
 
 class Waits(TorchFunctionMode):
-    """How often the block asked for a value."""
+    """Count of the values that a block reads from the device."""
 
     count = 0
 
@@ -100,11 +101,11 @@ def main() -> int:
 
 
 def idle_step(model: nn.Module) -> Callable[[], object]:
-    """The callback's handler in a step that is not evaluated, without the bus."""
+    """Call the callback's handler in a step without an evaluation, without the bus."""
     callback = GradNormLogger()
     args = SimpleNamespace(logging_dir=os.devnull, eval_strategy="steps", eval_steps=100, max_steps=1000)
     state, control, ranks = TrainerState(max_steps=1000, eval_steps=100, global_step=3), TrainerControl(), Alone(rank=1)
-    callback.on_train_begin(args=args, state=state, model=model, ranks=ranks)  # of rank 1, so that no file is opened
+    callback.on_train_begin(args=args, state=state, model=model, ranks=ranks)  # as rank 1, so that no file is opened
     return lambda: callback.on_pre_optimizer_step(
         args=args, state=state, control=control, model=model, train_dataloader=None, ranks=Alone()
     )

@@ -1,8 +1,8 @@
-"""skyward over SSH on bare hosts, beside Ray Client and a Dask Client through one tunnel: `python benchmarks/hosts.py`.
+"""Compare skyward over SSH on bare hosts with Ray Client and a Dask Client: `python benchmarks/hosts.py`.
 
-Needs root on Linux: the hosts are containers of the test bed (tests/hosts/README.md), each with its own sshd, disk
-and network. Client and hosts share this machine's cores. Prints medians with the 10th and 90th percentile, ratios
-taken in one run, and a verdict for each target.
+Ray and Dask share one SSH tunnel. The benchmark needs root on Linux, because the hosts are containers of the test bed
+(tests/hosts/README.md), each with its own sshd, disk and network. Client and hosts share this machine's cores. The
+output holds medians with the 10th and 90th percentile, ratios taken in one run, and a verdict for each target.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RELAY_DELAY_S = 0.05
 
 @dataclass(kw_only=True)
 class Findings:
-    """Samples by name, of all rounds."""
+    """Samples of all rounds, by name."""
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Rig:
-    """What a measure works with: `near` is a warm host, `far` the same one through a relay."""
+    """Hosts that a measure uses: `near` is a warm host, `far` is the same host through a relay."""
 
     bed: Bed
     near: Host
@@ -70,7 +70,7 @@ class Rig:
 
 
 def calls(rig: Rig, found: Findings) -> None:
-    """One small call after the other, many at once, and a map; everybody on the same host, one after the other."""
+    """Make one small call after the other, many at once, and a map. The peers use the same host one after the other."""
     found.add("echo", *echo_round_trips(rig.bed, rig.near.name, count=300))
     with skyward(rig.bed, rig.near.name, rig.image) as caller:
         _calls("skyward", caller, found, count=1000)
@@ -82,7 +82,7 @@ def calls(rig: Rig, found: Findings) -> None:
 
 
 def paramiko(rig: Rig, found: Findings) -> None:
-    """The same by paramiko, for machines without an OpenSSH client."""
+    """Make the same calls by paramiko, for machines without an OpenSSH client."""
     with skyward(rig.bed, rig.near.name, rig.image, transport="paramiko") as caller:
         _calls("paramiko", caller, found, count=300)
 
@@ -98,8 +98,8 @@ def _calls(name: str, caller: Caller, found: Findings, *, count: int) -> None:
 
 
 def _rates(name: str, caller: Caller, found: Findings) -> None:
-    # The peers are slow: fewer calls say the same. A round trip of the relay's must not be much of the whole: this map
-    # takes two seconds.
+    # The peers are slow, and fewer calls say the same. The round trip through the relay must be a small part of the
+    # whole: this map takes two seconds.
     relayed, slow = (4 * PIPELINED, 1024 * MAP_ITEMS), (PIPELINED // 4, MAP_ITEMS // 64)
     rows = {"near": relayed, "relayed": relayed, "far": relayed, "ray": slow, "dask": slow}
     count, map_count = rows.get(name, (PIPELINED, MAP_ITEMS))
@@ -119,9 +119,9 @@ def _rates(name: str, caller: Caller, found: Findings) -> None:
 
 
 def relay(rig: Rig, found: Findings) -> None:
-    """Many calls at once: with no relay in between, with one, and with one that adds `RELAY_DELAY_S` each way.
+    """Make many calls at once: without a relay, with one, and with one that adds `RELAY_DELAY_S` in each direction.
 
-    The relay is a Python process on the same cores: what it takes itself is not what the delay takes.
+    The relay is a Python process on the same cores. The relay without delay shows what the process itself costs.
     """
     for name, host, delay_s in (
         ("near", rig.near.name, 0.0),
@@ -137,7 +137,7 @@ def relay(rig: Rig, found: Findings) -> None:
 
 
 def _far_array(rig: Rig, caller: Caller, found: Findings) -> None:
-    """100 MB over the distance, by ssh alone and as an argument: ssh lets 2 MiB be on their way in one channel."""
+    """Send 100 MB through the relay, by ssh alone and as an argument. An ssh channel has at most 2 MiB in flight."""
     array = workloads.make_array(size_bytes=ARRAY_BYTES, seed=int(time.time()))
     found.add("far/upload", upload_seconds(rig.bed, rig.far, memoryview(array).cast("B")))
     begin = time.perf_counter()
@@ -146,7 +146,7 @@ def _far_array(rig: Rig, caller: Caller, found: Findings) -> None:
 
 
 def arrays(rig: Rig, found: Findings) -> None:
-    """100 MB to the host: by ssh alone, as an argument, and as the same argument again."""
+    """Send 100 MB to the host: by ssh alone, as an argument, and as the same argument again."""
     with skyward(rig.bed, rig.near.name, rig.image) as caller:
         caller.call(workloads.touch, workloads.make_array(size_bytes=MIB, seed=0))
         for seed in range(3):
@@ -159,7 +159,7 @@ def arrays(rig: Rig, found: Findings) -> None:
 
 
 def start(rig: Rig, found: Findings) -> None:
-    """To the first result: on a bare host, counted from when its ssh answers, and on the same host again."""
+    """Time the first result: on a bare host, counted from when its ssh answers, and on the same host again."""
     host = rig.new_host()
     for name in ("bare", "ready", "ready"):
         begin = time.perf_counter()
@@ -173,7 +173,7 @@ def start(rig: Rig, found: Findings) -> None:
 
 MEASURES = {measure.__name__: measure for measure in (start, calls, paramiko, relay, arrays)}
 
-# What a person reads --------------------------------------------------------------------------------------------------
+# Report -------------------------------------------------------------------------------------------------------------
 
 
 ROWS = (
@@ -208,7 +208,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Target:
-    """`value` of the medians of `names`, and what was asked of it: at most `limit`, or at least."""
+    """Target for `value` of the medians of `names`: at most `limit`, or at least `limit`."""
 
     text: str
     names: tuple[str, ...]
@@ -222,11 +222,11 @@ class Target:
             return f"  n/a   {self.text}"
         value = self.value(*medians)
         met = value >= self.limit if self.sense == ">=" else value <= self.limit
-        return f"  {'ok  ' if met else 'MISS'}  {self.text:<62}{value:>10,.3f}, asked {self.sense} {self.limit:g}"
+        return f"  {'ok  ' if met else 'MISS'}  {self.text:<62}{value:>10,.3f}, target {self.sense} {self.limit:g}"
 
 
 def beyond(text: str, name: str, other: str, sense: str, limit: float) -> Target:
-    """In milliseconds."""
+    """Convert to milliseconds."""
     return Target(text, (name, other), lambda a, b: (a - b) * 1e3, sense, limit)
 
 
@@ -275,7 +275,7 @@ def render(found: Findings) -> str:
 
 @contextlib.contextmanager
 def rig() -> Iterator[Rig]:
-    """One warm host, a relay to it, and as many bare ones as are asked for."""
+    """Make one warm host, a relay to it, and the requested number of bare hosts."""
     import skyward as sky
 
     with contextlib.ExitStack() as stack:
@@ -304,20 +304,20 @@ def rig() -> Iterator[Rig]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and print. Returns: 1 where something went wrong; a target that is missed is no such thing."""
+    """Measure and print. Returns 1 if something went wrong. A missed target does not count as that."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default=",".join(MEASURES), help=f"comma-separated, of: {', '.join(MEASURES)}")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all of them (default: 3)")
-    asked = parser.parse_args(arguments)
-    only = asked.only.split(",")
+    parsed = parser.parse_args(arguments)
+    only = parsed.only.split(",")
     if unknown := set(only) - set(MEASURES):
         parser.error(f"--only: {', '.join(sorted(unknown))}: not one of {', '.join(MEASURES)}")
     found = Findings()
     with rig() as hosts:
         try:
-            for turn in range(asked.rounds):
+            for turn in range(parsed.rounds):
                 for name in only:
-                    print(f"round {turn + 1}/{asked.rounds}: {name}", file=sys.stderr, flush=True)
+                    print(f"round {turn + 1}/{parsed.rounds}: {name}", file=sys.stderr, flush=True)
                     try:
                         MEASURES[name](hosts, found)
                     except Exception as error:
@@ -326,7 +326,7 @@ def main(arguments: Sequence[str]) -> int:
             found.problems.append("interrupted: the rounds that were not complete are missing")
     facts = machine()
     print(f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}")
-    print(f"{datetime.date.today().isoformat()}, {asked.rounds} rounds; client and hosts share the cores\n")
+    print(f"{datetime.date.today().isoformat()}, {parsed.rounds} rounds; client and hosts share the cores\n")
     print(render(found))
     for problem in found.problems:
         print(f"  {problem}")

@@ -1,6 +1,6 @@
-"""Those who reach a host by ssh: skyward, and Ray Client and a Dask Client through one tunnel to the same host.
+"""Peers that reach a host by ssh: skyward, and Ray Client and a Dask Client through one tunnel to the same host.
 
-Each is a context manager that gives a `Caller`. Everything that a peer runs on the host ends with it.
+Each is a context manager that yields a `Caller`. Everything that a peer runs on the host ends with it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Caller:
 
 @contextlib.contextmanager
 def skyward(bed: Bed, host: str, image: Any, *, transport: str | None = None) -> Iterator[Caller]:
-    """`host`: a name of the bed's ssh configuration."""
+    """Connect skyward. `host` is a name of the bed's ssh configuration."""
     import skyward as sky
 
     provider = sky.SSH(hosts=[host], config_file=str(bed.folder / "bench_config"), transport=transport)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def skyward(bed: Bed, host: str, image: Any, *, transport: str | None = None) ->
 
 @contextlib.contextmanager
 def ray(port: int) -> Iterator[Caller]:
-    """A Ray Client; `port` is this end of the tunnel."""
+    """Connect a Ray Client. `port` is this end of the tunnel."""
     import ray as ray_module
 
     environment = {"env_vars": {"PYTHONPATH": f"{PEERS_FOLDER}:{PEERS_FOLDER}/ours"}}
@@ -88,7 +88,7 @@ def ray(port: int) -> Iterator[Caller]:
 
 @contextlib.contextmanager
 def dask(port: int) -> Iterator[Caller]:
-    """A Dask Client; `port` is this end of the tunnel."""
+    """Connect a Dask Client. `port` is this end of the tunnel."""
     from distributed import Client
 
     with Client(f"tcp://127.0.0.1:{port}", timeout=30) as client:
@@ -105,7 +105,7 @@ def dask(port: int) -> Iterator[Caller]:
 
 @contextlib.contextmanager
 def tunnel(bed: Bed, host: Host) -> Iterator[dict[str, int]]:
-    """Ray and Dask on the host, each with 2 workers, and one ssh connection with a port here for each."""
+    """Run Ray and Dask on the host, with 2 workers each, and one ssh connection that forwards a local port to each."""
     _install_peers(host)
     logs: list[subprocess.Popen[bytes]] = []
     ports = {name: _free_port() for name in _PORTS}
@@ -133,7 +133,7 @@ _DASK_WORKER = ("tcp://127.0.0.1:8786", "--nworkers=2", "--nthreads=1", "--no-da
 
 
 def _install_peers(host: Host) -> None:
-    """This environment's packages, as they are: the host has the same minor version of Python."""
+    """Copy this environment's packages as they are. The host has the same minor version of Python."""
     there = host.path(PEERS_FOLDER)
     if not there.exists():
         shutil.copytree(sysconfig.get_path("purelib"), there, symlinks=True)
@@ -167,7 +167,7 @@ def _free_port() -> int:
 
 
 def echo_round_trips(bed: Bed, host: str, *, count: int, size: int = 100) -> list[float]:
-    """Seconds from writing to `ssh host cat` to reading it back: the network, and ssh at both ends."""
+    """Return the seconds from a write to `ssh host cat` until its echo is read: the network, and ssh at both ends."""
     argv = ["ssh", "-F", str(bed.ssh_config), f"root@{host}", "cat"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as cat:
         assert cat.stdin is not None
@@ -185,7 +185,7 @@ def echo_round_trips(bed: Bed, host: str, *, count: int, size: int = 100) -> lis
 
 
 def upload_seconds(bed: Bed, host: str, data: memoryview) -> float:
-    """Seconds that `ssh host 'cat > /dev/shm/x'` takes for these bytes, log-in included in neither it nor ours."""
+    """Return the seconds of sending these bytes to `ssh host 'cat > /dev/shm/x'`, log-in excluded (for skyward too)."""
     command = "read go; cat > /dev/shm/upload; echo done; rm /dev/shm/upload"
     argv = ["ssh", "-F", str(bed.folder / "bench_config"), f"root@{host}", command]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as upload:

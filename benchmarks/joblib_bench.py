@@ -1,8 +1,9 @@
-"""joblib on skyward's Local pool beside loky, joblib's own pool: `python benchmarks/joblib_bench.py --help`.
+"""Compare joblib on skyward's Local pool and on loky, joblib's own pool: `python benchmarks/joblib_bench.py --help`.
 
-Each round runs every measure once, in fresh processes. Where time is measured both pools are open and take turns, and
-the ratio is the median of the ratios of neighbours; where memory is measured only one is alive. Results are checked,
-and so is that no process is left. Prints medians with the 10th and 90th percentile, and a verdict for each target.
+Each round runs every measure once, in fresh processes. While time is measured, both pools are open and take turns, and
+the ratio is the median of the ratios of neighbours. While memory is measured, only one pool is alive. The benchmark
+checks the results, and that no process is left. The output holds medians with the 10th and 90th percentile, and a
+verdict for each target.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from report import percentile
 
 HERE = Path(__file__).resolve().parent
 ALONE = ("grid_memory", "reading")
-"""One contender at a time: what they share in memory would make both look lighter."""
+"""One contender at a time: shared memory would make both look lighter."""
 
 
 def job_of(measure: str, turn: int, output: str, contenders: tuple[str, ...]) -> JoblibJob:
-    """The sizes of each measure."""
+    """Sizes of each measure."""
     half = max(1, (os.cpu_count() or 2) // 2)
     nodes_by_workers, repeats, calls, call_s = {
         "sleeps": ((2, 10), 1, 2_000, 0.05),
@@ -58,7 +59,7 @@ def job_of(measure: str, turn: int, output: str, contenders: tuple[str, ...]) ->
 
 @dataclass(kw_only=True)
 class Findings:
-    """Samples of all rounds by contender, and what went wrong."""
+    """Samples of all rounds by contender, and the problems."""
 
     samples: dict[str, Samples] = field(default_factory=lambda: {name: {} for name in CONTENDERS})
     problems: list[str] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Findings:
         return self.samples[contender].get(key, [])
 
     def ratios(self, key: str) -> list[float]:
-        """Skyward / loky, neighbour by neighbour."""
+        """Return the ratios skyward / loky of neighbouring turns."""
         pairs = zip(self.values("skyward", key), self.values("loky", key), strict=False)
         return [mine / theirs for mine, theirs in pairs]
 
@@ -93,7 +94,8 @@ def _drive(name: str, turn: int, contenders: tuple[str, ...], findings: Findings
         output, log = Path(folder, "samples.json"), Path(folder, "log")
         job = job_of(name, turn, str(output), contenders)
         with log.open("wb") as text:
-            # A session of its own: the terminal's Ctrl-C reaches us alone, and we end it in order.
+            # It has a session of its own, so the terminal's Ctrl-C reaches only this process, which then ends it in
+            # order.
             child = subprocess.Popen(
                 [sys.executable, str(HERE / "joblib_driver.py"), job.to_json()],
                 env={**os.environ, **ENVIRONMENT},
@@ -117,12 +119,12 @@ def _drive(name: str, turn: int, contenders: tuple[str, ...], findings: Findings
         findings.problems.append(f"{name}: left a process behind 5 s after it was closed: {command}")
 
 
-# What a person reads --------------------------------------------------------------------------------------------------
+# Report -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One table of figures, and what it is made of."""
+    """One row of the table: the samples it shows, and their unit."""
 
     key: str
     title: str
@@ -167,7 +169,7 @@ ROWS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A promise about skyward's median, or about its ratio to loky."""
+    """Target for skyward's median, or for its ratio to loky."""
 
     text: str
     key: str
@@ -182,7 +184,7 @@ class Target:
         found = median(values)
         met = found >= self.limit if self.at_least else found <= self.limit
         sense = ">=" if self.at_least else "<="
-        return f"  {'ok  ' if met else 'MISS'}  {self.text:<66}{found:.3f}, asked {sense} {self.limit:g}"
+        return f"  {'ok  ' if met else 'MISS'}  {self.text:<66}{found:.3f}, target {sense} {self.limit:g}"
 
 
 # Source: the issue that asked for them.
@@ -222,33 +224,33 @@ def _number(number: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and print. Returns: 1 where something went wrong; a target that is missed is no such thing."""
+    """Measure and print. Returns 1 if something went wrong. A missed target does not count as that."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default=",".join(MEASURES), help=f"comma-separated, of: {', '.join(MEASURES)}")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to this file")
-    asked = parser.parse_args(arguments)
-    only = tuple(asked.only.split(","))
+    parsed = parser.parse_args(arguments)
+    only = tuple(parsed.only.split(","))
     if unknown := set(only) - set(MEASURES):
         parser.error(f"--only: {', '.join(sorted(unknown))}: not one of {', '.join(MEASURES)}")
     findings = Findings()
     processes.adopt_orphans()
     try:
-        measure(only, asked.rounds, findings)
+        measure(only, parsed.rounds, findings)
     except KeyboardInterrupt:
         findings.problems.append("interrupted: the rounds that were not complete are missing")
     finally:
         processes.sweep(grace_s=0)
     facts = machine()
     print(f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}")
-    print(f"{datetime.date.today().isoformat()}, {asked.rounds} rounds; load average at the start of each:", end=" ")
+    print(f"{datetime.date.today().isoformat()}, {parsed.rounds} rounds; load average at the start of each:", end=" ")
     print(f"{', '.join(f'{load:.1f}' for load in findings.load_averages)}\n")
     print(render(findings))
-    print("\nNot as it should be" if findings.problems else "\nEvery result was right, and no process was left.")
+    print("\nProblems" if findings.problems else "\nEvery result was right, and no process was left.")
     for problem in findings.problems:
         print(f"  {problem}")
-    if asked.json is not None:
-        asked.json.write_text(json.dumps({"machine": facts, "samples": findings.samples}, indent=1))
+    if parsed.json is not None:
+        parsed.json.write_text(json.dumps({"machine": facts, "samples": findings.samples}, indent=1))
     return 1 if findings.problems else 0
 
 

@@ -1,7 +1,7 @@
-"""`joblib.Parallel` on skyward's Local pool and on loky, joblib's own: one measure, in a fresh interpreter.
+"""Run `joblib.Parallel` on skyward's Local pool and on loky, joblib's own: one measure in a fresh interpreter.
 
-`joblib_bench.py` starts it. A measure of time opens both and alternates between them, so that what else the machine
-does falls on both alike; a measure of memory opens one.
+`joblib_bench.py` starts this file. A measure of time opens both pools and alternates between them, so other load of the
+machine affects both alike. A measure of memory opens one pool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from joblib import Parallel, delayed
 from measures import Samples
 
 Block = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Within it, joblib runs on that contender."""
+"""Return a context manager within which joblib runs on one contender."""
 
 GRID = {"var_smoothing": [1e-9, 1e-8, 1e-7, 1e-6]}
 FOLDS = 3
@@ -34,7 +34,7 @@ COLUMNS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class JoblibJob:
-    """What one driver is to do. `measure` is a name of `MEASURES`, `turn` the number of the round."""
+    """Task of one driver. `measure` is a name of `MEASURES`, `turn` the number of the round."""
 
     contenders: tuple[str, ...]
     measure: str
@@ -84,7 +84,7 @@ CONTENDERS: dict[str, Callable[[JoblibJob], contextlib.AbstractContextManager[Bl
 
 
 def alternate(job: JoblibJob, blocks: dict[str, Block], once: Callable[[], Samples]) -> dict[str, Samples]:
-    """`once` on each contender, `job.repeats` times, another one first each time."""
+    """Run `once` on each contender, `job.repeats` times. Each repeat begins with another contender."""
     found: dict[str, Samples] = {name: {} for name in blocks}
     for repeat in range(job.repeats):
         names = list(blocks) if (job.turn + repeat) % 2 == 0 else list(reversed(blocks))
@@ -99,13 +99,13 @@ def alternate(job: JoblibJob, blocks: dict[str, Block], once: Callable[[], Sampl
 
 
 def many_calls(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
-    """Equal calls: seconds, batches, and the time that all processes used beyond the calls' own."""
+    """Make equal calls. Measure seconds, batches, and the processor time of all processes beyond the calls' own."""
     function = workloads.spin if job.measure == "busy" else workloads.nap
     work_s = job.calls * job.call_s if job.measure == "busy" else 0.0
     workers: list[int] = []
     for block in blocks.values():
         with block():
-            workers += warm_up(job)  # those of the other contender are idle
+            workers += warm_up(job)  # the other contender's processes are idle
 
     def once() -> Samples:
         parallel = Parallel()
@@ -130,14 +130,14 @@ def many_calls(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
 
 
 def warm_up(job: JoblibJob) -> list[int]:
-    """Every worker has imported numpy and run some calls. Returns: their process ids."""
+    """Make every worker import numpy and run some calls. Returns their process ids."""
     pids, _ = read_everywhere(job, workloads.make_array(size_bytes=8 * 100, seed=1))
     Parallel(batch_size=1)(delayed(workloads.nap)(i, 0.02) for i in range(4 * job.workers))
     return pids
 
 
 def used_seconds() -> float:
-    """Time on a core of this process, threads that ended included, and of all its descendants until now."""
+    """Return the processor time so far of this process, its ended threads included, and of all its descendants."""
     return time.process_time() + processes.cpu_seconds(processes.descendants(os.getpid()))
 
 
@@ -149,7 +149,7 @@ def everybody() -> list[int]:
 
 
 def reading(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
-    """Workers that only read an array: what they weigh then beyond what they weighed before, in array sizes."""
+    """Weigh workers that only read an array. The result is the memory over idle, in sizes of the array."""
     (name, block), *_ = blocks.items()
     with block():
         warm_up(job)
@@ -161,14 +161,15 @@ def reading(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
 
 
 def read_everywhere(job: JoblibJob, array: workloads.Array) -> tuple[list[int], float]:
-    """Every worker reads the array and holds it. Returns: their process ids, and their memory (PSS) in MiB then.
+    """Make every worker read the array and hold it. Returns the process ids, and their memory (PSS) in MiB meanwhile.
 
-    Raises: AssertionError if one of them read something else.
+    Raises:
+        AssertionError: A worker read something else.
     """
     with tempfile.TemporaryDirectory(prefix="skyward-bench-") as folder:
         arrived, go = Path(folder, "arrived"), Path(folder, "go")
         arrived.mkdir()
-        # A generator: the calls run while this thread weighs their processes.
+        # It is a generator: the calls run while this thread weighs the processes.
         results = Parallel(batch_size=1, return_as="generator")(
             delayed(workloads.read_and_hold)(array, str(arrived), str(go)) for _ in range(job.workers)
         )
@@ -184,7 +185,7 @@ def read_everywhere(job: JoblibJob, array: workloads.Array) -> tuple[list[int], 
 
 
 class Search:
-    """A grid search over an array of the job's size. Its results must be the same every time."""
+    """Grid search over an array of the job's size. Its results must be the same every time."""
 
     def __init__(self, job: JoblibJob) -> None:
         import numpy as np
@@ -196,7 +197,7 @@ class Search:
         self._scores: dict[int, list[float]] = {}
 
     def run(self, *, rows: int | None = None) -> float:
-        """Search in the first `rows`. Returns: seconds."""
+        """Search in the first `rows`. Returns the seconds."""
         from sklearn.model_selection import GridSearchCV
         from sklearn.naive_bayes import GaussianNB
 
@@ -211,7 +212,7 @@ class Search:
 
 
 def grid_time(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
-    """Searches: the first, in which the array crosses, and the same again."""
+    """Search twice: the first time the array crosses to the workers, the second time it is there."""
     search = Search(job)
     for block in blocks.values():
         with block():
@@ -220,7 +221,7 @@ def grid_time(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
                 search.run(rows=5000)
 
     def once() -> Samples:
-        search.x = search.x + 0.0  # another array: nobody has seen it
+        search.x = search.x + 0.0  # another array, which no worker has seen
         processes.warm_memory(3 * job.array_bytes)
         first_s = search.run()
         used_s, again_s = used_seconds(), search.run()
@@ -231,7 +232,7 @@ def grid_time(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
 
 
 def grid_memory(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
-    """What the workers, and all processes together, weigh during searches, and the workers afterwards."""
+    """Weigh the workers and all processes together during searches, and the workers afterwards."""
     (name, block), *_ = blocks.items()
     search = Search(job)
     with block():
@@ -253,7 +254,7 @@ def grid_memory(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
 
 
 class Watch:
-    """Weighs the workers, and everybody, again and again while the block lasts."""
+    """Scale that weighs the workers and all processes repeatedly while the block lasts."""
 
     def __init__(self, pids: list[int]) -> None:
         self.workers_mib: list[float] = []
@@ -291,7 +292,7 @@ MEASURES: dict[str, Callable[[JoblibJob, dict[str, Block]], dict[str, Samples]]]
 def main() -> None:
     fields: dict[str, Any] = json.loads(sys.argv[1])
     job = JoblibJob(**{**fields, "contenders": tuple(fields["contenders"])})
-    processes.adopt_orphans()  # daemons of a pool are weighed too
+    processes.adopt_orphans()  # daemons of a pool count too
     with contextlib.ExitStack() as stack:
         blocks = {name: stack.enter_context(CONTENDERS[name](job)) for name in job.contenders}
         samples = MEASURES[job.measure](job, blocks)

@@ -1,8 +1,8 @@
-"""What is measured on a running pool. Each measure returns samples by name, in seconds unless the name says else.
+"""Measures on a running pool. Each returns samples by name, in seconds unless the name says otherwise.
 
 Sample names: "first", "memory_mib", "noop", "noop_main", "pipelined_per_s", "map/<chunk>", "copy", "in_first",
-"in_repeat", "out_first", "out_repeat", "spread"; and "noop_cpu", "noop_main_cpu", "pipelined_cpu": of one call, the
-client's and the workers' time on the cores.
+"in_repeat", "out_first", "out_repeat", "spread". "noop_cpu", "noop_main_cpu" and "pipelined_cpu" are the processor time
+of one call, client and workers together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything. The defaults are the ones that published numbers use."""
+    """Sizes of every measure. The defaults are those of published numbers."""
 
     seconds_per_loop: float = 1.0
     map_items: int = 100_000
@@ -35,7 +35,7 @@ class Sizes:
 
     @property
     def spread_memory_bytes(self) -> int:
-        """What a pool of 4 that copies needs: array, pickle, and in each worker both again, with room to grow."""
+        """Return the memory of a pool of 4 that copies: array and pickle here and in each worker, and some reserve."""
         return 13 * self.spread_bytes
 
 
@@ -48,21 +48,21 @@ def first_result(peer: Peer) -> Samples:
 
 
 def warm_up(peer: Peer) -> None:
-    """Let every worker have run something: no measure but the first result is about starting."""
+    """Make every worker run something, because only the first result includes the start."""
     peer.gather([peer.submit(workloads.noop) for _ in range(40)])
 
 
 def idle_memory(baseline_mib: float) -> Samples:
-    """Memory of everything that runs for this pool, less what the client weighed before it.
+    """Weigh all processes that run for this pool, less the client's weight before it.
 
-    All descendants of the benchmark count, so daemons that detached themselves do too.
+    All descendants of the benchmark count, so detached daemons do too.
     """
     time.sleep(1.0)
     return {"memory_mib": [processes.pss_mib(processes.descendants(os.getppid())) - baseline_mib]}
 
 
 def round_trips(peer: Peer, function: Callable[[], None], *, name: str, sizes: Sizes) -> Samples:
-    """One call at a time: submit, wait, again."""
+    """Make one call at a time: submit, wait, repeat."""
     count = _calls_in(lambda: peer.call(function), seconds=sizes.seconds_per_loop)
     samples: list[float] = []
     cpu = _Cpu()
@@ -87,7 +87,7 @@ def pipelined(peer: Peer, *, sizes: Sizes) -> Samples:
 
 
 def tiny_map(peer: Peer, *, tunes_chunks: bool, sizes: Sizes) -> Samples:
-    """Map a tiny function over many items, at every chunk size of the grid for a peer that takes one."""
+    """Map a tiny function over many items. A peer that takes a chunk size is measured at each size of the grid."""
     items = range(sizes.map_items)
     expected = [workloads.tiny(item) for item in items]
     samples: Samples = {}
@@ -103,10 +103,10 @@ def tiny_map(peer: Peer, *, tunes_chunks: bool, sizes: Sizes) -> Samples:
 
 
 def arrays(peer: Peer, *, sizes: Sizes) -> Samples:
-    """A large array as an argument and as a result, never seen before and again; beside one copy of it.
+    """Send a large array as an argument and as a result, first a new one and then again, beside one copy of it.
 
-    Every page is read at the receiving end. The repeat hands over what `Peer.put` gave: the same array, or for
-    Ray and Dask the reference that their users keep.
+    The receiver reads every page. The repeat passes the value of `Peer.put`: the same array, or for Ray and Dask the
+    reference that their users keep.
     """
     samples: Samples = {name: [] for name in ("copy", "in_first", "in_repeat", "out_first", "out_repeat")}
     small = workloads.make_array(size_bytes=8_000, seed=0)
@@ -149,7 +149,7 @@ def _array_out(peer: Peer, *, seed: int, sizes: Sizes) -> float:
 
 
 def spread(peer: Peer, *, workers: int, sizes: Sizes) -> Samples:
-    """One large array to every worker; the clock stops when all of them have read it."""
+    """Send one large array to every worker. The clock stops when all of them have read it."""
     array = workloads.make_array(size_bytes=sizes.spread_bytes, seed=1)
     expected = workloads.touch(array)
     processes.warm_memory(min(sizes.spread_memory_bytes, processes.available_memory_bytes() // 2))
@@ -163,7 +163,7 @@ def spread(peer: Peer, *, workers: int, sizes: Sizes) -> Samples:
 
 
 class _Cpu:
-    """Seconds that this process and all below it have used of the cores since this was made."""
+    """Processor seconds that this process and its descendants have used since this object was made."""
 
     def __init__(self) -> None:
         self._before = self._now()
@@ -176,7 +176,7 @@ class _Cpu:
 
 
 def _calls_in(call: Callable[[], object], *, seconds: float) -> int:
-    """How many calls fill that time, judged by 20 of them: a slow peer must not take minutes."""
+    """Return how many calls fill that time, estimated from 20 calls, so that a slow peer does not take minutes."""
     begin = time.perf_counter()
     for _ in range(20):
         call()

@@ -1,6 +1,6 @@
-"""One adapter per peer behind one Protocol, each used as its own documentation advises.
+"""Adapters to the peers behind one Protocol. Each uses its peer as the peer's documentation advises.
 
-The constructor imports the library; `start` makes the pool. So "time to first result" begins at `start` and the
+The constructor imports the library and `start` makes the pool. So "time to first result" begins at `start`, and the
 import is a measure of its own.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How large a pool to make. `nodes` is meant for skyward: the others know workers only."""
+    """Size of the pool. `nodes` is meant for skyward: the other peers have only workers."""
 
     nodes: int = 1
     workers_per_node: int = 2
@@ -29,10 +29,10 @@ class Shape:
 class Peer(Protocol):
     """A pool of processes on this machine.
 
-    `submit` returns a handle that only this peer understands; `result` and `gather` wait for handles. `call` makes one
-    call and waits for it, as the peer's users write that.
-    `put` turns an argument into whatever this peer wants to be given when an argument is large or used again.
-    `close` returns when the pool's processes are told to end; it may be called twice and after a failed `start`.
+    `submit` returns a handle that only this peer understands. `result` and `gather` wait for handles. `call` makes one
+    call and waits for it, as the peer's users write that. `put` turns an argument into the peer's own form for large or
+    repeated arguments. `close` returns once the pool's processes have been told to end. It may be called twice and
+    after a failed `start`.
     """
 
     def start(self) -> None: ...
@@ -47,7 +47,7 @@ class Peer(Protocol):
 
 
 class _FuturesPeer:
-    """What every pool with `concurrent.futures` futures has in common."""
+    """Common part of every pool with `concurrent.futures` futures."""
 
     _executor: Any = None
 
@@ -77,7 +77,7 @@ class _FuturesPeer:
 
 
 class Skyward(_FuturesPeer):
-    """`sky.Local()` with nothing tuned: its map takes no chunk."""
+    """`sky.Local()` with default settings: its map takes no chunk size."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -102,7 +102,7 @@ class Skyward(_FuturesPeer):
         return self._executor.submit(compute(*args))
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """As its users write it: the operator, which a future would take the long way round."""
+        """Call by the operator, as users write it. A future would take longer."""
         compute = self._decorated.get(function)
         if compute is None:
             compute = self._decorated[function] = self._sky.compute(function)
@@ -181,7 +181,7 @@ class MultiprocessingPool(_FuturesPeer):
 
 
 class Ray:
-    """Ray on this machine: tasks, objects by `ray.put`, small calls grouped by hand (its tasks have no chunks)."""
+    """Ray on this machine: tasks, objects by `ray.put`. Small calls are grouped by hand: tasks have no chunks."""
 
     def __init__(self, shape: Shape) -> None:
         import ray
@@ -192,7 +192,8 @@ class Ray:
         self._folder: str | None = None
 
     def start(self) -> None:
-        # In memory and with a short name: its unix sockets lie below, and a socket's path has 107 bytes at most.
+        # The folder is in memory and has a short name, because it holds Ray's unix sockets and a socket's path has 107
+        # bytes at most.
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/dev/shm")
         self._ray.init(
             num_cpus=self.shape.workers,
@@ -240,8 +241,8 @@ class Ray:
 class Dask:
     """dask.distributed's LocalCluster of processes; large arguments by `scatter`, small calls grouped by hand.
 
-    `Client.map(batch_size=...)` groups what is sent to the scheduler, not the tasks: 100,000 tasks would still
-    be scheduled one by one (minutes), so the groups are made here.
+    `Client.map(batch_size=...)` groups the messages to the scheduler, not the tasks. The scheduler would still handle
+    100,000 tasks one by one, which takes minutes, so the groups are made here.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -257,7 +258,7 @@ class Dask:
 
     def start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="dask-", dir="/dev/shm")
-        # The client has scratch files of its own, whatever `local_directory` the cluster is given.
+        # The client makes scratch files of its own, whatever `local_directory` the cluster has.
         self._dask.config.set(temporary_directory=self._folder)
         self._cluster = self._distributed.LocalCluster(
             processes=True,
@@ -265,7 +266,7 @@ class Dask:
             threads_per_worker=1,
             dashboard_address=None,
             local_directory=self._folder,
-            memory_limit=0,  # no spilling: what is measured is dispatch, not its disk
+            memory_limit=0,  # no spilling: this measures dispatch, not the disk
             silence_logs=50,
         )
         self._client = self._distributed.Client(self._cluster)
@@ -309,13 +310,13 @@ class Dask:
 
 
 def chunks(items: range, size: int) -> list[range]:
-    """Cut `items` into consecutive parts of `size` (the last one may be shorter)."""
+    """Cut `items` into consecutive parts of `size`. The last part may be shorter."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerKind:
-    """What the benchmark must know of a peer before it is imported."""
+    """Facts about a peer that the benchmark needs before it imports the peer."""
 
     title: str
     module: str

@@ -1,7 +1,7 @@
-"""What the benchmark must know about processes: who descends from whom, what they weigh, that they are gone.
+"""Facts about processes: their descendants, their memory, and whether they are gone.
 
-Linux only (/proc, prctl). The benchmark makes itself the reaper of its descendants, so a daemon that detached
-itself from its parent is still found, weighed, and ended.
+This works on Linux only (/proc, prctl). The benchmark makes itself the reaper of its descendants, so a daemon that
+detached itself from its parent is still found, weighed, and ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids of everything below `root` that still runs (zombies excluded), parents before children."""
+    """Return the ids of all running processes below `root`, parents before children. Zombies are left out."""
     children = _children()
     found: list[int] = []
     waiting = [root]
@@ -42,7 +42,7 @@ def _children() -> dict[int, list[tuple[int, str]]]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it ended while we looked
+        with contextlib.suppress(OSError):  # it ended in the meantime
             # The command name is in parentheses and may hold spaces: split after the last one.
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             children[int(parent)].append((int(entry.name), state))
@@ -50,7 +50,7 @@ def _children() -> dict[int, list[tuple[int, str]]]:
 
 
 def pss_mib(pids: list[int]) -> float:
-    """Proportional memory of these processes: a page shared by n of them counts once, not n times."""
+    """Return the proportional memory of these processes: a page shared by n of them counts once, not n times."""
     return sum(_pss_kib(pid) for pid in pids) / 1024
 
 
@@ -58,22 +58,22 @@ def _pss_kib(pid: int) -> int:
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return 0  # it ended while we looked
+        return 0  # it ended in the meantime
     return next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """Seconds that the threads of these processes have run on a core until now; those of ended threads are missing."""
+    """Return the processor seconds of these processes' living threads so far. Ended threads do not count."""
     total_ns = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):  # it ended while we looked
+            with contextlib.suppress(OSError):  # it ended in the meantime
                 total_ns += int(thread.read_text().split()[0])
     return total_ns / 1e9
 
 
 def command_line(pid: int) -> str:
-    """The command of a process, for a person to read."""
+    """Return the command of a process, for a person to read."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -82,7 +82,7 @@ def command_line(pid: int) -> str:
 
 
 def sweep(*, grace_s: float) -> list[str]:
-    """Wait until nothing descends from this process, kill what is left, and return the commands killed."""
+    """Wait until this process has no descendants, kill the ones that are left, and return the commands killed."""
     deadline = time.monotonic() + grace_s
     while descendants(os.getpid()) and time.monotonic() < deadline:
         _reap()
@@ -106,7 +106,7 @@ def _reap() -> None:
 
 
 def available_memory_bytes() -> int:
-    """What the kernel says can be taken without swapping."""
+    """Return the memory that is available without swapping, by the kernel's estimate."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -114,10 +114,10 @@ def available_memory_bytes() -> int:
 
 
 def warm_memory(size_bytes: int) -> None:
-    """Touch that much memory and give it back, so that what is measured next is not the first to touch it.
+    """Touch that much memory and give it back, so that the next measurement is not the first to touch it.
 
-    A virtual machine takes memory from its host at the first touch, and may hand back what was free for some
-    seconds: copying 100 MB then took 205 ms instead of 10. Call this right before what is timed.
+    A virtual machine takes memory from its host at the first touch, and may give back memory that was free for some
+    seconds. Copying 100 MB then took 205 ms instead of 10. Call this right before a timed block.
     """
     with mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)

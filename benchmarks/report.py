@@ -1,4 +1,4 @@
-"""From samples to what a person reads: distributions over rounds, ratios to skyward, a verdict per target."""
+"""Turn samples into tables: distributions over rounds, ratios to skyward, a verdict per target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from measures import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One pool that was measured: samples of every round, and what went wrong."""
+    """One measured pool: the samples of every round, and its problems."""
 
     title: str
     rounds: tuple[Samples, ...]
@@ -23,7 +23,7 @@ Rows = dict[str, Row]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One table: which samples, how a round's samples become one number, in which unit it is shown."""
+    """One table: which samples it shows, how those of a round become one number, and in which unit."""
 
     key: str
     title: str
@@ -36,7 +36,7 @@ class Metric:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which that share (0 to 1) of `values` lies, interpolated between neighbours."""
+    """Return the value below which that share (0 to 1) of `values` lies, interpolated between neighbours."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = math.floor(position)
@@ -117,14 +117,14 @@ METRICS: tuple[Metric, ...] = (
 
 
 def best_chunk(row: Row) -> str | None:
-    """Name of the chunk size with the lowest median over all rounds: one choice, not the luckiest of each round."""
+    """Return the chunk size with the lowest median over all rounds: one choice, not the luckiest of each round."""
     names = {name for samples in row.rounds for name in samples if name.startswith("map/")}
     costs = {name: median([value for samples in row.rounds for value in samples.get(name, [])]) for name in names}
     return min(costs, key=costs.__getitem__, default=None)
 
 
 def per_round(row: Row, metric: Metric) -> list[float]:
-    """One number per round in the metric's unit; rounds without a sample are left out."""
+    """Return one number per round in the metric's unit. Rounds without a sample are left out."""
     name = best_chunk(row) if metric.sample == "map" else metric.sample
     return [
         metric.reduce(samples[name]) * metric.scale for samples in row.rounds if name is not None and samples.get(name)
@@ -132,20 +132,20 @@ def per_round(row: Row, metric: Metric) -> list[float]:
 
 
 def value(rows: Rows, peer: str, key: str) -> float | None:
-    """Median over rounds of that metric, or None where it was not measured."""
+    """Return the median over rounds of that metric, or None if it was not measured."""
     metric = next(metric for metric in METRICS if metric.key == key)
     values = per_round(rows[peer], metric) if peer in rows else []
     return median(values) if values else None
 
 
 def ratio(rows: Rows, over: tuple[str, str], under: tuple[str, str]) -> float | None:
-    """Quotient of two medians, each given as (peer, metric); None where one is missing."""
+    """Return the ratio of two medians, each given as (peer, metric), or None if one is missing."""
     top, bottom = value(rows, *over), value(rows, *under)
     return None if top is None or bottom is None else top / bottom
 
 
 def table(rows: Rows, metric: Metric, *, labels: dict[str, str]) -> list[str]:
-    """The lines of one metric's table; none where nobody was measured."""
+    """Return the lines of one metric's table, or none if no peer was measured."""
     measured = {peer: values for peer, row in rows.items() if (values := per_round(row, metric))}
     if not measured:
         return []
@@ -171,7 +171,7 @@ def _number(number: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A promise. `measure` gives the number to hold against `limit`, or None where it cannot be known."""
+    """Target of one number. `measure` returns the number to compare with `limit`, or None if it cannot be known."""
 
     text: str
     limit: float
@@ -185,7 +185,7 @@ class Target:
             return f"  n/a   {self.text}"
         met = measured >= self.limit if self.at_least else measured <= self.limit
         sense = ">=" if self.at_least else "<="
-        found = f"{_number(measured)} {self.unit}, asked {sense} {self.limit:g}"
+        found = f"{_number(measured)} {self.unit}, target {sense} {self.limit:g}"
         return f"  {'ok  ' if met else 'MISS'}  {self.text:<66}{found}"
 
 
@@ -198,7 +198,7 @@ def _times_faster(peer: str) -> Callable[[Rows], float | None]:
     return lambda rows: ratio(rows, (peer, "noop_p50"), ("skyward", "noop_p50"))
 
 
-# Source: the issue that asked for this benchmark; agreed for 2 cores, medians of at least 5 interleaved rounds.
+# Source: the issue that asked for this benchmark, agreed for 2 cores and medians of at least 5 interleaved rounds.
 TARGETS: tuple[Target, ...] = (
     Target(
         text="no-op p50 against ProcessPoolExecutor",
@@ -235,6 +235,6 @@ TARGETS: tuple[Target, ...] = (
 
 
 def render(rows: Rows, *, labels: dict[str, str]) -> str:
-    """All tables and the verdicts."""
+    """Return all tables and the verdicts."""
     lines = [line for metric in METRICS for line in table(rows, metric, labels=labels)]
     return "\n".join([*lines, "Targets", *(target.verdict(rows) for target in TARGETS)])

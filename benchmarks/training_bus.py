@@ -1,14 +1,13 @@
-"""What the callbacks' bus costs a training step, and what it costs that ranks agree: ratios, in one run.
+"""Measure what the callbacks' bus costs a training step, and what it costs that ranks agree: ratios, in one run.
 
     .venv/bin/python benchmarks/training_bus.py             # about a minute
     .venv/bin/python benchmarks/training_bus.py --rounds 3
 
-A step of one millisecond (arithmetic that the interpreter cannot leave out, no sleep) is made with and without the
-events of a step: 10 callbacks, of which each has a handler of one to three of them, which do nothing, as most do in
-most steps. The bus's own cost is also taken alone, where the noise of a millisecond of work does not drown it: the
-best of many short runs, since other processes only make it slower; steps with and without events are made in turns,
-and the fastest of each compared. Then two processes agree on their flags over gloo, as they do once in each step.
-Medians over rounds.
+A step of one millisecond of arithmetic runs with and without its events. There are 10 callbacks. Each handles one to
+three events and does nothing, like most callbacks in most steps. Steps with and without events take turns, and the
+fastest of each are compared. The bus's own cost is also measured alone, because the noise of a millisecond of work
+would hide it. It is the best of many short runs, because other processes can only slow a run down. Then two processes
+agree on their flags over gloo, as they do once in each step. Figures are medians over rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ STEP_EVENTS = (
     "on_train_metrics",
     "on_step_end",
 )
-# What ten usual callbacks listen to in a step: metrics, progress, control, profiler, norms; five only to logs.
+# Events that ten usual callbacks handle in a step: metrics, progress, control, profiler, norms; five handle only logs.
 LISTENED = (
     ("on_step_begin", "on_step_end", "on_train_metrics"),
     ("on_step_end",),
@@ -65,7 +64,7 @@ def work(units: int) -> int:
 
 
 def units_of_a_step() -> int:
-    """How much work takes STEP_S here."""
+    """Return how much work takes STEP_S here."""
     units = 1000
     while (took := best_of(partial(work, units), 20)) < STEP_S:
         units = int(units * max(1.05, 0.9 * STEP_S / took))
@@ -73,7 +72,7 @@ def units_of_a_step() -> int:
 
 
 def best_of(act: Callable[[], object], times: int) -> float:
-    """The fastest of `times`: what else runs here only makes it slower."""
+    """Return the fastest of `times`, because other processes can only slow a run down."""
     taken = []
     for _ in range(times):
         began = time.perf_counter()
@@ -83,7 +82,7 @@ def best_of(act: Callable[[], object], times: int) -> float:
 
 
 class Bus:
-    """The events of a step, fired as the Trainer does it."""
+    """Bus that fires the events of a step, as the Trainer does."""
 
     def __init__(self, made: list[TrainerCallback]) -> None:
         self.handler = CallbackHandler(made)
@@ -111,12 +110,12 @@ class Bus:
 def measure_bus(rounds: int, steps: int) -> None:
     units = units_of_a_step()
     bus, empty = Bus(callbacks()), Bus([])
-    # Ten steps at a time, the best of many: long enough for the clock, short enough to be left alone once.
+    # Ten steps at a time, the best of many: long enough for the clock, short enough to run undisturbed at least once.
     alone = [best_of(lambda: [bus.step() for _ in range(10)], 2 * steps) / 10 for _ in range(rounds)]
     none = [best_of(lambda: [empty.step() for _ in range(10)], 2 * steps) / 10 for _ in range(rounds)]
     bare, with_bus = [], []
     for _ in range(rounds):
-        # In turns: whatever else this machine does then, it does to both.
+        # They take turns, so other load of the machine affects both alike.
         pairs = [(once(lambda: work(units)), once(lambda: (work(units), bus.step()))) for _ in range(steps)]
         bare.append(min(pair[0] for pair in pairs))
         with_bus.append(min(pair[1] for pair in pairs))

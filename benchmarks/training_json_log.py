@@ -1,9 +1,9 @@
-"""What a record of JsonLogger costs in a short file and in a long one, with and without somebody who reads it.
+"""Measure what a record of JsonLogger costs in a short file and in a long one, with and without a reader.
 
     python benchmarks/training_json_log.py [RECORDS]
 
-Prints microseconds for a record, as the file grows to RECORDS (100,000), and how many times another process read it
-meanwhile, with `json.load`, as fast as it can.
+Print microseconds for a record while the file grows to RECORDS (100,000). Also print how many times another process
+read it meanwhile, with `json.load`, as fast as it can.
 """
 
 from __future__ import annotations

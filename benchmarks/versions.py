@@ -1,10 +1,10 @@
-"""This checkout's dispatch beside another's, in turn: `python benchmarks/versions.py ../before --rounds 10`.
+"""Compare this checkout's dispatch with another's: `python benchmarks/versions.py ../before --rounds 10`.
 
-Run it before a change of the way of a call lands, with a `git worktree` of the commit before it. Each round measures
-both, each in a process of its own, and begins with the other one than the round before. Printed for each figure: both
-medians over the rounds, their ratio (1.05: this checkout takes 5 % more), and the interval of 95 % of the rounds' own
-ratios, by bootstrap. A figure that takes more is slower by more than 3 %, unless that interval includes 1 and ends
-below 1.1: noise of the machine falls on both alike, and a real difference shows in every round.
+Run this before you land a change on the path of a call, with a `git worktree` of the commit before it. Each round
+measures both checkouts, each in a process of its own, and the order changes from round to round. Each row shows both
+medians over the rounds, their ratio (1.05: this checkout takes 5 % more), and the 95 % bootstrap interval of the
+rounds' ratios. A figure is worse if it is slower by more than 3 %, unless its interval includes 1 and ends below 1.1.
+Noise of the machine affects both alike, so a real difference shows in every round.
 """
 
 from __future__ import annotations
@@ -45,22 +45,24 @@ _RESAMPLES = 2000
 
 
 def main() -> int:
-    """Exit code 1 if a figure is worse."""
+    """Measure and print. Returns exit code 1 if a figure is worse."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("before", type=Path, help="the checkout to compare with, of the same environment")
-    parser.add_argument("--rounds", type=int, default=10, help="(default: 10)")
-    asked = parser.parse_args()
-    checkouts = {"before": asked.before.resolve(), "now": HERE.parent}
+    parser.add_argument("before", type=Path, help="the checkout to compare with; it runs in this environment")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of both checkouts (default: 10)")
+    parsed = parser.parse_args()
+    checkouts = {"before": parsed.before.resolve(), "now": HERE.parent}
     rounds: dict[str, list[Samples]] = {name: [] for name in checkouts}
     loads = []
     processes.adopt_orphans()
-    for number in range(asked.rounds):
+    for number in range(parsed.rounds):
         loads.append(os.getloadavg()[0])
         for name in list(checkouts) if number % 2 else list(checkouts)[::-1]:
-            print(f"round {number + 1}/{asked.rounds}: {name}", file=sys.stderr, flush=True)
+            print(f"round {number + 1}/{parsed.rounds}: {name}", file=sys.stderr, flush=True)
             rounds[name].append(_measure(checkouts[name]))
     facts = machine()
-    print(f"{facts['cores']} cores of {facts['cpu']}, Python {facts['python']}, {facts['date']}, {asked.rounds} rounds")
+    print(
+        f"{facts['cores']} cores of {facts['cpu']}, Python {facts['python']}, {facts['date']}, {parsed.rounds} rounds"
+    )
     print(f"load average at the start of each round: {', '.join(f'{load:.1f}' for load in loads)}\n")
     print(f"{'':52}{'before':>10}{'now':>10}   ratio  95 %")
     worse = [not _print_row(figure, rounds) for figure in FIGURES]
@@ -79,7 +81,7 @@ def _measure(checkout: Path) -> Samples:
 
 
 def _print_row(figure: Metric, rounds: dict[str, list[Samples]]) -> bool:
-    """Whether it is no worse."""
+    """Print one row. Returns whether the figure is no worse."""
     before, now = ([_cost(figure, samples) for samples in rounds[name]] for name in ("before", "now"))
     ratios = [b / a for a, b in zip(before, now, strict=True)]
     ratio = median(ratios)
@@ -95,13 +97,13 @@ def _print_row(figure: Metric, rounds: dict[str, list[Samples]]) -> bool:
 
 
 def _cost(figure: Metric, samples: Samples) -> float:
-    """The figure of one round, so that less is better. Of a map, at the chunks that skyward chooses."""
+    """Return the figure of one round, so that less is better. For a map, use the chunks that skyward chooses."""
     value = figure.reduce(samples["map/auto" if figure.sample == "map" else figure.sample])
     return 1 / value if figure.higher_is_better else value
 
 
 def _interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the medians of rounds that are drawn again."""
+    """Return the 95 % interval of the median over resampled rounds."""
     draw = random.Random(0)
     medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     return medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES)]

@@ -1,6 +1,6 @@
-"""The functions that the pools run: importable, so that every peer may send them by name.
+"""Functions that the pools run. They are importable, so that every peer may send them by name.
 
-numpy is imported inside the functions that need it: an idle worker's memory must not show a library that
+numpy is imported inside the functions that need it, so that an idle worker's memory does not include a library that
 only the array measures use.
 """
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-# One float64 in every 4 KiB page: reading these proves that every page arrived, at next to no cost.
+# One float64 in every 4 KiB page: reading these proves that every page arrived, at almost no cost.
 FLOATS_PER_PAGE = 512
 
 
 def noop() -> None:
-    """Do nothing: what is left is the price of the call."""
+    """Do nothing, so that only the cost of the call is left."""
 
 
 def tiny(number: int) -> int:
-    """Do next to nothing, 100,000 times: what is left is the price of the map."""
+    """Do almost nothing, 100,000 times, so that only the cost of the map is left."""
     return number + 1
 
 
@@ -37,19 +37,23 @@ def run_chunk(function: Callable[[int], int], items: Iterable[int]) -> list[int]
 
 
 class Sealed:
-    """A list that Dask sends in one piece; a bare one it sends element by element (2 s for 100,000, not 0.03)."""
+    """A list that Dask sends in one piece. It sends a bare list element by element (2 s for 100,000, not 0.03)."""
 
     def __init__(self, values: list[int]) -> None:
         self.values = values
 
 
 def run_sealed_chunk(function: Callable[[int], int], items: Iterable[int]) -> Sealed:
-    """As `run_chunk`, for Dask."""
+    """Run a chunk for Dask, like `run_chunk`."""
     return Sealed(run_chunk(function, items))
 
 
 def make_array(*, size_bytes: int, seed: int) -> Array:
-    """A new array of that size whose content depends on `seed`. Returns: (size_bytes // 8,) float64."""
+    """Make an array of that size whose content depends on `seed`.
+
+    Returns:
+        (size_bytes // 8,) float64
+    """
     import numpy as np
 
     array = np.arange(size_bytes // 8, dtype=np.float64)
@@ -63,7 +67,7 @@ def touch(array: Array) -> float:
 
 
 def build(size_bytes: int, seed: int) -> tuple[Array, float]:
-    """Make an array and say how many seconds that took, so that the caller can subtract it."""
+    """Make an array and return the seconds that took, so that the caller can subtract them."""
     begin = time.perf_counter()
     array = make_array(size_bytes=size_bytes, seed=seed)
     return array, time.perf_counter() - begin
@@ -72,8 +76,11 @@ def build(size_bytes: int, seed: int) -> tuple[Array, float]:
 def meet(array: Array, folder: str, expected: int, timeout_s: float) -> tuple[int, float]:
     """Read every page, then wait for `expected` workers to have done so: proves that all of them hold the array.
 
-    Returns: this worker's process id and the sum of what it read.
-    Raises: TimeoutError if the others do not come.
+    Returns:
+        This worker's process id and the sum of the numbers it read.
+
+    Raises:
+        TimeoutError: The others do not come.
     """
     total = touch(array)
     Path(folder, str(os.getpid())).touch()
@@ -86,13 +93,13 @@ def meet(array: Array, folder: str, expected: int, timeout_s: float) -> tuple[in
 
 
 def nap(number: int, seconds: float) -> int:
-    """Wait, as for a disk or a server, and say which call this was."""
+    """Wait, as for a disk or a server, and return the call's number."""
     time.sleep(seconds)
     return number
 
 
 def spin(number: int, seconds: float) -> int:
-    """Use that much time of a core, however often others interrupt, and say which call this was."""
+    """Use that much processor time, however often others interrupt, and return the call's number."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -100,9 +107,10 @@ def spin(number: int, seconds: float) -> int:
 
 
 def read_and_hold(array: Array, arrived: str, go: str) -> tuple[int, float]:
-    """Read all of an array, say so by a file named after this process, and hold the array until `go` exists.
+    """Read all of an array, report it by a file named after this process, and hold the array until `go` exists.
 
-    Returns: this worker's process id and the sum of what it read.
+    Returns:
+        This worker's process id and the sum of the numbers it read.
     """
     total = float(array.sum())
     Path(arrived, str(os.getpid())).touch()
