@@ -1,4 +1,4 @@
-"""Which values count as numbers within bounds."""
+"""Checks of values that must be numbers within bounds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def test_finite_numbers_above_zero_are_positive(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, math.inf, math.nan, True, "1", None, 1j])
-def test_anything_else_is_not_positive(value: object) -> None:
+def test_other_values_are_not_positive(value: object) -> None:
     assert not is_positive(value, or_zero=True)
 
 
-def test_zero_counts_only_where_it_may() -> None:
+def test_zero_counts_only_where_it_is_allowed() -> None:
     assert not is_positive(0)
     assert is_positive(0, or_zero=True)

@@ -1,4 +1,4 @@
-"""The read-only mapping."""
+"""A frozen map is a read-only, hashable mapping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_examples_in_docstrings_run() -> None:
     run_examples(frozenmap)
 
 
-def test_it_equals_and_hashes_by_items_whatever_their_order() -> None:
+def test_equal_items_are_equal_and_hash_alike_in_any_order() -> None:
     one, other = FrozenMap({"a": 1, "b": 2}), FrozenMap([("b", 2), ("a", 1)])
     assert one == other == {"a": 1, "b": 2}
     assert len({one, other}) == 1
@@ -23,7 +23,7 @@ def test_it_equals_and_hashes_by_items_whatever_their_order() -> None:
     assert one != 1
 
 
-def test_it_cannot_be_changed_nor_hold_what_can() -> None:
+def test_it_cannot_be_changed_or_hold_mutable_values() -> None:
     source = {"a": 1}
     frozen = FrozenMap(source)
     source["a"] = 2

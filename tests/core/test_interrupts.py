@@ -25,7 +25,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupt_comes_when_the_last_hold_ends() -> None:
+def test_an_interrupt_is_delivered_when_the_last_hold_ends() -> None:
     done: list[str] = []
     interrupts.hold()
     interrupts.hold()
@@ -40,14 +40,14 @@ def test_an_interrupt_comes_when_the_last_hold_ends() -> None:
     interrupts.let_go()
 
 
-def test_outside_it_comes_at_once() -> None:
+def test_an_interrupt_outside_a_hold_is_delivered_at_once() -> None:
     interrupts.hold()
     interrupts.let_go()
     with pytest.raises(KeyboardInterrupt):
         interrupt()
 
 
-def test_other_threads_hold_nothing() -> None:
+def test_other_threads_delay_no_interrupt() -> None:
     thread = threading.Thread(target=interrupts.hold)
     thread.start()
     thread.join()
@@ -55,7 +55,7 @@ def test_other_threads_hold_nothing() -> None:
         interrupt()
 
 
-def test_the_users_handler_is_called_and_put_back() -> None:
+def test_the_users_handler_is_called_and_restored() -> None:
     called: list[int] = []
 
     def mine(number: int, frame: object) -> None:
@@ -71,8 +71,8 @@ def test_the_users_handler_is_called_and_put_back() -> None:
     assert signal.getsignal(signal.SIGINT) is mine
 
 
-def test_an_interrupt_within_a_del_is_raised_behind_it() -> None:
-    """Python prints what is raised in a `__del__`, and goes on: the user would have to press again."""
+def test_an_interrupt_within_a_del_is_raised_after_it() -> None:
+    """Python only prints an exception raised in `__del__`, so the user would have to press Ctrl-C again."""
     steps: list[str] = []
 
     class Dropped:
@@ -100,7 +100,7 @@ def raise_alarm(number: int, frame: object) -> None:
 
 @pytest.fixture
 def alarms() -> Iterator[None]:
-    """SIGALRM, SIGTERM and a real-time signal raise."""
+    """Make SIGALRM, SIGTERM and a real-time signal raise."""
     numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGRTMIN)
     before = {number: signal.signal(number, raise_alarm) for number in numbers}
     yield
@@ -119,8 +119,8 @@ def test_no_handler_of_any_signal_raises_within_a_hold(alarms: None, number: int
     assert steps == ["went on"]
 
 
-def test_a_handler_that_was_installed_between_two_holds_waits_too(alarms: None) -> None:
-    for _ in range(3):  # as a time limit does it for each of its blocks
+def test_a_handler_installed_between_two_holds_waits_too(alarms: None) -> None:
+    for _ in range(3):  # as a time limit does for each of its blocks
         signal.signal(signal.SIGALRM, raise_alarm)
         interrupts.hold()
         signal.raise_signal(signal.SIGALRM)
@@ -132,7 +132,7 @@ def test_a_handler_that_was_installed_between_two_holds_waits_too(alarms: None) 
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
 
-def test_of_two_signals_none_is_lost(alarms: None) -> None:
+def test_neither_of_two_signals_is_lost(alarms: None) -> None:
     interrupts.hold()
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGALRM)
@@ -142,7 +142,7 @@ def test_of_two_signals_none_is_lost(alarms: None) -> None:
     assert numbers == {signal.SIGTERM, signal.SIGALRM}
 
 
-def test_what_a_handler_raised_is_told_from_what_anything_else_raised(alarms: None) -> None:
+def test_exceptions_of_a_handler_are_told_apart_from_others(alarms: None) -> None:
     interrupts.hold()
     interrupts.let_go()
     with pytest.raises(Alarm) as by_handler:

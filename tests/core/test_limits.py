@@ -27,7 +27,7 @@ def test_without_control_groups_the_machine_is_the_limit(tmp_path: Path) -> None
     assert memory_bytes(str(tmp_path)) <= MACHINE
 
 
-def test_the_smallest_limit_on_the_way_up_counts_in_version_2(tmp_path: Path) -> None:
+def test_the_smallest_limit_of_all_parent_groups_counts_in_version_2(tmp_path: Path) -> None:
     inner = tmp_path / "fs/outer/inner"
     inner.mkdir(parents=True)
     (inner / "memory.max").write_text("max\n")
@@ -50,8 +50,8 @@ def test_version_1_beside_an_empty_version_2_counts(tmp_path: Path) -> None:
     assert memory_bytes(proc(tmp_path, groups="5:devices:/\n4:memory:/job\n0::/\n", mounts=mounts)) == 200 * MIB
 
 
-def test_in_a_container_the_group_is_where_the_mount_begins(tmp_path: Path) -> None:
-    """The path is told from the machine's top, which the container does not see."""
+def test_in_a_container_the_group_begins_at_the_mount(tmp_path: Path) -> None:
+    """The group's path starts at the machine's root group, which the container does not see."""
     (tmp_path / "fs").mkdir()
     (tmp_path / "fs/memory.limit_in_bytes").write_text(f"{100 * MIB}\n")
     mounts = f"35 31 0:32 /docker/abc {tmp_path}/fs ro,relatime - cgroup cgroup rw,memory\n"

@@ -1,4 +1,4 @@
-"""A stranger on the same machine decides nothing: no folder, file, link or repository of theirs is used."""
+"""Another user of the machine cannot interfere: no folder, file, link or repository of theirs is used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STRANGER = 65534
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder that everybody may write to, as /tmp. Nobody but root can enter `tmp_path` of root."""
+    """Return a temporary folder that everybody may write to, like /tmp. Only root can enter `tmp_path` of root."""
     with tempfile.TemporaryDirectory(prefix="sky-", dir="/tmp") as folder:
         os.chmod(folder, 0o1777)
         monkeypatch.setattr("tempfile.tempdir", folder)
@@ -41,7 +41,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def of_a_stranger(path: Path, content: str | None = None) -> Path:
-    """A folder, or a file with this content, that another user has put there."""
+    """Make a folder, or a file with this content, that belongs to another user."""
     if content is None:
         path.mkdir(mode=0o777)
     else:
@@ -50,7 +50,7 @@ def of_a_stranger(path: Path, content: str | None = None) -> Path:
     return path
 
 
-def test_a_folder_is_made_for_this_user_alone_whatever_the_umask_says(shared: Path) -> None:
+def test_a_folder_is_private_whatever_the_umask(shared: Path) -> None:
     before = os.umask(0)
     try:
         path = make_private_folder(str(shared / "parent" / "ours"))
@@ -66,7 +66,7 @@ def test_a_folder_is_made_for_this_user_alone_whatever_the_umask_says(shared: Pa
         make_private_folder(path)
 
 
-def test_a_file_or_a_link_is_no_folder(shared: Path) -> None:
+def test_a_file_or_a_link_is_refused_as_folder(shared: Path) -> None:
     (shared / "file").touch()
     (shared / "target").mkdir(mode=0o700)
     (shared / "link").symlink_to(shared / "target")
@@ -84,7 +84,7 @@ def test_a_shared_folder_without_the_sticky_bit_is_refused(shared: Path) -> None
 
 
 @pytest.mark.root
-def test_what_a_stranger_put_into_a_shared_folder_is_refused_with_all_below(shared: Path) -> None:
+def test_an_entry_of_another_user_in_a_shared_folder_is_refused_with_its_contents(shared: Path) -> None:
     theirs = of_a_stranger(shared / "theirs")
     (theirs / "ours").mkdir(mode=0o700)
     for path in (theirs, theirs / "ours", theirs / "nothing", theirs / "ours" / "deeper"):
@@ -100,7 +100,7 @@ def test_what_a_stranger_put_into_a_shared_folder_is_refused_with_all_below(shar
 
 
 @pytest.mark.root
-def test_a_path_that_the_user_vouches_for_is_trusted(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_the_user_trusts_explicitly_is_trusted(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = of_a_stranger(shared / "theirs.toml", "")
     with pytest.raises(UsageError) as refused:
         check_file(str(theirs), "configuration")
@@ -116,13 +116,13 @@ def test_a_path_that_the_user_vouches_for_is_trusted(shared: Path, monkeypatch: 
 
 
 @pytest.mark.root
-def test_root_who_came_by_sudo_may_use_what_its_user_owns(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_by_sudo_may_use_files_of_the_calling_user(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = of_a_stranger(shared / "theirs.toml", "")
     monkeypatch.setenv("SUDO_UID", str(STRANGER))
     check_file(str(theirs), "configuration")
 
 
-def test_a_file_that_everybody_may_write_to_or_a_pipe_decides_nothing(shared: Path) -> None:
+def test_a_world_writable_file_or_a_pipe_is_ignored(shared: Path) -> None:
     file = shared / "skyward.toml"
     file.touch()
     check_file(str(file), "configuration")
@@ -136,7 +136,7 @@ def test_a_file_that_everybody_may_write_to_or_a_pipe_decides_nothing(shared: Pa
 
 
 @pytest.mark.root
-def test_whoever_is_not_root_trusts_himself_and_root_and_nobody_else(shared: Path) -> None:
+def test_other_users_trust_only_themselves_and_root(shared: Path) -> None:
     (shared / "of-root").touch(0o600)
     os.chown(of_a_stranger(shared / "of-another", ""), STRANGER - 1, STRANGER)
     child = os.fork()
@@ -154,7 +154,7 @@ def test_whoever_is_not_root_trusts_himself_and_root_and_nobody_else(shared: Pat
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-# Where it is asked --------------------------------------------------------------------------------------------------
+# Places that check ownership ----------------------------------------------------------------------------------------
 
 
 def lock_a_port() -> None:
@@ -175,10 +175,10 @@ def lock_a_port() -> None:
     ],
 )
 @pytest.mark.parametrize("is_link", [False, True])
-def test_no_runtime_folder_of_a_stranger_is_used(
+def test_a_runtime_folder_of_another_user_is_refused(
     shared: Path, name: str, use: Callable[[], object], is_link: bool
 ) -> None:
-    """A folder of theirs, or a link of theirs to a folder of ours: `skyward gc` would empty that."""
+    """Try their folder, and their link to a folder of this user, which `skyward gc` would empty."""
     path = shared / f"{name}-{os.getuid()}"
     precious = shared / "precious"
     (precious / "thesis").mkdir(parents=True, mode=0o700)
@@ -195,7 +195,7 @@ def test_no_runtime_folder_of_a_stranger_is_used(
     assert is_link or not os.listdir(path)
 
 
-def test_garbage_is_not_looked_for_through_a_link(shared: Path) -> None:
+def test_garbage_collection_follows_no_link(shared: Path) -> None:
     (shared / "precious").mkdir(mode=0o700)
     (shared / "precious" / "thesis").mkdir()
     os.utime(shared / "precious" / "thesis", (0, 0))
@@ -207,7 +207,7 @@ def test_garbage_is_not_looked_for_through_a_link(shared: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("use", [live_pools, journals])
-def test_no_state_of_a_stranger_is_read(
+def test_state_of_another_user_is_not_read(
     shared: Path, use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_a_stranger(shared / "state")
@@ -217,7 +217,7 @@ def test_no_state_of_a_stranger_is_read(
 
 
 @pytest.mark.root
-def test_no_uv_of_a_stranger_is_sent_to_nodes(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_of_another_user_is_not_sent_to_nodes(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uv = client_uv()
     if uv is None:
         pytest.skip("there is no uv here")
@@ -232,10 +232,10 @@ def test_no_uv_of_a_stranger_is_sent_to_nodes(shared: Path, monkeypatch: pytest.
 
 
 @pytest.mark.root
-def test_a_project_file_of_a_stranger_is_refused_with_the_line_that_trusts_it(
+def test_a_project_file_of_another_user_is_refused_with_the_line_that_trusts_it(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """git's CVE-2022-24765: a repository above the working folder, of whoever may write there."""
+    """git's CVE-2022-24765: a repository above the working folder that belongs to somebody who may write there."""
     (shared / "work" / "deep").mkdir(parents=True)
     monkeypatch.chdir(shared / "work" / "deep")
     of_a_stranger(shared / ".git")
@@ -248,7 +248,7 @@ def test_a_project_file_of_a_stranger_is_refused_with_the_line_that_trusts_it(
 
 @pytest.mark.root
 def test_root_in_a_project_of_another_user_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container with a folder of the host: nobody but its owner may write there."""
+    """Only the owner of the folder may write there, as in a container with a folder of the host."""
     project = of_a_stranger(tmp_path / "project")
     project.chmod(0o755)
     of_a_stranger(project / ".git")
@@ -266,7 +266,7 @@ def test_root_in_a_project_of_another_user_is_told_what_to_do(tmp_path: Path, mo
 
 
 @pytest.mark.root
-def test_a_repository_that_a_stranger_put_above_a_folder_gives_it_no_rules(shared: Path) -> None:
+def test_a_repository_of_another_user_above_a_folder_gives_it_no_rules(shared: Path) -> None:
     (shared / "work").mkdir()
     of_a_stranger(shared / ".git")
     of_a_stranger(shared / ".gitignore", "*.py\n")
@@ -275,15 +275,15 @@ def test_a_repository_that_a_stranger_put_above_a_folder_gives_it_no_rules(share
 
 @pytest.mark.root
 @pytest.mark.parametrize("connect", [configuration, lambda target: openssh(target).run("true", timeout_s=5)])
-def test_no_ssh_configuration_of_a_stranger_is_read(shared: Path, connect: Callable[[SSHTarget], object]) -> None:
+def test_an_ssh_configuration_of_another_user_is_not_read(shared: Path, connect: Callable[[SSHTarget], object]) -> None:
     theirs = of_a_stranger(shared / "config", f"Host *\n  ProxyCommand touch {shared}/run\n")
     with pytest.raises(UsageError, match=f"config_file={theirs}: belongs to|{theirs}: belongs to"):
         connect(SSHTarget(host="192.0.2.1", config_file=str(theirs)))
     assert not (shared / "run").exists()
 
 
-def test_a_runtime_folder_is_short_wherever_tmpdir_is(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "_LONGEST_BASE", 10)  # any folder of a test is too long then
+def test_a_runtime_folder_is_short_whatever_tmpdir_is(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "_LONGEST_BASE", 10)  # every folder of a test is too long in that case
     try:
         assert runtime_folder("skyward-test") == f"/tmp/skyward-test-{os.getuid()}"
     finally:

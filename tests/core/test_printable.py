@@ -1,4 +1,4 @@
-"""Nothing that a task or another machine writes controls the terminal of whoever reads it."""
+"""Text from a task or another machine cannot control the reader's terminal."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def test_control_sequences_are_dropped(text: str, shown: str) -> None:
     assert coloured(text) == printable_lines(text) == printable(text) == shown
 
 
-def test_colours_stay_and_end_with_their_line() -> None:
+def test_colours_are_kept_and_end_with_their_line() -> None:
     assert coloured("\x1b[1;38;2;255;0;0mred") == "\x1b[1;38;2;255;0;0mred\x1b[0m"
     assert coloured("\x1b[4:3mcurly\x1b[0m") == "\x1b[4:3mcurly\x1b[0m"
     assert printable("\x1b[31mred\x1b[0m") == "red"
 
 
-def test_text_stays_as_it_is() -> None:
+def test_plain_text_is_unchanged() -> None:
     text = "größe\t世界 🌍 👩\u200d🔬 e\u0301 \u00a0 עברית"
     assert coloured(text) == printable_lines(text) == text
     assert printable_lines("one\n  two\r\n") == "one\n  two\n"
 
 
-def test_whatever_is_mixed_only_colours_are_left() -> None:
+def test_of_any_mixture_only_colours_are_left() -> None:
     random = Random(4)
     pieces = [*(text for text, _ in HOSTILE), *"\x1b[]0123456789;:mJHhl?\\\x07\x9b\x9c\x08 ", string.ascii_letters]
     harmless = re.compile(r"(?:\x1b\[[0-9;:]*m|[^\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e])*")
@@ -91,14 +91,14 @@ def test_names_and_reasons_of_other_machines_are_harmless_in_every_view() -> Non
         assert not re.search(r"[\x00-\x1f\x7f-\x9f]", line), repr(line)
 
 
-def test_errors_quote_nothing_harmful() -> None:
+def test_error_messages_quote_no_control_sequences() -> None:
     error = BootstrapFailed("node 0: \x1b[2Jpip\x07 failed:\n  no torch")
     error.add_note("\x1b]0;title\x07its output")
     assert str(error) == "node 0: pip failed:\n  no torch"
     assert error.__notes__ == ["its output"]
 
 
-def test_lines_of_tasks_keep_their_colours_and_last_state_only() -> None:
+def test_lines_of_tasks_keep_their_colours_and_their_last_state() -> None:
     lines: list[str] = []
 
     def write() -> None:

@@ -1,4 +1,4 @@
-"""Processes as the system knows them."""
+"""Processes as the operating system knows them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import skyward
 from skyward.core.process import PACKAGE_ROOT, start_time
 
 
-def test_a_process_has_one_start_and_one_that_ended_has_none() -> None:
+def test_a_running_process_has_a_start_time_and_an_ended_one_has_none() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         started = start_time(child.pid)
         assert started == start_time(child.pid) != ""
         assert child.stdin is not None
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert start_time(child.pid) == ""  # a zombie: it will never do anything again
+        assert start_time(child.pid) == ""  # a zombie, which will never run again
     assert start_time(child.pid) == ""
     assert int(start_time(os.getpid())) <= int(started)
 

@@ -1,4 +1,4 @@
-"""Parts of an engine for tests of each of them."""
+"""Fixtures with the parts of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of an engine, put together without an engine, and a node whose agent is played by the test."""
+"""Parts of an engine without an engine, and a node whose agent the test plays."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def function(name: bytes = b"f") -> WireFunction:
 
 
 def value_body(value: object) -> bytes:
-    """The body of a RESULT."""
+    """Return the body of a RESULT frame."""
     return encode(value, Blob.snapshot).body
 
 
 def failure_body(error: Exception) -> bytes:
-    """The body of an ERROR."""
+    """Return the body of an ERROR frame."""
     return encode_failure(error)
 
 
 @dataclass(eq=False, kw_only=True)
 class NotedTask(Task):
-    """Notes what it is told."""
+    """Task that notes every report it gets."""
 
     told: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -73,13 +73,13 @@ class NotedTask(Task):
 
 
 class FarEnd:
-    """The other end of a channel of the client's."""
+    """The other end of one of the client's channels."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.channel = Channel(sock)
 
     def received(self) -> list[Frame]:
-        """Every frame that has come since the last time."""
+        """Return every frame that has come since the last call."""
         frames: list[Frame] = []
         try:
             while True:
@@ -88,7 +88,7 @@ class FarEnd:
             return frames
 
     def next(self, kind: int) -> Frame:
-        """Wait for the next frame of a kind; those before it are dropped."""
+        """Wait for the next frame of a kind. Earlier frames are dropped."""
         frames: list[Frame] = []
 
         def has_come() -> bool:
@@ -107,7 +107,7 @@ class FarEnd:
 
 
 class Parts:
-    """What most parts need, made as an engine makes it. `close` at the end."""
+    """Parts that most tests need, made as an engine makes them. Call `close` at the end."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -142,7 +142,7 @@ class Parts:
     # Nodes ----------------------------------------------------------------------------------------------------------
 
     def add_link(self, number: int = 0, devices: tuple[str, ...] = ()) -> FarEnd:
-        """Put a link to a node into the ledger, and its machine."""
+        """Put a link to a node, and its machine, into the ledger."""
         near, far = socket.socketpair()
         facts = {"devices": devices, "accelerator": "", "accelerators": len(devices), "pid": 100 + number}
         self.ledger.links[number] = NodeLink(number, Channel(near), facts)
@@ -151,7 +151,7 @@ class Parts:
         return self.ends[-1]
 
     def add_node(self, number: int = 0, slots: int = 1, devices: tuple[str, ...] = ()) -> FarEnd:
-        """`add_link`, and let the scheduler use the node."""
+        """Call `add_link`, and let the scheduler use the node."""
         end = self.add_link(number, devices)
         with self.ledger:
             self.ledger.watcher.add(self.ledger.links[number])

@@ -1,4 +1,4 @@
-"""A module or file that is missing on a node: the error says how it gets there."""
+"""A module or file that is missing on a node: the error says how to send it there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_file_that_is_missing_on_a_node_can_be_included(pool: sky.ComputePool,
     assert re.match("Node 3 .* The file exists on this machine", advise(FileNotFoundError(2, "", str(here)), node=3))
 
 
-def test_other_missing_things_get_no_advice(pool: sky.ComputePool) -> None:
+def test_other_missing_names_get_no_advice(pool: sky.ComputePool) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         sky.compute(subprocess.check_call)(["no-such-program"]) >> pool
     assert not any("Image(" in note for note in caught.value.__notes__)
@@ -48,7 +48,7 @@ def test_other_missing_things_get_no_advice(pool: sky.ComputePool) -> None:
     assert not advise(KeyError("x"), node=0)
 
 
-def test_on_this_machine_nothing_is_advised() -> None:
+def test_a_missing_module_on_this_machine_gets_no_advice() -> None:
     with sky.ComputePool(sky.Local(), logs=False) as pool, pytest.raises(ModuleNotFoundError) as caught:
         sky.compute(importlib.import_module)("no_such_module") >> pool
     assert not any("Image(" in note for note in caught.value.__notes__)

@@ -53,12 +53,12 @@ def test_a_part_of_a_broadcast_knows_its_place(builder: TaskBuilder) -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_restarts": 1}, {"hang_timeout_s": 3.0}])
-def test_a_plain_call_may_not_have_options_of_gangs(builder: TaskBuilder, options: dict[str, Any]) -> None:
+def test_a_plain_call_must_not_have_options_of_gangs(builder: TaskBuilder, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="'work' uses no integration"):
         builder.task(NotedTask, 7, packed(**options), CallKind.PLAIN)
 
 
-def test_a_gang_starts_with_what_its_options_allow(builder: TaskBuilder) -> None:
+def test_a_gang_starts_with_the_limits_of_its_options(builder: TaskBuilder) -> None:
     gang = builder.gang(packed(retries=1, max_restarts=3), ProcessLaunch(), b"", nodes=(0, 1), one_of=None)
     assert (gang.retries_left, gang.restarts_left, gang.ranks_per_node) == (1, 3, 2)
 

@@ -1,4 +1,4 @@
-"""Nodes that are reached by a command: the shipped engine suites, and what is special about such links."""
+"""Nodes that are reached by a command: the shipped engine suites, and the peculiarities of such links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shares devices, and what is said of it."""
+"""Ranks and slots that share devices, and the warnings about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyward.engine.devices import are_shared, sharing_of_gangs, sharing_of_pool
         ([("a/0",), ()], 1, False),
     ],
 )
-def test_ranks_share_devices_where_there_are_too_few(
+def test_ranks_share_devices_if_there_are_too_few(
     devices: list[tuple[str, ...]], processes: int, is_shared: bool
 ) -> None:
     assert are_shared(devices, processes) == is_shared
@@ -31,5 +31,5 @@ def test_a_pool_shares_devices_between_slots_or_between_nodes_of_one_machine() -
     assert "nodes=2: nodes on one machine share its 1 GPU," in sharing_of_pool({0: ("a/0",), 1: ("a/0",)}, slots=1)
 
 
-def test_gangs_that_share_are_named() -> None:
+def test_gangs_that_share_devices_are_named() -> None:
     assert sharing_of_gangs("b", "a", [2, 0], 2).startswith("'b' starts beside 'a', which runs on the same 2 GPUs of")

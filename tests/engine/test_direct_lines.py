@@ -1,4 +1,4 @@
-"""Direct lines: what goes on them, and what the agent is told when one is gone."""
+"""Direct lines: the calls that use them, and the agent's view of a line that is gone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from skyward.wire.frames import FrameKind
 from tests.engine.parts import Parts
 
 
-def test_a_lone_call_goes_on_the_line_and_no_further_one_does(parts: Parts) -> None:
+def test_a_lone_call_uses_the_line_and_further_calls_do_not(parts: Parts) -> None:
     agent = parts.add_node(slots=2)
     slot = parts.offer_line(agent)
     with parts.ledger:
@@ -19,7 +19,7 @@ def test_a_lone_call_goes_on_the_line_and_no_further_one_does(parts: Parts) -> N
     assert agent.kinds() == [FrameKind.HOLD, FrameKind.FUNCTION, FrameKind.TASK]
 
 
-def test_a_call_goes_to_the_agent_when_the_line_has_broken(parts: Parts) -> None:
+def test_a_call_goes_to_the_agent_after_the_line_broke(parts: Parts) -> None:
     agent = parts.add_node()
     parts.offer_line(agent).channel.close()
     with parts.ledger:
@@ -28,7 +28,7 @@ def test_a_call_goes_to_the_agent_when_the_line_has_broken(parts: Parts) -> None
     assert parts.ledger.links[0].line is None
 
 
-def test_the_agent_is_told_of_the_call_on_a_line_that_is_gone(parts: Parts) -> None:
+def test_the_agent_learns_of_the_call_on_a_line_that_is_gone(parts: Parts) -> None:
     agent = parts.add_node()
     parts.offer_line(agent)
     line = parts.ledger.links[0].line
@@ -40,7 +40,7 @@ def test_the_agent_is_told_of_the_call_on_a_line_that_is_gone(parts: Parts) -> N
     assert line.channel.fileno() == -1
 
 
-def test_another_line_takes_the_place_of_the_one_before(parts: Parts) -> None:
+def test_a_new_line_replaces_the_old_one(parts: Parts) -> None:
     agent = parts.add_node()
     parts.offer_line(agent)
     before = parts.ledger.links[0].line

@@ -1,4 +1,4 @@
-"""What is not used any more is forgotten: a notebook that makes new functions for hours must not fill the nodes."""
+"""Unused functions are forgotten: a notebook that makes new functions for hours must not fill the nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def weighing(number: int) -> Callable[[], int]:
     return lambda: int(data[0])
 
 
-def test_functions_that_were_used_long_ago_are_forgotten_and_come_again() -> None:
+def test_unused_functions_are_forgotten_and_sent_again_when_needed() -> None:
     with sky.ComputePool(sky.Local(), nodes=1, logs=False) as pool:
         (agent,) = pool.agent_pids().values()
         functions = [weighing(i) for i in range(_KEPT + 90)]

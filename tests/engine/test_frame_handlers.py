@@ -1,4 +1,4 @@
-"""What each frame from a node does to its task, and to the tasks that wait."""
+"""Effects of each frame from a node on its task, and on the waiting tasks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_value_reaches_its_task_and_makes_room_for_the_next(
     assert len(first.told) == 1
 
 
-def test_a_cancelled_task_is_not_told_its_value(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
+def test_the_value_of_a_cancelled_task_is_dropped(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
     task = parts.submit()
     with parts.ledger:
         parts.dispatcher.cancel(task.id)
@@ -54,7 +54,7 @@ def test_a_cancelled_task_is_not_told_its_value(parts: Parts, agent: FarEnd, fra
     assert not parts.ledger.tasks
 
 
-def test_an_error_that_retry_on_names_is_another_run(
+def test_an_error_named_by_retry_on_starts_another_run(
     parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers
 ) -> None:
     task = parts.submit(retries=1, retry_on=(ValueError,))
@@ -68,7 +68,7 @@ def test_an_error_that_retry_on_names_is_another_run(
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_a_lost_process_costs_a_retry_or_the_call(
+def test_a_lost_process_uses_up_a_retry_or_fails_the_call(
     parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers, retries: int
 ) -> None:
     task = parts.submit(retries=retries)
@@ -78,14 +78,16 @@ def test_a_lost_process_costs_a_retry_or_the_call(
     assert [type(error) for _, error in task.told] == [SlotLost] * (1 - retries)
 
 
-def test_a_recalled_task_goes_where_there_is_room(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
+def test_a_recalled_task_goes_to_a_node_with_room(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
     task = parts.submit()
     agent.received()
     arrive(parts, frame_handlers, FrameKind.RECALLED, task)
     assert [frame.ident for frame in agent.received()] == [task.id]
 
 
-def test_items_come_in_turn_and_none_after_the_end(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
+def test_items_arrive_in_order_and_none_after_the_end(
+    parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers
+) -> None:
     task = parts.submit()
     for item in (1, 2):
         arrive(parts, frame_handlers, FrameKind.ITEM, task, value_body(item))
@@ -94,7 +96,7 @@ def test_items_come_in_turn_and_none_after_the_end(parts: Parts, agent: FarEnd, 
     assert task.told == [("item", 1), ("item", 2), ("value", "end")]
 
 
-def test_a_frame_that_is_about_no_task_goes_to_the_part_that_handles_its_kind(parts: Parts, agent: FarEnd) -> None:
+def test_a_frame_without_a_task_goes_to_the_handler_of_its_kind(parts: Parts, agent: FarEnd) -> None:
     ports: list[int] = []
     frame_handlers = parts.frame_handlers(others={FrameKind.PORT: lambda link, frame: ports.append(frame.lane)})
     with parts.ledger:
@@ -102,7 +104,7 @@ def test_a_frame_that_is_about_no_task_goes_to_the_part_that_handles_its_kind(pa
     assert ports == [4711]
 
 
-def test_a_frame_that_could_not_be_handled_fails_its_task(
+def test_a_frame_whose_handler_raises_fails_its_task(
     parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers
 ) -> None:
     task = parts.submit()

@@ -1,4 +1,4 @@
-"""Which failures start a gang again, and out of which budget."""
+"""Restarts of a gang: the failures that start it again, and the budget that pays for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gang(**options: Any) -> Gang:
 
 
 def starts_again(failed: Gang, *errors: BaseException) -> list[bool]:
-    """Whether it is, after each of these."""
+    """Return whether the gang starts again after each of these failures."""
     again = []
     for error in errors:
         failed.failures.append((0.0, 1, error))
@@ -54,28 +54,28 @@ def starts_again(failed: Gang, *errors: BaseException) -> list[bool]:
         ({"max_restarts": 2, "retries": 2}, [True, True, True, True]),
     ],
 )
-def test_retries_are_for_losses_and_max_restarts_for_everything(options: dict[str, Any], again: list[bool]) -> None:
+def test_retries_pay_for_losses_and_max_restarts_for_all_failures(options: dict[str, Any], again: list[bool]) -> None:
     assert starts_again(gang(**options), SlotLost(), NodeLost(), ValueError(), GangHung()) == again
 
 
-def test_another_port_is_tried_once_out_of_no_budget() -> None:
+def test_another_port_is_tried_once_for_free() -> None:
     failed = gang(max_restarts=1)
     assert starts_again(failed, *(RendezvousFailed() for _ in range(3))) == [True, True, False]
     assert starts_again(gang(), RendezvousFailed(), RendezvousFailed()) == [True, False]
 
 
 @pytest.mark.parametrize("error", [TaskTimeout(), UsageError()])
-def test_what_would_fail_again_costs_no_start(error: Exception) -> None:
+def test_a_failure_that_would_repeat_starts_no_gang(error: Exception) -> None:
     assert starts_again(gang(max_restarts=1), error, ValueError()) == [False, True]
 
 
-def test_a_gang_whose_node_is_gone_for_good_is_final() -> None:
+def test_a_gang_whose_node_is_gone_for_good_fails() -> None:
     failed = gang(max_restarts=1, retries=1)
     failed.is_final = True
     assert starts_again(failed, NodeLost()) == [False]
 
 
-def test_what_is_remembered_of_a_start_is_one_line_without_advice() -> None:
+def test_the_record_of_a_start_is_one_line_without_advice() -> None:
     failed = gang()
     starts_again(
         failed,

@@ -1,4 +1,4 @@
-"""Gangs: their ranks are started at one port, and end as one."""
+"""Gangs: their ranks start at one port and end together."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_ranks_start_at_the_port_that_the_first_node_picks(parts: Parts, agents:
         assert (rank.rank, rank.world_size, rank.head_port) == (number, 2, 4711)
 
 
-def test_its_value_has_that_of_each_node(
+def test_the_value_of_a_gang_holds_the_value_of_each_node(
     parts: Parts, agents: list[FarEnd], frame_handlers: FrameHandlers, start: Callable[..., Gang]
 ) -> None:
     gang = start()
@@ -88,7 +88,7 @@ def test_a_gang_that_is_cancelled_stops_its_ranks(
         assert (frame.kind, frame.lane) == (FrameKind.CANCEL, int(GRACE_S * 10))
 
 
-def test_the_error_is_that_of_the_rank_that_failed(
+def test_the_error_of_a_gang_is_that_of_the_rank_that_failed(
     parts: Parts, agents: list[FarEnd], frame_handlers: FrameHandlers, start: Callable[..., Gang]
 ) -> None:
     gang = start()
@@ -100,7 +100,7 @@ def test_the_error_is_that_of_the_rank_that_failed(
         gang.future.result(0)
 
 
-def test_a_gang_whose_time_is_up_says_where_its_ranks_stand(
+def test_a_gang_that_times_out_says_where_its_ranks_are(
     parts: Parts, agents: list[FarEnd], frame_handlers: FrameHandlers, start: Callable[..., Gang]
 ) -> None:
     gang = start(timeout_s=0.001)
@@ -120,7 +120,7 @@ def test_a_gang_whose_time_is_up_says_where_its_ranks_stand(
         gang.future.result(0)
 
 
-def test_a_gang_without_a_port_cannot_meet(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
+def test_a_gang_without_a_free_port_fails(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
     gang = parts.gang((0, 1))
     gang.port_retries = 0
     with parts.ledger:

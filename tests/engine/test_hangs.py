@@ -1,4 +1,4 @@
-"""What is made of the stacks of a gang that does not move."""
+"""Diagnosis of a gang that is stuck, from the stacks of its ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def stack(rank: int, frames: str, state: str = "S (sleeping)") -> RankStack:
         ("", ""),
     ],
 )
-def test_a_collective_is_told_from_other_waits(frames: str, collective: str) -> None:
+def test_a_collective_is_told_apart_from_other_waits(frames: str, collective: str) -> None:
     assert stack(0, frames).waits_in == collective
 
 
@@ -71,7 +71,7 @@ def test_a_wait_in_the_users_own_line_counts(tmp_path: object) -> None:
         assert stack(0, f'  File "{path}", line {line} in train\n').waits_in == collective
 
 
-def test_the_rank_that_is_in_no_collective_is_named_with_its_line() -> None:
+def test_the_rank_outside_the_collective_is_named_with_its_line() -> None:
     hang = Hang(first=stack(0, ALL_REDUCE), waited_s=30.4, asked={0, 1, 2, 3})
     for rank, frames in enumerate((ALL_REDUCE, ALL_REDUCE, SLEEP, ALL_REDUCE)):
         hang.add(stack(rank, frames))
@@ -88,13 +88,13 @@ def test_the_rank_that_is_in_no_collective_is_named_with_its_line() -> None:
     ]
 
 
-def test_the_line_is_one_of_the_users_where_a_trainer_waits() -> None:
+def test_the_line_is_the_users_even_if_a_trainer_waits() -> None:
     frames = ALL_REDUCE.replace("/home/ada/train.py", f"{SITE}/trainer/loop.py", 1)
     found = stack(0, frames)
     assert (found.waits_in, found.place) == ("all_reduce", "train.py:20 in train")
 
 
-def test_mismatched_collectives_blame_nobody_alone() -> None:
+def test_mismatched_collectives_blame_no_single_rank() -> None:
     hang = Hang(first=stack(0, ALL_REDUCE), waited_s=5, asked={0, 1})
     hang.add(stack(0, ALL_REDUCE))
     hang.add(stack(1, BACKWARD))
@@ -115,7 +115,7 @@ def test_a_rank_that_has_returned_or_does_not_answer_is_named() -> None:
     assert "its process: T (stopped)" in str(error)
 
 
-def test_a_rank_that_went_on_meanwhile_is_no_hang() -> None:
+def test_a_rank_that_moved_on_meanwhile_is_no_hang() -> None:
     hang = Hang(first=stack(0, ALL_REDUCE), waited_s=5, asked={0, 1})
     hang.add(stack(1, SLEEP))
     assert hang.is_real()
@@ -134,7 +134,7 @@ def test_the_main_thread_is_found_among_many() -> None:
     assert "skyward" not in found.text()
 
 
-def test_a_project_in_a_folder_that_is_called_like_a_framework_is_the_users() -> None:
+def test_a_users_project_in_a_folder_named_like_a_framework_is_the_users() -> None:
     text = SLEEP.replace("/home/ada/", "/home/ada/jax/")
     found = read_stack(0, 0, f"Stack (most recent call first):\n{text}{OURS}", "S (sleeping)")
     assert found.waits_in == ""

@@ -1,4 +1,4 @@
-"""Callers that read their answer themselves."""
+"""Callers that read their answer from the channel themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def call(parts: Parts) -> tuple[CallTask, Future[Any]]:
 
 
 def answer(end: FarEnd, value: object) -> threading.Thread:
-    """Play the slot or the agent: answer the next task that comes."""
+    """Play the slot or the agent: answer the next task."""
 
     def run() -> None:
         while True:
@@ -50,9 +50,7 @@ def answer(end: FarEnd, value: object) -> threading.Thread:
     return thread
 
 
-def test_a_lone_call_goes_by_the_line_and_its_caller_reads_the_answer(
-    parts: Parts, agent: FarEnd, leader: Leader
-) -> None:
+def test_a_lone_call_uses_the_line_and_its_caller_reads_the_answer(parts: Parts, agent: FarEnd, leader: Leader) -> None:
     slot = parts.offer_line(agent)
     task, future = call(parts)
     thread = answer(slot, 5)
@@ -73,7 +71,7 @@ def test_without_a_line_the_caller_reads_the_link(parts: Parts, agent: FarEnd, l
     assert not parts.ledger.links[0].is_led
 
 
-def test_a_caller_that_waits_later_leads_too(parts: Parts, agent: FarEnd, leader: Leader) -> None:
+def test_a_caller_that_waits_later_reads_its_answer_too(parts: Parts, agent: FarEnd, leader: Leader) -> None:
     slot = parts.offer_line(agent)
     task, future = call(parts)
     with parts.ledger:
@@ -87,7 +85,9 @@ def test_a_caller_that_waits_later_leads_too(parts: Parts, agent: FarEnd, leader
     assert future.result() == 7
 
 
-def test_buffers_stay_only_for_a_lone_call_to_nodes_with_lines(parts: Parts, agent: FarEnd, leader: Leader) -> None:
+def test_buffers_stay_in_memory_only_for_a_lone_call_to_nodes_with_lines(
+    parts: Parts, agent: FarEnd, leader: Leader
+) -> None:
     leader.can_pull = True
     assert not leader.may_pull()
     parts.offer_line(agent)

@@ -1,4 +1,4 @@
-"""The ledger of the direct engine: a block sends and tells once, at its end; deadlines are kept."""
+"""The ledger of the direct engine: a block sends frames and reports once, at its end, and deadlines are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ledger() -> Iterator[Ledger]:
 
 
 def is_free(lock: threading.RLock) -> bool:
-    """Whether another thread could take it now."""
+    """Return whether another thread could take the lock now."""
     taken: list[bool] = []
 
     def take() -> None:
@@ -34,7 +34,7 @@ def is_free(lock: threading.RLock) -> bool:
     return taken[0]
 
 
-def test_what_was_decided_is_told_when_the_outermost_block_ends_and_the_lock_is_free(ledger: Ledger) -> None:
+def test_reports_wait_until_the_outermost_block_ends_and_the_lock_is_free(ledger: Ledger) -> None:
     told: list[bool] = []
     with ledger:
         with ledger:
@@ -44,7 +44,7 @@ def test_what_was_decided_is_told_when_the_outermost_block_ends_and_the_lock_is_
     assert told == [True]
 
 
-def test_all_are_told_whatever_one_of_them_raises(ledger: Ledger) -> None:
+def test_all_reports_are_made_even_if_one_of_them_raises(ledger: Ledger) -> None:
     told: list[int] = []
     with pytest.raises(ZeroDivisionError), ledger:
         ledger.after += [lambda: 1 // 0, lambda: told.append(1)]
@@ -52,7 +52,7 @@ def test_all_are_told_whatever_one_of_them_raises(ledger: Ledger) -> None:
     assert is_free(ledger.lock)
 
 
-def test_a_block_that_raises_gives_the_lock_back_and_tells(ledger: Ledger) -> None:
+def test_a_block_that_raises_releases_the_lock_and_reports(ledger: Ledger) -> None:
     told: list[int] = []
     with pytest.raises(KeyError), ledger:
         ledger.after.append(lambda: told.append(1))
@@ -61,7 +61,7 @@ def test_a_block_that_raises_gives_the_lock_back_and_tells(ledger: Ledger) -> No
     assert is_free(ledger.lock)
 
 
-def test_deadlines_that_are_due_are_called_and_the_next_one_says_how_long_to_wait(ledger: Ledger) -> None:
+def test_due_deadlines_are_called_and_the_next_one_sets_the_wait(ledger: Ledger) -> None:
     called: list[tuple[int, int]] = []
     with ledger:
         assert ledger.run_deadlines() is None
@@ -73,7 +73,7 @@ def test_deadlines_that_are_due_are_called_and_the_next_one_says_how_long_to_wai
     assert 900 < wait_s <= 1000
 
 
-def test_closed_ledger_take_no_calls(ledger: Ledger) -> None:
+def test_a_closed_ledger_takes_no_calls(ledger: Ledger) -> None:
     with pytest.raises(PoolClosed):
         ledger.require_open()
     ledger.is_open = True

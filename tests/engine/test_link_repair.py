@@ -1,4 +1,4 @@
-"""Lost nodes: what their calls are told, who else is told, and the machine that takes their place."""
+"""Lost nodes: the errors of their calls, the reports to other parts, and the replacement machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.waiting import until
 
 
 class Source:
-    """Machines that are never replaced, once `go` is set; it notes what it is asked."""
+    """Machines that are never replaced once `go` is set. It notes every request."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -35,7 +35,7 @@ class Source:
         return None
 
 
-def test_a_lost_node_fails_what_was_sent_and_tells_who_must_know(parts: Parts) -> None:
+def test_a_lost_node_fails_its_sent_calls_and_is_reported(parts: Parts) -> None:
     lost: list[int] = []
     link_repair = parts.link_repair(lost.append)
     parts.add_node(0)
@@ -62,7 +62,7 @@ def test_a_call_with_retries_goes_to_another_node(parts: Parts) -> None:
     assert other.kinds() == [FrameKind.FUNCTION, FrameKind.TASK]
 
 
-def test_what_waits_for_another_machine_fails_when_there_is_none(parts: Parts) -> None:
+def test_waiting_calls_fail_when_no_replacement_comes(parts: Parts) -> None:
     link_repair, source = parts.link_repair(), Source()
     link_repair.source = source
     parts.add_node()
@@ -75,7 +75,7 @@ def test_what_waits_for_another_machine_fails_when_there_is_none(parts: Parts) -
     assert source.asked == [("replace", 0)]
 
 
-def test_a_node_that_will_be_taken_gets_nothing_new_and_leaves_when_it_is_idle(parts: Parts) -> None:
+def test_a_node_about_to_be_preempted_gets_no_new_calls_and_leaves_when_idle(parts: Parts) -> None:
     link_repair, source = parts.link_repair(), Source()
     link_repair.source = source
     agent = parts.add_node(slots=2)

@@ -1,4 +1,4 @@
-"""Links that break, stall and stay cut, under every kind of call: nothing is lost, doubled or held up for ever."""
+"""Links that break, stall and stay cut, under every kind of call: nothing is lost, doubled or blocked for good."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pid() -> int:
 
 @sky.compute
 def note(path: Path, number: int) -> int:
-    """One line in the file for each run."""
+    """Write one line to the file for each run."""
     with path.open("a") as file:
         file.write(f"{number}\n")
     return number
@@ -52,7 +52,7 @@ def note(path: Path, number: int) -> int:
 def breaking(
     provider: Relayed, nodes: int = 1, *, seed: int = 0, pause_s: tuple[float, float] = (0.02, 0.3)
 ) -> Iterator[None]:
-    """Links break all the time, by default often before anything has gone through them."""
+    """Break links repeatedly, by default often before any byte has gone through them."""
     over = threading.Event()
     chance = random.Random(seed + int(os.environ.get("SKYWARD_TEST_SEED", "0")))
 
@@ -133,7 +133,7 @@ def test_output_goes_on_line_by_line(provider: Relayed) -> None:
 
 
 class Meeting(IntegrationBase):
-    """Ranks that need nothing but one another."""
+    """Integration whose ranks need nothing except each other."""
 
     name: ClassVar[str] = "meeting"
     extra: ClassVar[str] = ""
@@ -156,7 +156,7 @@ def test_gangs_go_on(provider: Relayed) -> None:
             assert rank() @ pool == [0, 1]
 
 
-def test_a_call_that_runs_through_a_cut_of_seconds_ends_as_if_nothing_was(provider: Relayed) -> None:
+def test_a_call_ends_normally_after_a_cut_of_seconds(provider: Relayed) -> None:
     @sky.compute
     def work() -> int:
         time.sleep(1)
@@ -172,13 +172,13 @@ def test_a_call_that_runs_through_a_cut_of_seconds_ends_as_if_nothing_was(provid
         assert future.result(20) == before
 
 
-def test_a_silent_link_is_made_anew(provider: Relayed) -> None:
+def test_a_silent_link_is_reconnected(provider: Relayed) -> None:
     with sky.ComputePool(replace(provider, lease_s=3.0), nodes=1, logs=False) as pool:
         before = pid() >> pool
         stalled = provider.relays()
         provider.stall()
         assert (pid() >> pool) == before
-        until(lambda: not set(stalled) & set(provider.relays()))  # the keeper's too
+        until(lambda: not set(stalled) & set(provider.relays()))  # the keeper's link too
 
 
 def test_other_nodes_do_the_work_while_a_link_is_cut(provider: Relayed) -> None:
@@ -197,7 +197,7 @@ def test_other_nodes_do_the_work_while_a_link_is_cut(provider: Relayed) -> None:
         assert where() @ pool == [0, 1]
 
 
-def test_a_link_that_breaks_while_no_descriptor_is_left_is_made_anew_once_there_are_some(
+def test_a_link_that_breaks_without_free_descriptors_reconnects_once_there_are_some(
     provider: Relayed, tmp_path: Path
 ) -> None:
     @sky.compute
@@ -225,7 +225,7 @@ def test_a_link_that_breaks_while_no_descriptor_is_left_is_made_anew_once_there_
         assert pid() >> pool
 
 
-def test_a_link_that_stays_cut_is_a_lost_node_and_its_agent_ends_by_itself(provider: Relayed) -> None:
+def test_a_link_that_stays_cut_loses_the_node_and_its_agent_ends_by_itself(provider: Relayed) -> None:
     provider = replace(provider, lease_s=3.0)
 
     @sky.compute
@@ -259,7 +259,7 @@ def test_an_agent_that_dies_alone_is_a_lost_node_at_once(provider: Relayed) -> N
         assert (pid() >> pool) != before
 
 
-def test_a_session_that_the_agent_does_not_know_is_a_lost_node(provider: Relayed) -> None:
+def test_a_session_unknown_to_the_agent_is_a_lost_node(provider: Relayed) -> None:
     with sky.ComputePool(replace(provider, lease_s=600.0), nodes=1, logs=False) as pool:
         before = pid() >> pool
         future = sky.compute(time.sleep)(600) > pool
@@ -294,7 +294,7 @@ def test_a_pool_that_is_closed_while_a_link_is_cut_closes_at_once(provider: Rela
     until(lambda: not engine_of(pool).ledger.links[0].channel.is_attached)
     began = time.monotonic()
     pool.close(cancel=True)
-    assert time.monotonic() - began < 6.0  # that its provider waits for the node to end
+    assert time.monotonic() - began < 6.0  # its provider waits for the node to end
     with pytest.raises(PoolClosed):
         future.result(0)
 
@@ -309,14 +309,14 @@ def test_a_client_that_holds_its_gil_keeps_its_links(provider: Relayed) -> None:
         assert sorted(provider.relays()) == links
 
 
-def test_a_command_that_fails_says_why(provider: Relayed) -> None:
+def test_the_reason_of_a_failed_command_is_reported(provider: Relayed) -> None:
     Path(provider.folder, "0").mkdir()
     Path(provider.folder, "0", "cut").touch()
     with pytest.raises(sky.errors.Unreachable, match="agent of node 0: does not answer: "):
         sky.ComputePool(provider, nodes=1, logs=False).start()
 
 
-def test_output_that_waits_for_a_link_is_bounded_and_what_is_dropped_is_counted(provider: Relayed) -> None:
+def test_output_that_waits_for_a_link_is_bounded_and_lost_lines_are_counted(provider: Relayed) -> None:
     lines: list[str] = []
     line = "x" * 999
 
@@ -343,7 +343,7 @@ def test_output_that_waits_for_a_link_is_bounded_and_what_is_dropped_is_counted(
 
 @dataclass(frozen=True, kw_only=True)
 class SmallMemory(Relayed):
-    """Nodes keep 1 MB of values in memory."""
+    """Nodes that keep 1 MB of values in memory."""
 
     def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
         return replace(super()._config(spec, pool, node), blob_limit_bytes=1 << 20)
@@ -354,7 +354,7 @@ def block(letter: bytes) -> bytes:
     return letter * 3_000_000
 
 
-def test_values_that_wait_for_a_link_go_to_the_disk(tmp_path: Path) -> None:
+def test_values_that_wait_for_a_link_spill_to_disk(tmp_path: Path) -> None:
     provider = SmallMemory(lease_s=30, folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         futures = [block(letter) > pool for letter in (b"a", b"b", b"c")]
@@ -364,7 +364,7 @@ def test_values_that_wait_for_a_link_go_to_the_disk(tmp_path: Path) -> None:
         assert [future.result(30) for future in futures] == [letter * 3_000_000 for letter in (b"a", b"b", b"c")]
 
 
-def test_a_value_that_finds_no_room_is_the_error_of_its_call_and_the_node_goes_on(tmp_path: Path) -> None:
+def test_a_value_without_room_fails_its_call_and_the_node_goes_on(tmp_path: Path) -> None:
     provider = SmallMemory(lease_s=30, folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         before = pid() >> pool
@@ -377,7 +377,7 @@ def test_a_value_that_finds_no_room_is_the_error_of_its_call_and_the_node_goes_o
 
 @dataclass(frozen=True, kw_only=True)
 class Chatty(Relayed):
-    """The user's shell greets before it runs anything."""
+    """Shell of a user that greets before it runs a command."""
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         machines = super().launch(spec, offers, pool, nodes, emit)
@@ -385,12 +385,12 @@ class Chatty(Relayed):
         return [replace(machine, channel=(*chat, *machine.channel)) for machine in machines]
 
 
-def test_what_a_shell_prints_first_is_skipped(tmp_path: Path) -> None:
+def test_a_greeting_of_the_shell_is_skipped(tmp_path: Path) -> None:
     with sky.ComputePool(Chatty(folder=str(tmp_path)), nodes=1, logs=False) as pool:
         assert pid() >> pool
 
 
-def test_a_far_node_is_kept_busy(tmp_path: Path) -> None:
+def test_a_distant_node_is_kept_busy(tmp_path: Path) -> None:
     provider = Relayed(lease_s=30.0, delay_s=0.1, folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, concurrency=2, logs=False) as pool:
         absolute = sky.compute(abs)
@@ -399,12 +399,12 @@ def test_a_far_node_is_kept_busy(tmp_path: Path) -> None:
         futures = [absolute(-i) > pool for i in range(600)]
         assert [future.result(60) for future in futures] == list(range(600))
         assert pool.map(abs, range(-100_000, 0)) == list(range(100_000, 0, -1))
-        assert time.monotonic() - began < 20  # two for each slot at a time: 30 s for the calls alone
+        assert time.monotonic() - began < 20  # with two calls in flight for each slot, the calls alone would take 30 s
 
 
 # Several channels -----------------------------------------------------------------------------------------------------
 
-FAR_S = 0.012  # each way: 24 ms are worth two channels
+FAR_S = 0.012  # in each direction: 24 ms are worth two channels
 
 
 @sky.compute
@@ -427,12 +427,12 @@ def carry_much(pool: sky.ComputePool, seed: int = 0) -> None:
     assert (reversed_of(data) >> pool) == data[::-1]
 
 
-def test_the_number_of_channels_follows_the_distance() -> None:
+def test_the_number_of_channels_follows_the_round_trip_time() -> None:
     assert [channels_for(ms / 1000) for ms in (0, 0.2, 10, 16, 25, 60, 100, 10_000)] == [1, 1, 1, 1, 2, 4, 6, 6]
     assert MOST_CHANNELS <= 10 - 2, "an sshd allows ten sessions, and the keeper and commands need some"
 
 
-def test_a_far_link_that_carries_much_gets_more_channels(far: Relayed) -> None:
+def test_a_slow_link_with_much_traffic_gets_more_channels(far: Relayed) -> None:
     with sky.ComputePool(far, nodes=1, concurrency=2, logs=False) as pool:
         assert (sky.compute(abs)(-1) >> pool) == 1
         carry_much(pool)
@@ -444,10 +444,10 @@ def test_a_far_link_that_carries_much_gets_more_channels(far: Relayed) -> None:
     assert far.relays() == []
 
 
-def test_a_near_link_keeps_one_channel(provider: Relayed) -> None:
+def test_a_fast_link_keeps_one_channel(provider: Relayed) -> None:
     counts: list[int] = []
     while not counts or (counts[-1] > 2 and len(counts) < 5):
-        # Again where every answer waited long for a processor: such a link is as good as far.
+        # Try again if every answer waited long for a processor, because such a link looks slow.
         with sky.ComputePool(provider, nodes=1, logs=False) as pool:
             for seed in range(3):
                 carry_much(pool, seed)
@@ -459,7 +459,7 @@ def test_a_link_of_several_channels_breaks_with_any_of_them(far: Relayed) -> Non
     events: list[Event] = []
     with sky.ComputePool(far, nodes=1, concurrency=2, logs=False, on_event=events.append) as pool:
         until(lambda: len(far.relays()) == 2)
-        spared = set(far.relays())  # the keeper's, and at first the link's first channel
+        spared = set(far.relays())  # the keeper's channel, and at first the link's first channel
         for turn in range(1, 5):
             carry_much(pool)
             until(lambda: has_more_channels(far))
@@ -470,7 +470,7 @@ def test_a_link_of_several_channels_breaks_with_any_of_them(far: Relayed) -> Non
             assert len(spared) == 1
 
 
-def test_links_of_several_channels_that_break_all_the_time_lose_nothing(far: Relayed) -> None:
+def test_links_of_several_channels_that_break_repeatedly_lose_nothing(far: Relayed) -> None:
     with sky.ComputePool(far, nodes=1, concurrency=2, logs=False) as pool:
         carry_much(pool)
         until(lambda: has_more_channels(far))
@@ -482,10 +482,10 @@ def test_links_of_several_channels_that_break_all_the_time_lose_nothing(far: Rel
         assert mapped == list(range(500_000))
 
 
-def test_a_link_that_gets_no_more_channels_goes_on_as_it_is(far: Relayed) -> None:
+def test_a_link_that_gets_no_more_channels_keeps_working(far: Relayed) -> None:
     with sky.ComputePool(far, nodes=1, logs=False) as pool:
         assert (sky.compute(abs)(-1) >> pool) == 1
-        until(lambda: len(far.relays()) == 2)  # the client's and the keeper's
+        until(lambda: len(far.relays()) == 2)  # the client's connection and the keeper's
         far.close_way()
         for seed in range(3):
             carry_much(pool, seed)
@@ -494,7 +494,7 @@ def test_a_link_that_gets_no_more_channels_goes_on_as_it_is(far: Relayed) -> Non
         until(lambda: len(far.relays()) == 2)
 
 
-def test_a_pool_that_is_closed_while_a_link_gets_more_channels_leaves_none(far: Relayed) -> None:
+def test_a_pool_that_closes_while_a_link_gets_more_channels_leaves_none_open(far: Relayed) -> None:
     for _ in range(3):
         with sky.ComputePool(far, nodes=1, logs=False) as pool:
             carry_much(pool)

@@ -1,4 +1,4 @@
-"""Calls that tasks make: they become tasks, their values go back, and they end with the task that made them."""
+"""Calls made by tasks: they become tasks, their values go back, and they end with the task that made them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parent(parts: Parts, agent: FarEnd, nested_calls: NestedCalls) -> NotedTask:
 
 
 def call(parts: Parts, nested_calls: NestedCalls, parent: int, **options: Any) -> None:
-    """Let a task call something."""
+    """Make a task call a function."""
     asked = NestedCall(
         parent=parent,
         name="part",
@@ -78,7 +78,7 @@ def test_a_call_becomes_a_task_and_its_value_goes_back(
     assert outcome(agent).status == "value"
 
 
-def test_what_a_task_has_called_ends_with_it(
+def test_the_calls_of_a_task_end_with_it(
     parts: Parts, agent: FarEnd, nested_calls: NestedCalls, parent: NotedTask
 ) -> None:
     call(parts, nested_calls, parent.id)
@@ -89,7 +89,7 @@ def test_what_a_task_has_called_ends_with_it(
     assert outcome(agent).status == "cancelled"
 
 
-def test_a_call_that_cannot_be_made_says_why(
+def test_a_call_that_cannot_be_made_reports_the_reason(
     parts: Parts, agent: FarEnd, nested_calls: NestedCalls, parent: NotedTask
 ) -> None:
     call(parts, nested_calls, parent.id, max_restarts=1)

@@ -1,4 +1,4 @@
-"""Calls of tasks over links that break, and large arguments over links that are slow."""
+"""Calls made by tasks over links that break, and large arguments over slow links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def provider(tmp_path: Path) -> Relayed:
 
 @contextmanager
 def breaking(provider: Relayed, nodes: int) -> Iterator[None]:
-    """Cut the links again and again, one after another."""
+    """Cut the links repeatedly, one after another."""
     stop = threading.Event()
 
     def run() -> None:
@@ -55,7 +55,7 @@ def reverse(data: np.ndarray) -> np.ndarray:
     return data[::-1].copy()
 
 
-def test_calls_of_tasks_go_on_when_links_break_and_none_runs_twice(provider: Relayed, tmp_path: Path) -> None:
+def test_calls_of_tasks_survive_broken_links_and_none_runs_twice(provider: Relayed, tmp_path: Path) -> None:
     path = tmp_path / "notes"
     with sky.ComputePool(provider, nodes=2, logs=False) as pool, breaking(provider, 2):
         target = pool.node(1)
@@ -73,7 +73,7 @@ def test_calls_of_tasks_go_on_when_links_break_and_none_runs_twice(provider: Rel
     assert lines_of(path) == [str(number) for number in range(40)]
 
 
-def test_large_arguments_hold_up_nothing_else_on_the_way(tmp_path: Path) -> None:
+def test_large_arguments_block_no_other_traffic(tmp_path: Path) -> None:
     provider = Relayed(folder=str(tmp_path / "relays"), delay_s=0.01)
     with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool:
         target = pool.node(1)

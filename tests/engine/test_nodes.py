@@ -1,4 +1,4 @@
-"""Nodes: links that are opened and told what they are, and what is known of them."""
+"""Nodes: opening their links, introducing them, and the facts about them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.engine.parts import Parts, machine
 
 
 def greet_once(path: Path) -> threading.Thread:
-    """Play an agent that takes one connection and says who it is."""
+    """Play an agent that takes one connection and introduces itself."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
@@ -39,7 +39,7 @@ def greet_once(path: Path) -> threading.Thread:
     return thread
 
 
-def test_a_link_is_opened_and_the_facts_of_its_agent_are_known(parts: Parts, tmp_path: Path) -> None:
+def test_an_open_link_knows_the_facts_of_its_agent(parts: Parts, tmp_path: Path) -> None:
     agent = greet_once(tmp_path / "agent.sock")
     parts.nodes.open([machine(socket_path=str(tmp_path / "agent.sock"))])
     assert parts.nodes.agent_pids() == {0: 77}
@@ -49,13 +49,13 @@ def test_a_link_is_opened_and_the_facts_of_its_agent_are_known(parts: Parts, tmp
     agent.join()
 
 
-def test_an_agent_that_is_not_there_is_unreachable(parts: Parts, tmp_path: Path) -> None:
+def test_a_missing_agent_is_unreachable(parts: Parts, tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         parts.nodes.open([machine(socket_path=os.fspath(tmp_path / "nobody.sock"))])
     assert not parts.ledger.links
 
 
-def test_a_node_that_is_up_is_told_who_it_is_and_gets_the_tasks_that_wait(parts: Parts) -> None:
+def test_a_node_that_is_up_learns_its_name_and_gets_waiting_tasks(parts: Parts) -> None:
     ends = [parts.add_link(node, devices=("a", "b")[: node + 1]) for node in (0, 1)]
     with parts.ledger:
         for node in (0, 1):
@@ -69,7 +69,7 @@ def test_a_node_that_is_up_is_told_who_it_is_and_gets_the_tasks_that_wait(parts:
     assert FrameKind.TASK in ends[0].kinds()
 
 
-def test_a_gang_has_one_rank_for_each_accelerator_of_the_poorest_node(parts: Parts) -> None:
+def test_a_gang_has_one_rank_per_accelerator_of_the_smallest_node(parts: Parts) -> None:
     class Auto(ProcessLaunch):
         ranks_per_node = "auto"
 
@@ -79,7 +79,7 @@ def test_a_gang_has_one_rank_for_each_accelerator_of_the_poorest_node(parts: Par
     assert parts.nodes.ranks_per_node(Auto()) == 2
 
 
-def test_nodes_are_asked_how_busy_they_are(parts: Parts) -> None:
+def test_nodes_report_their_load(parts: Parts) -> None:
     agent = parts.add_node()
     parts.nodes.ask_usage(1.5)
     (frame,) = agent.received()

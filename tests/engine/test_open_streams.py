@@ -1,4 +1,4 @@
-"""Streams of running tasks: items and credit go to their node, and a reader that is gone stops them."""
+"""Streams of running tasks: items and credit go to their node, and a task without a reader is stopped."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_items_and_credit_go_to_the_node_of_the_task(parts: Parts, agent: FarEnd
     ]
 
 
-def test_what_is_for_a_task_that_has_ended_is_dropped(parts: Parts, agent: FarEnd, streams: OpenStreams) -> None:
+def test_frames_for_an_ended_task_are_dropped(parts: Parts, agent: FarEnd, streams: OpenStreams) -> None:
     streams.grant(99, 1)
     streams.send_item(99, 0, Encoded(b"item"))
     streams.end_input(99, FrameKind.IN_END, 0)
     assert agent.received() == []
 
 
-def test_a_stream_that_nobody_reads_is_closed_and_any_other_task_is_cancelled(
+def test_an_unread_stream_is_closed_and_other_tasks_are_cancelled(
     parts: Parts, agent: FarEnd, streams: OpenStreams
 ) -> None:
     items = generator(parts)
@@ -71,7 +71,7 @@ def test_a_stream_that_nobody_reads_is_closed_and_any_other_task_is_cancelled(
     assert list(parts.ledger.tasks) == [items.id]
 
 
-def test_the_readers_of_running_generators_are_told_that_the_pool_closes(
+def test_readers_of_running_generators_learn_that_the_pool_closes(
     parts: Parts, agent: FarEnd, streams: OpenStreams
 ) -> None:
     told: list[BaseException] = []

@@ -30,7 +30,7 @@ def task(parts: Parts, agent: FarEnd, questions: OpenQuestions) -> NotedTask:
     return task
 
 
-def test_an_answer_reaches_the_one_who_asked(
+def test_an_answer_reaches_the_caller_who_asked(
     parts: Parts, agent: FarEnd, questions: OpenQuestions, task: NotedTask
 ) -> None:
     with ThreadPoolExecutor(1) as thread:
@@ -42,7 +42,7 @@ def test_an_answer_reaches_the_one_who_asked(
         assert answer.result(10) == b"step 7"
 
 
-def test_a_call_that_nobody_answers_for_says_why(
+def test_a_question_without_an_answer_reports_the_reason(
     parts: Parts, agent: FarEnd, questions: OpenQuestions, task: NotedTask
 ) -> None:
     with ThreadPoolExecutor(1) as thread:
@@ -54,9 +54,7 @@ def test_a_call_that_nobody_answers_for_says_why(
             answer.result(10)
 
 
-def test_a_question_is_given_up_when_its_call_ends(
-    parts: Parts, agent: FarEnd, questions: OpenQuestions, task: NotedTask
-) -> None:
+def test_a_question_ends_with_its_call(parts: Parts, agent: FarEnd, questions: OpenQuestions, task: NotedTask) -> None:
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(questions.ask, task.id, b"how far?", 10.0)
         agent.next(FrameKind.ASK)

@@ -1,4 +1,4 @@
-"""The I/O thread: what it reads reaches its handler, and what goes wrong costs one call."""
+"""The I/O thread: frames reach their handlers, and an error affects one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import until
 
 
 class Reading:
-    """A reader and whom it tells."""
+    """A reader, and the parts that it reports to."""
 
     def __init__(self, parts: Parts, **others: Any) -> None:
         self.lost: list[int] = []
@@ -48,7 +48,7 @@ def reading(parts: Parts, agent: FarEnd) -> Iterator[Reading]:
     reading.reader.join()
 
 
-def test_the_thread_brings_values_and_sends_what_they_make_room_for(
+def test_the_thread_delivers_values_and_sends_tasks_into_the_freed_room(
     parts: Parts, agent: FarEnd, reading: Reading
 ) -> None:
     reading.reader.start()
@@ -66,7 +66,7 @@ def test_a_caller_reads_a_channel_itself(parts: Parts, agent: FarEnd, reading: R
     assert task.told == [("value", 1)]
 
 
-def test_a_frame_that_cannot_be_handled_costs_one_call(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+def test_a_frame_whose_handler_raises_fails_one_call(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     broken, sound = parts.submit(), parts.submit()
     agent.send(FrameKind.RESULT, broken.id, b"nonsense")
     agent.send(FrameKind.RESULT, sound.id, value_body(2))
@@ -76,7 +76,7 @@ def test_a_frame_that_cannot_be_handled_costs_one_call(parts: Parts, agent: FarE
     assert sound.told == [("value", 2)]
 
 
-def test_a_kind_that_nobody_handles_is_ignored(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+def test_a_kind_without_a_handler_is_ignored(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     task = parts.submit()
     agent.send(200)
     agent.send(FrameKind.RESULT, task.id, value_body(1))
@@ -84,7 +84,7 @@ def test_a_kind_that_nobody_handles_is_ignored(parts: Parts, agent: FarEnd, read
     assert task.told == [("value", 1)]
 
 
-def test_the_end_of_a_link_is_the_loss_of_its_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+def test_the_end_of_a_link_loses_its_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     task = parts.submit()
     agent.channel.close()
     reading.reader.read(parts.ledger.links[0])
@@ -94,7 +94,7 @@ def test_the_end_of_a_link_is_the_loss_of_its_node(parts: Parts, agent: FarEnd, 
     assert not parts.ledger.links
 
 
-def test_the_end_of_a_line_costs_no_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+def test_the_end_of_a_direct_line_loses_no_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     parts.offer_line(agent).channel.close()
     line = parts.ledger.links[0].line
     assert line is not None
@@ -103,7 +103,7 @@ def test_the_end_of_a_line_costs_no_node(parts: Parts, agent: FarEnd, reading: R
     assert reading.lost == []
 
 
-def test_the_thread_stops_what_was_abandoned(parts: Parts, reading: Reading) -> None:
+def test_the_thread_stops_abandoned_calls(parts: Parts, reading: Reading) -> None:
     reading.reader.start()
     reading.reader.abandon(7)
     until(lambda: reading.stopped == [7])

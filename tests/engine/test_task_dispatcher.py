@@ -1,4 +1,4 @@
-"""The sender: what it does with the scheduler's decisions, and whom it tells that a call ends."""
+"""The dispatcher: it carries out the scheduler's decisions, and reports when a call ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_task_goes_to_a_node_with_its_function_once(parts: Parts) -> None:
     assert [frame.ident for frame in frames[1:]] == [task.id for task in tasks]
 
 
-def test_what_has_no_slot_is_sent_when_one_is_free(parts: Parts) -> None:
+def test_a_task_without_a_slot_is_sent_when_one_is_free(parts: Parts) -> None:
     agent = parts.add_node(slots=1)
     first, second = parts.submit(timeout_s=60.0), parts.submit(timeout_s=60.0)
     assert agent.kinds() == [FrameKind.FUNCTION, FrameKind.TASK]
@@ -28,7 +28,7 @@ def test_what_has_no_slot_is_sent_when_one_is_free(parts: Parts) -> None:
     assert (frame.kind, frame.ident) == (FrameKind.TASK, second.id)
 
 
-def test_closed_ledger_refuse_a_task(parts: Parts) -> None:
+def test_a_closed_ledger_refuses_a_task(parts: Parts) -> None:
     parts.ledger.is_open = False
     with pytest.raises(PoolClosed):
         parts.submit()
@@ -43,7 +43,7 @@ def test_an_action_of_another_part_goes_to_its_handler(parts: Parts) -> None:
     assert started == [StartGang(7, (0,))]
 
 
-def test_those_who_must_know_are_told_once_that_a_call_ends(parts: Parts) -> None:
+def test_listeners_are_told_once_that_a_call_ends(parts: Parts) -> None:
     ended: list[int] = []
     parts.add_node()
     task = parts.submit()
@@ -70,7 +70,7 @@ def test_a_waiting_call_that_is_cancelled_leaves_the_books_at_once(parts: Parts)
     assert (frame.kind, frame.ident, frame.lane) == (FrameKind.CANCEL, sent.id, int(GRACE_S * 10))
 
 
-def test_a_call_whose_time_is_up_says_where_it_stands_and_fails(parts: Parts) -> None:
+def test_a_call_that_times_out_says_where_it_stood_and_fails(parts: Parts) -> None:
     agent = parts.add_node()
     task = parts.submit(timeout_s=0.001)
     with parts.ledger:
@@ -88,7 +88,7 @@ def test_a_call_whose_time_is_up_says_where_it_stands_and_fails(parts: Parts) ->
 
 
 @pytest.mark.parametrize(("is_taken_back", "error"), [(False, NodeLost), (True, Preempted)])
-def test_a_task_that_cannot_be_run_fails_with_the_loss_of_its_node(
+def test_a_task_that_cannot_run_fails_with_the_loss_of_its_node(
     parts: Parts, is_taken_back: bool, error: type[Exception]
 ) -> None:
     parts.add_node()

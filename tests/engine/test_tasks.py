@@ -15,7 +15,7 @@ from tests.engine.parts import Parts
 
 
 class Pulled:
-    """A call whose buffers stay in memory, and what it does when that does not work out."""
+    """A call whose buffers stay in memory, and the fallback when a slot cannot read them."""
 
     def __init__(self, parts: Parts) -> None:
         self.made_by: list[threading.Thread] = []
@@ -47,7 +47,7 @@ def failed(type_name: str) -> TaskFailure:
     return TaskFailure(failure, "node 0", 0, "work", "")
 
 
-def test_whoever_waits_makes_the_call_again_when_another_task_came_first(parts: Parts) -> None:
+def test_the_waiting_thread_repeats_the_call_if_another_task_came_first(parts: Parts) -> None:
     agent = parts.add_node()
     pulled = Pulled(parts)
     with parts.ledger:
@@ -60,14 +60,14 @@ def test_whoever_waits_makes_the_call_again_when_another_task_came_first(parts: 
     assert not pulled.was_stopped
 
 
-def test_a_slot_that_may_not_read_our_memory_is_not_asked_again(parts: Parts) -> None:
+def test_a_slot_that_must_not_read_our_memory_is_not_tried_again(parts: Parts) -> None:
     pulled = Pulled(parts)
     pulled.task.on_error(failed("skyward.wire.pull.PullRefused"))
     assert pulled.was_stopped
     assert pulled.future.result(0) == 42
 
 
-def test_an_error_of_the_call_is_its_own(parts: Parts) -> None:
+def test_an_error_of_the_call_is_raised_unchanged(parts: Parts) -> None:
     pulled = Pulled(parts)
     pulled.task.on_error(failed("builtins.ValueError"))
     assert pulled.future.has_failed
@@ -75,7 +75,7 @@ def test_an_error_of_the_call_is_its_own(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize(("started", "again"), [(False, 1), (True, 0)])
-def test_a_lost_process_costs_the_call_if_it_had_begun(parts: Parts, started: bool, again: int) -> None:
+def test_a_lost_process_fails_the_call_if_it_had_begun(parts: Parts, started: bool, again: int) -> None:
     pulled = Pulled(parts)
     pulled.task.on_lost(Loss(node=0, signal=9, started=started))
     if started:

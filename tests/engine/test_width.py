@@ -1,4 +1,4 @@
-"""What a measured round trip of a link changes."""
+"""Effects of a link's measured round trip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.engine.parts import Parts
 
 
 @pytest.mark.parametrize(("round_trip_s", "ahead"), [(0.0, 3), (0.1, 10)])
-def test_a_node_that_is_far_away_gets_more_short_tasks_ahead(
+def test_a_distant_node_gets_more_short_tasks_ahead(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, round_trip_s: float, ahead: int
 ) -> None:
     agent = parts.add_node()
@@ -27,7 +27,7 @@ def test_a_node_that_is_far_away_gets_more_short_tasks_ahead(
     assert link.pongs == 1
 
 
-def test_a_link_of_this_machine_keeps_one_channel(parts: Parts) -> None:
+def test_a_link_within_this_machine_keeps_one_channel(parts: Parts) -> None:
     parts.add_node()
     link = parts.ledger.links[0]
     with parts.ledger:

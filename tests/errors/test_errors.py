@@ -1,4 +1,4 @@
-"""The catalogue of errors: its examples run."""
+"""The examples in the error classes' docstrings run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue of events: its examples run."""
+"""The examples in the events' docstrings run."""
 
 from __future__ import annotations
 

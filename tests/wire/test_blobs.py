@@ -1,4 +1,4 @@
-"""Blobs: what they are called is what they hold."""
+"""Blobs: their names are digests of their contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def content(blob: Blob) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 1000, MIB - 1, MIB, MIB + 1, 3 * MIB + 7])
-def test_a_snapshot_holds_the_bytes_and_is_named_by_them(size: int) -> None:
+def test_a_snapshot_holds_the_bytes_and_is_named_after_them(size: int) -> None:
     data = os.urandom(size)
     blob = Blob.snapshot(memoryview(data))
     assert content(blob) == data
@@ -30,7 +30,7 @@ def test_a_snapshot_holds_the_bytes_and_is_named_by_them(size: int) -> None:
     assert blob.digest != blob_digest(memoryview(data + b"\0"))
 
 
-def test_a_snapshot_of_what_another_thread_writes_to_is_named_by_what_it_holds() -> None:
+def test_a_snapshot_of_changing_memory_is_named_after_the_bytes_it_holds() -> None:
     data = np.zeros(8 * MIB, dtype=np.uint8)
     stop = threading.Event()
 
@@ -51,7 +51,7 @@ def test_a_snapshot_of_what_another_thread_writes_to_is_named_by_what_it_holds()
         writer.join()
 
 
-def test_a_mapping_may_be_written_and_nobody_else_sees_it() -> None:
+def test_writes_to_a_mapping_are_private() -> None:
     blob = Blob.snapshot(memoryview(b"abc"))
     first, second = blob.map(), blob.map()
     first[0:1] = b"X"
@@ -91,7 +91,7 @@ def test_a_spilled_blob_is_the_same_blob(tmp_path: Path) -> None:
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """A limit of descriptors that is soon reached."""
+    """Set a limit of descriptors that is soon reached."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(map(int, os.listdir("/proc/self/fd"))) + 64
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
@@ -111,13 +111,13 @@ class TestStore:
         array = np.arange(1000, dtype=np.float64).reshape(10, 100)
         assert content(store.put(array.data)) == array.tobytes()
 
-    def test_what_a_call_needs_is_not_copied_again_however_old_it_is(self) -> None:
+    def test_blobs_that_a_call_needs_are_not_copied_again_at_any_age(self) -> None:
         store = BlobStore(limit_bytes=2500)
         blobs = [store.put(memoryview(letter * 1000)) for letter in (b"a", b"b", b"c")]
         assert content(blobs[0]) == b"a" * 1000
         assert [store.put(memoryview(letter * 1000)) for letter in (b"c", b"a", b"b")] == [blobs[2], blobs[0], blobs[1]]
 
-    def test_beyond_the_limit_what_no_call_needs_is_closed_oldest_first(self) -> None:
+    def test_beyond_the_limit_unneeded_blobs_are_closed_oldest_first(self) -> None:
         store = BlobStore(limit_bytes=2500)
         needed = store.put(memoryview(b"n" * 1000))
         before = len(os.listdir("/proc/self/fd"))
@@ -126,7 +126,7 @@ class TestStore:
         assert len(os.listdir("/proc/self/fd")) == before + 1, "of a, b and c only the last one fits beside it"
         assert store.put(memoryview(b"n" * 1000)) is needed
 
-    def test_where_calls_need_more_than_the_limit_nothing_else_is_kept(self) -> None:
+    def test_calls_that_exceed_the_limit_leave_no_room_for_other_blobs(self) -> None:
         store = BlobStore(limit_bytes=2500)
         store.put(memoryview(b"old" * 300))
         before = len(os.listdir("/proc/self/fd"))
@@ -138,14 +138,14 @@ class TestStore:
 
 
 class TestWithoutDescriptors:
-    def test_half_of_the_descriptors_stay_free_of_blobs(self, few_files: int) -> None:
+    def test_blobs_use_at_most_half_of_the_descriptors(self, few_files: int) -> None:
         blobs = [Blob.snapshot(memoryview(b"%d" % number * 1000)) for number in range(few_files)]
         with open("/dev/null") as file:
             assert file.fileno() < few_files
         assert sum(blob.is_loaded for blob in blobs) >= few_files // 2
         assert len({blob.digest for blob in blobs}) == few_files
 
-    def test_a_blob_in_memory_has_the_name_and_the_bytes_of_one_in_a_file(self, few_files: int) -> None:
+    def test_a_blob_in_memory_has_the_same_name_and_bytes_as_one_in_a_file(self, few_files: int) -> None:
         data = os.urandom(3 * MIB + 7)
         filed = Blob.snapshot(memoryview(data))
         others = [Blob.snapshot(memoryview(bytes(10))) for _ in range(few_files)]
@@ -158,11 +158,11 @@ class TestWithoutDescriptors:
         assert not in_memory.is_loaded
         assert content(in_memory) == data
 
-    def test_a_blob_that_did_not_arrive_says_so(self) -> None:
+    def test_a_blob_that_did_not_arrive_is_reported(self) -> None:
         with pytest.raises(OSError, match="did not arrive.*ulimit -n"):
             Blob(bytes(16), 1000, -1).map()
 
-    def test_what_is_used_again_stays(self) -> None:
+    def test_blobs_that_are_used_again_stay(self) -> None:
         store = BlobStore(limit_bytes=2500)
         first = store.put(memoryview(b"a" * 1000))
         store.put(memoryview(b"b" * 1000))
@@ -179,7 +179,7 @@ class TestWithoutDescriptors:
         store.clear()
         assert len(os.listdir("/proc/self/fd")) == before
 
-    def test_threads_that_put_the_same_get_the_same_name(self) -> None:
+    def test_threads_that_put_the_same_bytes_get_the_same_name(self) -> None:
         store = BlobStore()
         data = os.urandom(MIB)
         found: list[Blob] = []

@@ -1,4 +1,4 @@
-"""Frames over real sockets that take little at a time."""
+"""Frames over real sockets with small buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ends = tuple[Channel, Channel]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """Two channels whose sockets buffer as little as the kernel allows."""
+    """Return two channels whose sockets buffer as little as the kernel allows."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for sock in (ours, theirs):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
@@ -55,7 +55,7 @@ def test_frames_larger_than_the_sockets_buffer_arrive_whole(ends: Ends) -> None:
     assert not ours.has_output
 
 
-def test_send_and_queue_keep_the_order_whatever_the_socket_takes(ends: Ends) -> None:
+def test_send_and_queue_keep_the_order_however_little_the_socket_takes(ends: Ends) -> None:
     ours, theirs = ends
     got: list[Frame] = []
     chosen = random.Random(5)
@@ -71,7 +71,7 @@ def test_send_and_queue_keep_the_order_whatever_the_socket_takes(ends: Ends) -> 
     assert [f.ident for f in got] == list(range(500))
 
 
-def test_a_full_socket_says_so_and_loses_nothing(ends: Ends) -> None:
+def test_a_full_socket_is_reported_and_loses_nothing(ends: Ends) -> None:
     ours, theirs = ends
     ours.queue(FrameKind.TASK, 1, bytes(300_000))
     assert not ours.flush()
@@ -82,7 +82,7 @@ def test_a_full_socket_says_so_and_loses_nothing(ends: Ends) -> None:
 def test_control_overtakes_results_and_results_overtake_blobs(ends: Ends) -> None:
     ours, theirs = ends
     ours.queue(FrameKind.TASK, 1, bytes(300_000), priority=BLOBS)
-    ours.flush()  # it is on its way, and a frame is never cut
+    ours.flush()  # it is already on its way, and a frame is never split
     for ident, priority in enumerate((BLOBS, RESULTS, CONTROL), 2):
         ours.queue(FrameKind.TASK, ident, b"", priority=priority)
     assert [f.ident for f in transfer(ours, theirs)] == [1, 4, 3, 2]
@@ -106,7 +106,7 @@ def test_descriptors_arrive_with_their_frames_through_a_full_socket(ends: Ends) 
             os.close(frame.fd)
 
 
-def test_closing_closes_what_was_not_sent(ends: Ends) -> None:
+def test_closing_also_closes_unsent_descriptors(ends: Ends) -> None:
     ours, _ = ends
     before = len(os.listdir("/proc/self/fd"))
     fd = os.memfd_create("test")
@@ -117,7 +117,7 @@ def test_closing_closes_what_was_not_sent(ends: Ends) -> None:
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-def test_a_peer_that_is_gone_is_told_to_sender_and_reader(ends: Ends) -> None:
+def test_sender_and_reader_learn_that_the_peer_is_gone(ends: Ends) -> None:
     ours, theirs = ends
     theirs.close()
     with pytest.raises(ChannelClosed):
@@ -129,7 +129,7 @@ def test_a_peer_that_is_gone_is_told_to_sender_and_reader(ends: Ends) -> None:
         ours.send(pack(FrameKind.TASK, 2, b"x"))
 
 
-def test_what_a_peer_sent_before_it_went_is_read_first(ends: Ends) -> None:
+def test_frames_sent_before_the_peer_left_are_read_first(ends: Ends) -> None:
     ours, theirs = ends
     theirs.queue(FrameKind.SHUTDOWN)
     ours.queue(FrameKind.TASK, 1, b"never read")
@@ -139,7 +139,7 @@ def test_what_a_peer_sent_before_it_went_is_read_first(ends: Ends) -> None:
     assert [f.kind for f in ours.receive()] == [FrameKind.SHUTDOWN]
 
 
-def test_a_descriptor_for_which_there_is_no_number_left_is_missing_in_its_own_frame_only(ends: Ends) -> None:
+def test_a_descriptor_that_exceeds_the_limit_is_missing_in_its_own_frame_only(ends: Ends) -> None:
     ours, theirs = ends
     fd = os.memfd_create("test")
     for ident in (1, 2):

@@ -1,4 +1,4 @@
-"""Links of several ways: what goes over them comes in one order, and the end of one is the end of all."""
+"""Links of several connections: their frames arrive in one order, and the end of one connection ends the link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="links of s
 
 
 def widen(pair: Pair, count: int, make: Callable[[], tuple[Ends, Ends]] = sockets) -> list[tuple[Ends, Ends]]:
-    """As client (left) and agent do."""
+    """Widen the link as client (left) and agent do."""
     more = [make() for _ in range(count - 1)]
     pair.right.widen([right for _, right in more], turns=False)
     pair.left.widen([left for left, _ in more], turns=True)
@@ -33,7 +33,7 @@ def is_ready(fd: int) -> bool:
 
 
 @pytest.mark.parametrize("make", [pipes, sockets])
-def test_a_link_gets_further_ways_while_it_is_used(make: Callable[[], tuple[Ends, Ends]]) -> None:
+def test_a_link_in_use_gets_further_connections(make: Callable[[], tuple[Ends, Ends]]) -> None:
     pair = Pair(make)
     numbers = iter(range(10_000))
     sent: dict[StreamChannel, list[int]] = {pair.left: [], pair.right: []}
@@ -58,7 +58,7 @@ def test_a_link_gets_further_ways_while_it_is_used(make: Callable[[], tuple[Ends
     pair.close()
 
 
-def test_more_is_on_its_way_than_one_takes() -> None:
+def test_several_connections_have_more_bytes_in_flight_than_one() -> None:
     def on_their_way(ways: int) -> int:
         pair = Pair(sockets)
         widen(pair, ways)
@@ -74,7 +74,7 @@ def test_more_is_on_its_way_than_one_takes() -> None:
     assert on_their_way(4) > 2.5 * on_their_way(1)
 
 
-def test_what_is_small_stays_on_one_way() -> None:
+def test_small_frames_stay_on_one_connection() -> None:
     pair = Pair(sockets)
     more = widen(pair, 2)
     for number in range(100):
@@ -84,8 +84,8 @@ def test_what_is_small_stays_on_one_way() -> None:
     pair.close()
 
 
-def test_who_does_not_take_turns_yet_is_understood_too() -> None:
-    """The agent takes turns once the client has: until then the client may not have all of them."""
+def test_a_peer_that_does_not_take_turns_yet_is_understood_too() -> None:
+    """The agent takes turns once the client has. Until then the client may not know all connections."""
     pair = Pair(sockets)
     more = widen(pair, 2)
     for number in range(100):
@@ -97,7 +97,7 @@ def test_who_does_not_take_turns_yet_is_understood_too() -> None:
     pair.close()
 
 
-def test_where_room_is_waited_for_is_where_the_next_goes() -> None:
+def test_the_next_bytes_go_where_the_link_waits_for_room() -> None:
     pair = Pair(sockets)
     widen(pair, 2)
     for number in range(1000):
@@ -112,7 +112,7 @@ def test_where_room_is_waited_for_is_where_the_next_goes() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_end_of_one_way_is_the_end_of_the_link_behind_what_has_come(which: int) -> None:
+def test_the_end_of_one_connection_ends_the_link_after_the_received_frames(which: int) -> None:
     pair = Pair(sockets)
     first = pair.left._ends  # a channel gives its ends away only by `release`, which ends the link
     assert first is not None
@@ -129,7 +129,7 @@ def test_the_end_of_one_way_is_the_end_of_the_link_behind_what_has_come(which: i
     pair.close()
 
 
-def test_closing_closes_all_that_it_has() -> None:
+def test_closing_closes_all_connections() -> None:
     before = len(os.listdir("/proc/self/fd"))
     pair = Pair(sockets)
     widen(pair, 4)

@@ -1,4 +1,4 @@
-"""The user's exception arrives as itself; what cannot says what it was."""
+"""The user's exception arrives unchanged, or as an error that names it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skyward.wire.failures import decode_failure, encode_failure
 
 
 class Custom(ValueError):
-    """Its constructor takes other arguments than the exception keeps."""
+    """An exception whose constructor takes other arguments than it keeps."""
 
     def __init__(self, code: int, *, detail: str) -> None:
         super().__init__(f"code {code}")
@@ -75,7 +75,7 @@ def test_built_in_exceptions_arrive_as_themselves(error: BaseException) -> None:
     assert "Remote traceback (node 1, task 'f')" in notes(back)
 
 
-def test_attributes_and_constructors_do_not_matter() -> None:
+def test_attributes_and_unusual_constructors_survive() -> None:
     back = travelled(Custom(7, detail="d"))
     assert isinstance(back, Custom)
     assert (back.code, back.detail, str(back)) == (7, "d", "code 7")
@@ -96,7 +96,7 @@ def test_the_log_tail_is_a_note() -> None:
 
 
 @pytest.mark.parametrize("error", [Refuses("text"), ValueError(lambda: (yield)), ValueError(sys)])
-def test_what_cannot_be_pickled_is_a_remote_error_or_itself(error: BaseException) -> None:
+def test_an_exception_that_cannot_be_pickled_becomes_a_remote_error_or_itself(error: BaseException) -> None:
     back = travelled(error)
     assert isinstance(back, RemoteError | type(error))
     if isinstance(back, RemoteError):
@@ -104,7 +104,7 @@ def test_what_cannot_be_pickled_is_a_remote_error_or_itself(error: BaseException
         assert "Remote traceback" in notes(back)
 
 
-def test_a_class_that_is_unknown_here_is_a_remote_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_is_unknown_here_becomes_a_remote_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("only_there")
     exec("class Theirs(Exception): pass", module.__dict__)
     monkeypatch.setitem(sys.modules, "only_there", module)
@@ -117,12 +117,12 @@ def test_a_class_that_is_unknown_here_is_a_remote_error_that_names_it(monkeypatc
     assert (back.node, back.task) == (1, "f")
 
 
-def test_an_exception_that_cannot_say_itself_does_not_hide_the_failure() -> None:
+def test_an_exception_whose_str_raises_does_not_hide_the_failure() -> None:
     back = travelled(BadText())
     assert "Remote traceback" in notes(back)
 
 
-def test_ours_keep_their_fields() -> None:
+def test_errors_of_skyward_keep_their_fields() -> None:
     lost = travelled(SlotLost("gone", node=3, signal=9, started=True))
     assert isinstance(lost, SlotLost)
     assert (lost.node, lost.signal, lost.started) == (3, 9, True)

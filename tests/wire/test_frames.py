@@ -1,4 +1,4 @@
-"""Frames in a byte stream, cut anywhere."""
+"""Frames in a byte stream that is cut at any point."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STREAM = b"".join(pack(f.kind, f.ident, f.body, flags=f.flags, lane=f.lane) for 
 
 
 @pytest.mark.parametrize("cut", range(len(STREAM) + 1))
-def test_a_stream_cut_at_any_byte_gives_the_same_frames(cut: int) -> None:
+def test_a_stream_cut_at_any_byte_yields_the_same_frames(cut: int) -> None:
     parser = FrameParser()
     assert [*(parser.feed(STREAM[:cut])), *parser.feed(STREAM[cut:])] == FRAMES
     assert not parser.is_mid_frame
 
 
-def test_a_stream_byte_by_byte_gives_the_same_frames() -> None:
+def test_a_stream_byte_by_byte_yields_the_same_frames() -> None:
     parser = FrameParser()
     assert [frame for i in range(len(STREAM)) for frame in parser.feed(STREAM[i : i + 1])] == FRAMES
 
@@ -47,7 +47,7 @@ def test_a_stream_byte_by_byte_gives_the_same_frames() -> None:
     ),
     cuts=st.lists(st.integers(1, 500), min_size=1),
 )
-def test_any_frames_cut_anyhow_come_out_as_they_went_in(frames: list[Frame], cuts: list[int]) -> None:
+def test_any_frames_cut_anywhere_arrive_unchanged(frames: list[Frame], cuts: list[int]) -> None:
     stream = b"".join(pack(f.kind, f.ident, f.body, flags=f.flags, lane=f.lane) for f in frames)
     parser, got, at, turn = FrameParser(), [], 0, 0
     while at < len(stream):
@@ -57,13 +57,13 @@ def test_any_frames_cut_anyhow_come_out_as_they_went_in(frames: list[Frame], cut
     assert got == frames
 
 
-def test_the_end_of_a_stream_within_a_frame_is_seen() -> None:
+def test_the_end_of_a_stream_within_a_frame_is_noticed() -> None:
     parser = FrameParser()
     assert list(parser.feed(STREAM[:-1])) == FRAMES[:-1]
     assert parser.is_mid_frame
 
 
-def test_descriptors_go_to_the_frames_that_carry_one_in_order() -> None:
+def test_descriptors_go_in_order_to_the_frames_that_carry_one() -> None:
     parser = FrameParser()
     data = (
         pack(FrameKind.BLOB, 1, b"a", flags=HAS_FD)
@@ -79,7 +79,7 @@ def test_descriptors_go_to_the_frames_that_carry_one_in_order() -> None:
             os.close(fd)
 
 
-def test_what_cannot_be_a_frame_is_refused_before_it_is_waited_for() -> None:
+def test_an_impossible_frame_is_refused_before_its_body_arrives() -> None:
     with pytest.raises(InternalError, match="exceeds the limit"):
         list(FrameParser().feed(HEADER.pack(MAX_BODY + 1, 1, 0, 0, 0)))
     (largest,) = FrameParser().feed(pack(1, 1, bytes(MAX_BODY)))

@@ -1,4 +1,4 @@
-"""Arrays of a file travel as the file's name."""
+"""Memory-mapped arrays travel as the name of their file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mapped(request: pytest.FixtureRequest, tmp_path: Path) -> Array:
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_every_view_of_a_file_arrives_as_it_was(mapped: Array, view: Callable[[Any], Any]) -> None:
+def test_every_view_of_a_file_arrives_unchanged(mapped: Array, view: Callable[[Any], Any]) -> None:
     sent = view(mapped)
     found = travelled(sent)
     np.testing.assert_array_equal(found, sent)
@@ -57,7 +57,7 @@ def test_every_view_of_a_file_arrives_as_it_was(mapped: Array, view: Callable[[A
         assert isinstance(found, np.memmap) == (isinstance(sent, np.memmap) and sent.flags.forc)
 
 
-def test_what_is_written_to_it_is_in_the_file(mapped: Array) -> None:
+def test_writes_to_the_array_reach_the_file(mapped: Array) -> None:
     found = travelled([mapped[6], mapped[::-1]])
     found[0][:] = -1.0
     found[1][0, 0] = -2.0
@@ -66,12 +66,12 @@ def test_what_is_written_to_it_is_in_the_file(mapped: Array) -> None:
 
 
 @pytest.mark.parametrize(("mode", "writeable"), [("r", False), ("r+", True)])
-def test_it_is_opened_as_it_was_here(mapped: Array, tmp_path: Path, mode: Any, writeable: bool) -> None:
+def test_the_file_is_opened_in_the_same_mode_as_here(mapped: Array, tmp_path: Path, mode: Any, writeable: bool) -> None:
     found = travelled(np.memmap(tmp_path / "x", np.float64, mode, offset=4104, shape=(10, 8)))
     assert found.flags.writeable == writeable
 
 
-def test_a_view_that_may_not_be_written_may_not_be_written_there(mapped: Array) -> None:
+def test_a_read_only_view_is_read_only_there(mapped: Array) -> None:
     view = mapped[2:]
     view.flags.writeable = False
     assert not travelled(view).flags.writeable
@@ -83,13 +83,13 @@ def test_changes_that_are_not_in_the_file_travel_with_the_data(mapped: Array, tm
     assert reduce_mapped(private) is None
 
 
-def test_a_file_that_is_gone_is_no_place_to_look(mapped: Array, tmp_path: Path) -> None:
+def test_a_deleted_file_is_not_referred_to(mapped: Array, tmp_path: Path) -> None:
     (tmp_path / "x").unlink()
     assert reduce_mapped(mapped) is None
 
 
 @pytest.mark.parametrize("value", [np.arange(5), np.array([None]), [1], "x"], ids=["array", "objects", "list", "text"])
-def test_everything_else_is_left_alone(value: Any) -> None:
+def test_all_other_arrays_are_left_alone(value: Any) -> None:
     assert reduce_mapped(value) is None
 
 

@@ -1,4 +1,4 @@
-"""Values that go through `encode` and `decode`."""
+"""Values pass through `encode` and `decode` unchanged."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ def test_object_arrays_travel_in_the_pickle() -> None:
     assert list(round_trip(array)) == list(array)
 
 
-def test_what_cannot_be_pickled_says_so() -> None:
+def test_a_value_that_cannot_be_pickled_is_reported() -> None:
     import threading
 
     with pytest.raises(TypeError, match="cannot pickle"):
         encode([threading.Lock()], Blob.snapshot)
 
 
-def test_the_time_it_took_is_written_over() -> None:
+def test_the_elapsed_time_can_be_filled_in_later() -> None:
     encoded = encode([1, 2], Blob.snapshot)
     parsed = parse(encoded.with_elapsed(12345))
     assert parsed.elapsed_ns == 12345
@@ -192,7 +192,7 @@ class TestTorch:
         assert back.weight.requires_grad
 
 
-def test_the_collector_rests_while_something_is_imported_and_is_left_as_it_was() -> None:
+def test_garbage_collection_is_off_during_imports_and_restored_afterwards() -> None:
     for was_enabled in (True, False):
         (gc.enable if was_enabled else gc.disable)()
         try:

@@ -1,4 +1,4 @@
-"""Arrays remembered by identity."""
+"""Arrays that are remembered by identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = (200, 1000)
 
 
 class Counting:
-    """A `put` that counts how often it had to look at a buffer."""
+    """A `put` that counts how often it hashed a buffer."""
 
     def __init__(self, min_bytes: int = 1 << 20) -> None:
         self.seen = SeenArrays(min_bytes)
@@ -36,20 +36,20 @@ class Counting:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_array_is_looked_at_once(order: Any) -> None:
+def test_an_array_is_hashed_once(order: Any) -> None:
     sending, x = Counting(), np.ones(LARGE, order=order)
     assert sending.send(x) == sending.send({"x": [x]})
     assert sending.looks == 1
 
 
-def test_two_arrays_are_two() -> None:
+def test_two_arrays_are_hashed_separately() -> None:
     sending = Counting()
     ones, twos = np.ones(LARGE), np.full(LARGE, 2.0)
     assert sending.send((ones, twos)) == sending.send(ones) + sending.send(twos)
     assert sending.looks == 2
 
 
-def test_views_are_told_apart_by_their_place_and_size() -> None:
+def test_views_differ_by_their_place_and_size() -> None:
     sending, x = Counting(), np.arange(1_000_000.0)
     digests = {sending.send(view) for view in (x, x[:500_000], x[500_000:], x[1:])}
     assert len(digests) == 4
@@ -57,7 +57,7 @@ def test_views_are_told_apart_by_their_place_and_size() -> None:
     assert sending.looks == 4
 
 
-def test_small_arrays_and_other_buffers_are_looked_at_each_time() -> None:
+def test_small_arrays_and_other_buffers_are_hashed_each_time() -> None:
     sending = Counting()
     small, text = np.ones(50_000), b"a" * 2_000_000
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_no_array_is_kept_alive() -> None:
     assert alive() is None
 
 
-def test_cleared_it_looks_again() -> None:
+def test_a_cleared_memory_hashes_again() -> None:
     sending, x = Counting(), np.ones(LARGE)
     before = sending.send(x)
     x[:] = 3.0

@@ -1,4 +1,4 @@
-"""Channels over links that break: whatever happens to the links, each frame arrives once and in order."""
+"""Channels over links that break: each frame arrives once and in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
 
 def pipes() -> tuple[Ends, Ends]:
-    """A link of two small pipes: most writes go out in parts."""
+    """Return a link of two small pipes, so that most writes are partial."""
     (a, b), (c, d) = os.pipe(), os.pipe()
     for fd in (b, d):
         fcntl.fcntl(fd, _F_SETPIPE_SZ, 4096)
@@ -40,7 +40,7 @@ def sockets() -> tuple[Ends, Ends]:
 
 
 def stripes() -> tuple[Ends, Ends]:
-    """A link of four."""
+    """Return a link of four pipes."""
     parts = [*(pipes() for _ in range(3)), sockets()]
     both = Stripes([left for left, _ in parts]), Stripes([right for _, right in parts])
     both[0].turns = True
@@ -58,7 +58,7 @@ class Pair:
         self.connect()
 
     def connect(self) -> None:
-        """As HELLO and WELCOME do: both say what they have."""
+        """Connect as HELLO and WELCOME do: both sides report what they have received."""
         ends, other_ends = self._make()
         received = self.left.received
         self.left.detach()
@@ -73,7 +73,7 @@ class Pair:
         return True
 
     def settle(self) -> None:
-        """Until nothing is left to send or read."""
+        """Run until nothing is left to send or read."""
         for _ in range(100_000):
             quiet = all([channel.flush() and not channel.needs_flush for channel in self.arrived])  # noqa: C419
             if not any([self.read(channel) for channel in self.arrived]) and quiet:  # noqa: C419
@@ -114,7 +114,7 @@ _STEPS = st.one_of(
 @pytest.mark.parametrize("make", [pipes, sockets, stripes])
 @settings(deadline=None, max_examples=150)
 @given(steps=st.lists(_STEPS, max_size=60))
-def test_whatever_happens_each_frame_arrives_once_and_in_order(
+def test_each_frame_arrives_once_and_in_order_whatever_happens(
     make: Callable[[], tuple[Ends, Ends]], steps: list[tuple[str, bool, int]]
 ) -> None:
     pair = Pair(make)
@@ -154,7 +154,7 @@ def test_whatever_happens_each_frame_arrives_once_and_in_order(
         pair.close()
 
 
-def test_a_blob_arrives_as_a_file_of_its_own() -> None:
+def test_a_blob_arrives_as_a_separate_file() -> None:
     pair = Pair(pipes)
     made = blob(5 * PIECE_SIZE + 123)
     send_blob(pair.left, made)
@@ -185,7 +185,7 @@ def test_a_blob_that_does_not_match_its_name_is_refused() -> None:
     pair.close()
 
 
-def test_what_was_acknowledged_is_kept_no_longer() -> None:
+def test_acknowledged_frames_are_dropped() -> None:
     pair = Pair(sockets)
     before = len(os.listdir("/proc/self/fd"))
     made = blob(4 * PIECE_SIZE)
@@ -196,7 +196,7 @@ def test_what_was_acknowledged_is_kept_no_longer() -> None:
     pair.settle()
     pair.left.ping()
     pair.settle()
-    assert not pair.left._unacked  # what is kept for nothing costs memory and nothing else
+    assert not pair.left._unacked  # whatever stays by mistake costs only memory
     assert len(os.listdir("/proc/self/fd")) == before + 1  # the blob that arrived
     pair.close()
 
@@ -210,7 +210,7 @@ def test_a_ping_measures_the_round_trip() -> None:
     pair.close()
 
 
-def test_what_is_no_frame_is_an_error() -> None:
+def test_bytes_that_are_no_frame_are_an_error() -> None:
     pair = Pair(sockets)
     os.write(pair.left.write_fileno(), b"\xff" * 64)
     with pytest.raises(InternalError, match="limit"):
@@ -224,7 +224,7 @@ def test_a_descriptor_that_is_no_blob_cannot_be_sent() -> None:
         channel.queue(FrameKind.LINE, 1, fd=0)
 
 
-def test_frames_before_what_is_no_frame_are_handed_over() -> None:
+def test_frames_before_an_invalid_frame_are_delivered() -> None:
     pair = Pair(sockets)
     os.write(pair.left.write_fileno(), pack(FrameKind.RESULT, 1) + b"\xff" * 64)
     assert [frame.ident for frame in pair.right.receive()] == [1]
