@@ -1,0 +1,1 @@
+"""Values of the hub: experiments, runs, points, roles. Standard library only."""

@@ -1,0 +1,1 @@
+"""Tables, points and blobs of the hub: the only room with SQL."""
