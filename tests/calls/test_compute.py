@@ -1,4 +1,4 @@
-"""`@compute` and the values it makes: nothing here opens a pool."""
+"""`@compute` and the values it makes, without a pool."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_local_runs_the_original_here() -> None:
     assert add.local(1, b=2) == 3
 
 
-def test_name_doc_and_signature_stay() -> None:
+def test_name_doc_and_signature_are_kept() -> None:
     assert add.__name__ == "add"
     assert add.__doc__ == "Adds."
     assert list(inspect.signature(add).parameters) == ["a", "b"]
 
 
-def test_a_pending_call_says_what_it_is() -> None:
+def test_a_pending_call_has_an_honest_repr() -> None:
     assert repr(add(1, b=2)) == "<add(1, b=2), not run: send it with `>> pool`>"
     assert "..." in repr(sky.compute(len)("x" * 1000))
 
@@ -59,8 +59,8 @@ def test_a_pending_call_has_no_truth_value() -> None:
         bool(add(1))
 
 
-def test_without_a_pool_an_operator_says_how_to_open_one() -> None:
-    # In a process of its own: pools of other tests may be open in this one.
+def test_an_operator_without_a_pool_says_how_to_open_one() -> None:
+    # It runs in its own process, because pools of other tests may be open in this one.
     program = """
 import skyward as sky
 from skyward.errors import NoActivePool
@@ -83,7 +83,7 @@ def test_a_target_that_is_no_pool_is_named(target: Any) -> None:
         add(1) >> target
 
 
-def test_options_are_those_of_the_decorator_or_of_the_copy() -> None:
+def test_options_come_from_the_decorator_or_from_the_copy() -> None:
     patient = sky.compute(timeout_s=5, retries=2, name="patient")(add.fn)
     assert patient(1).options == sky.CallOptions(timeout_s=5, retries=2, name="patient")
     assert patient(1).name == "patient"
@@ -127,12 +127,12 @@ def test_timeout_of_the_wrong_kind_is_refused_by_name() -> None:
         add.with_options(timeout_s="soon")
 
 
-def test_decorating_twice_says_what_to_do() -> None:
+def test_decorating_twice_is_refused_with_advice() -> None:
     with pytest.raises(UsageError, match="decorated already; use .with_options"):
         sky.compute(add)
 
 
-def test_decorating_what_is_no_function_is_refused() -> None:
+def test_decorating_anything_except_a_function_is_refused() -> None:
     with pytest.raises(UsageError, match="3 is not a function; decorate a function"):
         sky.compute(3)  # type: ignore[call-overload]
 
@@ -153,7 +153,7 @@ def test_a_group_takes_only_calls() -> None:
         add(1) & 3  # type: ignore[operator]
 
 
-def test_decorating_what_gives_a_coroutine_is_refused() -> None:
+def test_decorating_a_coroutine_function_is_refused() -> None:
     async def waits() -> int:
         return 1
 

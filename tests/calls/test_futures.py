@@ -1,4 +1,4 @@
-"""The future: the standard one, whose value is unpickled by who asks, and whose cancel stops what runs."""
+"""A future of skyward: the reading thread decodes its value, and its cancel stops the running work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from skyward.calls.futures import Future, Undecoded
 
 
-def test_a_value_is_decoded_once_by_the_first_who_asks() -> None:
+def test_a_value_is_decoded_once_by_its_first_reader() -> None:
     threads: list[str] = []
 
     def decode() -> int:
@@ -29,7 +29,7 @@ def test_a_value_is_decoded_once_by_the_first_who_asks() -> None:
     assert threads == [threading.current_thread().name]
 
 
-def test_many_threads_that_ask_get_the_same_value_decoded_once() -> None:
+def test_many_threads_read_the_same_value_decoded_once() -> None:
     count = [0]
 
     def decode() -> object:
@@ -85,7 +85,7 @@ def test_a_finished_call_cannot_be_cancelled() -> None:
     assert future.result() == 3
 
 
-def test_a_strict_one_keeps_the_standard_meaning() -> None:
+def test_a_strict_future_keeps_the_standard_meaning() -> None:
     pending: Future[int] = Future(is_strict=True)
     running: Future[int] = Future(is_strict=True)
     running.set_running()
@@ -95,7 +95,7 @@ def test_a_strict_one_keeps_the_standard_meaning() -> None:
     assert running.result() == 1
 
 
-def test_wait_and_as_completed_see_values_errors_and_cancels() -> None:
+def test_wait_and_as_completed_handle_values_errors_and_cancels() -> None:
     futures: list[Future[int]] = [Future() for _ in range(3)]
 
     def end_all() -> None:

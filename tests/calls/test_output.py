@@ -1,4 +1,4 @@
-"""Output decorators: who is muted, when, and what they leave alone. What muting does is the slot's."""
+"""Output decorators: which ranks they mute, when, and what they leave unchanged. The slot does the muting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def instance(node: int) -> InstanceInfo:
 
 @dataclass
 class RecordingMuter:
-    """Stands for a slot: knows where it is and notes which streams are muted now."""
+    """Stand-in for a slot: it knows its place and notes which streams are muted now."""
 
     node: int | None
     muted_now: list[Stream] = field(default_factory=list)
@@ -79,7 +79,7 @@ def test_examples_in_docstrings_run() -> None:
     run_examples(output)
 
 
-# --- who is muted -----------------------------------------------------------------------------------------------
+# --- muted ranks ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_predicate_that_raises_fails_the_call() -> None:
         stdout(only=predicate)(lambda: 1)()
 
 
-def test_when_the_second_stream_cannot_be_muted_the_first_is_restored() -> None:
+def test_the_first_stream_is_restored_if_the_second_cannot_be_muted() -> None:
     class HalfMuter(RecordingMuter):
         @contextmanager
         def muted(self, stream: Stream) -> Iterator[None]:
@@ -159,7 +159,7 @@ def test_when_the_second_stream_cannot_be_muted_the_first_is_restored() -> None:
 # --- generators -------------------------------------------------------------------------------------------------
 
 
-def test_a_generator_is_quiet_while_its_own_code_runs_and_no_longer() -> None:
+def test_a_generator_is_muted_only_while_its_own_code_runs() -> None:
     with slot(1) as muter:
 
         @stdout
@@ -201,7 +201,7 @@ def test_a_generator_still_takes_values_and_exceptions_and_closes() -> None:
         assert seen == ["sent", "thrown", ["stdout", "stderr"]]
 
 
-def test_an_exception_of_a_generator_is_its_own() -> None:
+def test_an_exception_of_a_generator_is_raised_unchanged() -> None:
     @silent
     def steps() -> Iterator[int]:
         yield 1
@@ -214,7 +214,7 @@ def test_an_exception_of_a_generator_is_its_own() -> None:
             next(running)
 
 
-# --- what stays of the function ---------------------------------------------------------------------------------
+# --- properties of the function that are kept --------------------------------------------------------------------
 
 
 def test_name_signature_type_and_kind_survive() -> None:
@@ -235,7 +235,7 @@ def test_name_signature_type_and_kind_survive() -> None:
     assert not inspect.isgeneratorfunction(decorated)
 
 
-def test_integrations_are_seen_through_in_any_order() -> None:
+def test_integrations_see_the_function_through_decorators_in_any_order() -> None:
     def integrated(fn: Callable[[], int]) -> Callable[[], int]:
         @wraps(fn)
         def inner() -> int:
@@ -252,8 +252,8 @@ def test_integrations_are_seen_through_in_any_order() -> None:
         assert decorated() == 1
 
 
-def test_a_function_of_main_asks_the_muter_of_the_process_where_it_runs(tmp_path: Path) -> None:
-    # Functions of __main__ travel by value: nothing of the client's state may travel along.
+def test_a_function_of_main_uses_the_muter_of_the_process_it_runs_in(tmp_path: Path) -> None:
+    # Functions of __main__ travel by value, so no state of the client may travel along.
     (tmp_path / "client.py").write_text(
         "import sys, cloudpickle\n"
         "from skyward.calls.output import silent, stdout\n"
@@ -291,12 +291,12 @@ def test_a_function_of_main_asks_the_muter_of_the_process_where_it_runs(tmp_path
 
 
 @pytest.mark.parametrize("only", ["tail", None, 0, bool])
-def test_only_is_head_or_a_predicate(only: Any) -> None:
+def test_only_accepts_is_head_or_a_predicate(only: Any) -> None:
     with pytest.raises(UsageError, match='pass "head" or a function'):
         stdout(only=only)
 
 
-def test_what_cannot_be_muted_is_refused() -> None:
+def test_objects_that_cannot_be_muted_are_refused() -> None:
     async def later() -> None: ...
 
     head: Literal["head"] = "head"

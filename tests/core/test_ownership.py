@@ -248,7 +248,7 @@ def test_a_project_file_of_another_user_is_refused_with_the_line_that_trusts_it(
 
 @pytest.mark.root
 def test_root_in_a_project_of_another_user_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the owner of the folder may write there, as in a container with a folder of the host."""
+    """Try a folder of the host in a container: nobody except its owner may write there."""
     project = of_a_stranger(tmp_path / "project")
     project.chmod(0o755)
     of_a_stranger(project / ".git")

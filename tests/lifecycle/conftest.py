@@ -1,7 +1,7 @@
-"""Real processes that are killed, stopped and interrupted, and the proof that nothing of ours outlives them.
+"""Real processes that are killed, stopped and interrupted, and the proof that nothing of skyward outlives them.
 
-A `Sandbox` gives a test a runtime folder and a mark in the environment of its own. Every process that skyward or a
-task starts inherits the mark, however it detaches, so /proc tells who is alive.
+A `Sandbox` gives a test its own runtime folder and a mark in its environment. Every process that skyward or a task
+starts inherits the mark, however it detaches, so /proc shows which of them are alive.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _processes_with(mark: str) -> list[Process]:
 
 
 class Client:
-    """A script of its own that uses skyward; what it says comes line by line."""
+    """A script in its own process that uses skyward. Its output is read line by line."""
 
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self.process = process
@@ -105,14 +105,14 @@ class Client:
         return self._errors.read_text()
 
     def state(self) -> str:
-        """For a failing test: how it ended, or where its threads are."""
+        """Describe for a failing test how the client ended, or where its threads are."""
         if self.process.poll() is None:
             self.send(signal.SIGUSR1)
             time.sleep(0.5)
         return f"client {self.pid}, exit code {self.process.returncode}, its stderr:\n{self.errors}"
 
     def says(self, word: str, limit_s: float = 30.0) -> None:
-        """Wait until it prints this very line."""
+        """Wait until the client prints this very line."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -125,7 +125,7 @@ class Client:
                 pytest.fail(f"the client ended and never said {word!r}; its stderr:\n{self.errors}")
 
     def ends(self, limit_s: float = 20.0) -> tuple[int, list[str]]:
-        """Wait for its end: exit code and the lines that were not waited for."""
+        """Wait for the client's end. Returns its exit code and the unread lines."""
         try:
             code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -155,7 +155,7 @@ class Sandbox:
 
     @property
     def environment(self) -> dict[str, str]:
-        # Coverage and the like must not start in processes that are about to be killed.
+        # Coverage and similar tools must not start in processes that are about to be killed.
         return {**os.environ, "TMPDIR": str(self.folder), MARK: self.mark, "PYTHONPATH": str(ROOT)}
 
     def client(self, script: str) -> Client:
@@ -190,7 +190,7 @@ class Sandbox:
             time.sleep(0.01)
 
     def waits_for_file(self, name: str) -> None:
-        """`waits_for` what comes after the death of the client."""
+        """Wait until this file exists, which a process writes after the death of the client."""
         deadline = time.monotonic() + 30
         while not self.exists(name):
             if time.monotonic() > deadline:
@@ -201,7 +201,7 @@ class Sandbox:
         return _processes_with(self.mark)
 
     def pids(self, role: str) -> list[int]:
-        """Of our processes of one kind: keeper, standby, watchdog, agent, zygote, slot."""
+        """Return the pids of our processes of one kind: keeper, standby, watchdog, agent, zygote, slot."""
         alive = self.processes()
         nodes = {p.pid: p for p in alive if "skyward.node.agent.main" in p.command}
         workers = {p.pid: p for p in alive if "skyward.node.slot.zygote" in p.command}
@@ -218,7 +218,7 @@ class Sandbox:
         return sorted(p.pid for p in found)
 
     def kills(self, role: str) -> list[int]:
-        """SIGKILL to all of one kind; which they were."""
+        """Kill all processes of one kind with SIGKILL. Returns their pids."""
         until(lambda: self.pids(role))  # a process that has just begun to run its program has no environment yet
         pids = self.pids(role)
         for pid in pids:
@@ -230,7 +230,7 @@ class Sandbox:
         return sorted(os.listdir(folder)) if folder.exists() else []
 
     def proves_nothing_is_left(self, *, but: int = 0) -> None:
-        """No process with the mark is alive (`but` one) and the runtime folder is empty, within 15 seconds."""
+        """Check within 15 seconds that no process except `but` has the mark and that the runtime folder is empty."""
         deadline = time.monotonic() + GONE_LIMIT_S
         while (alive := [p for p in self.processes() if p.pid != but]) or self.runtime_entries():
             if time.monotonic() > deadline:
@@ -250,7 +250,7 @@ class Sandbox:
 
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:
-    """For clients that are processes of their own."""
+    """Sandbox for clients in their own processes."""
     made = Sandbox(Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp")))  # a socket's path must be short
     try:
         yield made
@@ -260,7 +260,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def inside(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    """For pools of this very process. Its keeper is that of all its pools, and may have no mark."""
+    """Sandbox for pools of this very process. All pools share its keeper, which may have no mark."""
     monkeypatch.setenv(MARK, sandbox.mark)
     monkeypatch.setenv("TMPDIR", str(sandbox.folder))
     monkeypatch.setattr(tempfile, "tempdir", None)

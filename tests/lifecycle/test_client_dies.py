@@ -1,4 +1,4 @@
-"""The client dies without a word: nothing of it stays."""
+"""Nothing is left of a client that dies without notice."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_nodes_end_by_their_lease_when_client_and_keeper_are_killed(sandbox: San
         "with sky.ComputePool(sky.Local(lease_s=1.0), nodes=2) as pool:\n    hang_with_detached_children() @ pool"
     )
     sandbox.waits_for("begun")
-    # Stopped first, or the one that is left for an instant would do its work.
+    # The keeper is stopped first, or it would do its work in the moment before it is killed.
     (keeper,) = sandbox.pids("keeper")
     os.kill(keeper, signal.SIGSTOP)
     client.kill()
@@ -122,7 +122,7 @@ def test_a_client_that_calls_os_exit_leaves_nothing(sandbox: Sandbox) -> None:
     sandbox.proves_nothing_is_left()
 
 
-def test_an_exception_in_the_block_cancels_what_runs_and_comes_out(sandbox: Sandbox) -> None:
+def test_an_exception_in_the_block_cancels_running_calls_and_is_raised(sandbox: Sandbox) -> None:
     client = sandbox.client(
         """
 try:

@@ -1,4 +1,4 @@
-"""Whatever a task detached ends with its node, whoever is killed, and however the client treats its own children."""
+"""Processes that a task detached end with its node, whatever is killed, and however the client handles its children."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ os.execve("/bin/sleep", ["sleep", "600"], {})
 
 @sky.compute
 def detach(begun: Path) -> None:
-    subprocess.Popen(["setsid", "--fork", "sleep", "600"])  # its parent is nobody's child of ours
+    subprocess.Popen(["setsid", "--fork", "sleep", "600"])  # its parent is no process of this pool
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     begun.touch()
     time.sleep(600)
 
 
 @pytest.mark.parametrize("role", ["watchdog", "standby", "agent"])
-def test_what_a_task_detached_ends_with_its_node_whoever_was_killed(
+def test_detached_processes_end_with_their_node_whatever_was_killed(
     inside: Sandbox, role: Literal["watchdog", "standby", "agent"]
 ) -> None:
     with sky.ComputePool(sky.Local(), nodes=1, logs=False) as pool:
@@ -66,7 +66,7 @@ def test_what_a_task_detached_ends_with_its_node_whoever_was_killed(
     inside.proves_nothing_is_left()
 
 
-def test_a_client_that_ignores_its_children_closes_soon_and_leaves_nothing(sandbox: Sandbox) -> None:
+def test_a_client_that_ignores_its_children_closes_promptly_and_leaves_nothing(sandbox: Sandbox) -> None:
     client = sandbox.client(CHILDREN_ARE_IGNORED)
     assert client.ends() == (0, ["closed soon"]), client.errors
     sandbox.proves_nothing_is_left()

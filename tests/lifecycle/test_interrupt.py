@@ -1,4 +1,4 @@
-"""Ctrl-C: KeyboardInterrupt comes once, remote work stops, nothing stays; at any moment, to the client or its group."""
+"""Ctrl-C at any moment, to the client or its group: one KeyboardInterrupt is raised and remote work stops."""
 
 from __future__ import annotations
 
@@ -182,14 +182,14 @@ except KeyboardInterrupt:
 
 @dataclass(frozen=True, kw_only=True)
 class InterruptedWhileItEnds(sky.Local):
-    """Ctrl-C comes when the pool has told its nodes to end, and its machines are still there."""
+    """Provider that sends Ctrl-C when its nodes have been told to end and its machines still exist."""
 
     def terminate(self, machines: list[Machine]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         super().terminate(machines)
 
 
-def test_an_interrupt_in_the_middle_of_a_pools_end_waits_for_it(inside: Sandbox) -> None:
+def test_an_interrupt_while_a_pool_ends_is_delayed_until_it_has_ended(inside: Sandbox) -> None:
     pool = sky.ComputePool(InterruptedWhileItEnds(), logs=False)
     with pytest.raises(KeyboardInterrupt), pool:
         assert sky.compute(abs)(-1) >> pool == 1

@@ -1,4 +1,4 @@
-"""Pools opened and closed, and starts that fail, cost nothing afterwards."""
+"""Pools that were opened and closed, and starts that failed, leave no resources behind."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_descriptors_and_threads_do_not_grow_over_twenty_pools(inside: Sandbox) 
             assert (pid() >> pool) > 0
             assert pool.map(len, [data, data]) == [len(data)] * 2
 
-    open_and_close()  # what is made once for the process is made now
+    open_and_close()  # objects that are made once per process are made now
     gc.collect()
     files, threads = open_files(), set(threading.enumerate())
     for _ in range(20):
@@ -60,7 +60,7 @@ def test_descriptors_and_threads_do_not_grow_over_twenty_pools(inside: Sandbox) 
 
 @dataclass(frozen=True, kw_only=True)
 class LosesItsSecondNode(sky.Local):
-    """Its second machine dies between its launch and the first contact."""
+    """Provider whose second machine dies between its launch and the first contact."""
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         machines = super().launch(spec, offers, pool, nodes, emit)
@@ -71,7 +71,7 @@ class LosesItsSecondNode(sky.Local):
 
 @dataclass(frozen=True, kw_only=True)
 class FailsAtItsSecondNode(sky.Local):
-    """One machine comes up, then there are no more."""
+    """Provider that launches one machine and then has no more."""
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         first = super().launch(spec, offers, pool, nodes[:1], emit)
@@ -85,7 +85,7 @@ class FailsAtItsSecondNode(sky.Local):
 @pytest.mark.parametrize(
     ("provider", "error"), [(LosesItsSecondNode(), NodeError), (FailsAtItsSecondNode(), NoCapacity)]
 )
-def test_a_start_that_fails_leaves_nothing_and_may_be_tried_again(
+def test_a_failed_start_leaves_nothing_and_can_be_tried_again(
     inside: Sandbox, provider: sky.Local, error: type[Exception]
 ) -> None:
     files, threads = len(open_files()), threading.active_count()
@@ -116,7 +116,7 @@ def test_garbage_of_dead_pools_is_collected_and_live_pools_are_not_touched(insid
     inside.proves_nothing_is_left()
 
 
-def test_what_a_node_leaves_that_was_killed_as_a_whole_is_collected(sandbox: Sandbox, inside: Sandbox) -> None:
+def test_leftovers_of_a_node_that_was_killed_as_a_whole_are_collected(sandbox: Sandbox, inside: Sandbox) -> None:
     client = sandbox.client("sky.ComputePool(sky.Local(), nodes=1).start()\n(here / 'begun').touch()\ntime.sleep(600)")
     sandbox.waits_for("begun")
     for role in ("keeper", "standby", "watchdog", "agent"):

@@ -1,4 +1,4 @@
-"""Nodes live as long as their client does, however busy or stopped it is."""
+"""Nodes live as long as their client, however busy or stopped it is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call_count() -> int:
     return counts[0]
 
 
-def test_a_client_that_holds_its_gil_for_longer_than_the_lease_keeps_its_nodes(inside: Sandbox) -> None:
+def test_a_client_that_holds_its_gil_longer_than_the_lease_keeps_its_nodes(inside: Sandbox) -> None:
     with sky.ComputePool(sky.Local(lease_s=1.0), nodes=1, logs=False) as pool:
         assert (call_count() >> pool) == 1
         ctypes.PyDLL(None).sleep(3)  # a PyDLL call keeps the GIL
@@ -32,7 +32,7 @@ def test_a_client_that_holds_its_gil_for_longer_than_the_lease_keeps_its_nodes(i
     inside.proves_nothing_is_left()
 
 
-def test_a_client_that_was_stopped_for_longer_than_the_lease_keeps_its_nodes(sandbox: Sandbox) -> None:
+def test_a_client_that_was_stopped_longer_than_the_lease_keeps_its_nodes(sandbox: Sandbox) -> None:
     client = sandbox.client(
         """
 with sky.ComputePool(sky.Local(lease_s=1.0), nodes=2) as pool:

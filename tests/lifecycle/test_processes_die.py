@@ -1,4 +1,4 @@
-"""kill -9 of each kind of our processes while a pool is open: the pool says what was lost, and goes on."""
+"""kill -9 of each kind of process while a pool is open: the pool reports the loss and goes on."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def local_pool(
     sandbox.proves_nothing_is_left()
 
 
-def test_the_death_of_a_slot_is_told_and_the_pool_goes_on(inside: Sandbox) -> None:
+def test_the_death_of_a_slot_is_reported_and_the_pool_goes_on(inside: Sandbox) -> None:
     with local_pool(inside, nodes=1, concurrency=2) as pool:
         future = hang(inside.folder / "begun") > pool
         inside.waits_for("begun")
@@ -97,7 +97,7 @@ def test_the_death_of_a_zygote_ends_its_calls_and_the_pool_goes_on(inside: Sandb
             assert (pid() >> pool) > 0
 
 
-def test_a_lost_node_is_told_and_replaced(inside: Sandbox) -> None:
+def test_a_lost_node_is_reported_and_replaced(inside: Sandbox) -> None:
     with local_pool(inside) as pool:
         agents = inside.pids("agent")
         futures = [hang(inside.folder / f"begun{i}") > pool for i in range(2)]
@@ -136,12 +136,12 @@ def test_all_nodes_lost_at_once_are_replaced(inside: Sandbox) -> None:
         recovers(pool)
 
 
-def test_a_broadcast_to_a_lost_node_waits_for_its_replacement_or_is_told(inside: Sandbox) -> None:
+def test_a_broadcast_to_a_lost_node_waits_for_its_replacement_or_fails(inside: Sandbox) -> None:
     with local_pool(inside) as pool:
         assert (node() @ pool) == [0, 1]
         (first, _) = inside.pids("agent")
         os.kill(first, signal.SIGKILL)
-        with contextlib.suppress(NodeLost):  # it may have been sent before the loss was seen
+        with contextlib.suppress(NodeLost):  # it may have been sent before the loss was noticed
             assert (node() @ pool) == [0, 1]
         assert (node() @ pool) == [0, 1]
 
@@ -261,7 +261,7 @@ def endless() -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainGang(IntegrationBase):
-    """Makes a gang and does nothing else."""
+    """Integration that makes a gang and does nothing else."""
 
     name: ClassVar[str] = "plain"
     extra: ClassVar[str] = ""
@@ -291,7 +291,10 @@ def hang_in_a_gang(begun: Path) -> None:
 
 
 def recovers(pool: sky.ComputePool, nodes: Sequence[int] = (0, 1)) -> None:
-    """Losses may be seen one after another: some calls are told NodeLost before all nodes are back."""
+    """Wait until the pool works again.
+
+    Losses can be noticed one after another, so some calls raise NodeLost before that.
+    """
     for _ in range(4):
         with contextlib.suppress(NodeError):
             node() @ pool
@@ -313,7 +316,7 @@ def test_a_gang_fails_when_its_head_is_lost_before_it_began(inside: Sandbox) -> 
         assert (world() @ pool) == [2, 2]
 
 
-def test_a_gang_is_told_of_the_death_of_its_zygote(inside: Sandbox) -> None:
+def test_a_gang_fails_when_its_zygote_dies(inside: Sandbox) -> None:
     with local_pool(inside) as pool:
         future = pool.submit(hang_in_a_gang(inside.folder / "begun"))
         inside.waits_for("begun")
@@ -324,7 +327,7 @@ def test_a_gang_is_told_of_the_death_of_its_zygote(inside: Sandbox) -> None:
         assert (world() @ pool) == [2, 2]
 
 
-def test_a_gang_is_told_of_the_death_of_one_rank_and_the_others_end(inside: Sandbox) -> None:
+def test_a_gang_fails_and_ends_when_one_rank_dies(inside: Sandbox) -> None:
     with local_pool(inside) as pool:
         assert (node() @ pool) == [0, 1]
         idle = set(inside.pids("slot"))
@@ -341,7 +344,7 @@ def test_a_gang_is_told_of_the_death_of_one_rank_and_the_others_end(inside: Sand
         assert (world() @ pool) == [2, 2]
 
 
-def test_calls_on_a_node_whose_processes_all_die_at_once_are_told(inside: Sandbox) -> None:
+def test_calls_on_a_node_whose_processes_all_die_at_once_fail(inside: Sandbox) -> None:
     customized = inside.folder / "customized"
     customized.mkdir()
     (customized / "sitecustomize.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))\n")

@@ -1,4 +1,4 @@
-"""Nodes that only a command reaches live and end with their client, and what was rented is given back."""
+"""Nodes that are reached only by a command live and end with their client, and rented machines are given back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ with sky.ComputePool(Relayed(lease_s=2.0), nodes=2) as pool:
 
 
 def test_a_keeper_that_is_killed_is_replaced_before_the_leases_end(sandbox: Sandbox) -> None:
-    client = sandbox.client(  # a process of its own: the keeper of this one may serve the pools of other tests too
+    client = sandbox.client(  # a process of its own: this process's keeper may serve pools of other tests too
         RELAYED
         + """
 with sky.ComputePool(Relayed(lease_s=3.0), nodes=2, logs=False) as pool:
@@ -89,7 +89,7 @@ keeper.release("given-back")
 """
 
 
-def test_a_killed_client_has_its_pools_reaped_and_no_other(sandbox: Sandbox) -> None:
+def test_only_the_pools_of_a_killed_client_are_reaped(sandbox: Sandbox) -> None:
     client = sandbox.client(GUARD + "say('ready')\ntime.sleep(600)")
     client.says("ready")
     client.kill()
@@ -99,7 +99,7 @@ def test_a_killed_client_has_its_pools_reaped_and_no_other(sandbox: Sandbox) -> 
     assert not sandbox.exists("reaped-given-back")
 
 
-def test_a_client_that_gave_everything_back_has_nothing_reaped(sandbox: Sandbox) -> None:
+def test_nothing_is_reaped_after_a_client_gave_everything_back(sandbox: Sandbox) -> None:
     client = sandbox.client(GUARD + "keeper.release('mine')\nsay('done')")
     client.says("done")
     assert client.ends()[0] == 0
@@ -107,7 +107,7 @@ def test_a_client_that_gave_everything_back_has_nothing_reaped(sandbox: Sandbox)
     assert not sandbox.exists("reaped-mine")
 
 
-def test_what_is_reaped_is_reaped_behind_the_end_of_the_nodes(sandbox: Sandbox) -> None:
+def test_machines_are_reaped_after_their_nodes_have_ended(sandbox: Sandbox) -> None:
     guard = GUARD.replace('"import sys;', '"import os, sys; print(os.listdir(sys.argv[3]));')
     guard = guard.replace(
         'str(here / "reaped-mine")', 'str(here / "reaped-mine"), str(here / f"skyward-{os.getuid()}")'
@@ -122,7 +122,7 @@ def test_what_is_reaped_is_reaped_behind_the_end_of_the_nodes(sandbox: Sandbox) 
     sandbox.proves_nothing_is_left()
 
 
-def test_a_keeper_that_is_killed_still_guards(sandbox: Sandbox) -> None:
+def test_a_killed_keeper_still_guards(sandbox: Sandbox) -> None:
     client = sandbox.client(GUARD + "say('ready')\ntime.sleep(600)")
     client.says("ready")
     (first,) = sandbox.kills("keeper")
@@ -148,7 +148,7 @@ time.sleep(600)
     sandbox.proves_nothing_is_left()
 
 
-def test_a_host_that_hangs_delays_the_lease_of_no_other(inside: Sandbox) -> None:
+def test_a_hanging_host_delays_the_lease_of_no_other(inside: Sandbox) -> None:
     provider = Relayed(lease_s=3.0)
     with sky.ComputePool(provider, nodes=2, logs=False) as pool:
         before = pid() @ pool
@@ -189,7 +189,7 @@ def test_an_interrupted_client_leaves_nothing(sandbox: Sandbox) -> None:
     assert not sandbox.exists("finished")
 
 
-def test_a_client_that_asks_keeps_its_nodes_while_its_keeper_is_stopped(sandbox: Sandbox) -> None:
+def test_a_working_client_keeps_its_nodes_while_its_keeper_is_stopped(sandbox: Sandbox) -> None:
     client = sandbox.client(
         RELAYED
         + """

@@ -1,4 +1,4 @@
-"""Arrays, tensors and frames: they arrive whole, may be written, and nobody else sees that."""
+"""Arrays, tensors and frames arrive whole and writable, and nobody else sees the writes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def arrays() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(arrays()))
-def test_an_array_comes_back_as_it_was(pool: sky.ComputePool, name: str) -> None:
+def test_an_array_comes_back_unchanged(pool: sky.ComputePool, name: str) -> None:
     array = arrays()[name]
     back = echo(array) >> pool
     assert back.dtype == array.dtype
@@ -75,7 +75,7 @@ def test_a_result_may_be_written(pool: sky.ComputePool) -> None:
     assert back.sum() == 2 * LARGE
 
 
-def test_the_task_sees_the_array_as_it_was_when_it_was_sent(pool: sky.ComputePool) -> None:
+def test_the_task_sees_the_array_as_it_was_at_submission(pool: sky.ComputePool) -> None:
     array = np.ones(LARGE)
     futures = []
     for i in range(5):
@@ -85,7 +85,7 @@ def test_the_task_sees_the_array_as_it_was_when_it_was_sent(pool: sky.ComputePoo
     assert [float(f.result(timeout=30)) for f in futures] == [i * LARGE for i in range(5)]
 
 
-def test_arrays_within_containers_and_objects(pool: sky.ComputePool) -> None:
+def test_arrays_within_containers_and_objects_arrive(pool: sky.ComputePool) -> None:
     array = np.arange(LARGE)
     back = echo({"list": [array, array], "tuple": (1, array), "bytes": bytes(LARGE)}) >> pool
     assert np.array_equal(back["list"][0], array)
@@ -93,7 +93,7 @@ def test_arrays_within_containers_and_objects(pool: sky.ComputePool) -> None:
     assert back["bytes"] == bytes(LARGE)
 
 
-def test_an_array_that_a_function_closes_over(pool: sky.ComputePool) -> None:
+def test_an_array_in_a_closure_arrives(pool: sky.ComputePool) -> None:
     weights = np.full(LARGE, 2.0)
 
     def total(x: float) -> float:
@@ -104,7 +104,7 @@ def test_an_array_that_a_function_closes_over(pool: sky.ComputePool) -> None:
     assert pool.map(total, [1]) == [3.0 * LARGE]
 
 
-def test_frames(pool: sky.ComputePool) -> None:
+def test_frames_arrive(pool: sky.ComputePool) -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"a": np.arange(LARGE), "b": np.arange(LARGE) * 0.5, "c": ["x", "y"] * (LARGE // 2)})
 
@@ -125,14 +125,14 @@ class TestTensors:
 
     @pytest.mark.parametrize("n", [4, LARGE])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
-    def test_a_tensor_comes_back_as_it_was(self, pool: sky.ComputePool, torch: Any, n: int, dtype: str) -> None:
+    def test_a_tensor_comes_back_unchanged(self, pool: sky.ComputePool, torch: Any, n: int, dtype: str) -> None:
         tensor = torch.arange(n).to(getattr(torch, dtype))
         back = echo(tensor) >> pool
         assert back.dtype == tensor.dtype
         assert torch.equal(back, tensor)
         back.zero_()
 
-    def test_views_share_their_storage_there_too(self, pool: sky.ComputePool, torch: Any) -> None:
+    def test_views_share_their_storage_on_the_node_too(self, pool: sky.ComputePool, torch: Any) -> None:
         def write_through(whole: Any, part: Any) -> float:
             part.fill_(7)
             return float(whole[10])
@@ -141,7 +141,7 @@ class TestTensors:
         assert sky.compute(write_through)(whole, whole[5:20]) >> pool == 7
         assert float(whole.sum()) == 0
 
-    def test_strides_gradients_and_empty_ones(self, pool: sky.ComputePool, torch: Any) -> None:
+    def test_strided_empty_and_differentiable_tensors_arrive(self, pool: sky.ComputePool, torch: Any) -> None:
         tensor = torch.arange(LARGE, dtype=torch.float32).reshape(400, -1).t()
         back = echo(tensor) >> pool
         assert back.stride() == tensor.stride()
@@ -149,7 +149,7 @@ class TestTensors:
         assert (echo(torch.ones(LARGE, requires_grad=True)) >> pool).requires_grad
         assert (echo(torch.empty(0, 3)) >> pool).shape == (0, 3)
 
-    def test_a_module(self, pool: sky.ComputePool, torch: Any) -> None:
+    def test_a_module_arrives(self, pool: sky.ComputePool, torch: Any) -> None:
         def one_step(model: Any, x: Any) -> Any:
             model(x).sum().backward()
             with torch.no_grad():

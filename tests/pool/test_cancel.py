@@ -1,4 +1,4 @@
-"""Cancelling: SIGINT, a grace, SIGKILL; for calls that are queued, running, awaited, or deaf. The pool goes on."""
+"""Cancelling a queued, running, awaited or stubborn call: SIGINT, a grace period, SIGKILL. The pool goes on."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 @pytest.fixture
 def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
-    """Whatever a test does to it, both slots work when it is done."""
+    """Pool whose slots must both work at the end of each test."""
     yield shared
     assert [f.result(timeout=20) for f in [sky.compute(abs)(-i) > shared for i in range(4)]] == [0, 1, 2, 3]
 
 
 @sky.compute
 def wait_for_ever(notes: Path) -> None:
-    """Writes its pid when it has begun, and what interrupts it."""
+    """Write the pid at the beginning, then the exception that interrupts the wait."""
 
     def note(text: object) -> None:
         with notes.open("a") as file:
@@ -53,7 +53,7 @@ def wait_for_ever(notes: Path) -> None:
 
 @sky.compute
 def deaf(notes: Path) -> None:
-    """Cannot be interrupted."""
+    """Run without a chance to be interrupted."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     notes.write_text(f"{os.getpid()}\n")
     while True:
@@ -70,7 +70,7 @@ def began(notes: Path) -> int:
     return int(lines_of(notes)[0])
 
 
-def test_a_running_call_is_interrupted_and_sees_it(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_a_running_call_is_interrupted_and_notices_it(pool: sky.ComputePool, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     future = wait_for_ever(notes) > pool
     pid = began(notes)
@@ -110,7 +110,9 @@ def test_a_queued_call_never_runs(pool: sky.ComputePool, tmp_path: Path) -> None
     assert not list(tmp_path.glob("queued*"))
 
 
-def test_a_call_that_ignores_it_is_killed_after_the_grace(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_a_call_that_ignores_the_interrupt_is_killed_after_the_grace_period(
+    pool: sky.ComputePool, tmp_path: Path
+) -> None:
     future = deaf(tmp_path / "pid") > pool
     pid = began(tmp_path / "pid")
     started = time.monotonic()
@@ -119,7 +121,7 @@ def test_a_call_that_ignores_it_is_killed_after_the_grace(pool: sky.ComputePool,
     assert time.monotonic() - started > 0.35
 
 
-def test_what_a_killed_call_started_is_killed_too(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_processes_started_by_a_killed_call_are_killed_too(pool: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
     def starts_another(notes: Path) -> None:
         import subprocess
@@ -135,7 +137,7 @@ def test_what_a_killed_call_started_is_killed_too(pool: sky.ComputePool, tmp_pat
     until(lambda: is_gone(child), within_s=5)
 
 
-def test_an_interrupt_that_is_swallowed_does_not_deliver_a_value(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_a_call_that_swallows_the_interrupt_delivers_no_value(pool: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
     def swallow() -> int:
         (tmp_path / "began").touch()
@@ -151,7 +153,7 @@ def test_an_interrupt_that_is_swallowed_does_not_deliver_a_value(pool: sky.Compu
 
 
 def test_the_next_call_of_the_slot_is_not_interrupted(pool: sky.ComputePool) -> None:
-    """The signal must not hit whoever runs when it arrives."""
+    """The signal must not hit a call that happens to run when it arrives."""
 
     @sky.compute
     def spin(ms: int) -> int:
@@ -222,8 +224,8 @@ def test_a_stream_of_a_group_that_is_left_early_stops_the_others(pool: sky.Compu
     until(lambda: "finally" in lines_of(tmp_path / "notes"))
 
 
-def test_a_call_in_a_library_that_holds_on_is_interrupted(pool: sky.ComputePool, tmp_path: Path) -> None:
-    """time.sleep, a lock, a subprocess: all come back on a signal in the main thread."""
+def test_a_blocking_library_call_is_interrupted(pool: sky.ComputePool, tmp_path: Path) -> None:
+    """time.sleep, a lock and a subprocess all return on a signal in the main thread."""
 
     @sky.compute
     def run_child() -> None:
@@ -246,7 +248,7 @@ def test_user_code_runs_in_the_main_thread(pool: sky.ComputePool) -> None:
     assert sky.compute(is_main)() >> pool
 
 
-def test_closing_with_cancel_stops_what_runs(tmp_path: Path) -> None:
+def test_closing_with_cancel_stops_running_calls(tmp_path: Path) -> None:
     pool = sky.ComputePool(sky.Local(), logs=False).start()
     future = wait_for_ever(tmp_path / "notes") > pool
     pid = began(tmp_path / "notes")
@@ -257,7 +259,7 @@ def test_closing_with_cancel_stops_what_runs(tmp_path: Path) -> None:
         future.result(timeout=0)
 
 
-def test_closing_with_cancel_does_not_wait_for_a_call_that_is_deaf(tmp_path: Path) -> None:
+def test_closing_with_cancel_does_not_wait_for_a_call_that_ignores_it(tmp_path: Path) -> None:
     pool = sky.ComputePool(sky.Local(), logs=False, cancel_grace_s=0.2).start()
     future = deaf(tmp_path / "notes") > pool
     pid = began(tmp_path / "notes")
@@ -273,7 +275,7 @@ def touch(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["close", "group"])
-def test_what_waits_does_not_begin_in_the_place_of_what_is_stopped(tmp_path: Path, ending: str) -> None:
+def test_waiting_calls_do_not_begin_in_place_of_stopped_ones(tmp_path: Path, ending: str) -> None:
     begun, late = tmp_path / "begun", tmp_path / "late"
     with sky.ComputePool(sky.Local(), nodes=1, logs=False) as pool:
         for _ in range(300):
@@ -297,7 +299,7 @@ def note_and_nap(notes: Path, number: int, seconds: float) -> int:
 
 
 def test_calls_that_wait_for_their_slot_run_once_or_not_at_all(tmp_path: Path) -> None:
-    """Many short calls, of which every third is cancelled and some kill their process."""
+    """Cancel every third of many short calls while some calls kill their process."""
     notes = tmp_path / "notes"
     with sky.ComputePool(sky.Local(), nodes=2, concurrency=2, logs=False, cancel_grace_s=0.4) as pool:
         futures = [note_and_nap(notes, i, 0.0005 * (i % 7)) > pool for i in range(300)]
@@ -318,7 +320,7 @@ def test_a_short_call_does_not_wait_for_a_long_one_while_a_slot_is_idle(tmp_path
     begun = tmp_path / "begun"
     with sky.ComputePool(sky.Local(), nodes=1, concurrency=2, logs=False, cancel_grace_s=0.4) as pool:
         for _ in range(20):
-            touch(tmp_path / "warm") >> pool  # calls are short, as far as is known
+            touch(tmp_path / "warm") >> pool  # calls are known to be short so far
         stopped = wait_for_ever(begun) > pool
         until(begun.exists)
         calls = [note_and_nap(tmp_path / "notes", i, 0.01) > pool for i in range(20)]
@@ -326,7 +328,7 @@ def test_a_short_call_does_not_wait_for_a_long_one_while_a_slot_is_idle(tmp_path
         stopped.cancel()
 
 
-def test_many_waiting_calls_are_cancelled_at_once_and_signals_are_answered_meanwhile(
+def test_many_waiting_calls_are_cancelled_at_once_and_signals_are_handled_meanwhile(
     sky_pools: Callable[..., sky.ComputePool], tmp_path: Path
 ) -> None:
     count = 20_000
@@ -354,7 +356,7 @@ def test_many_waiting_calls_are_cancelled_at_once_and_signals_are_answered_meanw
             is_over.set()
             presses.join()
             signal.signal(signal.SIGUSR1, before)
-    assert took < 2.0  # a search in the line for each of them takes minutes
+    assert took < 2.0  # a search in the queue for each of them takes minutes
     assert len(answered) > 2
     assert isinstance(running.exception(timeout=0), sky.errors.PoolClosed)
     assert all(isinstance(future.exception(timeout=0), sky.errors.PoolClosed) for future in futures)
@@ -373,7 +375,7 @@ def imports(folder: Path) -> tuple[int, int]:
 def test_a_cancel_lets_an_import_end_so_that_later_calls_can_use_the_package(
     sky_pools: Callable[..., sky.ComputePool], tmp_path: Path
 ) -> None:
-    """A package whose import raises leaves its modules behind, without their names in the package."""
+    """A package whose import raises leaves its modules in sys.modules, without their names in the package."""
     package = tmp_path / "slow_package"
     package.mkdir()
     (package / "inner.py").write_text("ANSWER = 42\n")
@@ -389,6 +391,6 @@ def test_a_cancel_lets_an_import_end_so_that_later_calls_can_use_the_package(
     future = imports(tmp_path) > pool
     until((tmp_path / "begun").exists)
     future.cancel()
-    time.sleep(0.2)  # the signal comes meanwhile; were it slower, the test would prove less, and pass
+    time.sleep(0.2)  # the signal comes meanwhile; if it came later, the test would prove less and pass
     (tmp_path / "go").touch()
     assert imports(tmp_path) >> pool == (pid, 42)

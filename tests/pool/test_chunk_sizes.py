@@ -1,4 +1,4 @@
-"""The sizes of a map's chunks, against slots and a link that exist in virtual time only."""
+"""Sizes of a map's chunks, for simulated slots and a simulated link in virtual time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_COST_NS = 0.2 * MS
 
 @dataclass
 class World:
-    """Slots that take chunks from one queue, `round_trip_ns` away from who cuts them."""
+    """Slots that take chunks from one queue, `round_trip_ns` away from the cutter."""
 
     sizes: ChunkSizes
     items: int
@@ -32,7 +32,7 @@ class World:
     most_bytes: int = 0
 
     def run(self) -> float:
-        """Nanoseconds until the last value is here."""
+        """Return the nanoseconds until the last value arrives."""
         events: list[tuple[float, int, tuple[int, int], int]] = []
         order = itertools.count()
         free = [0.0] * self.slots
@@ -119,12 +119,12 @@ def test_calls_that_turn_slow_are_shared_out(round_trip_ms: float) -> None:
     assert made.run() < 1.2 * (2000 * 2 * MS / 2) + 3 * round_trip_ms * MS
 
 
-def test_a_first_call_that_is_quick_says_nothing_of_the_others() -> None:
+def test_a_quick_first_call_says_nothing_about_the_others() -> None:
     made = world(400, lambda i: 1000 if i < 5 else 20 * MS, round_trip_ms=100)
     assert made.run() < 1.15 * 400 * 20 * MS / 2 + 200 * MS
 
 
-def test_sizes_are_measured_and_not_guessed_where_nodes_are_near() -> None:
+def test_sizes_are_measured_and_not_guessed_if_nodes_are_near() -> None:
     sizes = ChunkSizes(slots=2, chunk=None, left=1000, is_lazy=False, round_trip_ns=0.3 * MS)
     assert (sizes.size, sizes.limit) == (1, 2)
 
@@ -137,7 +137,7 @@ def test_nothing_is_guessed_for_an_input_that_is_read_as_values_are_taken() -> N
     assert sizes.limit == 2
 
 
-def test_nothing_is_guessed_where_calls_have_a_time_limit() -> None:
+def test_nothing_is_guessed_for_calls_with_a_time_limit() -> None:
     made = world(1000, 100, round_trip_ms=100, may_guess=False)
     assert (made.sizes.size, made.sizes.limit) == (1, 2)
 
@@ -148,6 +148,6 @@ def test_guesses_do_not_fill_the_line_with_large_items() -> None:
     assert made.most_bytes < 8 << 20
 
 
-def test_a_size_that_was_asked_for_is_kept_and_has_no_end_but_its_own() -> None:
+def test_a_requested_chunk_size_is_kept() -> None:
     sizes = ChunkSizes(slots=2, chunk=7, left=1000, is_lazy=False, round_trip_ns=100 * MS)
     assert (sizes.size, sizes.limit_ns, sizes.expected_ns) == (7, None, None)

@@ -1,4 +1,4 @@
-"""Pools that are written down: found, merged, checked key by key."""
+"""Pools in configuration files: found, merged, checked key by key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyward.pool.config import config_files, pool_fields, pool_names, provider_
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user without files, in the folder `project/src` of a project."""
+    """Make a user without files, in the folder `project/src` of a project."""
     (tmp_path / "home").mkdir()
     (tmp_path / "project" / "src").mkdir(parents=True)
     (tmp_path / "project" / "pyproject.toml").write_text("")
@@ -68,7 +68,7 @@ def test_the_users_file_follows_xdg_config_home(home: Path, monkeypatch: pytest.
     assert pool_names() == ["p"]
 
 
-def test_a_secret_is_named_by_its_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_given_by_the_name_of_its_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(
         home / "project" / "skyward.toml",
         '[pools.p]\nprovider = "local"\nimage = { env = { TOKEN = { env = "MY_TOKEN" } } }\n',
@@ -82,7 +82,7 @@ def test_a_secret_is_named_by_its_variable(home: Path, monkeypatch: pytest.Monke
     assert "hush" not in repr(pool.spec)
 
 
-def test_who_looks_for_machines_is_told_of_providers_that_cannot_be_made(home: Path) -> None:
+def test_a_search_for_machines_reports_providers_that_cannot_be_made(home: Path) -> None:
     write(home / "project" / "skyward.toml", '[providers.east]\ntype = "aws"\nregoin = "us-east-1"\n[providers.aws]\n')
     found, wrong = rented_providers()
     assert found == [sky.AWS()]
@@ -95,7 +95,7 @@ def test_who_looks_for_machines_is_told_of_providers_that_cannot_be_made(home: P
         rented_providers(["aws"])
 
 
-def test_what_a_pool_refuses_is_told_with_its_file(home: Path) -> None:
+def test_an_option_that_the_pool_refuses_is_reported_with_its_file(home: Path) -> None:
     write(home / "home" / ".config" / "skyward" / "skyward.toml", "[pools.train]\nnodes = 0\n")
     write(home / "project" / "skyward.toml", '[pools.train]\nprovider = "local"\nallocation = "spot"\n')
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_an_accelerator_is_a_name_or_a_table(home: Path) -> None:
     assert sky.ComputePool.named("eight").spec.accelerator == sky.Accelerator.from_name("A100", count=8)
 
 
-def test_a_provider_may_stand_in_its_pool_or_have_a_name(home: Path) -> None:
+def test_a_provider_is_given_within_its_pool_or_by_name(home: Path) -> None:
     write(
         home / "project" / "skyward.toml",
         "[providers.local]\nlease_s = 7\n"
@@ -128,7 +128,7 @@ def test_a_provider_may_stand_in_its_pool_or_have_a_name(home: Path) -> None:
     assert provider_named("local") == sky.Local(lease_s=7)
 
 
-def test_options_have_the_second_names_that_they_have_in_python(home: Path) -> None:
+def test_options_have_the_same_aliases_as_in_python(home: Path) -> None:
     lines = ('provider = "local"', "memory_gb = 1", "logging = false", "provision_timeout = 60")
     write(home / "project" / "skyward.toml", "\n".join(("[pools.p]", *lines, "default_compute_timeout = 9")))
     pool = sky.ComputePool.named("p")
@@ -219,7 +219,7 @@ def test_options_have_the_second_names_that_they_have_in_python(home: Path) -> N
         ("", r"pool 'bad': not found in \./skyward.toml; add a table"),
     ],
 )
-def test_a_mistake_is_named_with_its_place_and_what_may_stand_there(home: Path, text: str, message: str) -> None:
+def test_a_mistake_is_reported_with_its_place_and_the_legal_values(home: Path, text: str, message: str) -> None:
     write(home / "project" / "src" / "skyward.toml", text)
     with pytest.raises((UsageError, sky.errors.ProviderError), match=message):
         sky.ComputePool.named("bad")
@@ -236,12 +236,12 @@ def test_hosts_of_your_own_are_a_list_of_names_or_tables(home: Path) -> None:
     assert [(target.host, target.port) for target in provider.targets] == [("gpu1", None), ("gpu2", 2222)]
 
 
-def test_without_any_file_it_says_where_they_would_be(home: Path) -> None:
+def test_without_any_file_the_error_names_the_places_for_one(home: Path) -> None:
     with pytest.raises(UsageError, match=r"'bad': not found in \./skyward.toml, ~/.config/skyward/skyward.toml"):
         sky.ComputePool.named("bad")
 
 
-def test_nodes_are_kept_for_roles_by_a_table(home: Path) -> None:
+def test_a_table_reserves_nodes_for_roles(home: Path) -> None:
     text = '[pools.train]\nprovider = "local"\nnodes = 3\n[pools.train.roles]\nevaluation = [2]\n'
     write(home / "project" / "skyward.toml", text)
     pool = sky.ComputePool.named("train")

@@ -1,4 +1,4 @@
-"""What a pool costs is counted, forecast and limited."""
+"""The cost of a pool is counted, forecast and limited."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spending(now: Now, *, budget_usd: float | None = None, told: list[Event] | N
 
 
 class TestSpending:
-    def test_counts_by_the_second_from_launch_to_gone(self) -> None:
+    def test_cost_counts_by_the_second_from_launch_to_termination(self) -> None:
         now = Now()
         account = spending(now)
         account.take(launched("a", 3.6))
@@ -75,7 +75,7 @@ class TestSpending:
         account.take(gone("a"))
         assert account.spent_usd == pytest.approx(0.06)
 
-    def test_what_is_left_leaves_room_for_the_end(self) -> None:
+    def test_the_remaining_budget_leaves_room_for_the_end(self) -> None:
         now = Now()
         account = spending(now, budget_usd=1.0)
         now.seconds = 5.0
@@ -83,7 +83,7 @@ class TestSpending:
         now.seconds = 505.0
         assert account.left_usd == pytest.approx(1.0 - 0.5 - 0.03)
 
-    def test_each_change_is_told(self) -> None:
+    def test_each_change_is_reported(self) -> None:
         told: list[Event] = []
         account = spending(Now(), told=told)
         account.take(launched("a", 3.6))
@@ -94,7 +94,7 @@ class TestSpending:
         ]
 
 
-def test_offers_that_a_budget_does_not_allow_are_left_out() -> None:
+def test_offers_beyond_the_budget_are_left_out() -> None:
     cheap, dear = (
         Offer(provider="p", instance_type=name, vcpus=1, memory_gib=1.0, price_usd_per_hour=price)
         for name, price in (("cheap", 1.0), ("dear", 100.0))
@@ -119,7 +119,7 @@ def offer(price: float) -> Offer:
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
-    """Its machines cost 1 USD a second."""
+    """Cloud whose machines cost 1 USD a second."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=1.0)
     cloud = CloudByTheSecond(FastClock(), faults=faults, catalogue=[offer(3600.0)])
@@ -140,7 +140,7 @@ def nap(seconds: float) -> float:
 
 
 class TestPool:
-    def test_a_rented_pool_counts_what_it_costs(self, cloud: FakeCloud) -> None:
+    def test_a_rented_pool_counts_its_cost(self, cloud: FakeCloud) -> None:
         pool = pool_on(cloud, nodes=2)
         assert pool.cost_usd == 0
         assert pool.forecast().price_usd_per_hour == 7200
@@ -158,7 +158,7 @@ class TestPool:
         assert [event.price_usd_per_hour for event in told] == [3600, 7200, 3600, 0]
         assert told[-1].spent_usd == pytest.approx(cost)
 
-    def test_a_pool_that_its_budget_does_not_allow_is_not_launched(self, cloud: FakeCloud) -> None:
+    def test_a_pool_beyond_its_budget_is_not_launched(self, cloud: FakeCloud) -> None:
         pool = pool_on(cloud, nodes=2, budget_usd=1.5)
         with pytest.raises(BudgetExceeded, match="nothing was launched"):
             pool.forecast()
@@ -166,8 +166,8 @@ class TestPool:
             pass
         assert cloud.servers == {}
 
-    def test_it_is_closed_before_its_budget_is_spent_and_open_calls_say_why(self, cloud: FakeCloud) -> None:
-        faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=6.0)  # so many seconds are kept for the end
+    def test_a_pool_is_closed_before_its_budget_is_spent_and_open_calls_say_why(self, cloud: FakeCloud) -> None:
+        faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=6.0)  # these seconds are kept for the end
         cheaper = CloudByTheSecond(FastClock(), faults=faults, catalogue=[offer(360.0)])
         pool = pool_on(cheaper, budget_usd=1.0)
         events = pool.events()
@@ -180,19 +180,19 @@ class TestPool:
         with pytest.raises(BudgetExceeded):
             sky.compute(abs)(-1) >> pool
 
-    def test_calls_after_its_budget_is_spent_raise_the_same(self, cloud: FakeCloud) -> None:
+    def test_calls_after_the_budget_is_spent_raise_the_same_error(self, cloud: FakeCloud) -> None:
         with pool_on(cloud, budget_usd=5.0) as pool:
             until(lambda: not pool.is_active)
             with pytest.raises(BudgetExceeded):
                 sky.compute(abs)(-1) >> pool
 
-    def test_a_budget_that_is_spent_while_the_pool_starts_ends_the_start(self, cloud: FakeCloud) -> None:
+    def test_a_budget_spent_while_the_pool_starts_ends_the_start(self, cloud: FakeCloud) -> None:
         cloud.faults = FakeFaults(boot_s=5000.0, ending_s=1.0)
         with pytest.raises(BudgetExceeded), pool_on(cloud, budget_usd=3.0):
             pass
         assert cloud.billed() == []
 
-    def test_a_machine_that_is_lost_is_replaced_once_and_counted(self, cloud: FakeCloud) -> None:
+    def test_a_lost_machine_is_replaced_once_and_counted(self, cloud: FakeCloud) -> None:
         with pool_on(cloud, nodes=2, max_hourly_cost=7200.0) as pool:
             cloud.reclaim(min(cloud.servers))
             Faults(pool).kill_node(0)

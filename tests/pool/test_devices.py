@@ -1,4 +1,4 @@
-"""Pools on a machine that has GPUs: files of its own below /dev, in a mount namespace. No driver is needed."""
+"""Pools on a machine with GPUs: device files in a mount namespace stand for them. No driver is needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ exec "$@"
 
 
 @pytest.mark.root
-def test_what_shares_gpus_is_told_and_nodes_of_one_machine_divide_them(tmp_path: Path) -> None:
+def test_shared_gpus_are_reported_and_nodes_of_one_machine_divide_them(tmp_path: Path) -> None:
     devices = tmp_path / "dev"
     devices.mkdir()
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -72,7 +72,7 @@ def test_another_architecture_is_refused(architecture: Literal["x86_64", "arm64"
             sky.Local().offers(PoolSpec(architecture=architecture))
 
 
-def test_an_accelerator_that_is_not_there_is_refused_before_anything_starts() -> None:
+def test_a_missing_accelerator_is_refused_before_anything_starts() -> None:
     wanted = sky.accelerators.H100(count=64)
     with pytest.raises(NoCapacity, match=r"local: accelerator=64x H100 80GB, but tasks on this machine see .*; leave"):
         sky.Local().offers(PoolSpec(accelerator=wanted))

@@ -1,4 +1,4 @@
-"""What a failing call raises here: the user's exception as itself, everything else in words; and the pool goes on."""
+"""Errors of a failing call: the user's exception unchanged, everything else described. The pool goes on."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 @pytest.fixture
 def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
-    """Whatever a test does to it, the next call works."""
+    """Pool whose next call must work after each test."""
     yield shared
     assert sky.compute(abs)(-5) >> shared == 5
 
 
 class Refused(ValueError):
-    """Its constructor does not take what Exception.args holds."""
+    """An exception whose constructor does not take the contents of Exception.args."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(f"refused with {code}")
@@ -75,7 +75,7 @@ def text_of(error: BaseException) -> str:
 
 
 class TestTheUsersOwn:
-    def test_arrives_as_itself_with_attributes(self, pool: sky.ComputePool) -> None:
+    def test_an_exception_arrives_unchanged_with_attributes(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             raise Refused(7, hint="ask again")
 
@@ -83,7 +83,7 @@ class TestTheUsersOwn:
             sky.compute(fail)() >> pool
         assert (caught.value.code, caught.value.hint) == (7, "ask again")
 
-    def test_a_class_of_this_function_is_the_same_class(self, pool: sky.ComputePool) -> None:
+    def test_an_exception_class_of_this_function_is_the_same_class(self, pool: sky.ComputePool) -> None:
         class Local(Exception):
             pass
 
@@ -115,7 +115,7 @@ class TestTheUsersOwn:
 
         assert type(raised_by(pool, fail_in_handler).__context__) is KeyError
 
-    def test_built_in_ones_keep_their_fields(self, pool: sky.ComputePool) -> None:
+    def test_built_in_exceptions_keep_their_fields(self, pool: sky.ComputePool) -> None:
         def no_file() -> None:
             open("/nowhere/at/all")  # noqa: SIM115
 
@@ -139,7 +139,7 @@ class TestTheUsersOwn:
         assert isinstance(grouped, ExceptionGroup)
         assert [type(e) for e in grouped.exceptions] == [ValueError, KeyError]
 
-    def test_the_traceback_shows_the_users_lines_and_none_of_ours(self, pool: sky.ComputePool) -> None:
+    def test_the_traceback_shows_the_users_lines_and_none_of_skywards(self, pool: sky.ComputePool) -> None:
         def deeper(x: int) -> float:
             return 1 / x  # the line that fails
 
@@ -164,7 +164,7 @@ class TestTheUsersOwn:
         assert "step 49" in text
         assert "step 0\n" not in text
 
-    def test_it_is_a_fresh_object_for_each_call(self, pool: sky.ComputePool) -> None:
+    def test_each_call_gets_a_fresh_exception(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             raise ValueError("again")
 
@@ -172,7 +172,7 @@ class TestTheUsersOwn:
         assert first is not second
         assert len(first.__notes__) == len(second.__notes__)
 
-    def test_raising_it_twice_here_does_not_grow_it(self, pool: sky.ComputePool) -> None:
+    def test_raising_it_twice_does_not_grow_its_traceback(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             raise ValueError("again")
 
@@ -182,7 +182,7 @@ class TestTheUsersOwn:
                 future.result(timeout=20)
             assert len(caught.value.__notes__) == 1
 
-    def test_returning_an_exception_is_returning(self, pool: sky.ComputePool) -> None:
+    def test_a_returned_exception_is_a_value(self, pool: sky.ComputePool) -> None:
         def give() -> Exception:
             return ValueError("just a value")
 
@@ -190,7 +190,7 @@ class TestTheUsersOwn:
         assert isinstance(value, ValueError)
         assert isinstance((sky.compute(give)() @ pool)[0], ValueError)
 
-    def test_very_deep_recursion(self, pool: sky.ComputePool) -> None:
+    def test_very_deep_recursion_is_reported(self, pool: sky.ComputePool) -> None:
         def deep(n: int) -> int:
             return deep(n + 1) + 1
 
@@ -198,19 +198,19 @@ class TestTheUsersOwn:
         assert isinstance(error, RecursionError)
         assert len(text_of(error)) < 20_000
 
-    def test_memory_error(self, pool: sky.ComputePool) -> None:
+    def test_a_memory_error_is_reported(self, pool: sky.ComputePool) -> None:
         assert isinstance(raised_by(pool, lambda: bytearray(1 << 60)), MemoryError)
 
-    def test_stop_iteration_is_an_error_like_others(self, pool: sky.ComputePool) -> None:
+    def test_stop_iteration_is_an_ordinary_error(self, pool: sky.ComputePool) -> None:
         assert isinstance(raised_by(pool, lambda: next(iter(()))), StopIteration)
 
-    def test_base_exceptions_too(self, pool: sky.ComputePool) -> None:
+    def test_base_exceptions_arrive_too(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             raise GeneratorExit("odd")
 
         assert isinstance(raised_by(pool, fail), GeneratorExit)
 
-    def test_keyboard_interrupt_of_its_own(self, pool: sky.ComputePool) -> None:
+    def test_a_keyboard_interrupt_of_the_call_arrives(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             raise KeyboardInterrupt("mine")
 
@@ -230,7 +230,9 @@ class TestWhatCannotTravel:
         assert "raise WithLock" in text_of(error)
         assert (error.node, error.task) == (0, "fail")
 
-    def test_an_exception_of_a_class_that_is_unknown_here(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_an_exception_of_a_class_that_is_unknown_here_is_described(
+        self, pool: sky.ComputePool, tmp_path: Path
+    ) -> None:
         (tmp_path / "only_there.py").write_text("class Odd(Exception):\n    pass\n")
 
         def fail(folder: str) -> None:
@@ -247,14 +249,14 @@ class TestWhatCannotTravel:
         assert "who am I" in str(error)
         assert "No module named 'only_there'" in str(error)
 
-    def test_an_exception_whose_str_raises(self, pool: sky.ComputePool) -> None:
+    def test_an_exception_whose_str_raises_is_described(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             raise Unspeakable
 
         error = raised_by(pool, fail)
         assert isinstance(error, Unspeakable)
 
-    def test_an_exception_whose_own_pickling_is_broken(self, pool: sky.ComputePool) -> None:
+    def test_an_exception_whose_pickling_is_broken_is_described(self, pool: sky.ComputePool) -> None:
         class Broken(Exception):
             def __reduce__(self) -> Any:
                 raise TypeError("I do not travel")
@@ -266,13 +268,13 @@ class TestWhatCannotTravel:
         assert isinstance(error, RemoteError)
         assert "I do not travel" in str(error)
 
-    def test_a_result(self, pool: sky.ComputePool) -> None:
+    def test_a_result_that_cannot_be_pickled_is_reported(self, pool: sky.ComputePool) -> None:
         error = raised_by(pool, threading.Lock)
         assert isinstance(error, ResultNotPicklable)
         assert "the function returned a lock that cannot be pickled" in str(error)
         assert "return plain data" in str(error)
 
-    def test_a_yielded_item(self, pool: sky.ComputePool) -> None:
+    def test_a_yielded_item_that_cannot_be_pickled_is_reported(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def locks() -> Iterator[Any]:
             yield 1
@@ -283,7 +285,7 @@ class TestWhatCannotTravel:
         with pytest.raises(ResultNotPicklable, match="lock"):
             next(items)
 
-    def test_an_argument_is_named(self, pool: sky.ComputePool) -> None:
+    def test_an_argument_that_cannot_be_pickled_is_named(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def use(a: int, b: Any, c: Any = None) -> None: ...
 
@@ -297,7 +299,7 @@ class TestWhatCannotTravel:
         with pytest.raises(ArgumentNotPicklable, match=r"argument 1 \(a Future\).*send its value: \.result\(\)"):
             sky.compute(str)(sky.compute(str)(1) > pool) >> pool
 
-    def test_a_function(self, pool: sky.ComputePool) -> None:
+    def test_a_function_that_cannot_be_pickled_is_named(self, pool: sky.ComputePool) -> None:
         lock = threading.Lock()
 
         def use() -> bool:
@@ -306,13 +308,13 @@ class TestWhatCannotTravel:
         with pytest.raises(ArgumentNotPicklable, match="the function 'use' cannot be sent: .*make it inside the"):
             sky.compute(use)() >> pool
 
-    def test_an_argument_that_does_not_unpickle_there(self, pool: sky.ComputePool) -> None:
+    def test_an_argument_that_cannot_be_unpickled_on_the_node_is_reported(self, pool: sky.ComputePool) -> None:
         error = (sky.compute(str)(OnlyHere()) > pool).exception(timeout=20)
         assert isinstance(error, PayloadNotLoadable)
         assert "an argument cannot be loaded on the node" in str(error)
         assert "only on the client" in str(error)
 
-    def test_a_module_that_is_not_there(self, pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_module_is_reported(self, pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch) -> None:
         import types
 
         module = types.ModuleType("not_on_the_node")
@@ -336,20 +338,20 @@ def _only_here(pid: int) -> str:
 
 class TestEndsOfTheProcess:
     @pytest.mark.parametrize("code", [0, 3, "bye", None])
-    def test_sys_exit(self, pool: sky.ComputePool, code: Any) -> None:
+    def test_sys_exit_fails_the_call(self, pool: sky.ComputePool, code: Any) -> None:
         error = raised_by(pool, lambda: sys.exit(code))
         assert isinstance(error, TaskExited)
         assert error.code == code
         assert f"called sys.exit({code!r})" in str(error)
 
-    def test_os_exit(self, pool: sky.ComputePool) -> None:
+    def test_os_exit_loses_the_slot(self, pool: sky.ComputePool) -> None:
         error = raised_by(pool, lambda: os._exit(3))
         assert isinstance(error, SlotLost)
         assert (error.exit_code, error.signal, error.node, error.started) == (3, None, 0, True)
         assert "exited with code 3 (os._exit" in str(error)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM])
-    def test_a_signal(self, pool: sky.ComputePool, number: signal.Signals) -> None:
+    def test_a_signal_loses_the_slot(self, pool: sky.ComputePool, number: signal.Signals) -> None:
         error = raised_by(pool, lambda: os.kill(os.getpid(), number))
         assert isinstance(error, SlotLost)
         assert error.signal == number
@@ -362,7 +364,7 @@ class TestEndsOfTheProcess:
         assert [f.result(timeout=20) for f in living] == list(range(20))
         assert all(isinstance(f.exception(timeout=20), SlotLost) for f in dying)
 
-    def test_what_it_printed_before_it_died_is_in_the_error(self, pool: sky.ComputePool) -> None:
+    def test_the_error_shows_the_output_before_the_death(self, pool: sky.ComputePool) -> None:
         def die() -> None:
             print("the last words", flush=True)
             os._exit(1)
@@ -372,12 +374,12 @@ class TestEndsOfTheProcess:
 
 class TestTerminal:
     @pytest.mark.parametrize("ask", [lambda: input("name? "), lambda: builtins.input(), lambda: sys.stdin.readline()])  # noqa: PLW0108
-    def test_input(self, pool: sky.ComputePool, ask: Callable[[], Any]) -> None:
+    def test_input_fails(self, pool: sky.ComputePool, ask: Callable[[], Any]) -> None:
         error = raised_by(pool, ask)
         assert isinstance(error, InteractiveInput)
         assert "a task has no terminal" in str(error)
 
-    def test_breakpoint(self, pool: sky.ComputePool) -> None:
+    def test_breakpoint_fails(self, pool: sky.ComputePool) -> None:
         def stop() -> None:
             breakpoint()
 
@@ -386,10 +388,10 @@ class TestTerminal:
 
 
 class TestTracebacks:
-    """What a user reads: the own line, then the traceback of the node."""
+    """Tracebacks as a user reads them: their own line, then the traceback of the node."""
 
     @pytest.mark.parametrize("how", [">>", "@", "&", "future", "map", "imap", "stream"])
-    def test_an_error_of_a_call_shows_no_frames_of_ours(self, pool: sky.ComputePool, how: str) -> None:
+    def test_an_error_of_a_call_shows_no_frames_of_skyward(self, pool: sky.ComputePool, how: str) -> None:
         @sky.compute
         def divide(a: int, b: int) -> float:
             return a / b
@@ -426,7 +428,7 @@ class TestTracebacks:
 class TestTimeouts:
     @pytest.fixture(autouse=True)
     def _warm(self, pool: sky.ComputePool) -> None:
-        """The time of a slot's first call is spent on imports where the machine is busy."""
+        """Make a first call, because a slot's first call spends its time on imports when the machine is busy."""
         assert sky.compute(abs)(-1) @ pool
 
     def test_a_call_that_takes_too_long_is_stopped(self, pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -443,7 +445,7 @@ class TestTimeouts:
         assert sky.compute(abs)(-1) >> pool == 1
         until((tmp_path / "stopped").exists)
 
-    def test_a_call_that_takes_too_long_says_where_it_stood_and_what_it_printed(self, pool: sky.ComputePool) -> None:
+    def test_a_call_that_times_out_shows_its_position_and_its_output(self, pool: sky.ComputePool) -> None:
         def wait_for_the_lock() -> None:
             print("asking for the lock")
             threading.Lock().acquire(timeout=60) and threading.Event().wait(60)
@@ -455,7 +457,7 @@ class TestTimeouts:
         assert "/skyward/" not in stack
         assert output == "Last output of the task:\nasking for the lock"
 
-    def test_a_call_that_is_stuck_in_c_says_where_it_stood(self, pool: sky.ComputePool) -> None:
+    def test_a_call_that_is_stuck_in_c_shows_its_position(self, pool: sky.ComputePool) -> None:
         def compute_for_ever() -> int:
             return sum(range(10**12))  # no signal handler of Python's runs meanwhile
 
@@ -473,7 +475,7 @@ class TestTimeouts:
         assert [f.result(timeout=20) for f in quick] == list(range(20))
         assert nap.result() is None
 
-    def test_a_timeout_of_a_year_is_no_trouble(self, pool: sky.ComputePool) -> None:
+    def test_a_timeout_of_a_year_works(self, pool: sky.ComputePool) -> None:
         assert sky.compute(timeout_s=365 * 86400)(abs)(-1) >> pool == 1
 
 
@@ -486,7 +488,7 @@ class TestTheTree:
         assert str(copy) == "what happened"
         assert (copy.node, copy.extra) == (3, "field")
 
-    def test_one_of_ours_raised_by_a_task_arrives_as_itself(self, pool: sky.ComputePool) -> None:
+    def test_an_error_of_skyward_raised_by_a_task_arrives_unchanged(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             raise errors.NoCapacity("none left", tried=("here",))
 

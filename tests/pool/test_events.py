@@ -1,4 +1,4 @@
-"""What a pool says of itself, to an iterator and to a function."""
+"""Events of a pool, for an iterator and for a function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fail() -> None:
     raise ValueError("no")
 
 
-def test_a_pools_life_is_told_from_its_start_to_its_end() -> None:
+def test_a_pool_reports_its_life_from_start_to_end() -> None:
     seen: list[events.Event] = []
     with sky.ComputePool(sky.Local(), nodes=2, on_event=seen.append) as pool:
         assert double(2) >> pool == 4
@@ -55,7 +55,7 @@ def test_events_can_be_read_by_another_thread_until_the_pool_is_closed() -> None
     assert kinds(seen) == ["PoolStarted", "NodeReady", "PoolReady", "TaskSent", "TaskEnded", "PoolClosed"]
 
 
-def test_calls_are_told_with_their_name_node_outcome_and_time() -> None:
+def test_calls_are_reported_with_name_node_outcome_and_time() -> None:
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         stream = pool.events()
         double(1) >> pool
@@ -74,7 +74,7 @@ def test_calls_are_told_with_their_name_node_outcome_and_time() -> None:
     assert all(event.seconds > 0 for event in ended)
 
 
-def test_ranks_of_a_gang_are_told_one_by_one() -> None:
+def test_each_rank_of_a_gang_is_reported() -> None:
     @sky.compute
     @sky.integrations.torch(backend="gloo")
     def rank() -> int:
@@ -87,7 +87,7 @@ def test_ranks_of_a_gang_are_told_one_by_one() -> None:
     assert sorted((event.rank, event.node, event.ok) for event in ended) == [(0, 0, True), (1, 1, True)]
 
 
-def test_a_lost_node_and_the_one_in_its_place_are_told() -> None:
+def test_a_lost_node_and_its_replacement_are_reported() -> None:
     with sky.ComputePool(sky.Local(), nodes=2, logs=False) as pool:
         stream = pool.events()
         os.kill(pool.agent_pids()[1], signal.SIGKILL)
@@ -107,14 +107,14 @@ def test_a_pool_that_cannot_start_says_why_and_ends_its_streams() -> None:
     assert "vcpus=100000" in closed.reason
 
 
-def test_a_reader_of_a_pool_that_is_dropped_unopened_does_not_wait_for_ever() -> None:
+def test_a_reader_of_a_pool_that_never_opens_does_not_wait_indefinitely() -> None:
     pool = sky.ComputePool(sky.Local())
     stream = pool.events()
     del pool
     assert list(stream) == []
 
 
-def test_a_pool_that_was_closed_tells_again_when_it_is_opened_again() -> None:
+def test_a_closed_pool_reports_again_when_it_is_reopened() -> None:
     pool = sky.ComputePool(sky.Local())
     for _ in range(2):
         stream = pool.events()
@@ -123,7 +123,7 @@ def test_a_pool_that_was_closed_tells_again_when_it_is_opened_again() -> None:
         assert kinds(list(stream)) == ["PoolStarted", "NodeReady", "PoolReady", "PoolClosed"]
 
 
-def test_a_link_that_is_cut_and_made_again_is_told() -> None:
+def test_a_link_that_breaks_and_reconnects_is_reported() -> None:
     provider = Relayed()
     with sky.ComputePool(provider, logs=False) as pool:
         stream = pool.events()

@@ -77,7 +77,7 @@ CALLABLES: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
 
 
 @pytest.mark.parametrize(("function", "args", "value"), CALLABLES, ids=lambda part: repr(part)[:30])
-def test_whatever_the_standard_executors_take_is_taken(
+def test_all_arguments_of_the_standard_executors_are_accepted(
     pool: sky.ComputePool, function: Callable[..., Any], args: tuple[Any, ...], value: object
 ) -> None:
     call = sky.compute(function)(*args)
@@ -110,14 +110,14 @@ def test_a_bound_method_of_a_builtin_is_sent_as_it_is_now(pool: sky.ComputePool)
     assert copied() >> pool == [1, 2]
 
 
-def test_wrong_arguments_are_the_futures_error(pool: sky.ComputePool) -> None:
+def test_wrong_arguments_are_the_error_of_the_future(pool: sky.ComputePool) -> None:
     with pool.executor() as executor:
         future = executor.submit(lambda x: x)
         with pytest.raises(TypeError, match="missing 1 required positional argument"):
             future.result(timeout=20)
 
 
-def test_callable_objects_may_be_generators_and_partials_may_be_of_one(pool: sky.ComputePool) -> None:
+def test_callable_objects_may_be_generators_and_partials_of_generators(pool: sky.ComputePool) -> None:
     class Counter:
         def __call__(self, limit: int) -> Iterator[int]:
             yield from range(limit)
@@ -152,7 +152,7 @@ def test_shutdown_ends_the_executor_and_not_the_pool(pool: sky.ComputePool) -> N
     assert sky.compute(abs)(-1) >> pool == 1
 
 
-def test_shutdown_cancels_what_is_queued_if_asked(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_shutdown_cancels_queued_calls_on_request(pool: sky.ComputePool, tmp_path: Path) -> None:
     def wait(me: int) -> int:
         (tmp_path / f"began{me}").touch()
         until((tmp_path / "go").exists)
@@ -168,7 +168,7 @@ def test_shutdown_cancels_what_is_queued_if_asked(pool: sky.ComputePool, tmp_pat
     assert all(f.cancelled() or f.result() == i for i, f in enumerate(futures))
 
 
-def test_two_executors_of_a_pool_are_apart(pool: sky.ComputePool) -> None:
+def test_two_executors_of_a_pool_are_independent(pool: sky.ComputePool) -> None:
     with pool.executor() as first:
         pool.executor().shutdown()
         assert first.submit(abs, -3).result(timeout=20) == 3

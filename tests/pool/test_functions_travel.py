@@ -1,4 +1,4 @@
-"""How functions, classes and modules of the user's get to a node: run as the scripts that users run."""
+"""Ways in which users' functions, classes and modules reach a node, run as the scripts that users run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pool = sky.ComputePool(sky.Local(), logs=False).start()
 
 
 def run_script(folder: Path, body: str, **modules: str) -> str:
-    """What a script prints that is run in a folder of its own."""
+    """Run a script in its own folder. Returns its output."""
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
     script = folder / "script.py"
@@ -83,7 +83,7 @@ def test_a_local_module_travels_by_name_and_keeps_its_state_in_the_slot(tmp_path
     assert said.splitlines() == ["[1, 2, 3] 0", "[10, 20]"]
 
 
-def test_instances_of_classes_of_main_come_back_as_themselves(tmp_path: Path) -> None:
+def test_instances_of_classes_of_main_keep_their_class(tmp_path: Path) -> None:
     said = run_script(
         tmp_path,
         """
@@ -123,7 +123,7 @@ def test_instances_of_classes_of_main_come_back_as_themselves(tmp_path: Path) ->
     assert said.splitlines() == ["True True True", "caught mine"]
 
 
-def test_methods_partials_lambdas_and_recursion(tmp_path: Path) -> None:
+def test_methods_partials_lambdas_and_recursive_functions_travel(tmp_path: Path) -> None:
     said = run_script(
         tmp_path,
         """
@@ -151,7 +151,7 @@ def test_methods_partials_lambdas_and_recursion(tmp_path: Path) -> None:
     assert said.splitlines() == ["6 15 Scale", "[2, 4, 8] [-1] [4]", "3628800 [-4] ['A']"]
 
 
-def test_cached_and_dispatched_functions_of_a_script(tmp_path: Path) -> None:
+def test_cached_and_dispatched_functions_of_a_script_travel(tmp_path: Path) -> None:
     said = run_script(
         tmp_path,
         """
@@ -192,7 +192,7 @@ def test_cached_and_dispatched_functions_of_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["return total", "return nested(3)"])
-def test_nested_functions_and_closures(tmp_path: Path, how: str) -> None:
+def test_nested_functions_and_closures_travel(tmp_path: Path, how: str) -> None:
     said = run_script(
         tmp_path,
         f"""

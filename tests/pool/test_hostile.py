@@ -1,4 +1,4 @@
-"""What users hand to the pool may raise anything anywhere, SystemExit too: it costs its own call and no other."""
+"""Objects of users that raise anything anywhere, even SystemExit: only their own call fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LeavesWhenPickled(Exception):
 
 
 class LeavesWhenUnpickled(Exception):
-    """Not in the slot, which tries whether it can be loaded."""
+    """Exit the process that unpickles it, except its own slot, which tries whether it can be loaded."""
 
     def __reduce__(self) -> Any:
         return _leave_unless, (os.getpid(),)
@@ -52,7 +52,7 @@ class LeavesWhenPickledAndShown(LeavesWhenShown):
 
 
 class Value:
-    """Ends whoever unpickles it."""
+    """Value that ends the process that unpickles it."""
 
     def __reduce__(self) -> Any:
         return leave, ()
@@ -92,7 +92,7 @@ def test_an_exception_that_cannot_be_shown_travels(pool: sky.ComputePool) -> Non
     assert works(pool)
 
 
-def test_whether_to_retry_is_asked_of_an_exception_whose_unpickling_ends_the_thread(pool: sky.ComputePool) -> None:
+def test_retry_on_sees_an_exception_whose_unpickling_ends_the_thread(pool: sky.ComputePool) -> None:
     future = fail(LeavesWhenUnpickled).with_options(retries=1, retry_on=ValueError) > pool
     assert isinstance(future.exception(20), RemoteError)
     assert works(pool)
@@ -108,7 +108,7 @@ def test_a_value_whose_unpickling_ends_the_process_is_an_error_of_its_call(pool:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
-def test_a_done_callback_that_raises_harms_no_other(
+def test_a_done_callback_that_raises_affects_no_other(
     pool: sky.ComputePool, kind: type[BaseException], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     def wait() -> None:
@@ -133,7 +133,7 @@ def test_a_done_callback_that_raises_harms_no_other(
     assert "in a callback" in caplog.text
 
 
-def test_a_function_for_lines_that_ends_its_thread_gets_no_more_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_function_that_ends_its_thread_gets_no_more_lines(caplog: pytest.LogCaptureFixture) -> None:
     @sky.compute
     def say() -> None:
         print("a line")

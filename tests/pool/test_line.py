@@ -1,4 +1,4 @@
-"""The direct line between a waiting caller and a slot: what goes on it, and that nothing is lost beside it."""
+"""The direct line between a waiting caller and a slot: which calls use it, and that nothing is lost beside it."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def put(path: str, text: str) -> None:
     os.rename(path + ".new", path)
 
 
-def test_calls_one_after_another_stay_in_one_process(pool: ComputePool) -> None:
+def test_successive_calls_stay_in_one_process(pool: ComputePool) -> None:
     assert len({process() >> pool for _ in range(20)}) == 1
 
 
-def test_values_too_large_for_the_line_take_the_other_way(pool: ComputePool) -> None:
+def test_values_too_large_for_the_line_go_through_the_agent(pool: ComputePool) -> None:
     for size in (10, 60_000, 70_000, 300_000, 5_000_000):
         data = bytes(range(256)) * (size // 256 + 1)
         assert identity(data) >> pool == data
@@ -149,7 +149,7 @@ def test_a_lost_call_with_retries_runs_again(pool: ComputePool, tmp_path: Path) 
     assert die_once() >> pool == 7
 
 
-def test_a_slot_that_dies_between_two_calls_costs_no_call(pool: ComputePool) -> None:
+def test_a_slot_that_dies_between_two_calls_fails_no_call(pool: ComputePool) -> None:
     for _ in range(5):
         until(lambda: has_line(pool))
         number = line_number(pool)
@@ -159,7 +159,7 @@ def test_a_slot_that_dies_between_two_calls_costs_no_call(pool: ComputePool) -> 
 
 
 def test_another_call_runs_beside_the_one_on_the_line(pool: ComputePool, tmp_path: Path) -> None:
-    """The first waits for what the second does: behind it, it would wait for ever."""
+    """The first call waits for an effect of the second. If the second waited behind it, neither would end."""
     until(lambda: has_line(pool))
     on_the_line = 0
     with ThreadPoolExecutor(1) as callers:
@@ -173,14 +173,14 @@ def test_another_call_runs_beside_the_one_on_the_line(pool: ComputePool, tmp_pat
     assert on_the_line  # not always: the first may find a line whose slot has just died
 
 
-def test_a_call_on_the_line_may_run_out_of_time(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_call_on_the_line_can_time_out(pool: ComputePool, tmp_path: Path) -> None:
     until(lambda: has_line(pool))
     with pytest.raises(TaskTimeout):
         wait_for.with_options(timeout_s=0.3)(str(tmp_path / "never")) >> pool
     assert identity(2) >> pool == 2
 
 
-def test_many_threads_and_one_line(pool: ComputePool) -> None:
+def test_many_threads_share_one_line(pool: ComputePool) -> None:
     wrong: list[object] = []
 
     def call(start: int) -> None:
@@ -196,7 +196,7 @@ def test_many_threads_and_one_line(pool: ComputePool) -> None:
     assert not wrong
 
 
-def test_hundreds_of_functions_are_forgotten_and_come_again(pool: ComputePool) -> None:
+def test_hundreds_of_functions_are_forgotten_and_sent_again(pool: ComputePool) -> None:
     def adder(more: int) -> sky.ComputeFunction[[int], int]:
         @sky.compute
         def add(number: int) -> int:
@@ -209,8 +209,8 @@ def test_hundreds_of_functions_are_forgotten_and_come_again(pool: ComputePool) -
         assert [a(round_) >> pool for a in adders] == [n + round_ for n in range(600)]
 
 
-def test_a_call_by_a_name_and_through_the_agent_is_the_same_function(pool: ComputePool) -> None:
-    """Loaded once for each process, however it came: what it keeps in a global is kept once."""
+def test_a_function_is_the_same_on_the_line_and_through_the_agent(pool: ComputePool) -> None:
+    """Each process loads the function once, however it came, so its globals exist once."""
 
     @sky.compute
     def count(seen: list[int] = []) -> tuple[int, int]:  # noqa: B006  # on purpose
@@ -231,7 +231,7 @@ def test_futures_of_single_calls_use_the_line_too(pool: ComputePool) -> None:
     assert len({(process() > pool).result() for _ in range(20)}) == 1
 
 
-def test_a_future_on_the_line_is_done_without_anybody_who_waits(pool: ComputePool) -> None:
+def test_a_future_on_the_line_completes_without_a_waiting_thread(pool: ComputePool) -> None:
     for number in range(20):
         future = identity(number) > pool
         until(future.done)
@@ -249,7 +249,7 @@ def test_several_threads_wait_for_one_future_on_the_line(pool: ComputePool, tmp_
             assert [one.result() for one in waiting] == ["done"] * 4
 
 
-def test_a_future_on_the_line_is_cancelled(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_future_on_the_line_can_be_cancelled(pool: ComputePool, tmp_path: Path) -> None:
     for number in range(5):
         path = str(tmp_path / str(number))
         future = wait_for(path) > pool

@@ -1,4 +1,4 @@
-"""The machines of a pool without its engine: launched, replaced, ended, and none is left."""
+"""The machines of a pool without its engine: they are launched, replaced and ended, and none is left."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_machine_is_replaced_by_another_and_ended(made: Made) -> None:
     assert not os.path.exists(first.folder)
 
 
-def test_a_spare_stands_in_at_once_and_the_old_machine_is_ended_behind_it(made: Made) -> None:
+def test_a_spare_takes_over_at_once_and_the_old_machine_is_ended_afterwards(made: Made) -> None:
     (first,) = made.machines.launch()
     assert made.machines.prepare_replacement(0)
     assert made.machines.prepare_replacement(0)  # it stands ready
@@ -70,14 +70,14 @@ def test_a_spare_stands_in_at_once_and_the_old_machine_is_ended_behind_it(made: 
     assert os.path.exists(spare.folder)
 
 
-def test_once_they_are_stopped_none_is_launched(made: Made) -> None:
+def test_none_is_launched_after_they_are_stopped(made: Made) -> None:
     made.machines.launch()
     made.machines.stop()
     assert not made.machines.prepare_replacement(0)
     assert made.machines.replace(0) is None
 
 
-def test_a_replacement_is_ended_where_no_keeper_can_be_started_and_then_tried_again(
+def test_a_replacement_is_ended_if_no_keeper_can_start_and_is_tried_again(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Keeper.of_this_process()

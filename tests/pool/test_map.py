@@ -1,4 +1,4 @@
-"""`pool.map` and `pool.imap`, with every map bug that was found in other libraries."""
+"""`pool.map` and `pool.imap`, against every map bug that was found in other libraries."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 @pytest.fixture
 def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
-    """Whatever a test does to it, the next map works."""
+    """Pool whose next map must work after each test."""
     yield shared
     assert shared.map(abs, range(-8, 0)) == list(range(8, 0, -1))
 
 
 @pytest.fixture(scope="module")
 def far() -> Iterator[sky.ComputePool]:
-    """Of a node that is 60 ms away, there and back."""
+    """Pool with a node that is 60 ms away, there and back."""
     with sky.ComputePool(Relayed(delay_s=0.03), nodes=1, concurrency=2, logs=False) as pool:
         assert sky.compute(abs)(-1) >> pool == 1
         yield pool
@@ -48,31 +48,31 @@ def inverse(x: int) -> float:
 
 
 def noted(items: list[int], item: int) -> int:
-    """`item`, after it was added to `items`."""
+    """Return `item` after it was added to `items`."""
     items.append(item)
     return item
 
 
 class TestValues:
     @pytest.mark.parametrize("chunk", ["auto", 1, 7, 1000])
-    def test_in_the_order_of_the_input(self, pool: sky.ComputePool, chunk: Any) -> None:
+    def test_values_come_in_the_order_of_the_input(self, pool: sky.ComputePool, chunk: Any) -> None:
         assert pool.map(square, range(300), chunk=chunk) == [x * x for x in range(300)]
 
-    def test_unordered_gives_the_same_values(self, pool: sky.ComputePool) -> None:
+    def test_unordered_map_gives_the_same_values(self, pool: sky.ComputePool) -> None:
         assert sorted(pool.map(square, range(300), ordered=False)) == [x * x for x in range(300)]
 
-    def test_many_tiny_calls(self, pool: sky.ComputePool) -> None:
+    def test_many_tiny_calls_give_their_values(self, pool: sky.ComputePool) -> None:
         assert pool.map(square, range(30_000)) == [x * x for x in range(30_000)]
 
     @pytest.mark.parametrize("nothing", [[], (), iter([]), range(0), {}])
-    def test_of_nothing(self, pool: sky.ComputePool, nothing: Any) -> None:
+    def test_a_map_of_nothing_gives_nothing(self, pool: sky.ComputePool, nothing: Any) -> None:
         assert pool.map(square, nothing) == []
         assert list(pool.imap(square, nothing)) == []
 
-    def test_of_one(self, pool: sky.ComputePool) -> None:
+    def test_a_map_of_one_item_gives_one_value(self, pool: sky.ComputePool) -> None:
         assert pool.map(square, [3]) == [9]
 
-    def test_a_generator_as_input(self, pool: sky.ComputePool) -> None:
+    def test_a_generator_is_an_input(self, pool: sky.ComputePool) -> None:
         assert pool.map(square, (x for x in range(50))) == [x * x for x in range(50)]
 
     def test_several_iterables_end_with_the_shortest(self, pool: sky.ComputePool) -> None:
@@ -83,7 +83,7 @@ class TestValues:
     def test_a_tuple_is_one_argument(self, pool: sky.ComputePool) -> None:
         assert pool.map(len, [(1, 2), (3,)]) == [2, 1]
 
-    def test_none_and_falsy_values_are_values(self, pool: sky.ComputePool) -> None:
+    def test_none_and_falsy_values_are_kept(self, pool: sky.ComputePool) -> None:
         assert pool.map(lambda x: x, [None, 0, "", [], None]) == [None, 0, "", [], None]
         assert list(pool.imap(lambda x: x, [None, None], ordered=False)) == [None, None]
 
@@ -92,11 +92,11 @@ class TestValues:
         with pytest.raises(TaskTimeout, match="'slow one' ran longer"):
             pool.map(slow, [60])
 
-    def test_large_values_and_results(self, pool: sky.ComputePool) -> None:
+    def test_large_values_and_results_arrive(self, pool: sky.ComputePool) -> None:
         blobs = [bytes([i]) * 400_000 for i in range(6)]
         assert pool.map(lambda b: b[::-1], blobs) == blobs
 
-    def test_maps_of_several_threads(self, pool: sky.ComputePool) -> None:
+    def test_several_threads_may_map_at_once(self, pool: sky.ComputePool) -> None:
         results: dict[int, list[int]] = {}
 
         def run(n: int) -> None:
@@ -122,7 +122,7 @@ class TestValues:
         with pytest.raises(UsageError, match="chunk="):
             pool.map(square, [1], chunk=chunk)
 
-    def test_what_is_no_function_or_no_iterable_is_refused(self, pool: sky.ComputePool) -> None:
+    def test_objects_that_are_no_function_or_no_iterable_are_refused(self, pool: sky.ComputePool) -> None:
         with pytest.raises(UsageError, match=r"map\(\): 3 is not a function"):
             pool.map(3, [1])  # type: ignore[call-overload]
         with pytest.raises(UsageError, match="pass at least one iterable"):
@@ -140,7 +140,7 @@ class TestValues:
 
 class TestErrors:
     @pytest.mark.parametrize("chunk", ["auto", 1, 4])
-    def test_the_first_error_is_raised_as_itself(self, pool: sky.ComputePool, chunk: Any) -> None:
+    def test_the_first_error_is_raised_unchanged(self, pool: sky.ComputePool, chunk: Any) -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             pool.map(inverse, [1, 2, 0, 4, 0], chunk=chunk)
         assert "1 / x" in "".join(caught.value.__notes__)
@@ -192,7 +192,7 @@ class TestErrors:
         values: list[Any] = pool.map(square, [1, 2], [3, 4], return_exceptions=True)
         assert [type(v) for v in values] == [TypeError, TypeError]
 
-    def test_one_result_that_cannot_travel(self, pool: sky.ComputePool) -> None:
+    def test_one_result_that_cannot_be_pickled_is_an_error(self, pool: sky.ComputePool) -> None:
         def sometimes(x: int) -> Any:
             return threading.Lock() if x == 2 else x
 
@@ -202,11 +202,11 @@ class TestErrors:
         assert isinstance(values[2], ResultNotPicklable)
         assert [values[0], values[1], values[3]] == [0, 1, 3]
 
-    def test_one_argument_that_cannot_travel(self, pool: sky.ComputePool) -> None:
+    def test_one_argument_that_cannot_be_pickled_is_an_error(self, pool: sky.ComputePool) -> None:
         with pytest.raises(ArgumentNotPicklable, match=r"map\(\): an item between 0 and 3 cannot be sent: .*lock"):
             pool.map(str, [1, 2, threading.Lock(), 3], chunk=4)
 
-    def test_sys_exit_in_a_call(self, pool: sky.ComputePool) -> None:
+    def test_sys_exit_in_a_call_is_an_error(self, pool: sky.ComputePool) -> None:
         with pytest.raises(sky.errors.TaskExited, match="sys.exit"):
             pool.map(exit, [3], chunk=2)
 
@@ -219,7 +219,7 @@ class TestErrors:
         with pytest.raises(LookupError, match="the file ended"):
             pool.map(square, broken(), return_exceptions=return_exceptions)
 
-    def test_imap_gives_what_came_before_the_input_failed(self, pool: sky.ComputePool) -> None:
+    def test_imap_gives_the_values_before_the_input_failed(self, pool: sky.ComputePool) -> None:
         def broken() -> Iterator[int]:
             yield from range(3)
             raise LookupError("the file ended")
@@ -230,7 +230,7 @@ class TestErrors:
                 got.append(value)
         assert got == [0, 1, 4]
 
-    def test_a_timeout_is_of_each_call_and_not_of_the_chunk(self, pool: sky.ComputePool) -> None:
+    def test_a_timeout_applies_to_each_call_and_not_to_the_chunk(self, pool: sky.ComputePool) -> None:
         nap = sky.compute(timeout_s=1.0)(time.sleep)
         assert pool.map(nap, [0.06] * 20, chunk=20) == [None] * 20
 
@@ -256,7 +256,7 @@ class TestLazy:
         values.close()  # type: ignore[attr-defined]
         assert next(read) <= 5 + 4 * pool.total_slots
 
-    def test_a_slow_first_call_does_not_make_it_read_on(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_a_slow_first_call_does_not_make_it_read_ahead(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         read: list[int] = []
 
         def first_waits(x: int) -> int:
@@ -270,7 +270,7 @@ class TestLazy:
         assert len(read) <= 1 + 4 * pool.total_slots
         values.close()  # type: ignore[attr-defined]
 
-    def test_max_inflight_bounds_the_calls_on_their_way(
+    def test_max_inflight_limits_the_calls_in_flight(
         self, sky_pools: Callable[..., sky.ComputePool], tmp_path: Path
     ) -> None:
         def most_at_once(x: int) -> int:
@@ -283,19 +283,19 @@ class TestLazy:
         pool = sky_pools(nodes=1, concurrency=4, logs=False, max_inflight=2)
         assert max(pool.map(most_at_once, range(20))) <= 2
 
-    def test_an_endless_input_with_chunks_that_grow(self, pool: sky.ComputePool) -> None:
+    def test_an_endless_input_works_with_growing_chunks(self, pool: sky.ComputePool) -> None:
         values = pool.imap(square, itertools.count())
         assert list(itertools.islice(values, 2000)) == [x * x for x in range(2000)]
         values.close()  # type: ignore[attr-defined]
 
-    def test_nothing_is_read_before_the_first_value_is_asked_for(self, pool: sky.ComputePool) -> None:
+    def test_nothing_is_read_before_the_first_value_is_requested(self, pool: sky.ComputePool) -> None:
         read: list[int] = []
         values = pool.imap(square, (noted(read, x) for x in range(5)))
         assert read == []
         assert next(values) == 0
         values.close()  # type: ignore[attr-defined]
 
-    def test_dropping_the_iterator_cancels_what_is_on_its_way(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_dropping_the_iterator_cancels_the_calls_in_flight(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         def wait_after_first(x: int) -> int:
             if x:
                 (tmp_path / f"{x}").touch()
@@ -315,7 +315,7 @@ class TestLazy:
         with pytest.raises(UsageError):
             pool.imap(square, [1], chunk=0)
 
-    def test_a_reader_that_is_slow_does_not_lose_values(self, pool: sky.ComputePool) -> None:
+    def test_a_slow_reader_loses_no_values(self, pool: sky.ComputePool) -> None:
         got = []
         for value in pool.imap(square, range(40), chunk=2):
             time.sleep(0.002)
@@ -324,7 +324,7 @@ class TestLazy:
 
 
 class TestLosses:
-    """A slot or node dies under a map. What was delivered stays, what had not begun runs elsewhere."""
+    """A slot or node dies during a map. Delivered values stay, and calls that had not begun run elsewhere."""
 
     @pytest.fixture
     def faults(self, pool: sky.ComputePool) -> Iterator[Faults]:
@@ -334,7 +334,7 @@ class TestLosses:
         faults.wait_until_whole()
 
     def dying(self, folder: Path, victim: int, retries: int = 0) -> Any:
-        """Each call leaves a line; the victim's first run kills its slot."""
+        """Write a line for each call. The victim's first run kills its slot."""
 
         @sky.compute(retries=retries)
         def call(x: int) -> int:
@@ -353,24 +353,28 @@ class TestLosses:
         assert caught.value.started is True
         assert not (tmp_path / "6").exists()
 
-    def test_the_others_of_its_chunk_run_once_each(self, pool: sky.ComputePool, faults: Faults, tmp_path: Path) -> None:
+    def test_the_other_calls_of_its_chunk_run_once_each(
+        self, pool: sky.ComputePool, faults: Faults, tmp_path: Path
+    ) -> None:
         values = pool.map(self.dying(tmp_path, 5), range(10), chunk=10, return_exceptions=True)
         assert isinstance(values[5], SlotLost)
         assert values[6:] == [x * x for x in range(6, 10)]
-        # Those before it had begun as well: what they gave was sent in time, or was lost with the process.
+        # Calls before it had begun as well: their values were sent in time, or were lost with the process.
         assert all(isinstance(v, SlotLost) or v == x * x for x, v in enumerate(values[:5]))
         assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(10))
 
-    def test_with_retries_the_map_is_whole(self, pool: sky.ComputePool, faults: Faults, tmp_path: Path) -> None:
+    def test_with_retries_the_map_is_complete(self, pool: sky.ComputePool, faults: Faults, tmp_path: Path) -> None:
         assert pool.map(self.dying(tmp_path, 5, retries=1), range(10), chunk=10) == [x * x for x in range(10)]
         assert len(lines_of(tmp_path / "5")) == 2
         assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(6, 10))
 
-    def test_unordered_too(self, pool: sky.ComputePool, faults: Faults, tmp_path: Path) -> None:
+    def test_with_retries_an_unordered_map_is_complete(
+        self, pool: sky.ComputePool, faults: Faults, tmp_path: Path
+    ) -> None:
         call = self.dying(tmp_path, 5, retries=1)
         assert sorted(pool.map(call, range(10), chunk=10, ordered=False)) == [x * x for x in range(10)]
 
-    def test_results_that_were_delivered_stay(self, pool: sky.ComputePool, faults: Faults, tmp_path: Path) -> None:
+    def test_delivered_results_stay(self, pool: sky.ComputePool, faults: Faults, tmp_path: Path) -> None:
         def slow_then_die(x: int) -> int:
             if x == 3:
                 until((tmp_path / "die").exists)
@@ -388,7 +392,7 @@ class TestLosses:
         with pytest.raises(SlotLost, match="exited with code 4"):
             pool.map(sky.compute(retries=2)(os._exit), [4, 4, 4])
 
-    def test_a_node_that_is_lost_gives_back_with_retries(
+    def test_with_retries_a_map_survives_a_lost_node(
         self, pool: sky.ComputePool, faults: Faults, tmp_path: Path
     ) -> None:
         @sky.compute(retries=1)
@@ -407,7 +411,7 @@ class TestLosses:
         assert pool.map(wait, range(12), chunk=3) == list(range(12))
         killer.join()
 
-    def test_a_node_that_is_lost_fails_the_map_without_retries(
+    def test_a_lost_node_fails_the_map_without_retries(
         self, pool: sky.ComputePool, faults: Faults, tmp_path: Path
     ) -> None:
         def wait(x: int) -> int:
@@ -428,7 +432,7 @@ class TestLosses:
 
 
 class TestChunksAreEnded:
-    """A chunk that takes longer than it should is ended between two calls, and the rest of it is cut anew."""
+    """A chunk that takes longer than it should is ended between two calls, and its rest is cut again."""
 
     def test_calls_that_turn_slow_are_shared_by_all_slots(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         def call(x: int) -> int:
@@ -443,7 +447,7 @@ class TestChunksAreEnded:
         assert max(ran_in.count(pid) for pid in set(ran_in)) < 200
         assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(2000, 2300))
 
-    def test_errors_stay_where_they_belong(self, pool: sky.ComputePool) -> None:
+    def test_errors_stay_with_their_calls(self, pool: sky.ComputePool) -> None:
         def call(x: int) -> int:
             time.sleep(0.002 if x > 500 else 0)
             return x // (x % 100)
@@ -462,9 +466,9 @@ class TestChunksAreEnded:
 
 
 class TestFar:
-    """The sizes of the first chunks are guessed, and the guesses are wrong."""
+    """Maps to a distant node: the sizes of the first chunks are guessed, and the guesses are wrong."""
 
-    def test_tiny_calls(self, far: sky.ComputePool) -> None:
+    def test_tiny_calls_give_their_values(self, far: sky.ComputePool) -> None:
         assert far.map(square, range(200_000)) == [x * x for x in range(200_000)]
 
     @pytest.mark.parametrize("seconds", [0.002, 0.06])
@@ -480,7 +484,7 @@ class TestFar:
         assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(count))
         assert max(ran_in.count(pid) for pid in set(ran_in)) < 0.8 * count
 
-    def test_a_slot_that_dies_costs_the_call_that_it_ran(self, far: sky.ComputePool, tmp_path: Path) -> None:
+    def test_a_slot_that_dies_loses_only_the_call_it_ran(self, far: sky.ComputePool, tmp_path: Path) -> None:
         def call(x: int) -> int:
             with (tmp_path / str(x)).open("a") as file:
                 file.write("ran\n")
@@ -495,7 +499,7 @@ class TestFar:
         assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(200))
         assert sum(isinstance(value, SlotLost) for value in values) < 10
 
-    def test_a_time_limit_is_that_of_each_call(self, far: sky.ComputePool) -> None:
+    def test_a_time_limit_applies_to_each_call(self, far: sky.ComputePool) -> None:
         @sky.compute(timeout_s=0.5)
         def call(x: int) -> int:
             time.sleep(0.005)

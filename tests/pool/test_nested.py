@@ -1,4 +1,4 @@
-"""Calls from inside a running task: through the client to other nodes of the pool, and back."""
+"""Calls from a running task: through the client to other nodes of the pool, and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 
 class Plain(IntegrationBase):
-    """A gang of nothing but processes."""
+    """Integration whose gang is only processes."""
 
     name: ClassVar[str] = "plain-ranks"
     extra: ClassVar[str] = ""
@@ -134,7 +134,7 @@ class TestTargets:
         assert sky.compute(lambda: node_of() >> target)() >> pool.node(1) == 2
         assert sky.compute(lambda: sorted(node_of() @ pool))() >> pool.role("evaluation") == [0, 1, 2]
 
-    def test_a_broadcast_from_a_task_shares_out_data(self, pool: sky.ComputePool) -> None:
+    def test_a_broadcast_from_a_task_divides_data(self, pool: sky.ComputePool) -> None:
         part = sky.compute(lambda: sky.shard(list(range(5))))
         target = pool.nodes([2, 1])
         assert sky.compute(lambda: part() @ target)() >> pool.node(0) == [[0, 2, 4], [1, 3]]
@@ -172,7 +172,7 @@ class TestTargets:
 
         assert sky.compute(parent)() >> pool.node(0) == [2 * i for i in range(64)]
 
-    def test_many_calls_at_once(self, pool: sky.ComputePool) -> None:
+    def test_many_calls_at_once_work(self, pool: sky.ComputePool) -> None:
         target = pool.nodes([1, 2])
 
         def parent() -> list[int]:
@@ -198,7 +198,7 @@ class TestTargets:
 
 class TestPayloads:
     @pytest.mark.parametrize("size", [10, 100_000, 8_000_000])
-    def test_arrays_go_there_and_back(self, pool: sky.ComputePool, size: int) -> None:
+    def test_arrays_go_and_come_back(self, pool: sky.ComputePool, size: int) -> None:
         target = pool.node(1)
 
         @sky.compute
@@ -212,7 +212,7 @@ class TestPayloads:
 
         assert sky.compute(parent)() >> pool.node(0) == (float(np.arange(size, dtype=np.float64).sum()), True)
 
-    def test_equal_arrays_in_many_calls_arrive_each(self, pool: sky.ComputePool) -> None:
+    def test_equal_arrays_in_many_calls_all_arrive(self, pool: sky.ComputePool) -> None:
         target = pool.nodes([1, 2])
 
         def parent() -> list[float]:
@@ -224,7 +224,7 @@ class TestPayloads:
 
         assert sky.compute(parent)() >> pool.node(0) == [100_000.0] * 28
 
-    def test_a_large_function_and_many_small_arguments(self, pool: sky.ComputePool) -> None:
+    def test_a_large_function_and_many_small_arguments_arrive(self, pool: sky.ComputePool) -> None:
         target, table = pool.node(1), os.urandom(400_000)
 
         def parent() -> tuple[int, int]:
@@ -236,7 +236,7 @@ class TestPayloads:
 
         assert sky.compute(parent)() >> pool.node(0) == (400_000, 60_000)
 
-    def test_what_cannot_travel_is_named(self, pool: sky.ComputePool) -> None:
+    def test_objects_that_cannot_travel_are_named(self, pool: sky.ComputePool) -> None:
         target = pool.node(1)
 
         def parent() -> Any:
@@ -247,7 +247,7 @@ class TestPayloads:
 
 
 class TestFailures:
-    def test_an_error_comes_back_as_itself(self, pool: sky.ComputePool) -> None:
+    def test_an_error_comes_back_unchanged(self, pool: sky.ComputePool) -> None:
         target = pool.node(1)
 
         def parent() -> str:
@@ -265,7 +265,7 @@ class TestFailures:
         with pytest.raises(LookupError, match="lost it"):
             sky.compute(lambda: sky.compute(integrate(fail.fn, Plain()))("lost it") >> target)() >> pool.node(0)
 
-    def test_a_slot_that_dies_is_told(self, pool: sky.ComputePool) -> None:
+    def test_the_death_of_a_slot_is_reported(self, pool: sky.ComputePool) -> None:
         target = pool.node(1)
         die = sky.compute(lambda: os._exit(3))
 
@@ -278,7 +278,7 @@ class TestFailures:
 
         assert sky.compute(parent)() >> pool.node(0) == ("SlotLost", 2)
 
-    def test_time_limits_and_retries_hold(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_time_limits_and_retries_apply(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         target, seen = pool.node(1), tmp_path / "seen"
 
         @sky.compute(retries=2, retry_on=LookupError)
@@ -310,7 +310,7 @@ class TestFailures:
         with pytest.raises(UsageError, match=r"consume: takes an iterator \(items\)"):
             sky.compute(lambda: consume(iter([1])) >> target)() >> pool.node(0)
 
-    def test_a_node_that_is_lost_is_told(self, tmp_path: Path) -> None:
+    def test_the_loss_of_a_node_is_reported(self, tmp_path: Path) -> None:
         began, go = tmp_path / "began", tmp_path / "go"
         with sky.ComputePool(sky.Local(), nodes=2, logs=False) as pool:
             target = pool.node(1)
@@ -329,12 +329,12 @@ class TestFailures:
 
 
 class TestEnds:
-    """When a task ends, however it does, what it has called ends with it."""
+    """The calls of a task end with it, however it ends."""
 
     def open_calls(self, pool: sky.ComputePool) -> int:
         engine = engine_of(pool)
         nested = engine.nested_calls
-        # What is left of calls that have ended costs memory and nothing else.
+        # Leftovers of calls that have ended cost only memory.
         return len(engine.ledger.tasks) + len(engine.ledger.gangs) + len(nested._calls) + len(nested._by_parent)
 
     @pytest.mark.parametrize("how", ["returns", "raises", "dies", "is cancelled", "is late"])
@@ -404,7 +404,7 @@ class TestCircles:
             ask(own, 1) >> own
         assert add(1, 1) >> own == 2
 
-    def test_tasks_that_wait_for_each_other_are_told(self, pool: sky.ComputePool) -> None:
+    def test_tasks_that_wait_for_each_other_fail(self, pool: sky.ComputePool) -> None:
         first, second = pool.node(0), pool.node(1)
 
         def back() -> int:
@@ -418,7 +418,7 @@ class TestCircles:
 
         assert "could never run" in sky.compute(parent)() >> first
 
-    def test_all_slots_of_a_pool_may_wait_for_a_kept_node_and_not_for_each_other(
+    def test_all_slots_of_a_pool_may_wait_for_a_kept_node_but_not_for_each_other(
         self, pool: sky.ComputePool, tmp_path: Path
     ) -> None:
         role = pool.role("evaluation")
@@ -437,7 +437,7 @@ class TestCircles:
         answers = parent(pool, tmp_path / "second") @ pool
         assert sorted(answers) == ["2", "2", "refused"], "the one that would have closed the circle"
 
-    def test_a_call_is_not_held_up_by_a_gang_that_waits_for_its_task(
+    def test_a_call_is_not_blocked_by_a_gang_that_waits_for_its_task(
         self, pool: sky.ComputePool, tmp_path: Path
     ) -> None:
         target, began, go = pool.node(1), tmp_path / "began", tmp_path / "go"
@@ -470,7 +470,7 @@ class TestCircles:
 
 
 class TestHandles:
-    def test_without_its_pool_a_handle_says_so(self) -> None:
+    def test_a_handle_without_its_pool_is_refused(self) -> None:
         with sky.ComputePool(sky.Local(), logs=False) as pool:
             data = pickle.dumps([pool.node(0), pool])
             one, whole = pickle.loads(data)
@@ -489,7 +489,7 @@ class TestHandles:
         ):
             ask(other.node(0), 1) >> pool.node(0)
 
-    def test_control_means_the_call_that_was_made_here(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_control_refers_to_the_call_made_here(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         target, began, go = pool.node(1), tmp_path / "began", tmp_path / "go"
         future = sky.compute(lambda: hold(began, go) >> target)() > pool.node(0)
         until(lambda: lines_of(began))

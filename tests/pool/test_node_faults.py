@@ -1,4 +1,4 @@
-"""What goes wrong on a node stays small: it fails one task, or one process, and the node goes on."""
+"""Faults on a node stay small: they fail one task or one process, and the node goes on."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_huge_print_in_a_thread_slot_arrives_whole() -> None:
     assert "".join(line.text for line in heard) == "y" * 400_000 + "z" * 400_000
 
 
-def test_a_slot_that_sends_what_is_no_frame_is_killed_alone(pool: sky.ComputePool) -> None:
+def test_only_the_slot_that_sends_an_invalid_frame_is_killed(pool: sky.ComputePool) -> None:
     @sky.compute
     def garble() -> None:
         from skyward.node.slot.link import Link
@@ -145,7 +145,7 @@ def test_a_child_that_a_map_forks_runs_none_of_its_other_calls(pool: sky.Compute
     assert [(tmp_path / name).read_text() for name in "0123"] == ["ran\n"] * 4
 
 
-def test_cancelled_calls_leave_their_lane_able_to_work(tmp_path: Path) -> None:
+def test_cancelled_calls_leave_their_thread_slot_working(tmp_path: Path) -> None:
     @sky.compute
     def spin(started: Path) -> None:
         started.touch()
@@ -170,7 +170,7 @@ def test_cancelled_calls_leave_their_lane_able_to_work(tmp_path: Path) -> None:
 
 
 class Preloads(IntegrationBase):
-    """A gang whose zygote imports a module of the test's."""
+    """Integration whose zygote imports a module of the test."""
 
     name: ClassVar[str] = "preloads"
     extra: ClassVar[str] = ""
@@ -185,12 +185,12 @@ class Preloads(IntegrationBase):
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """A file that the nodes of a pool that is opened now import as a module of its name."""
+    """Return a file that nodes opened from now on import as a module of its name."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / f"preloaded_{abs(hash(request.node.name))}.py"
 
 
-def test_a_rank_whose_zygote_hangs_in_an_import_can_be_given_up(module: Path) -> None:
+def test_a_rank_whose_zygote_hangs_in_an_import_can_be_abandoned(module: Path) -> None:
     module.write_text("import time; time.sleep(60)\n")
     train = sky.compute(timeout_s=0.3)(integrate(os.getpid, Preloads(module.stem)))
     with sky.ComputePool(sky.Local(), logs=False, cancel_grace_s=0.1) as pool:
@@ -232,7 +232,7 @@ def test_a_rank_is_forked_only_from_a_process_without_threads(module: Path, star
     name = module.stem
 
     def body() -> tuple[bool, bool, int]:
-        preloaded = sys.modules.get(name)  # what was imported before it was a rank
+        preloaded = sys.modules.get(name)  # modules imported before it was a rank
         is_forked = preloaded is not None and preloaded.made_in == os.getppid()
         sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
         return is_forked, b"import fresh" in Path("/proc/self/cmdline").read_bytes(), sleeper.pid
@@ -246,7 +246,7 @@ def test_a_rank_is_forked_only_from_a_process_without_threads(module: Path, star
 # Streams ----------------------------------------------------------------------------------------------------------
 
 
-def test_items_that_nobody_read_leave_no_descriptors(pool: sky.ComputePool) -> None:
+def test_unread_items_leave_no_descriptors(pool: sky.ComputePool) -> None:
     @sky.compute
     def first(arrays: Iterator[Any]) -> float:
         return float(next(arrays)[0])
@@ -298,7 +298,7 @@ def test_slots_may_open_as_many_files_as_the_machine_allows(tmp_path: Path) -> N
     assert done.stdout.split() == [str(hard), str(hard)]
 
 
-def test_a_gang_that_can_lock_no_port_fails_by_name_and_costs_nobody_else_anything(
+def test_a_gang_that_can_lock_no_port_fails_alone_with_a_clear_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="sky-", dir="/tmp") as folder:  # a socket's path must be short

@@ -37,7 +37,7 @@ def broken() -> Iterator[int]:
     raise LookupError("of the caller")
 
 
-def test_pool_with_a_stream_that_nobody_reads_on_can_be_left(tmp_path: Path) -> None:
+def test_a_pool_with_an_unread_stream_can_be_closed(tmp_path: Path) -> None:
     with sky.ComputePool(provider=sky.Local()) as pool:
         stream = endless(tmp_path / "trace") >> pool
         assert next(stream) == 0
@@ -46,7 +46,7 @@ def test_pool_with_a_stream_that_nobody_reads_on_can_be_left(tmp_path: Path) -> 
         list(stream)
 
 
-def test_error_of_an_iterator_that_is_streamed_in_arrives_as_itself() -> None:
+def test_an_error_of_an_iterator_that_is_streamed_in_arrives_unchanged() -> None:
     with sky.ComputePool(provider=sky.Local()) as pool:
         with pytest.raises(LookupError, match="of the caller"):
             total(broken()) >> pool

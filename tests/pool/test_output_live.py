@@ -1,4 +1,4 @@
-"""What calls print, here: tagged with its node and task, in time, and never in the way."""
+"""Output of calls arrives here in time, tagged with its node and task, and blocks nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_line_has_its_node_its_task_and_its_stream(pool: sky.ComputePool, hear
     }
 
 
-def test_output_is_there_before_the_value(pool: sky.ComputePool, heard: Listener) -> None:
+def test_output_arrives_before_the_value(pool: sky.ComputePool, heard: Listener) -> None:
     @sky.compute
     def speak(i: int) -> int:
         print("said", i)
@@ -70,7 +70,7 @@ def test_output_is_there_before_the_value(pool: sky.ComputePool, heard: Listener
         assert heard.texts()[-1:] == [f"said {i}"]
 
 
-def test_lines_are_those_of_their_task_under_concurrency(pool: sky.ComputePool, heard: Listener) -> None:
+def test_concurrent_lines_belong_to_their_tasks(pool: sky.ComputePool, heard: Listener) -> None:
     def chatter(me: int) -> None:
         for i in range(20):
             print(f"{me}:{i}")
@@ -82,7 +82,7 @@ def test_lines_are_those_of_their_task_under_concurrency(pool: sky.ComputePool, 
         assert heard.texts(f"task{me}") == [f"{me}:{i}" for i in range(20)]
 
 
-def test_c_code_and_subprocesses_are_heard_too(pool: sky.ComputePool, heard: Listener) -> None:
+def test_output_of_c_code_and_subprocesses_is_captured(pool: sky.ComputePool, heard: Listener) -> None:
     @sky.compute(name="below python")
     def write() -> None:
         os.write(1, b"written to the descriptor\n")
@@ -93,7 +93,7 @@ def test_c_code_and_subprocesses_are_heard_too(pool: sky.ComputePool, heard: Lis
     assert heard.texts("below python", "stderr") == ["its error"]
 
 
-def test_a_last_line_without_its_end_is_shown(pool: sky.ComputePool, heard: Listener) -> None:
+def test_a_last_line_without_a_newline_is_shown(pool: sky.ComputePool, heard: Listener) -> None:
     @sky.compute
     def mutter() -> None:
         print("no newline", end="")
@@ -132,7 +132,7 @@ def test_output_comes_while_the_call_runs(pool: sky.ComputePool, heard: Listener
     future.result(timeout=20)
 
 
-def test_text_in_any_language_and_bytes_that_are_no_text(pool: sky.ComputePool, heard: Listener) -> None:
+def test_text_in_any_language_and_bytes_that_are_no_text_arrive(pool: sky.ComputePool, heard: Listener) -> None:
     @sky.compute
     def speak() -> None:
         print("grüße, 世界 🌍", flush=True)
@@ -142,7 +142,7 @@ def test_text_in_any_language_and_bytes_that_are_no_text(pool: sky.ComputePool, 
     assert heard.texts() == ["grüße, 世界 🌍", "�� broken"]
 
 
-def test_only_the_head_speaks(pool: sky.ComputePool, heard: Listener) -> None:
+def test_only_the_head_prints(pool: sky.ComputePool, heard: Listener) -> None:
     @sky.compute
     @sky.stdout(only="head")
     def speak() -> None:
@@ -159,7 +159,7 @@ def test_only_the_head_speaks(pool: sky.ComputePool, heard: Listener) -> None:
     assert sorted(heard.texts(stream="stderr")) == ["error 0", "error 1"]
 
 
-def test_a_silent_call_says_nothing_and_the_next_one_speaks(pool: sky.ComputePool, heard: Listener) -> None:
+def test_a_silent_call_prints_nothing_and_the_next_one_prints(pool: sky.ComputePool, heard: Listener) -> None:
     @sky.compute
     @sky.silent
     def hush() -> None:
@@ -179,7 +179,7 @@ def test_a_silent_call_says_nothing_and_the_next_one_speaks(pool: sky.ComputePoo
 
 
 def test_a_flood_drops_the_oldest_with_a_count_and_blocks_nobody(heard: Listener) -> None:
-    """The reader stands still while much more is printed than is kept."""
+    """The reader stands still while more is printed than is kept."""
     gate = threading.Event()
     texts: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A function is pickled once as long as its pickle would be the same, and again as soon as it would not."""
+"""A function is pickled once until its pickle would change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table() -> FunctionTable:
 
 
 def script(code: str) -> dict[str, Any]:
-    """The names of a script: functions in it travel by value."""
+    """Return the names of a script. Functions in it travel by value."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(code, namespace)
     return namespace
@@ -45,7 +45,7 @@ def loaded(functions: FunctionTable, function: Callable[..., Any]) -> Callable[.
 
 
 @pytest.mark.parametrize("function", [importable, decorated, math.sqrt, len])
-def test_an_importable_function_is_its_name(function: Callable[..., Any]) -> None:
+def test_an_importable_function_travels_as_its_name(function: Callable[..., Any]) -> None:
     functions = table()
     made = functions.get(function)
     assert functions.get(function) is made
@@ -106,7 +106,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_is_seen(what: str) -> None:
+def test_a_change_is_noticed(what: str) -> None:
     code, change = CHANGES[what]
     names = script(code)
     functions = table()
@@ -129,7 +129,7 @@ def test_a_change_is_seen(what: str) -> None:
     assert (before, type(before)) != (after, type(after))
 
 
-def test_an_emptied_closure_is_pickled_anew() -> None:
+def test_an_emptied_closure_is_pickled_again() -> None:
     names = script(
         "def make():\n    k = 1\n    def f(): return k\n    def empty():\n        nonlocal k\n        del k\n"
         "    return f, empty\nf, empty = make()"
@@ -148,7 +148,7 @@ def test_functions_that_call_each_other_are_pickled_once() -> None:
     assert loaded(functions, names["odd"])(3)
 
 
-def test_what_cannot_be_pickled_raises_what_its_pickling_raises() -> None:
+def test_a_function_that_cannot_be_pickled_raises_the_error_of_its_pickling() -> None:
     names = script("import threading\nlock = threading.Lock()\ndef f(): return lock")
     with pytest.raises(TypeError, match="cannot pickle"):
         table().get(names["f"])

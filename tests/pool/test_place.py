@@ -1,4 +1,4 @@
-"""What a task knows of its place, and what is made once in its process."""
+"""A task's place, and objects that are made once in its process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_outside_a_pool_there_is_no_place() -> None:
     assert sky.is_head()
 
 
-def test_instance_info_is_true(pool: sky.ComputePool) -> None:
+def test_instance_info_is_correct(pool: sky.ComputePool) -> None:
     infos = sky.compute(sky.instance_info)() @ pool
     for node, info in enumerate(infos):
         assert info is not None
@@ -44,7 +44,7 @@ def test_instance_info_is_true(pool: sky.ComputePool) -> None:
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (1, 0), (1,)])
-def test_the_workers_of_a_broadcast_are_those_that_run_it(pool: sky.ComputePool, nodes: tuple[int, ...]) -> None:
+def test_the_workers_of_a_broadcast_are_the_ones_that_run_it(pool: sky.ComputePool, nodes: tuple[int, ...]) -> None:
     def strided() -> list[int]:
         info = sky.instance_info()
         assert info is not None
@@ -83,7 +83,7 @@ def test_the_head_is_node_0_of_a_broadcast_and_every_plain_call(pool: sky.Comput
     assert [sky.compute(is_head)() >> pool for _ in range(4)] == [True] * 4
 
 
-def test_a_shard_is_of_the_node_in_a_broadcast_and_whole_in_a_plain_call(pool: sky.ComputePool) -> None:
+def test_a_shard_belongs_to_the_node_in_a_broadcast_and_is_whole_in_a_plain_call(pool: sky.ComputePool) -> None:
     def mine() -> Any:
         return sky.shard(list(range(6)))
 
@@ -93,7 +93,7 @@ def test_a_shard_is_of_the_node_in_a_broadcast_and_whole_in_a_plain_call(pool: s
     assert sky.compute(mine)() >> pool == list(range(6))
 
 
-def test_once_makes_a_thing_once_in_each_slot(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_once_makes_an_object_once_in_each_slot(pool: sky.ComputePool, tmp_path: Path) -> None:
     def use(i: int) -> int:
         def make() -> int:
             with (tmp_path / "made").open("a") as file:
@@ -119,7 +119,7 @@ def test_the_initializer_runs_before_the_first_call_of_each_slot(tmp_path: Path)
         assert 2 <= len(lines_of(tmp_path / "notes")) <= 4
 
 
-def test_an_initializer_that_raises_fails_the_calls_in_words() -> None:
+def test_an_initializer_that_raises_fails_the_calls_with_a_clear_error() -> None:
     def prepare() -> None:
         raise OSError("no model here")
 
@@ -139,10 +139,10 @@ def test_an_initializer_that_cannot_be_sent_is_refused() -> None:
         sky.ComputePool(sky.Local(), initializer=len, initargs=(b"x" * 10_000_000,)).start()
 
 
-# JAX warns of every fork once it was imported, as by tests before this one; the child here touches nothing of it.
+# JAX warns of every fork after it was imported, as by tests before this one. The child here uses nothing of JAX.
 @pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
-def test_the_client_is_not_in_the_way_of_its_forks(pool: sky.ComputePool) -> None:
-    """A fork of the client holds a closed pool, and leaves the machines to its parent."""
+def test_the_client_can_fork(pool: sky.ComputePool) -> None:
+    """A fork of the client has a closed pool, and leaves the machines to its parent."""
     pid = os.fork()
     if pid == 0:
         os._exit(0 if not pool.is_active else 1)

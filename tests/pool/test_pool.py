@@ -36,7 +36,7 @@ def node_of() -> int:
 
 
 def after(path: Path, value: Any) -> Any:
-    """Gives `value` once the file exists; the task says that it began."""
+    """Return `value` once the file exists. The task reports that it began."""
     with open(f"{path}.began", "a") as file:
         file.write("began\n")
     until(path.exists)
@@ -47,11 +47,11 @@ later = sky.compute(after)
 
 
 class TestOperators:
-    def test_run(self, pool: sky.ComputePool) -> None:
+    def test_run_returns_the_value(self, pool: sky.ComputePool) -> None:
         assert double(21) >> pool == 42
         assert pool.run(double(21)) == 42
 
-    def test_submit(self, pool: sky.ComputePool) -> None:
+    def test_submit_returns_a_future(self, pool: sky.ComputePool) -> None:
         future = double(21) > pool
         assert isinstance(future, concurrent.futures.Future)
         assert future.result() == 42
@@ -61,22 +61,22 @@ class TestOperators:
         assert node_of() @ pool == [0, 1]
         assert pool.broadcast(node_of()) == [0, 1]
 
-    def test_group(self, pool: sky.ComputePool) -> None:
+    def test_a_group_returns_all_values(self, pool: sky.ComputePool) -> None:
         assert (double(1) & double(2) & double(3)) >> pool == (2, 4, 6)
         assert sky.gather(double(1), double(2)) >> pool == (2, 4)
         assert pool.run_group(double(1) & double(2)) == (2, 4)
 
-    def test_group_as_a_future(self, pool: sky.ComputePool) -> None:
+    def test_a_group_can_be_a_future(self, pool: sky.ComputePool) -> None:
         assert ((double(1) & double(2)) > pool).result() == (2, 4)
         assert pool.submit_group(sky.gather()).result() == ()
 
-    def test_async(self, pool: sky.ComputePool) -> None:
+    def test_a_call_can_be_awaited(self, pool: sky.ComputePool) -> None:
         async def main() -> tuple[Any, ...]:
             return tuple(await asyncio.gather(*(pool.run_async(double(i)) for i in range(5))))
 
         assert asyncio.run(main()) == (0, 2, 4, 6, 8)
 
-    def test_map(self, pool: sky.ComputePool) -> None:
+    def test_map_returns_all_values(self, pool: sky.ComputePool) -> None:
         assert pool.map(double, range(4)) == [0, 2, 4, 6]
 
     def test_calls_run_in_parallel(self, pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ class TestOperators:
 
         assert len(set(sky.gather(*map(meet, range(4))) >> pool)) == 4
 
-    def test_keyword_arguments_and_defaults(self, pool: sky.ComputePool) -> None:
+    def test_keyword_arguments_and_defaults_are_passed(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def describe(a: int, *rest: int, b: int = 2, **more: int) -> tuple[Any, ...]:
             return a, rest, b, more
@@ -107,7 +107,7 @@ class TestTargets:
             assert (double(4) > sky).result() == 8
             assert (double(1) & double(2)) >> sky == (2, 4)
 
-    def test_a_thread_sees_the_pool_that_is_open(self) -> None:
+    def test_a_thread_sees_the_open_pool(self) -> None:
         with sky.ComputePool(sky.Local(), logs=False), concurrent.futures.ThreadPoolExecutor(2) as threads:
             assert list(threads.map(lambda x: double(x) >> sky, range(4))) == [0, 2, 4, 6]
 
@@ -119,7 +119,7 @@ class TestTargets:
         with pytest.raises(NoActivePool, match="Inside a task there is no pool"):
             nested() >> pool
 
-    def test_a_pool_that_is_not_open_says_so(self) -> None:
+    def test_a_pool_that_is_not_open_is_refused(self) -> None:
         closed = sky.ComputePool(sky.Local())
         with pytest.raises(PoolClosed, match="use it inside its `with` block, or call start"):
             double(1) >> closed
@@ -130,13 +130,13 @@ class TestTargets:
 
 
 class TestGather:
-    def test_stream_in_the_order_of_the_calls(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_a_stream_yields_in_the_order_of_the_calls(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         values = sky.gather(later(tmp_path / "go", "slow"), later(tmp_path, "fast"), stream=True) >> pool
         assert iter(values) is values
         (tmp_path / "go").touch()
         assert list(values) == ["slow", "fast"]
 
-    def test_stream_in_the_order_of_completion(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_a_stream_yields_in_the_order_of_completion(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         calls = sky.gather(later(tmp_path / "go", "slow"), later(tmp_path, "fast"), stream=True, ordered=False)
         values = calls >> pool
         assert next(values) == "fast"
@@ -171,14 +171,14 @@ class TestGather:
 
 
 class TestStandardFutures:
-    def test_wait_and_as_completed(self, pool: sky.ComputePool) -> None:
+    def test_wait_and_as_completed_take_futures(self, pool: sky.ComputePool) -> None:
         futures = [double(i) > pool for i in range(6)]
         assert sorted(f.result() for f in concurrent.futures.as_completed(futures)) == [0, 2, 4, 6, 8, 10]
         done, waiting = concurrent.futures.wait([double(i) > pool for i in range(6)])
         assert len(done) == 6
         assert not waiting
 
-    def test_result_waits_no_longer_than_asked(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_result_waits_no_longer_than_its_timeout(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         future = later(tmp_path / "go", 1) > pool
         with pytest.raises(TimeoutError):
             future.result(timeout=0.01)
@@ -208,13 +208,13 @@ class TestSharing:
             sums = list(threads.map(lambda n: sum(pool.map(double, range(n))), range(30)))
         assert sums == [n * (n - 1) for n in range(30)]
 
-    def test_two_pools_in_one_process(self, pool: sky.ComputePool) -> None:
+    def test_two_pools_work_in_one_process(self, pool: sky.ComputePool) -> None:
         with sky.ComputePool(sky.Local(), logs=False) as other:
             here, there = sky.compute(os.getpid)() > pool, sky.compute(os.getpid)() > other
             assert here.result() != there.result()
         assert double(1) >> pool == 2
 
-    def test_many_calls_from_one_thread(self, pool: sky.ComputePool) -> None:
+    def test_one_thread_can_make_many_calls(self, pool: sky.ComputePool) -> None:
         futures = [double(i) > pool for i in range(2000)]
         assert [f.result() for f in futures] == [2 * i for i in range(2000)]
 
@@ -235,7 +235,7 @@ class TestLife:
         with pytest.raises(PoolClosed, match="before the call ended"):
             future.result(timeout=0)
 
-    def test_start_and_close(self) -> None:
+    def test_start_and_close_replace_the_block(self) -> None:
         pool = sky.ComputePool(sky.Local(), logs=False)
         assert not pool.is_active
         assert pool.start() is pool
@@ -247,11 +247,11 @@ class TestLife:
         pool.close()
         assert not pool.is_active
 
-    def test_a_pool_that_is_ended_while_its_block_is_left_is_closed_once(self) -> None:
+    def test_a_pool_that_ends_while_its_block_is_left_is_closed_once(self) -> None:
         class EndedMeanwhile(sky.ComputePool):
             @property
             def is_active(self) -> bool:
-                """When `close` has asked, another thread ends the pool, as `skyward down` has it done."""
+                """End the pool from another thread when `close` asks, as `skyward down` does."""
                 was_active = super().is_active
                 if was_active and threading.current_thread() is threading.main_thread():
                     other = threading.Thread(target=self.close, kwargs={"cancel": True})
@@ -271,7 +271,7 @@ class TestLife:
             with pool:
                 assert double(3) >> pool == 6
 
-    def test_sizes(self, pool: sky.ComputePool) -> None:
+    def test_sizes_are_reported(self, pool: sky.ComputePool) -> None:
         assert (pool.nodes, pool.concurrency, pool.total_slots) == (2, 2, 4)
         assert "nodes=2 concurrency=2 open" in repr(pool)
 
@@ -279,7 +279,7 @@ class TestLife:
         with pytest.raises(NoCapacity, match=r"vcpus=9999 exceeds the \d+ cores of this machine"):
             sky.ComputePool(sky.Local(), vcpus=9999).start()
 
-    def test_a_pool_that_was_never_closed_is_told_so(self) -> None:
+    def test_a_pool_that_was_never_closed_warns(self) -> None:
         pool = sky.ComputePool(sky.Local(), logs=False).start()
         pids = list(pool.agent_pids().values())
         until(lambda: os.path.exists(f"/proc/{pids[0]}"))
@@ -291,7 +291,7 @@ class TestLife:
 
 
 class TestOptions:
-    def test_default_timeout(self) -> None:
+    def test_the_default_timeout_applies(self) -> None:
         with sky.ComputePool(sky.Local(), default_compute_timeout=0.2, cancel_grace_s=0.2, logs=False) as pool:
             with pytest.raises(sky.errors.TaskTimeout, match=r"timeout_s=0\.2"):
                 sky.compute(time.sleep)(30) >> pool
@@ -337,7 +337,7 @@ class TestOptions:
         pool = sky.ComputePool(sky.Local(), memory_gb=0.5, logging=False, default_compute_timeout=9, nodes=2)
         assert (pool.spec.memory_gib, pool.nodes) == (0.5, 2)
 
-    def test_what_an_image_cannot_do_here_is_said(self) -> None:
+    def test_options_that_an_image_cannot_have_here_are_refused(self) -> None:
         pool = sky.ComputePool(sky.Local(), image=sky.Image(pip=["rich"]), logs=False)
         with pytest.warns(UserWarning, match="pip has no effect with Local"):
             pool.start()
@@ -361,7 +361,7 @@ class TestRetryOn:
             fail() >> pool
         assert len(lines_of(appended)) == 1
 
-    def test_retry_on_runs_it_again_for_the_types_it_names(self, pool: sky.ComputePool, appended: Path) -> None:
+    def test_retry_on_repeats_the_call_for_the_types_it_names(self, pool: sky.ComputePool, appended: Path) -> None:
         @sky.compute(retries=3, retry_on=(OSError,))
         def fail_twice(kind: type[Exception]) -> int:
             with appended.open("a") as file:
@@ -376,7 +376,7 @@ class TestRetryOn:
             fail_twice(KeyError) >> pool
         assert len(lines_of(appended)) == 1
 
-    def test_retries_end(self, pool: sky.ComputePool, appended: Path) -> None:
+    def test_retries_are_limited(self, pool: sky.ComputePool, appended: Path) -> None:
         @sky.compute(retries=2, retry_on=OSError)
         def fail() -> None:
             with appended.open("a") as file:

@@ -25,14 +25,14 @@ def in_both_slots(pool: sky.ComputePool, module: str) -> set[tuple[bool, int]]:
     return {has(module) >> pool for _ in range(4)}
 
 
-def test_slots_have_what_the_node_imported() -> None:
+def test_slots_have_the_modules_that_the_node_imported() -> None:
     with sky.ComputePool(sky.Local(), concurrency=2, preload=[QUIET_MODULE]) as pool:
         found = in_both_slots(pool, QUIET_MODULE)
     assert len(found) == 1  # forked from one process
     assert found.pop()[0]
 
 
-def test_without_it_they_have_not() -> None:
+def test_without_preload_they_do_not() -> None:
     with sky.ComputePool(sky.Local(), concurrency=2) as pool:
         assert {there for there, _ in in_both_slots(pool, QUIET_MODULE)} == {False}
 
@@ -44,7 +44,7 @@ def test_a_module_that_fails_to_import_breaks_nothing(tmp_path: Path) -> None:
         assert {there for there, _ in in_both_slots(pool, QUIET_MODULE)} == {True}
 
 
-def test_a_module_that_starts_a_thread_makes_slots_start_afresh(tmp_path: Path) -> None:
+def test_a_module_that_starts_a_thread_makes_slots_start_without_a_fork(tmp_path: Path) -> None:
     (tmp_path / "threaded_on_import.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
@@ -61,7 +61,7 @@ def numeric_threads(_: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("count", ["1", "3"])
-def test_libraries_use_the_threads_that_the_environment_says(count: str) -> None:
+def test_libraries_use_the_number_of_threads_in_the_environment(count: str) -> None:
     pytest.importorskip("sklearn")  # brings an OpenMP library
     image = sky.Image(env=dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count))
     with sky.ComputePool(sky.Local(), image=image, preload=["sklearn.utils._openmp_helpers"]) as pool:
@@ -76,7 +76,7 @@ def draw() -> tuple[Any, ...]:
     return os.getpid(), int(np.random.default_rng().integers(2**60)), int(np.random.randint(2**60))
 
 
-def test_slots_draw_numbers_of_their_own() -> None:
+def test_slots_draw_their_own_random_numbers() -> None:
     with sky.ComputePool(sky.Local(), nodes=2, preload=["numpy"]) as pool:
         drawn = [draw() >> pool for _ in range(2)] + list((draw() & draw()) >> pool)
     assert len({modern for _, modern, _ in drawn}) == len({old for _, _, old in drawn}) == 4

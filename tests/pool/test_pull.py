@@ -1,4 +1,4 @@
-"""Large arguments of a call that its caller waits for: the slot reads them in the caller's memory."""
+"""Large arguments of a call whose caller waits: the slot reads them from the caller's memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pool(shared_pool: ComputePool) -> ComputePool:
 
 @pytest.fixture
 def stayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the buffers that became no blobs."""
+    """Return the sizes of the buffers that became no blobs."""
     sizes: list[int] = []
 
     def noted(data: memoryview) -> bytes:
@@ -83,7 +83,7 @@ def total(array: Any) -> float:
     ],
     ids=["int64", "2d", "fortran", "int8", "readonly", "60MB"],
 )
-def test_arrays_arrive_as_they_are(pool: ComputePool, stayed: list[int], array: np.ndarray[Any, Any]) -> None:
+def test_arrays_arrive_unchanged(pool: ComputePool, stayed: list[int], array: np.ndarray[Any, Any]) -> None:
     result = same(array) >> pool
     np.testing.assert_array_equal(result, array)
     assert result.dtype == array.dtype
@@ -91,7 +91,7 @@ def test_arrays_arrive_as_they_are(pool: ComputePool, stayed: list[int], array: 
     assert stayed == [array.nbytes]
 
 
-def test_bytes_and_frames_and_several_at_once(pool: ComputePool, stayed: list[int]) -> None:
+def test_several_large_arguments_of_any_type_arrive(pool: ComputePool, stayed: list[int]) -> None:
     text, frame = os.urandom(400_000), pd.DataFrame({"a": np.arange(BIG), "b": np.arange(BIG) * 0.5})
     got_text, got_frame, number = same((text, frame, 3)) >> pool
     assert (got_text, number) == (text, 3)
@@ -111,7 +111,7 @@ def test_a_task_may_write_and_the_caller_does_not_see_it(pool: ComputePool, stay
     assert stayed
 
 
-def test_the_same_array_changed_between_two_calls(pool: ComputePool) -> None:
+def test_an_array_changed_between_two_calls_arrives_changed(pool: ComputePool) -> None:
     array = np.zeros(BIG)
     for number in range(5):
         array[:] = number
@@ -119,7 +119,7 @@ def test_the_same_array_changed_between_two_calls(pool: ComputePool) -> None:
 
 
 @pytest.mark.parametrize("options", [{"retries": 1}, {"retries": 1, "retry_on": (ValueError,)}], ids=["loss", "error"])
-def test_what_may_be_sent_again_is_sent_as_blobs(
+def test_arguments_that_may_be_sent_again_are_sent_as_blobs(
     pool: ComputePool, stayed: list[int], options: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
@@ -165,7 +165,7 @@ def test_memory_that_cannot_be_read_goes_as_blobs_and_is_not_tried_again(monkeyp
         assert not engine.leader.can_pull
 
 
-def test_many_threads_with_arrays(pool: ComputePool) -> None:
+def test_many_threads_can_send_arrays(pool: ComputePool) -> None:
     wrong: list[float] = []
 
     def call(start: int) -> None:
@@ -182,7 +182,7 @@ def test_many_threads_with_arrays(pool: ComputePool) -> None:
     assert not wrong
 
 
-def test_reading_here_and_refusing() -> None:
+def test_a_slot_reads_only_what_it_may() -> None:
     data = np.arange(3_000_000)
     view = data.data.cast("B")
     copied = pull(place_of(view), view.nbytes)

@@ -1,4 +1,4 @@
-"""A training in a call is reached by the pool's own channel."""
+"""A training in a call is reached through the pool's own channel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def idle(seconds: float) -> None:
 
 
 def listening(pid: int) -> set[str]:
-    """Sockets of the network that a process listens on."""
+    """Return the network sockets on which a process listens."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in lines_of(Path(f"/proc/{pid}/net/{name}"))]
     links = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -52,14 +52,14 @@ def listening(pid: int) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _stopped(pool: sky.ComputePool) -> Iterator[None]:
-    """A test that fails leaves no run to the others."""
+    """Stop all runs, so that a failing test leaves none to the others."""
     yield
     engine = engine_of(pool)
     engine.cancel_all()
     engine.wait_stopped()
 
 
-def test_a_call_is_looked_at_saved_and_stopped_and_no_port_is_opened(pool: sky.ComputePool) -> None:
+def test_a_call_is_watched_saved_and_stopped_without_an_open_port(pool: sky.ComputePool) -> None:
     future = train() > pool
     control = pool.control(future)
     status = control.status()
@@ -79,7 +79,7 @@ def test_a_call_is_looked_at_saved_and_stopped_and_no_port_is_opened(pool: sky.C
     assert caught.value.is_gone
 
 
-def test_a_call_is_meant_by_its_name_and_without_one(pool: sky.ComputePool) -> None:
+def test_a_call_is_found_by_its_name_and_without_one(pool: sky.ComputePool) -> None:
     call = train()
     with concurrent.futures.ThreadPoolExecutor() as threads:
         running = threads.submit(lambda: call >> pool)
@@ -89,7 +89,7 @@ def test_a_call_is_meant_by_its_name_and_without_one(pool: sky.ComputePool) -> N
         assert running.result()[-1][1] == "aborted"
 
 
-def test_a_run_that_has_not_begun_is_waited_for(pool: sky.ComputePool) -> None:
+def test_a_run_that_has_not_begun_is_awaited(pool: sky.ComputePool) -> None:
     futures = [idle(0.3) > pool for _ in range(pool.total_slots)]
     future = train() > pool
     with pytest.raises(ControlFailed, match="waits for a place|does not answer"):
@@ -108,7 +108,7 @@ def test_several_runs_of_one_call_are_told_apart(pool: sky.ComputePool) -> None:
         def one(job_id: str) -> None:
             results.append(train.local(job_id=job_id))
 
-        # What runs beside the call's own thread is of the call, too.
+        # Threads beside the call's own thread belong to the call, too.
         threads = [threading.Thread(target=one, args=(f"job{n}",)) for n in range(2)]
         for thread in threads:
             thread.start()
@@ -134,7 +134,7 @@ def _runs_there(control: Any) -> int:
         return 0
 
 
-def test_what_is_no_call_and_what_has_no_run_says_so(pool: sky.ComputePool) -> None:
+def test_objects_that_are_no_call_or_have_no_run_are_refused(pool: sky.ComputePool) -> None:
     with pytest.raises(UsageError, match="is not one call"):
         pool.control(concurrent.futures.Future())
     group = (idle(0) & idle(0)) > pool
@@ -154,7 +154,7 @@ def test_what_is_no_call_and_what_has_no_run_says_so(pool: sky.ComputePool) -> N
         future.cancel()
 
 
-def test_a_call_that_dies_while_it_is_asked_is_said_to_be_gone(pool: sky.ComputePool) -> None:
+def test_a_call_that_dies_during_a_query_is_reported_as_gone(pool: sky.ComputePool) -> None:
     future = train() > pool
     control = pool.control(future)
     pid = control.status().ranks[0]["pid"]
@@ -172,7 +172,7 @@ def test_a_call_that_dies_while_it_is_asked_is_said_to_be_gone(pool: sky.Compute
     assert sky.compute(abs)(-1) >> pool == 1
 
 
-def test_a_call_whose_process_stands_still_answers_late_and_hurts_nobody(pool: sky.ComputePool) -> None:
+def test_a_call_whose_process_is_stopped_answers_late_and_affects_nobody(pool: sky.ComputePool) -> None:
     future = train() > pool
     control = pool.control(future)
     pid = control.status().ranks[0]["pid"]
@@ -207,7 +207,7 @@ def _status(control: Any) -> Any:
         return str(error)
 
 
-def test_threads_answer_each_for_itself(sky_pools: Callable[..., sky.ComputePool]) -> None:
+def test_each_thread_answers_for_itself(sky_pools: Callable[..., sky.ComputePool]) -> None:
     pool = sky_pools(nodes=1, concurrency=2, executor="thread", logs=False)
     futures = [train(job_id=f"job{n}") > pool for n in range(2)]
     controls = [pool.control(future) for future in futures]
@@ -217,7 +217,7 @@ def test_threads_answer_each_for_itself(sky_pools: Callable[..., sky.ComputePool
     assert [future.result()[-1][1] for future in futures] == ["ended", "ended"]
 
 
-def test_http_is_opened_in_a_call_where_it_is_asked_for(pool: sky.ComputePool) -> None:
+def test_http_is_opened_in_a_call_on_request(pool: sky.ComputePool) -> None:
     from skyward.training.control import find, runs
 
     future = train(job_id="asked-for", enable_http=True, port=0) > pool

@@ -1,4 +1,4 @@
-"""A pool in the place of another: never two by mistake."""
+"""A pool that replaces another: two never exist by mistake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import skyward as sky
 from skyward.errors import NoCapacity, UsageError
 
 
-def test_a_second_open_pool_of_one_name_is_refused_and_harms_nobody() -> None:
+def test_a_second_open_pool_of_the_same_name_is_refused_and_affects_nobody() -> None:
     with sky.ComputePool(sky.Local(), name="twice", logs=False) as pool:
         second = sky.ComputePool(sky.Local(), name="twice", logs=False)
         with pytest.raises(UsageError, match="name='twice': another pool of that name is open in this process"):
@@ -23,7 +23,7 @@ def test_unnamed_pools_never_clash() -> None:
         assert [sky.compute(abs)(-1) >> pool for pool in (one, two)] == [1, 1]
 
 
-def test_a_pool_that_could_not_start_holds_no_name() -> None:
+def test_a_pool_that_failed_to_start_holds_no_name() -> None:
     broken = sky.ComputePool(sky.Local(), vcpus=100_000, name="once", logs=False)
     with pytest.raises(NoCapacity):
         broken.start()

@@ -1,4 +1,4 @@
-"""A lost node whose replacement fails at first gets another; one that is given up leaves nothing."""
+"""A lost node whose replacement fails at first gets another. A node that is given up leaves nothing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from tests.waiting import until
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(sky.Local):
-    """Its launches after the first do what `fates` say: "unreachable", "final", "dead" (it dies at once), "well", or
-    the name of an interpreter in `folder`, which the agent is started with.
+    """Provider whose later launches follow `fates`.
+
+    Each is "unreachable", "final", "dead" (it dies at once), "well", "hangs", or the name of an interpreter in
+    `folder`, with which the agent is started.
     """
 
     fates: tuple[str, ...]
@@ -69,7 +71,7 @@ def lose(pool: sky.ComputePool) -> None:
 
 
 @pytest.mark.parametrize("fates", [("unreachable", "well"), ("dead", "dead", "well")])
-def test_what_may_pass_is_tried_again(fates: tuple[str, ...]) -> None:
+def test_a_temporary_failure_is_retried(fates: tuple[str, ...]) -> None:
     seen: list[Event] = []
     provider = Failing(fates=fates)
     with sky.ComputePool(provider, logs=False, on_event=seen.append) as pool:
@@ -96,7 +98,7 @@ def test_a_node_that_is_given_up_leaves_nothing_while_its_pool_is_open(
     assert "could not be replaced: Unreachable" in caplog.text
 
 
-def test_closing_a_pool_ends_the_launch_that_is_under_way() -> None:
+def test_closing_a_pool_ends_a_launch_in_progress() -> None:
     provider = Failing(fates=("hangs",))
     with sky.ComputePool(provider, logs=False) as pool:
         lose(pool)
@@ -128,7 +130,7 @@ def test_a_local_replacement_that_dies_while_it_starts_is_tried_again(tmp_path: 
         (None, "the agent of node 0 could not be started: No such file or directory"),
     ],
 )
-def test_an_agent_that_does_not_start_says_what_it_died_of(
+def test_an_agent_that_does_not_start_reports_why_it_died(
     script: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "python"
@@ -141,7 +143,7 @@ def test_an_agent_that_does_not_start_says_what_it_died_of(
 
 
 @pytest.mark.parametrize(("files", "slots"), [(40, 1), (64, 4)])
-def test_as_many_open_files_as_an_agent_asks_for_are_enough(
+def test_a_limit_of_open_files_that_an_agent_requests_is_enough(
     files: int, slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interpreter(tmp_path / "python", f'ulimit -n {files}; exec {sys.executable} "$@"')

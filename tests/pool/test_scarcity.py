@@ -1,4 +1,4 @@
-"""Whatever runs out (descriptors, memory, processes, disk) fails or delays the call it concerns, and no other."""
+"""A shortage of descriptors, memory, processes or disk fails or delays only the call it concerns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pool(**options):
 
 
 def run(script: str, *, prefix: tuple[str, ...] = (), **environment: str) -> str:
-    """What a program prints. It must end well, within the time of a test."""
+    """Run a program and return its output. It must end without an error, within the time of a test."""
     env = {**os.environ, **environment, "PYTHONWARNINGS": "ignore"}
     argv = [*prefix, sys.executable, "-c", HEAD + textwrap.dedent(script)]
     done = subprocess.run(argv, check=False, env=env, capture_output=True, text=True, timeout=100)
@@ -71,7 +71,7 @@ def test_many_large_arguments_may_wait_under_a_small_limit_of_files(tmp_path: Pa
     )
 
 
-def test_where_the_program_has_opened_every_file_only_calls_that_need_one_fail(tmp_path: Path) -> None:
+def test_if_the_program_has_opened_every_file_only_calls_that_need_one_fail(tmp_path: Path) -> None:
     run(
         """
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -96,7 +96,7 @@ def test_where_the_program_has_opened_every_file_only_calls_that_need_one_fail(t
     )
 
 
-def test_a_far_node_that_may_open_few_files_fails_the_call_that_needs_many_and_no_other() -> None:
+def test_a_distant_node_with_few_files_fails_only_the_call_that_needs_many() -> None:
     run(
         """
         from tests.channels import Relayed
@@ -134,7 +134,7 @@ def test_a_far_node_that_may_open_few_files_fails_the_call_that_needs_many_and_n
 
 @pytest.fixture
 def control_group(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A new control group, of the kind that the parameter names."""
+    """Make a control group of the kind that the parameter names."""
     group = Path("/sys/fs/cgroup") / request.param / f"skyward-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -204,7 +204,7 @@ def test_without_processes_a_lost_slot_is_made_again_when_there_are_some(control
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
+    """Mount a file system of 8 MiB."""
     place = tmp_path / "small"
     place.mkdir()
     if shutil.which("mount") is None:
@@ -218,7 +218,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-def test_on_a_full_temporary_folder_and_state_folder_calls_go_on(small_disk: Path) -> None:
+def test_calls_go_on_with_full_temporary_and_state_folders(small_disk: Path) -> None:
     run(
         f"""
         @sky.compute
@@ -243,11 +243,11 @@ def test_on_a_full_temporary_folder_and_state_folder_calls_go_on(small_disk: Pat
     )
 
 
-# A start that lacks something --------------------------------------------------------------------------------------
+# A start without a resource ------------------------------------------------------------------------------------------
 
 
-def test_a_pool_that_cannot_start_says_what_it_lacks_and_leaves_nothing(tmp_path: Path) -> None:
-    """All in one process, where each leaves the next one what it needs."""
+def test_a_pool_that_cannot_start_names_the_missing_resource_and_leaves_nothing(tmp_path: Path) -> None:
+    """All starts run in one process, so that each must leave the next one its resources."""
     run(
         f"""
         import threading

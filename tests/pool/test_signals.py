@@ -1,4 +1,4 @@
-"""A signal handler of the user's that raises, at any moment, interrupts the call that it came in, and nothing else."""
+"""A user's signal handler that raises, at any moment, interrupts only the call during which it ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TimeIsUp(Exception):
 
 
 class Alarm:
-    """Sends SIGUSR1 a moment after it is set; its handler raises as long as it is set."""
+    """Timer that sends SIGUSR1 a moment after it is set. Its handler raises as long as it is set."""
 
     def __init__(self) -> None:
         self.is_set = self.is_over = False

@@ -1,4 +1,4 @@
-"""A reader that stalls (a pipe nobody reads, a sink that hangs) costs lines, and nothing else."""
+"""A stalled reader (an unread pipe, a hanging sink) loses lines, and blocks nothing."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ say(f"closed {time.monotonic() - began < 15}")
 """
 
 
-def test_a_pipe_that_nobody_reads_stops_no_call_no_timeout_and_no_ctrl_c() -> None:
-    """Its reader comes back once the program has ended, and finds what the pipe held."""
+def test_an_unread_pipe_blocks_no_call_no_timeout_and_no_ctrl_c() -> None:
+    """The reader comes back after the program has ended, and finds the contents of the pipe."""
     command = [sys.executable, "-c", STALLED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -73,7 +73,7 @@ def test_a_pipe_that_nobody_reads_stops_no_call_no_timeout_and_no_ctrl_c() -> No
             process.kill()
 
 
-def test_a_function_that_hangs_costs_its_lines_only(sky_pools: Callable[..., sky.ComputePool]) -> None:
+def test_a_hanging_log_function_loses_only_its_lines(sky_pools: Callable[..., sky.ComputePool]) -> None:
     gate = threading.Event()
     texts: list[str] = []
 

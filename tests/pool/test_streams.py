@@ -1,4 +1,4 @@
-"""Generator functions stream out, parameters annotated `Iterator[T]` stream in; both with back-pressure."""
+"""Generator functions stream out, and parameters annotated `Iterator[T]` stream in. Both have back-pressure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 @pytest.fixture
 def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
-    """Whatever a test does to it, both slots work when it is done."""
+    """Pool whose slots must both work at the end of each test."""
     yield shared
     assert [f.result(timeout=20) for f in [sky.compute(abs)(-i) > shared for i in range(4)]] == [0, 1, 2, 3]
 
@@ -38,7 +38,7 @@ def count(n: int) -> Iterator[int]:
 
 @sky.compute
 def numbered(notes: Path) -> Iterator[int]:
-    """Endless; leaves a line for each item that it makes, and one when it is closed."""
+    """Yield numbers without end. Write a line for each item made, and one at the close."""
 
     def note(text: object) -> None:
         with notes.open("a") as file:
@@ -53,7 +53,7 @@ def numbered(notes: Path) -> Iterator[int]:
 
 
 def settled(notes: Path) -> int:
-    """How many items were made when no more come."""
+    """Return how many items were made once no more come."""
     until(lambda: lines_of(notes))
     made = -1
     while made != len(lines_of(notes)):
@@ -64,14 +64,14 @@ def settled(notes: Path) -> int:
 
 class TestOut:
     @pytest.mark.parametrize("n", [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 1000])
-    def test_all_items_in_order(self, pool: sky.ComputePool, n: int) -> None:
+    def test_all_items_come_in_order(self, pool: sky.ComputePool, n: int) -> None:
         assert list(count(n) >> pool) == list(range(n))
 
-    def test_by_its_named_equal_and_by_a_future(self, pool: sky.ComputePool) -> None:
+    def test_the_named_method_and_a_future_stream_too(self, pool: sky.ComputePool) -> None:
         assert list(pool.run(count(3))) == [0, 1, 2]
         assert list((count(3) > pool).result(timeout=20)) == [0, 1, 2]
 
-    def test_what_is_printed_instead_of_its_values_says_what_to_do(self, pool: sky.ComputePool) -> None:
+    def test_printing_a_stream_gives_advice(self, pool: sky.ComputePool) -> None:
         items = count(3) >> pool
         until(lambda: "3 values here" in repr(items))
         assert (list(items), repr(items)) == ([0, 1, 2], "<ResultStream ended, 0 values here; iterate over it>")
@@ -88,7 +88,7 @@ class TestOut:
             streams = me(2) @ pool
             assert [list(s) for s in streams] == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
 
-    def test_items_come_while_it_runs(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_items_come_while_the_generator_runs(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         @sky.compute
         def steps() -> Iterator[int]:
             yield 1
@@ -100,7 +100,7 @@ class TestOut:
         (tmp_path / "go").touch()
         assert list(items) == [2]
 
-    def test_it_is_not_ahead_of_its_consumer_by_more_than_the_window(
+    def test_the_generator_is_ahead_of_its_consumer_by_at_most_the_window(
         self, pool: sky.ComputePool, tmp_path: Path
     ) -> None:
         items: Any = numbered(tmp_path / "notes") >> pool
@@ -118,7 +118,7 @@ class TestOut:
         until(lambda: lines_of(tmp_path / "notes")[-1] == "closed")
         assert list(items) == []
 
-    def test_dropping_it_closes_the_remote_generator(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_dropping_the_stream_closes_the_remote_generator(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         items: Any = numbered(tmp_path / "notes") >> pool
         assert next(items) == 0
         del items
@@ -131,7 +131,7 @@ class TestOut:
                 break
         until(lambda: lines_of(tmp_path / "notes")[-1] == "closed")
 
-    def test_closing_interrupts_a_generator_that_is_busy(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_closing_interrupts_a_busy_generator(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         @sky.compute
         def stuck() -> Iterator[int]:
             yield 1
@@ -147,7 +147,7 @@ class TestOut:
         items.close()
         until((tmp_path / "closed").exists)
 
-    def test_an_error_in_the_middle_comes_behind_the_items(self, pool: sky.ComputePool) -> None:
+    def test_an_error_in_the_middle_comes_after_the_items(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def breaks() -> Iterator[int]:
             yield 1
@@ -161,7 +161,7 @@ class TestOut:
         with pytest.raises(StopIteration):
             next(items)
 
-    def test_an_error_before_the_first_item(self, pool: sky.ComputePool) -> None:
+    def test_an_error_before_the_first_item_is_raised(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def breaks() -> Iterator[int]:
             raise KeyError("at once")
@@ -170,7 +170,7 @@ class TestOut:
         with pytest.raises(KeyError, match="at once"):
             list(breaks() >> pool)
 
-    def test_the_value_that_it_returns(self, pool: sky.ComputePool) -> None:
+    def test_the_return_value_arrives(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def returns() -> Generator[int, None, str]:
             yield 1
@@ -189,7 +189,7 @@ class TestOut:
             next(generator)
         assert stop.value.value == "done"
 
-    def test_large_items(self, pool: sky.ComputePool) -> None:
+    def test_large_items_arrive(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def blocks(n: int) -> Iterator[bytes]:
             for i in range(n):
@@ -197,11 +197,11 @@ class TestOut:
 
         assert [b[0] for b in blocks(40) >> pool] == list(range(40))
 
-    def test_two_streams_at_once(self, pool: sky.ComputePool) -> None:
+    def test_two_streams_run_at_once(self, pool: sky.ComputePool) -> None:
         first, second = count(100) >> pool, count(100) >> pool
         assert list(zip(first, second, strict=True)) == [(i, i) for i in range(100)]
 
-    def test_its_slot_dies(self, pool: sky.ComputePool) -> None:
+    def test_the_death_of_its_slot_is_reported(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def dies() -> Iterator[int]:
             yield 1
@@ -212,7 +212,7 @@ class TestOut:
         with pytest.raises(SlotLost, match="exited with code 3"):
             next(items)
 
-    def test_its_timeout(self, pool: sky.ComputePool) -> None:
+    def test_a_timeout_ends_the_stream(self, pool: sky.ComputePool) -> None:
         @sky.compute(timeout_s=0.3)
         def stuck() -> Iterator[int]:
             yield 1
@@ -249,14 +249,14 @@ class TestIn:
         assert total(iter(())) >> pool == 0
         assert total(items=iter([4])) >> pool == 4
 
-    def test_several_iterators(self, pool: sky.ComputePool) -> None:
+    def test_several_iterators_are_streamed_in(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def pairs(first: Iterator[int], scale: int, second: Iterator[str]) -> list[Any]:
             return [(a * scale, b) for a, b in zip(first, second, strict=False)]
 
         assert pairs(iter(range(100)), 2, iter("abc")) >> pool == [(0, "a"), (2, "b"), (4, "c")]
 
-    def test_in_and_out_at_once(self, pool: sky.ComputePool) -> None:
+    def test_a_call_can_stream_in_and_out_at_once(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def doubled(items: Iterator[int]) -> Iterator[int]:
             for item in items:
@@ -275,7 +275,7 @@ class TestIn:
         time.sleep(0.1)
         assert next(read) <= 10 + WINDOW + 2
 
-    def test_the_error_of_the_iterator_arrives_as_itself(self, pool: sky.ComputePool) -> None:
+    def test_an_error_of_the_iterator_arrives_unchanged(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def total(items: Iterator[int]) -> int:
             return sum(items)
@@ -296,7 +296,7 @@ class TestIn:
         with pytest.raises(LookupError, match="my file ended"):
             next(items)
 
-    def test_an_item_that_cannot_travel(self, pool: sky.ComputePool) -> None:
+    def test_an_item_that_cannot_be_pickled_is_reported(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def total(items: Iterator[Any]) -> int:
             return len(list(items))
@@ -304,7 +304,7 @@ class TestIn:
         with pytest.raises((ArgumentNotPicklable, TypeError), match="lock"):
             total(iter([1, threading.Lock()])) >> pool
 
-    def test_retries_of_what_cannot_be_read_twice_are_refused(self, pool: sky.ComputePool) -> None:
+    def test_retries_of_inputs_that_cannot_be_read_twice_are_refused(self, pool: sky.ComputePool) -> None:
         @sky.compute(retries=1)
         def total(items: Iterator[int]) -> int:
             return sum(items)
@@ -312,7 +312,7 @@ class TestIn:
         with pytest.raises(UsageError, match="reads an iterator, which cannot be read twice; use retries=0"):
             total(iter([1])) >> pool
 
-    def test_large_items(self, pool: sky.ComputePool) -> None:
+    def test_large_items_are_streamed_in(self, pool: sky.ComputePool) -> None:
         @sky.compute
         def firsts(items: Iterator[bytes]) -> list[int]:
             return [item[0] for item in items]
@@ -345,7 +345,7 @@ class TestIn:
         del items
         until(lambda: not [t for t in threading.enumerate() if t.name.startswith("skyward-feed")])
 
-    def test_the_same_large_item_may_come_often(self, pool: sky.ComputePool) -> None:
+    def test_the_same_large_item_may_come_repeatedly(self, pool: sky.ComputePool) -> None:
         block = b"x" * 400_000
 
         @sky.compute

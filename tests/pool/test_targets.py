@@ -1,4 +1,4 @@
-"""Calls to chosen nodes of a pool, and nodes that are kept for a role."""
+"""Calls to chosen nodes of a pool, and nodes that are reserved for a role."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def wait_for(path: Path) -> int:
 
 
 class Plain(IntegrationBase):
-    """A gang of nothing but processes."""
+    """Integration whose gang is only processes."""
 
     name: ClassVar[str] = "plain-ranks"
     extra: ClassVar[str] = ""
@@ -115,13 +115,13 @@ class TestHead:
 
 
 class TestNodes:
-    def test_a_call_goes_to_the_node_that_is_named(self, pool: sky.ComputePool) -> None:
+    def test_a_call_goes_to_the_named_node(self, pool: sky.ComputePool) -> None:
         for node in (2, 0, 3, 1):
             assert node_of() >> pool.node(node) == node
             assert (node_of() > pool.node(node)).result(timeout=20) == node
             assert asyncio.run(pool.node(node).run_async(node_of())) == node
 
-    def test_calls_go_to_one_of_the_nodes_that_are_named(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_calls_go_to_one_of_the_named_nodes(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         target = pool.nodes([2, 0])
         go = tmp_path / "go"
         futures = [sky.compute(wait_for)(go) > target for _ in range(3)]
@@ -132,31 +132,31 @@ class TestNodes:
         assert target.total_slots == 2
         assert target.node_numbers == (2, 0)
 
-    def test_a_group_and_a_generator_run_there(self, pool: sky.ComputePool) -> None:
+    def test_a_group_and_a_generator_run_on_named_nodes(self, pool: sky.ComputePool) -> None:
         assert (node_of() & node_of() & node_of()) >> pool.node(2) == (2, 2, 2)
         assert (sky.gather(node_of(), node_of()) > pool.node(0)).result(timeout=20) == (0, 0)
         assert list(sky.gather(node_of(), node_of(), stream=True) >> pool.node(1)) == [1, 1]
         assert list(count_on_node(3) >> pool.node(2)) == [(2, 0), (2, 1), (2, 2)]
 
-    def test_a_broadcast_goes_to_those_nodes_in_their_order(self, pool: sky.ComputePool) -> None:
+    def test_a_broadcast_goes_to_the_named_nodes_in_their_order(self, pool: sky.ComputePool) -> None:
         data = list(range(7))
         told = node_and_shard(data) @ pool.nodes([2, 0])
         assert told == [(2, [0, 2, 4, 6], True), (0, [1, 3, 5], False)], "together the shards are everything"
 
-    def test_map_and_executor_use_those_slots(self, pool: sky.ComputePool) -> None:
+    def test_map_and_executor_use_the_named_slots(self, pool: sky.ComputePool) -> None:
         assert set(pool.nodes([0, 2]).map(node_of, range(300))) <= {0, 2}
         assert set(pool.node(1).imap(node_of, range(50))) == {1}
         with pool.node(2).executor() as executor:
             assert list(executor.map(node_of.fn, range(5))) == [2] * 5
 
-    def test_a_gang_runs_on_those_nodes_or_on_one_of_them(self, pool: sky.ComputePool) -> None:
+    def test_a_gang_runs_on_the_named_nodes_or_on_one_of_them(self, pool: sky.ComputePool) -> None:
         assert ranks() @ pool.nodes([2, 0]) == [(2, 0, 2), (0, 1, 2)]
         assert ranks() >> pool.node(1) == (1, 0, 1)
         node, *place = ranks() >> pool.nodes([0, 2])
         assert node in (0, 2)
         assert place == [0, 1]
 
-    def test_what_waits_for_one_node_holds_up_no_other(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+    def test_a_call_that_waits_for_one_node_blocks_no_other(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         go = tmp_path / "go"
         held = [sky.compute(wait_for)(go) > pool.node(1) for _ in range(200)]
         until(Path(f"{go}.1").exists)
@@ -178,7 +178,7 @@ class TestNodes:
             (lambda pool: pool.role("x"), "role='x': no such role in this pool; use 'evaluation'"),
         ],
     )
-    def test_a_node_that_there_is_not_is_named_with_what_there_is(
+    def test_a_missing_node_is_named_with_the_existing_ones(
         self, pool: sky.ComputePool, choose: Callable[[Any], object], message: str
     ) -> None:
         with pytest.raises(UsageError, match=message):
@@ -198,7 +198,7 @@ class TestNodes:
 
 
 class TestRoles:
-    def test_ordinary_calls_leave_the_nodes_of_a_role_alone(self, pool: sky.ComputePool) -> None:
+    def test_ordinary_calls_avoid_the_nodes_of_a_role(self, pool: sky.ComputePool) -> None:
         assert node_of() @ pool == [0, 1, 2]
         assert 3 not in set(pool.map(node_of, range(300)))
         assert 3 not in {future.result(timeout=20) for future in [node_of() > pool for _ in range(40)]}
@@ -216,12 +216,10 @@ class TestRoles:
         assert role == pool.node(3)
         assert pool.roles == {"evaluation": (3,)}
 
-    def test_slots_are_counted_for_those_who_may_use_them(self, pool: sky.ComputePool) -> None:
+    def test_slots_are_counted_for_the_calls_that_may_use_them(self, pool: sky.ComputePool) -> None:
         assert (pool.total_slots, pool.role("evaluation").total_slots, pool.node_numbers) == (3, 1, (0, 1, 2))
 
-    def test_a_busy_role_takes_no_slot_of_the_others_and_they_none_of_it(
-        self, pool: sky.ComputePool, tmp_path: Path
-    ) -> None:
+    def test_a_role_and_the_other_calls_use_only_their_own_slots(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         go = tmp_path / "go"
         held = [sky.compute(wait_for)(go) > pool for _ in range(5)]
         until(lambda: all(Path(f"{go}.{node}").exists() for node in range(3)))
@@ -242,7 +240,7 @@ class TestRoles:
             ([1], r"roles=\[1\]: not a dict"),
         ],
     )
-    def test_roles_that_cannot_be_are_refused(self, roles: Any, message: str) -> None:
+    def test_impossible_roles_are_refused(self, roles: Any, message: str) -> None:
         with pytest.raises(UsageError, match=message) as caught:
             sky.ComputePool(sky.Local(), nodes=3, roles=roles)
         assert getattr(caught.value, "field", "").startswith("roles")
@@ -253,7 +251,7 @@ class TestRoles:
 
 
 class TestLosses:
-    def test_a_call_to_a_node_that_is_lost_fails_and_the_next_waits_for_its_successor(self, tmp_path: Path) -> None:
+    def test_a_call_to_a_lost_node_fails_and_the_next_waits_for_its_successor(self, tmp_path: Path) -> None:
         with sky.ComputePool(sky.Local(), nodes=2, roles={"side": [1]}, logs=False) as pool:
             never, faults = tmp_path / "never", Faults(pool)
             running = sky.compute(wait_for)(never) > pool.role("side")

@@ -1,4 +1,7 @@
-"""`executor="thread"`: the slots of a node are threads of one process. What holds there beyond the engine suite."""
+"""`executor="thread"`: the slots of a node are threads of one process.
+
+Here are its properties beyond the engine suite.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def test_each_thread_knows_its_place(pool: sky.ComputePool, tmp_path: Path) -> N
     assert set(sky.gather(*map(place, range(6))) >> pool) == {(n, w) for n in range(2) for w in range(3)}
 
 
-def test_prints_are_those_of_their_task(pool: sky.ComputePool, heard: list[sky.LogLine], tmp_path: Path) -> None:
+def test_prints_belong_to_their_task(pool: sky.ComputePool, heard: list[sky.LogLine], tmp_path: Path) -> None:
     def chatter(me: int) -> None:
         (tmp_path / str(me)).touch()
         until(lambda: len(os.listdir(tmp_path)) == 6)
@@ -84,7 +87,7 @@ def test_muting_one_task_does_not_mute_its_neighbour(
     assert sorted(x.text for x in heard) == ["from 0", "from 2", "from 4"]
 
 
-def test_what_c_code_writes_is_the_nodes(pool: sky.ComputePool, heard: list[sky.LogLine]) -> None:
+def test_output_of_c_code_belongs_to_the_node(pool: sky.ComputePool, heard: list[sky.LogLine]) -> None:
     def write() -> None:
         os.write(1, b"from below\n")
 
@@ -94,7 +97,7 @@ def test_what_c_code_writes_is_the_nodes(pool: sky.ComputePool, heard: list[sky.
     assert [(x.text, x.task) for x in heard] == [("from below", "")]
 
 
-def test_a_python_loop_that_is_cancelled_is_interrupted(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_a_cancelled_python_loop_is_interrupted(pool: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
     def spin() -> None:
         (tmp_path / "began").touch()

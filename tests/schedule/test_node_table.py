@@ -1,4 +1,4 @@
-"""How much each node takes, and which takes the next task."""
+"""The load that each node takes, and the choice of the node for the next task."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_the_node_with_most_room_takes_the_next_task_and_equals_take_turns() -> 
     assert [picked(nodes) for _ in range(4)] == [0, 1, 0, 1]
 
 
-def test_a_kept_node_takes_only_what_names_it() -> None:
+def test_a_kept_node_takes_only_tasks_that_name_it() -> None:
     nodes = of(1, 9, kept=(1,))
     assert picked(nodes) == 0
     assert picked(nodes, (1,)) == 1
 
 
 @pytest.mark.parametrize("state", ["is_up", "is_reachable"])
-def test_a_node_that_is_not_there_takes_nothing(state: str) -> None:
+def test_an_absent_node_takes_nothing(state: str) -> None:
     nodes = of(1)
     setattr(nodes.by_id[0], state, False)
     assert picked(nodes) is None
@@ -60,7 +60,7 @@ def test_a_full_node_takes_more_in_advance_once_tasks_are_known_to_be_short() ->
     assert picked(nodes, ahead=True) is None
 
 
-def test_an_expectation_counts_only_where_it_is_shorter_than_what_is_known() -> None:
+def test_an_estimate_counts_only_if_it_is_shorter_than_the_measured_time() -> None:
     nodes = of(1)
     nodes.expect(1e12)
     assert nodes.most_ahead(nodes.by_id[0]) == 0
@@ -68,7 +68,7 @@ def test_an_expectation_counts_only_where_it_is_shorter_than_what_is_known() -> 
     assert nodes.most_ahead(nodes.by_id[0]) == 2
 
 
-def test_idle_slots_are_told_only_where_another_node_has_more_than_it_can_run() -> None:
+def test_idle_slots_are_reported_only_if_another_node_has_more_than_it_can_run() -> None:
     nodes = of(1, 2)
     assert nodes.idle_slots() == {}
     nodes.by_id[0].sent.update({1: None, 2: None})

@@ -26,7 +26,7 @@ def up(*slots: int, kept: tuple[int, ...] = ()) -> Scheduler:
 
 
 def make_short(scheduler: Scheduler) -> None:
-    """Let it believe that tasks are short, so that it sends in advance."""
+    """Make the scheduler believe that tasks are short, so that it sends in advance."""
     scheduler.submit(-1)
     scheduler.finished(-1, 1000)
 
@@ -58,11 +58,11 @@ def test_short_tasks_are_sent_in_advance_and_long_ones_are_not() -> None:
     assert len(submit(long, 9)) == 1
 
 
-def test_nothing_is_sent_in_advance_before_it_is_known_how_long_a_task_takes() -> None:
+def test_nothing_is_sent_in_advance_before_the_length_of_a_task_is_known() -> None:
     near, far = up(1), up(1)
     far.set_round_trip(0, 100e6)
     assert len(submit(near, 9)) == 1
-    assert len(submit(far, 9)) > 1  # a round trip is long against what a task is taken for
+    assert len(submit(far, 9)) > 1  # a round trip is long compared with the assumed time of a task
 
 
 def test_a_node_is_sent_one_short_task_in_advance_for_each_slot() -> None:
@@ -71,7 +71,7 @@ def test_a_node_is_sent_one_short_task_in_advance_for_each_slot() -> None:
     assert len(submit(scheduler, 20)) == 5 + 5
 
 
-def test_a_far_node_is_sent_what_its_slots_end_in_a_round_trip() -> None:
+def test_a_distant_node_is_sent_the_tasks_that_its_slots_end_in_a_round_trip() -> None:
     scheduler = up(2)
     for task in range(100):
         scheduler.submit(-1 - task)
@@ -80,7 +80,7 @@ def test_a_far_node_is_sent_what_its_slots_end_in_a_round_trip() -> None:
     assert 2 + 2 * 50 <= len(submit(scheduler, 500)) <= 2 + 2 * 50 + 10
 
 
-def test_a_far_node_is_sent_no_more_than_a_limit() -> None:
+def test_a_distant_node_is_sent_no_more_than_a_limit() -> None:
     scheduler = up(2)
     make_short(scheduler)
     for _ in range(100):
@@ -90,7 +90,7 @@ def test_a_far_node_is_sent_no_more_than_a_limit() -> None:
     assert len(submit(scheduler, 5000)) == 2 + FAR_AHEAD
 
 
-def test_tasks_of_two_seconds_are_sent_in_advance_where_a_round_trip_is_a_notable_part() -> None:
+def test_tasks_of_two_seconds_are_sent_in_advance_if_the_round_trip_is_a_notable_part() -> None:
     near, far = up(1), up(1)
     for scheduler in (near, far):
         for _ in range(100):
@@ -101,14 +101,14 @@ def test_tasks_of_two_seconds_are_sent_in_advance_where_a_round_trip_is_a_notabl
     assert len(submit(far, 9)) > 1
 
 
-def test_what_waits_for_a_measured_round_trip_goes_when_it_is_known() -> None:
+def test_tasks_that_wait_for_a_measured_round_trip_go_when_it_is_known() -> None:
     scheduler = up(1)
     make_short(scheduler)
     sent = submit(scheduler, 50)
     assert len(sent) + len(scheduler.set_round_trip(0, 10e9)) == 50
 
 
-def test_nothing_goes_over_a_broken_link_and_what_was_sent_stays() -> None:
+def test_nothing_goes_over_a_broken_link_and_sent_tasks_stay() -> None:
     scheduler = up(1, 1)
     assert submit(scheduler, 1) == [Send(0, 0)]
     scheduler.node_paused(0)
@@ -118,7 +118,7 @@ def test_nothing_goes_over_a_broken_link_and_what_was_sent_stays() -> None:
     assert scheduler.node_resumed(0) == [Send(2, 0)]
 
 
-def test_a_node_that_is_leaving_gets_nothing_new_and_gives_back_what_it_has_not_begun() -> None:
+def test_a_leaving_node_gets_nothing_new_and_gives_back_tasks_that_have_not_begun() -> None:
     scheduler = up(1, 1)
     make_short(scheduler)
     submit(scheduler, 4)
@@ -141,7 +141,7 @@ def test_a_task_that_must_begin_when_it_is_sent_waits_for_a_free_slot() -> None:
     assert scheduler.finished(0) == [Send(1, 0)]
 
 
-def test_what_waits_on_a_busy_node_is_recalled_for_an_idle_one() -> None:
+def test_waiting_tasks_of_a_busy_node_are_recalled_for_an_idle_one() -> None:
     scheduler = up(1, 1)
     make_short(scheduler)
     sent = submit(scheduler, 6)
@@ -191,7 +191,7 @@ def test_a_started_task_is_run_again_only_as_often_as_it_may() -> None:
     assert scheduler.lost(1, started=True) == []
 
 
-def test_a_task_that_is_dropped_before_its_node_is_lost_gives_its_place_to_nobody() -> None:
+def test_a_task_dropped_before_its_node_is_lost_frees_no_place() -> None:
     scheduler = up(1)
     submit(scheduler, 2)
     scheduler.drop(0)
@@ -244,7 +244,7 @@ def test_a_task_for_some_nodes_goes_to_one_of_those_and_fails_when_all_are_gone(
     assert scheduler.submit(6, nodes=(0, 2)) == [FailTask(6, 0, False)]
 
 
-def test_a_kept_node_takes_only_what_names_it() -> None:
+def test_a_kept_node_takes_only_tasks_that_name_it() -> None:
     scheduler = up(1, 1, kept=(1,))
     assert submit(scheduler, 3) == [Send(0, 0)]
     assert scheduler.submit_gang(10, nodes=None, places=1) == [], "any node: of those that are not kept"
@@ -260,7 +260,7 @@ def test_calls_for_any_node_fail_when_only_kept_ones_are_left() -> None:
     assert scheduler.submit(6, nodes=(1,)) == [Send(6, 1)]
 
 
-def test_what_waits_on_a_busy_node_is_recalled_only_for_one_that_it_may_go_to() -> None:
+def test_waiting_tasks_of_a_busy_node_are_recalled_only_for_a_node_they_may_use() -> None:
     scheduler = up(1, 1, 1)
     make_short(scheduler)
     sent = submit(scheduler, 6, nodes=(0, 1))
@@ -270,7 +270,7 @@ def test_what_waits_on_a_busy_node_is_recalled_only_for_one_that_it_may_go_to() 
     assert [type(action) for action in recalled] == [Recall]
 
 
-def test_a_gang_of_one_node_starts_on_one_of_those_it_may_go_to() -> None:
+def test_a_gang_of_one_node_starts_on_a_node_it_may_use() -> None:
     scheduler = up(1, 1, 1, kept=(2,))
     assert scheduler.submit_gang(1, nodes=None, one_of=(1, 2), places=1) == [StartGang(1, (1,))]
     assert scheduler.submit_gang(2, nodes=None, one_of=(1, 2), places=1) == [StartGang(2, (2,))]
@@ -282,7 +282,7 @@ def test_a_gang_of_one_node_starts_on_one_of_those_it_may_go_to() -> None:
 # Calls of tasks -----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_task_calls_goes_before_all_that_waits_in_the_order_of_the_calls() -> None:
+def test_calls_of_a_task_go_before_all_waiting_ones_in_their_order() -> None:
     scheduler = up(1, 1)
     assert submit(scheduler, 2) == [Send(0, 0), Send(1, 1)]
     scheduler.submit_gang(10, nodes=(0, 1), places=1)
@@ -295,7 +295,7 @@ def test_what_a_task_calls_goes_before_all_that_waits_in_the_order_of_the_calls(
     assert scheduler.finished(0) == [StartGang(10, (0, 1))]
 
 
-def test_what_a_task_calls_is_sent_only_to_a_free_slot() -> None:
+def test_a_call_of_a_task_is_sent_only_to_a_free_slot() -> None:
     scheduler = up(1, 1)
     make_short(scheduler)
     scheduler.submit(0, nodes=(0,))
@@ -316,7 +316,7 @@ def test_a_task_that_calls_for_its_own_slot_is_refused() -> None:
     assert scheduler.queued == 0
 
 
-def test_a_circle_of_calls_is_refused_where_it_closes() -> None:
+def test_a_cycle_of_calls_is_refused_where_it_closes() -> None:
     scheduler = up(1, 1, 1)
     for task in range(3):
         scheduler.submit(task, nodes=(task,))
@@ -329,7 +329,7 @@ def test_a_circle_of_calls_is_refused_where_it_closes() -> None:
     assert scheduler.finished(1) == [Send(10, 1)]
 
 
-def test_a_call_waits_for_a_task_that_waits_for_one_that_runs() -> None:
+def test_a_call_waits_for_a_task_that_waits_for_a_running_one() -> None:
     scheduler = up(1, 1, 1)
     scheduler.submit(0, nodes=(0,))
     scheduler.submit(1, nodes=(1,))
@@ -347,7 +347,7 @@ def test_a_gang_that_calls_for_its_own_places_is_refused() -> None:
     assert scheduler.gang_finished(3) == [StartGang(4, (0, 2))]
 
 
-def test_a_call_that_can_start_no_more_when_a_node_is_gone_is_refused() -> None:
+def test_a_call_that_can_no_longer_start_when_a_node_is_gone_is_refused() -> None:
     scheduler = up(1, 1)
     scheduler.submit(0, nodes=(0,))
     scheduler.submit(1, nodes=(1,))
@@ -361,7 +361,7 @@ def test_a_call_that_can_start_no_more_when_a_node_is_gone_is_refused() -> None:
 
 @dataclass
 class Known:
-    """What the model knows of a task."""
+    """The model's record of a task."""
 
     nodes: tuple[int, ...] | None
     retries: int
@@ -398,7 +398,7 @@ def some_nodes() -> st.SearchStrategy[tuple[int, ...] | None]:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Carries out actions as a pool would, and refuses those that a pool must not get."""
+    """Machine that carries out actions as a pool would, and refuses the ones that a pool must not get."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -432,7 +432,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return len(self.nodes[node].tasks) + self.gang_places(node)
 
     def eligible(self, nodes: tuple[int, ...] | None) -> list[int]:
-        """Nodes that are not gone for good and that a task, or a gang of one node, may go to."""
+        """Return the nodes that are not gone for good and that a task, or a gang of one node, may use."""
         if nodes is None:
             return [n for n in self.nodes if n not in self.kept]
         return [n for n in nodes if n in self.nodes]
@@ -518,7 +518,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [number for number, task in self.tasks.items() if task.node is not None]
 
     def end_calls_of(self, parent: int) -> None:
-        """As an agent takes back what a process that died had called; the newest first."""
+        """End the calls of a dead process, newest first, as an agent takes them back."""
         for number in sorted((n for n, task in self.tasks.items() if task.parent == parent), reverse=True):
             self.end_calls_of(number)
             call = self.tasks[number]
@@ -530,7 +530,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             else:
                 call.is_cancelled = True
 
-    # What may happen ------------------------------------------------------------------------------------------------
+    # Possible events ------------------------------------------------------------------------------------------------
 
     @rule(data=st.data(), retries=st.integers(0, 2), in_advance=st.booleans())
     def submit(self, data: st.DataObject, retries: int, in_advance: bool) -> None:
@@ -569,8 +569,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sent())
     @rule(data=st.data(), calls_first=st.booleans())
     def lose_slot(self, data: st.DataObject, calls_first: bool) -> None:
-        """Its process died while it ran; a cancelled one is finished then. Whether the end of its calls is told first
-        is chance.
+        """Lose the process of a running task. A cancelled task is finished then.
+
+        Chance decides whether the end of its calls is reported first.
         """
         number = data.draw(st.sampled_from(self.sent()))
         task = self.tasks[number]
@@ -590,7 +591,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(t.is_recalled for t in self.tasks.values()))
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        """The answer to a recall, unless it had begun."""
+        """Answer a recall by giving the task back, unless it had begun."""
         number = data.draw(st.sampled_from([n for n, t in self.tasks.items() if t.is_recalled]))
         task = self.tasks[number]
         self.forget_sent(number)
@@ -616,7 +617,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.gangs)
     @rule(data=st.data())
     def finish_gang(self, data: st.DataObject) -> None:
-        """Also one that waits: it was cancelled."""
+        """Finish a gang, or a waiting one that was cancelled."""
         number = data.draw(st.sampled_from(sorted(self.gangs)))
         del self.gangs[number]
         self.perform(self.scheduler.gang_finished(number))
@@ -668,7 +669,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.nodes[number].is_far = True
         self.perform(self.scheduler.set_round_trip(number, round_trip_ns))
 
-    # What always holds ----------------------------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------------------------
 
     @invariant()
     def both_agree_where_tasks_are(self) -> None:
@@ -689,7 +690,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_tasks_have_called_can_start(self) -> None:
-        """Let everything end that can: no call of a task is left that waits."""
+        """Let everything end that can, and check that no call of a task still waits."""
         left = dict(self.tasks)
         while True:
             calling = {task.parent for task in left.values()}
@@ -708,7 +709,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not [number for number, task in left.items() if task.parent]
 
     def teardown(self) -> None:
-        """Everything ends: nothing was lost, nothing starves."""
+        """End everything, and check that nothing was lost and nothing starves."""
         for number, node in list(self.nodes.items()):
             if not node.is_up:
                 self.nodes[number] = KnownNode(node.slots)

@@ -1,4 +1,4 @@
-"""What waits for a place can be taken out of its line in any order, and in no time."""
+"""Waiting tasks can be taken out of their queue in any order, without a search."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_hundred_thousand_waiting_tasks_are_cancelled_at_once_in_any_order(ord
     began = time.thread_time()
     for task in waiting:
         scheduler.cancel(task)
-    assert time.thread_time() - began < 2.0  # a search in the line for each of them takes minutes
+    assert time.thread_time() - began < 2.0  # a search in the queue for each of them takes minutes
     assert scheduler.queued == 0
 
 
@@ -45,7 +45,7 @@ def test_gangs_that_wait_behind_many_tasks_are_cancelled_at_once() -> None:
     assert scheduler.queued == _MANY // 10 - 1
 
 
-def test_what_is_returned_stands_in_front_of_what_was_submitted_later() -> None:
+def test_returned_tasks_go_in_front_of_tasks_submitted_later() -> None:
     scheduler = Scheduler()
     scheduler.node_up(0, 1)
     for task in range(4):

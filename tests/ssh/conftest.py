@@ -32,13 +32,13 @@ def _shared(_folder: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def server(_shared: Server) -> Server:
-    """One that runs; shared by the tests, so they leave it as it was."""
+    """Run one sshd that the tests share, so they leave it unchanged."""
     return _shared
 
 
 @pytest.fixture
 def own_server(_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for this test alone, not started yet."""
+    """Make an sshd for this test alone. It is not started yet."""
     made = Server(Path(tempfile.mkdtemp(dir=_folder)))
     yield made
     made.stop()
@@ -54,9 +54,9 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which connections of this test have theirs; a socket's path must be short.
+    """Return the folder for connections of this test. It is short because a socket's path must be.
 
-    After `tmp_path`, which pytest makes in the usual folder.
+    It comes after `tmp_path`, which pytest makes in the usual folder.
     """
     folder = Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -67,7 +67,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def to(transport: Transport, runtime: Path) -> Iterator[Callable[[SSHTarget], Connection]]:
-    """Connects by the transport of the test; what it connected is closed behind the test."""
+    """Connect by the transport of the test. The connection is closed after the test."""
     made: list[Connection] = []
 
     def connected(target: SSHTarget) -> Connection:
@@ -80,7 +80,7 @@ def to(transport: Transport, runtime: Path) -> Iterator[Callable[[SSHTarget], Co
 
 
 def target_of(server: Server) -> SSHTarget:
-    """Everything given, nothing from the user's configuration."""
+    """Return a target with every setting given, so that nothing comes from the user's configuration."""
     return SSHTarget(
         host=server.host,
         port=server.port,

@@ -31,7 +31,10 @@ def _free_port() -> int:
 
 
 class Server:
-    """One sshd. `key` logs in; `known_hosts` knows it; `config` is a client configuration with the alias `name`."""
+    """One sshd.
+
+    `key` logs in, `known_hosts` knows the server, and `config` is a client configuration with the alias `name`.
+    """
 
     host = "127.0.0.1"
 
@@ -84,13 +87,13 @@ class Server:
         return False
 
     def sessions(self) -> list[int]:
-        """The processes of open connections."""
+        """Return the processes of open connections."""
         assert self.process is not None
         found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
         return [int(pid) for pid in found.stdout.split()]
 
     def drop_connections(self) -> None:
-        """As when the machine forgets them: their processes are killed."""
+        """Kill the processes of all connections, as when the machine forgets them."""
         for pid in self.sessions():
             below = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
             for process in (pid, *map(int, below.stdout.split())):

@@ -1,4 +1,4 @@
-"""What paramiko is told of the user's configuration is what `ssh` reads in it; and what a way that fails is told as."""
+"""paramiko reads the user's configuration as `ssh` does, and failures on the way are described."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Match host inner.lab
 """
 
 
-def test_included_files_hold_where_they_are_included_and_no_further(tmp_path: Path) -> None:
+def test_included_files_apply_where_they_are_included_and_no_further(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(CONFIG.format(folder=tmp_path))
     (tmp_path / "hosts").mkdir()
     (tmp_path / "hosts" / "lab").write_text(
@@ -45,8 +45,8 @@ def test_included_files_hold_where_they_are_included_and_no_further(tmp_path: Pa
         assert said[name] == told[name], name
 
 
-def test_what_fails_on_the_way_to_a_machine_is_told(to: Connects, server: Server, own_server: Server) -> None:
-    """An OpenSSH client that is a master throws away what that of its jump host says."""
+def test_a_failure_on_the_way_to_a_machine_is_described(to: Connects, server: Server, own_server: Server) -> None:
+    """An OpenSSH client that is a master discards the messages of its jump host's client."""
     own_server.start()
     jump = own_server.config.read_text().replace(f"Host {own_server.name}", "Host jump", 1)
     inner = server.config.read_text().replace(f"Host {server.name}", "Host inner", 1)
@@ -64,7 +64,7 @@ def test_what_fails_on_the_way_to_a_machine_is_told(to: Connects, server: Server
 
 
 @pytest.mark.parametrize("transport", ["openssh"])
-def test_a_proxy_is_asked_again_where_the_client_died_without_a_message(to: Connects, server: Server) -> None:
+def test_a_proxy_is_run_again_if_the_client_died_without_a_message(to: Connects, server: Server) -> None:
     proxy = server.folder / "proxy"
     proxy.write_text('#!/bin/sh\n[ -e "$0.ran" ] && echo "no way through" >&2 && exit 1\n: > "$0.ran"; kill -9 $PPID\n')
     proxy.chmod(0o700)
@@ -77,7 +77,7 @@ def test_a_proxy_is_asked_again_where_the_client_died_without_a_message(to: Conn
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A key with a passphrase, which an agent of this test holds."""
+    """Start an agent of this test that holds a key with a passphrase."""
     said = subprocess.run(["ssh-agent", "-s"], capture_output=True, text=True, check=True).stdout
     path, pid = re.findall(r"SSH_A\w+=([^;]+)", said)
     monkeypatch.setenv("SSH_AUTH_SOCK", path)
@@ -91,7 +91,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     os.kill(int(pid), 15)
 
 
-def test_a_key_with_a_passphrase_is_the_agent_s(
+def test_a_key_with_a_passphrase_comes_from_the_agent(
     to: Connects, own_server: Server, agent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_server.authorized.write_text(agent.with_suffix(".pub").read_text())
@@ -107,7 +107,7 @@ def test_a_key_with_a_passphrase_is_the_agent_s(
         to(target)
 
 
-def test_a_file_that_holds_no_key_is_no_reason_to_try_again(to: Connects, server: Server, tmp_path: Path) -> None:
+def test_a_file_without_a_key_is_no_reason_to_retry(to: Connects, server: Server, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("no key")
     (tmp_path / "key").chmod(0o600)
     with pytest.raises(AuthFailed):

@@ -1,4 +1,4 @@
-"""Both transports against a real sshd: what a Connection promises."""
+"""Contract of a Connection: both transports against a real sshd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connection(to: Connects, server: Server) -> Connection:
     return to(target_of(server))
 
 
-def test_a_command_gives_its_exit_code_and_what_it_wrote(connection: Connection) -> None:
+def test_a_command_gives_its_exit_code_and_output(connection: Connection) -> None:
     done = connection.run("echo out; echo err >&2; exit 3", timeout_s=20)
     assert (done.code, done.text, done.error_text) == (3, "out", "err")
 
@@ -41,7 +41,7 @@ def test_exit_code_255_is_the_commands_own(connection: Connection) -> None:
     assert connection.run("exit 255", timeout_s=20).code == 255
 
 
-def test_input_reaches_the_command_whole(connection: Connection) -> None:
+def test_all_input_reaches_the_command(connection: Connection) -> None:
     data = os.urandom(5_000_000)
     wanted = hashlib.sha256(data).hexdigest()
     assert connection.run("sha256sum", input=data, timeout_s=60).text.split()[0] == wanted
@@ -52,7 +52,7 @@ def test_a_command_that_reads_only_part_of_its_input_is_no_error(connection: Con
     assert connection.run("head -c 10", input=b"x" * 5_000_000, timeout_s=60).stdout == b"x" * 10
 
 
-def test_output_is_whole(connection: Connection) -> None:
+def test_all_output_arrives(connection: Connection) -> None:
     assert len(connection.run("head -c 5000000 /dev/zero", timeout_s=60).stdout) == 5_000_000
 
 
@@ -67,7 +67,7 @@ def test_lines_come_while_the_command_runs(connection: Connection) -> None:
     assert lines[1][1] - lines[0][1] > 0.3
 
 
-def test_what_ran_into_its_time_is_killed_over_there_too(connection: Connection, tmp_path: Path) -> None:
+def test_a_command_that_times_out_is_killed_on_the_remote_side_too(connection: Connection, tmp_path: Path) -> None:
     for timeout_s in (1, 5):  # a busy machine may not have begun it after a second
         began = time.monotonic()
         with pytest.raises(TimeoutError, match=f"within {timeout_s} s"):
@@ -108,7 +108,7 @@ def test_argv_is_a_channel_to_a_command(connection: Connection) -> None:
 def test_argv_passes_on_exit_code_and_standard_error(connection: Connection) -> None:
     done = subprocess.run(connection.argv("echo 'it''s' >&2; exit 7"), capture_output=True, timeout=20, check=False)
     assert done.returncode == 7
-    assert done.stderr.endswith(b"its\n")  # behind what a log-in shell may print
+    assert done.stderr.endswith(b"its\n")  # after the greeting of a log-in shell
 
 
 def test_killing_argv_ends_the_remote_commands_input(connection: Connection, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_killing_argv_ends_the_remote_commands_input(connection: Connection, tmp
     until((tmp_path / "ended").exists, 5)
 
 
-def test_twenty_channels_at_once(connection: Connection) -> None:
+def test_twenty_channels_can_be_open_at_once(connection: Connection) -> None:
     """More than sshd's ten sessions for each connection."""
     with contextlib.ExitStack() as stack:
         processes = [
@@ -148,7 +148,7 @@ def test_commands_share_one_connection(to: Connects, own_server: Server) -> None
     assert own_server.log.count("Accepted publickey") == 1
 
 
-def test_a_lost_connection_is_made_anew_by_the_next_command(to: Connects, own_server: Server) -> None:
+def test_a_lost_connection_is_reopened_by_the_next_command(to: Connects, own_server: Server) -> None:
     own_server.start()
     connection = to(target_of(own_server))
     own_server.drop_connections()
@@ -158,7 +158,7 @@ def test_a_lost_connection_is_made_anew_by_the_next_command(to: Connects, own_se
     assert connection.run("echo hi", timeout_s=20).text == "hi"
 
 
-def test_a_connection_that_is_lost_under_a_command_is_unreachable(
+def test_a_connection_that_is_lost_during_a_command_is_unreachable(
     to: Connects, own_server: Server, tmp_path: Path
 ) -> None:
     own_server.start()
@@ -205,7 +205,7 @@ def test_nothing_is_left_here_after_close(to: Connects, server: Server, runtime:
     assert not list(runtime.glob("*/*"))
 
 
-def test_what_dead_programs_left_is_removed_and_what_a_living_one_has_stays(server: Server, runtime: Path) -> None:
+def test_leftovers_of_dead_programs_are_removed_and_those_of_living_ones_stay(server: Server, runtime: Path) -> None:
     mine = connect(target_of(server), transport="openssh")
     folders = list(runtime.glob("skyward-ssh-*/*"))
     left = folders[0].parent / "left"
@@ -222,13 +222,13 @@ def test_what_dead_programs_left_is_removed_and_what_a_living_one_has_stays(serv
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_key_is_an_error_at_once(to: Connects, server: Server, tmp_path: Path) -> None:
+def test_a_refused_key_fails_at_once(to: Connects, server: Server, tmp_path: Path) -> None:
     stranger = make_key(tmp_path / "stranger")
     with pytest.raises(AuthFailed, match="ssh-add"):
         to(replace(target_of(server), key_file=str(stranger)))
 
 
-def test_a_key_file_that_is_not_there_is_named(to: Connects, server: Server) -> None:
+def test_a_missing_key_file_is_named(to: Connects, server: Server) -> None:
     with pytest.raises(UsageError, match="key_file=./nowhere/key.: no such file"):
         to(replace(target_of(server), key_file="/nowhere/key"))
 
@@ -280,7 +280,7 @@ def test_a_key_that_is_pinned_at_the_first_contact_holds_from_then_on(
 
 
 @pytest.mark.parametrize("kind", ["key", "fingerprint"])
-def test_keys_can_be_given(to: Connects, server: Server, kind: str, tmp_path: Path) -> None:
+def test_host_keys_can_be_given(to: Connects, server: Server, kind: str, tmp_path: Path) -> None:
     shown = subprocess.run(["ssh-keygen", "-lf", str(server.host_key)], capture_output=True, text=True, check=True)
     key = server.public_host_key if kind == "key" else shown.stdout.split()[1]
     target = replace(target_of(server), host_keys=HostKeys(policy="given", keys=(key,)))
@@ -291,20 +291,20 @@ def test_keys_can_be_given(to: Connects, server: Server, kind: str, tmp_path: Pa
         to(replace(target, host_keys=HostKeys(policy="given", keys=(shown.stdout.split()[1],))))
 
 
-def test_nobody_at_the_port_is_unreachable_for_now(to: Connects, own_server: Server) -> None:
+def test_a_port_without_a_listener_is_unreachable_for_now(to: Connects, own_server: Server) -> None:
     with pytest.raises(Unreachable) as caught:
         to(target_of(own_server))
     assert not caught.value.is_final
 
 
-def test_a_name_that_does_not_exist_is_unreachable_for_good(to: Connects, server: Server) -> None:
+def test_a_host_name_that_does_not_exist_is_unreachable_for_good(to: Connects, server: Server) -> None:
     with pytest.raises(Unreachable) as caught:
         to(replace(target_of(server), host="no-such-host.invalid"))
     assert caught.value.is_final or "emporary" in str(caught.value)  # without any name server it is temporary
     assert "ssh -G no-such-host.invalid" in str(caught.value), "what to do next"
 
 
-def test_a_machine_that_accepts_and_says_nothing_is_given_up_in_time(to: Connects, server: Server) -> None:
+def test_a_machine_that_accepts_and_stays_silent_times_out(to: Connects, server: Server) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -315,11 +315,11 @@ def test_a_machine_that_accepts_and_says_nothing_is_given_up_in_time(to: Connect
         assert time.monotonic() - began < 8
 
 
-# Ways -----------------------------------------------------------------------------------------------------------------
+# Routes ---------------------------------------------------------------------------------------------------------------
 
 
 def test_an_alias_of_the_configuration_is_followed(to: Connects, server: Server) -> None:
-    """HostName, Port, User, IdentityFile and UserKnownHostsFile."""
+    """The alias sets HostName, Port, User, IdentityFile and UserKnownHostsFile."""
     connection = to(SSHTarget(host=server.name, config_file=str(server.config)))
     assert connection.run("echo hi", timeout_s=20).text == "hi"
 
@@ -359,7 +359,7 @@ while piece := sock.recv(65536):
 # A machine that boots -------------------------------------------------------------------------------------------------
 
 
-def test_a_machine_that_boots_is_waited_for(transport: Transport, own_server: Server, runtime: Path) -> None:
+def test_a_booting_machine_is_awaited(transport: Transport, own_server: Server, runtime: Path) -> None:
     retries: list[object] = []
 
     def boot(error: object) -> None:
@@ -402,7 +402,7 @@ def test_waiting_ends_at_its_deadline_and_when_it_is_told_to(
     assert time.monotonic() - began < 4
 
 
-def test_a_log_in_shell_that_talks_does_not_spoil_output(
+def test_a_log_in_shell_that_prints_does_not_spoil_output(
     transport: Transport, own_server: Server, runtime: Path
 ) -> None:
     config = own_server.folder / "sshd_config"

@@ -1,4 +1,4 @@
-"""The folder of a connection, and the process that holds it: whoever closes it leaves neither."""
+"""The folder of a connection and the process that holds it: closing the connection removes both."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 def holder(folder: str, before: str = "") -> subprocess.Popen[bytes]:
-    """A process like the one that holds a connection: its command line names the folder."""
+    """Start a process like the one that holds a connection: its command line names the folder."""
     return subprocess.Popen([sys.executable, "-c", f"import signal, time\n{before}\ntime.sleep(60)", folder])
 
 
-def test_what_is_started_while_the_connection_is_closed_is_ended_with_it(folder: str) -> None:
+def test_a_process_started_while_the_connection_closes_is_ended_with_it(folder: str) -> None:
     with locked(folder, timeout_s=1):
         closing = threading.Thread(target=close_folder, args=(folder, lambda: 0))
         closing.start()
@@ -37,16 +37,16 @@ def test_what_is_started_while_the_connection_is_closed_is_ended_with_it(folder:
     assert not Path(folder).exists()
 
 
-def test_what_is_started_after_the_connection_was_closed_is_ended_at_once(folder: str) -> None:
+def test_a_process_started_after_the_connection_was_closed_is_ended_at_once(folder: str) -> None:
     process = holder(folder)
     with locked(folder, timeout_s=1):
-        close_folder(folder, lambda: 0)  # it does not wait for ever
+        close_folder(folder, lambda: 0)  # it does not wait indefinitely
         with pytest.raises(FileNotFoundError):
             record_process(folder, process.pid)
     assert process.wait(10) != 0
 
 
-def test_who_waited_to_make_a_connection_that_was_closed_makes_none(folder: str) -> None:
+def test_a_waiting_caller_makes_no_connection_after_the_close(folder: str) -> None:
     raised: list[BaseException] = []
 
     def wait() -> None:
@@ -75,7 +75,7 @@ def test_a_process_that_does_not_tidy_up_is_gone_when_closing_returns(folder: st
     assert not reaping.is_alive()
 
 
-def test_what_a_killed_connection_left_is_removed_and_what_is_used_stays(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_connection_are_removed_and_used_ones_stay(tmp_path: Path) -> None:
     gone = subprocess.Popen(["sleep", "60"])
     gone.kill()
     gone.wait()

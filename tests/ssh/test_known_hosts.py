@@ -1,4 +1,4 @@
-"""Which key of known_hosts is whose, by both transports."""
+"""Assignment of keys in known_hosts to machines, by both transports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_lines_are_read_as_ssh_reads_them(tmp_path: Path) -> None:
     assert known_keys(files, "gpu1")[0].where == f"{tmp_path}/known:6"
 
 
-def test_marks_and_patterns_hold_by_both_transports(to: Connects, server: Server, tmp_path: Path) -> None:
+def test_marks_and_patterns_apply_by_both_transports(to: Connects, server: Server, tmp_path: Path) -> None:
     other = make_key(tmp_path / "other").with_suffix(".pub").read_text()
     known = tmp_path / "known"
     target = replace(target_of(server), host_keys=HostKeys(file=str(known)))
@@ -52,8 +52,8 @@ def test_marks_and_patterns_hold_by_both_transports(to: Connects, server: Server
         to(target)
 
 
-def test_accepting_a_new_key_passes_over_none_that_the_user_knows(to: Connects, server: Server, tmp_path: Path) -> None:
-    """In whatever file the configuration says."""
+def test_accepting_a_new_key_ignores_no_key_that_the_user_knows(to: Connects, server: Server, tmp_path: Path) -> None:
+    """The keys are known in whatever file the configuration names."""
     config, own, of_all = (tmp_path / name for name in ("config", "own", "of_all"))
     own_line = f"  UserKnownHostsFile {server.known_hosts}\n"
     text = server.config.read_text()

@@ -1,4 +1,4 @@
-"""Whose a pool is: this user's on this machine, by what outlives the machine's name."""
+"""Owner of a pool: this user on this machine, identified by facts that outlive the machine's name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_another_user_of_this_machine_is_elsewhere(monkeypatch: pytest.MonkeyPat
     assert Owner.this_process().host != mine.host
 
 
-def test_records_and_tags_of_before_the_user_counted_are_understood() -> None:
+def test_records_and_tags_without_a_user_are_understood() -> None:
     machine = Path("/etc/machine-id").read_text().strip() if Path("/etc/machine-id").exists() else ""
     space = os.readlink("/proc/self/ns/pid") if os.path.exists("/proc/self/ns/pid") else ""
     host = hashlib.sha256(f"{machine}|{platform.node()}|{space}".encode()).hexdigest()[:12]
@@ -43,7 +43,7 @@ def test_records_and_tags_of_before_the_user_counted_are_understood() -> None:
     assert not replace(old, pid=2**22 - 7).is_alive()
 
 
-def test_a_mac_is_known_by_its_hardware_whatever_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mac_is_known_by_its_hardware_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     ioreg = tmp_path / "ioreg"

@@ -39,7 +39,7 @@ def hang() -> None:
     time.sleep(600)
 
 
-def test_a_pool_is_written_down_while_it_is_open_for_this_user_alone(state: Path) -> None:
+def test_an_open_pool_is_recorded_for_this_user_alone(state: Path) -> None:
     with sky.ComputePool(sky.Local(), nodes=2, name="train") as pool:
         (found,) = live.live_pools()
         assert found == live.find("train") == live.find(found.pool)
@@ -60,13 +60,13 @@ def test_a_pool_is_written_down_while_it_is_open_for_this_user_alone(state: Path
         live.find("train")
 
 
-def test_a_pool_that_could_not_start_is_not_written_down(state: Path) -> None:
+def test_a_pool_that_failed_to_start_is_not_recorded(state: Path) -> None:
     with pytest.raises(sky.errors.NoCapacity):
         sky.ComputePool(sky.Local(), vcpus=100_000).start()
     assert live.live_pools() == []
 
 
-def test_a_pool_works_where_nothing_can_be_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_works_if_nothing_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with sky.ComputePool(sky.Local()) as pool:
@@ -87,7 +87,7 @@ def test_the_pool_of_a_killed_program_is_known_to_be_dead(state: Path) -> None:
     assert not live.live_pools()[0].is_alive
 
 
-def test_another_process_may_ask_a_pool_to_end_and_its_calls_say_so() -> None:
+def test_another_process_can_end_a_pool_and_its_calls_say_so() -> None:
     pool = sky.ComputePool(sky.Local(), name="train", logs=False)
     seen = pool.events()
     with pool:
@@ -107,7 +107,7 @@ def test_another_process_may_ask_a_pool_to_end_and_its_calls_say_so() -> None:
     assert live.live_pools() == []
 
 
-def test_what_calls_print_is_kept_and_can_be_read_by_others(state: Path) -> None:
+def test_output_of_calls_is_kept_and_can_be_read_by_others(state: Path) -> None:
     with sky.ComputePool(sky.Local(), name="train") as pool:
         say("one\ntwo") >> pool
         name = live.find("train").pool
@@ -121,7 +121,7 @@ def test_what_calls_print_is_kept_and_can_be_read_by_others(state: Path) -> None
         list(read_output("other"))
 
 
-def test_nothing_is_kept_where_output_is_dropped(state: Path) -> None:
+def test_nothing_is_kept_if_output_is_dropped(state: Path) -> None:
     with sky.ComputePool(sky.Local(), logs=False) as pool:
         say("x") >> pool
     assert outputs() == []
@@ -131,7 +131,7 @@ def line(text: str) -> LogLine:
     return LogLine(text=text, stream="stderr", node=1, rank=3, task="f")
 
 
-def test_what_is_kept_is_bounded_and_the_oldest_goes_first(state: Path) -> None:
+def test_kept_output_is_bounded_and_the_oldest_goes_first(state: Path) -> None:
     keep = OutputFile("big", limit_bytes=1000)
     for number in range(100):
         keep(line(f"line {number}"))
@@ -148,7 +148,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first(state: Path) -> None:
     assert len(outputs()) == 20
 
 
-def test_who_follows_sees_lines_as_they_come_also_in_the_next_file(state: Path) -> None:
+def test_a_follower_sees_new_lines_also_in_the_next_file(state: Path) -> None:
     keep = OutputFile("big", limit_bytes=300)
     expected = [f"[node 1 rank 3] line {number}" for number in range(20)]
     keep(line("line 0"))
@@ -163,7 +163,7 @@ def test_who_follows_sees_lines_as_they_come_also_in_the_next_file(state: Path) 
     assert [one.text for one in read_output("big", follow_while=write_one_more)] == expected
 
 
-def test_who_follows_may_come_before_the_first_line(state: Path) -> None:
+def test_a_follower_may_come_before_the_first_line(state: Path) -> None:
     keep = OutputFile("late")
     answers = iter([True, False])
 
@@ -174,7 +174,7 @@ def test_who_follows_may_come_before_the_first_line(state: Path) -> None:
     assert next(one.text for one in read_output("late", follow_while=look)) == "[node 1 rank 3] now"
 
 
-def test_a_disk_that_is_full_costs_the_kept_output_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_only_the_kept_output(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 

@@ -1,8 +1,8 @@
 """CPython's own tests of executors and futures, run against `pool.executor()` and its futures.
 
-The file is not ours and not changed: it is found where Debian's libpython3.11-testsuite puts it, or in the standard
+The file is CPython's and unchanged. It is found where Debian's libpython3.11-testsuite puts it, or in the standard
 library, and imported under its own name with its folder on `sys.path`. So its functions travel to the slots by name,
-like those of any module of a user's.
+like those of any module of a user.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BREAKS = "expects the pool to break for good; ours raises for the call that was 
 OTHER_CONSTRUCTOR = "constructs the executor with a number of workers; ours comes from a pool, which checks its own"
 SHARED_MANAGER = "sends a multiprocessing manager's proxy, which only children of the caller may unpickle"
 
-# Every test of the file that is not run as it is: (class, test) or class -> why.
+# Every test of the file that does not run unchanged: (class, test) or class -> why.
 NOT_RUN: dict[str, str] = {
     "FailingInitializerMixin.test_initializer": BREAKS,
     "ExecutorShutdownTest.test_interpreter_shutdown": "its script names a class of the library; adapted below",
@@ -97,7 +97,7 @@ def shared_pool() -> Iterator[sky.ComputePool]:
 
 
 class OnAPool(unittest.TestCase):
-    """In the place of the file's ExecutorMixin: the executor is a pool's."""
+    """Replacement of the file's ExecutorMixin: the executor is a pool's."""
 
     worker_count = 5
     executor: Any
@@ -118,7 +118,7 @@ class OnAPool(unittest.TestCase):
 
 
 def without_those_not_run(mixin: type) -> type:
-    """The mixin with its tests, except those that the table names."""
+    """Return the mixin with its tests, except the ones that the table names."""
     hidden = {name: None for name in own_tests(mixin) if f"{mixin.__name__}.{name}" in NOT_RUN}
     return type(mixin.__name__, (mixin,), hidden)
 
@@ -167,7 +167,7 @@ class TestFuture(without_those_not_run(cpython.FutureTests)):  # type: ignore[mi
             standard = getattr(cpython, name)
             # The standard library's own, as its tests read them.
             self.put_in_place(name, cpython.create_future(standard._state, standard._exception, standard._result))
-        # Under pytest the root logger has handlers, so that nothing is left for the one of last resort.
+        # Under pytest the root logger has handlers, so the handler of last resort gets nothing.
         assert logging.lastResort is not None
         logger = logging.getLogger("concurrent.futures")
         logger.addHandler(logging.lastResort)
@@ -190,7 +190,7 @@ RUN: dict[str, tuple[str, ...]] = {
 }
 
 
-def test_every_test_of_the_file_is_run_or_named_with_a_reason() -> None:
+def test_every_test_of_the_file_runs_or_is_named_with_a_reason() -> None:
     classes = [cls for _, cls in inspect.getmembers(cpython, inspect.isclass) if cls.__module__ == NAME]
     forgotten = [
         f"{cls.__name__}.{name}"

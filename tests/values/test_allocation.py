@@ -16,14 +16,14 @@ def test_examples_in_docstrings_run() -> None:
     run_examples(allocation)
 
 
-def test_each_strategy_is_taken() -> None:
+def test_each_strategy_is_accepted() -> None:
     names = get_args(AllocationStrategy)
     assert names == ("spot", "on-demand", "spot-if-available", "cheapest")
     assert tuple(map(validate_allocation, names)) == names
 
 
 @pytest.mark.parametrize("value", ["Spot", "", None, 1])
-def test_anything_else_is_refused_with_the_legal_ones(value: object) -> None:
+def test_other_strategies_are_refused_with_the_legal_ones(value: object) -> None:
     with pytest.raises(UsageError, match=r"allocation=.*'spot-if-available'") as refused:
         validate_allocation(value)
     assert refused.value.field == "allocation"

@@ -65,7 +65,7 @@ def test_it_is_frozen_hashable_and_picklable() -> None:
         image.pip = ()  # type: ignore[misc]
 
 
-def test_old_spelling_of_the_timeout_is_taken() -> None:
+def test_the_old_spelling_of_the_timeout_is_accepted() -> None:
     assert Image(bootstrap_timeout=5).bootstrap_timeout_s == 5.0
 
 
@@ -94,12 +94,12 @@ def test_content_hash_is_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Image)])
-def test_content_hash_names_what_is_in_the_environment(field: str) -> None:
+def test_content_hash_reflects_the_environment(field: str) -> None:
     changed = dataclasses.replace(FULL, **{field: getattr(DEFAULT_IMAGE, field)})
     assert (changed.content_hash() == FULL.content_hash()) is (field == "bootstrap_timeout_s")
 
 
-def test_auto_counts_as_the_version_that_it_means() -> None:
+def test_auto_counts_as_the_version_it_stands_for() -> None:
     assert Image().content_hash() == Image(python=THIS).content_hash()
     assert DEFAULT_IMAGE.python_version == THIS
 
@@ -139,10 +139,10 @@ def test_merge_joins_and_lets_the_other_win() -> None:
     assert FULL.merge(DEFAULT_IMAGE) == DEFAULT_IMAGE.merge(FULL) == FULL
 
 
-# --- what is acted on -------------------------------------------------------------------------------------------
+# --- fields that take effect ------------------------------------------------------------------------------------
 
 
-def test_a_local_machine_acts_on_variables_and_files_only() -> None:
+def test_a_local_machine_uses_only_variables_and_files() -> None:
     assert FULL.unused_fields() == tuple(
         name for name in FULL.given_fields() if name not in {"env", "includes", "excludes"}
     )
@@ -150,7 +150,7 @@ def test_a_local_machine_acts_on_variables_and_files_only() -> None:
     assert FULL.unused_fields(acting=FULL.given_fields()) == ()
 
 
-def test_asking_for_the_python_that_runs_is_acted_on() -> None:
+def test_a_request_for_the_running_python_is_accepted() -> None:
     assert Image(python=THIS).unused_fields() == ()
     assert Image(python=".".join(map(str, sys.version_info[:3]))).unused_fields() == ()
     assert Image(python="3.99").unused_fields() == ("python",)
@@ -159,7 +159,7 @@ def test_asking_for_the_python_that_runs_is_acted_on() -> None:
 # --- repr -------------------------------------------------------------------------------------------------------
 
 
-def test_repr_shows_what_was_given_and_can_be_read_back() -> None:
+def test_repr_shows_the_given_values_and_can_be_read_back() -> None:
     assert repr(DEFAULT_IMAGE) == "Image()"
     assert repr(Image(pip=["torch"], env={"A": "1"})) == "Image(pip=('torch',), env={'A': '1'})"
     assert eval(repr(FULL)) == FULL
@@ -168,14 +168,14 @@ def test_repr_shows_what_was_given_and_can_be_read_back() -> None:
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "WANDB_API_KEY", "PASSWORD", "aws_secret_access_key", "APIKEY", "DB_PASS"]
 )
-def test_repr_masks_what_looks_like_a_secret(name: str) -> None:
+def test_repr_masks_values_that_look_like_a_secret(name: str) -> None:
     for image in (Image(env={name: "hunter2"}), Image(shell_vars={name: "echo hunter2"})):
         assert "hunter2" not in repr(image)
         assert name in repr(image)
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "PASSES", "KERAS_BACKEND"])
-def test_repr_shows_what_only_sounds_like_one(name: str) -> None:
+def test_repr_shows_values_that_only_sound_like_one(name: str) -> None:
     assert "hunter2" in repr(Image(env={name: "hunter2"}))
 
 
@@ -236,5 +236,5 @@ def test_a_refused_variable_does_not_show_its_value() -> None:
     "requirement",
     ["torch", "torch==2.4.*", "x[extra]>=1; python_version<'3.13'", "git+https://h/x.git", "./wheel.whl", "torch==$TV"],
 )
-def test_requirements_urls_and_paths_are_taken(requirement: str) -> None:
+def test_requirements_urls_and_paths_are_accepted(requirement: str) -> None:
     assert Image(pip=[requirement]).pip == (requirement,)

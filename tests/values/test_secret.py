@@ -1,4 +1,4 @@
-"""A secret reaches the tasks, and is seen nowhere else."""
+"""A secret reaches the tasks and is seen nowhere else."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def test_a_secret_without_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-def test_the_value_given_as_the_name_is_refused() -> None:
+def test_a_value_given_as_the_name_is_refused() -> None:
     with pytest.raises(UsageError, match="pass the name of a variable"):
         sky.Secret("sk-not a name")
 
 
-def test_only_the_environment_of_tasks_may_hold_one() -> None:
+def test_only_the_environment_of_tasks_may_hold_a_secret() -> None:
     with pytest.raises(UsageError, match="shell_vars"):
         sky.Image(shell_vars={"X": sky.Secret("X")})  # type: ignore[dict-item]
 
 
-def test_masking_takes_the_longest_and_leaves_short_ones() -> None:
+def test_masking_takes_the_longest_secret_and_leaves_short_ones() -> None:
     mask = masking([sky.Secret("A", value="abcd"), sky.Secret("B", value="abcdef"), sky.Secret("C", value="x")])
     assert mask("abcdef abcd x") == "*** *** x"
     several = masking([sky.Secret("K", value="-----BEGIN-----\nMIIEvQIBADAN\n")])
     assert several("got MIIEvQIBADAN") == "got ***"
 
 
-def test_tasks_have_it_and_what_they_print_of_it_is_masked() -> None:
+def test_tasks_have_secrets_and_their_output_is_masked() -> None:
     @sky.compute
     def show(fails: bool) -> str:
         print("the token is", os.environ["TOKEN"])

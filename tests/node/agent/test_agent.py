@@ -1,4 +1,4 @@
-"""The agent by itself: frames in, frames out, with processes that cannot be made or that say nothing."""
+"""The agent alone: frames in, frames out, with processes that cannot be made or stay silent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RANK = Rank(
 
 @contextlib.contextmanager
 def few_files(left: int) -> Iterator[None]:
-    """This process may open so many files more."""
+    """Limit this process to this many more open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -67,7 +67,7 @@ def few_files(left: int) -> Iterator[None]:
 
 
 class Client:
-    """Hears what the agent says."""
+    """Client that notes the agent's frames."""
 
     def __init__(self) -> None:
         self.heard: list[Frame] = []
@@ -80,7 +80,7 @@ class Client:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Any:
-    """Of a node whose interpreter does not exist; it runs no slot."""
+    """Agent of a node whose interpreter does not exist. It runs no slot."""
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=1, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
@@ -115,7 +115,7 @@ def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
     slot.close()
 
 
-def test_a_rank_without_descriptors_left_costs_its_gang_and_not_the_node(agent: Any) -> None:
+def test_a_rank_without_free_descriptors_fails_its_gang_and_not_the_node(agent: Any) -> None:
     order = pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))
     with few_files(0):
         agent.on_rank(Frame(FrameKind.RANK, 0, 1, 7, order))
@@ -140,7 +140,7 @@ def test_a_slot_that_cannot_be_made_leaves_no_descriptor_open(left: int) -> None
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: Any) -> None:
+def test_a_blob_that_is_dropped_while_its_task_waits_is_requested_again(agent: Any) -> None:
     blobs: list[Blob] = []
 
     def put(data: memoryview) -> Blob:
@@ -166,7 +166,7 @@ def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: 
     slot.close()
 
 
-def test_a_session_that_is_sent_what_is_no_frame_is_closed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_session_that_receives_an_invalid_frame_is_closed(capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = socket.socketpair()
     loop = EventLoop()
     closed: list[Session] = []
@@ -196,7 +196,7 @@ def test_an_order_of_any_size_reaches_the_zygote_with_its_descriptors(size: int)
         os.close(fd)
 
 
-def test_an_agent_that_cannot_make_its_folder_says_so(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_make_its_folder_reports_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = NodeConfig(
         pool="p",

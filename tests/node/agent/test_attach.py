@@ -1,4 +1,4 @@
-"""The stub that hands its standard input and output to an agent."""
+"""The stub that connects its standard input and output to an agent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from skyward.wire.frames import HAS_FD, Frame, FrameKind
 _ROOT = str(Path(skyward.__file__).parent.parent)
 
 
-def test_it_speaks_the_protocol_it_does_not_import() -> None:
-    # The stub is sent to nodes alone, so it repeats both numbers; no behaviour on one machine shows a difference.
+def test_it_speaks_the_protocol_without_importing_it() -> None:
+    # Only the stub is sent to nodes, so it repeats both numbers. On one machine no behaviour would show a difference.
     assert attach._ATTACH == FrameKind.ATTACH
     assert attach._HAS_FD == HAS_FD  # see above
 
@@ -52,14 +52,14 @@ def test_the_agent_gets_the_descriptors_and_the_stub_waits(tmp_path: Path) -> No
         assert stub.wait(10) == 0
 
 
-def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
+def test_without_an_agent_it_reports_that(tmp_path: Path) -> None:
     argv = attach.command(sys.executable, _ROOT, str(tmp_path / "none.sock"))
     ended = subprocess.run(argv, capture_output=True, timeout=30, stdin=subprocess.DEVNULL, check=False)
     assert ended.returncode == 69
     assert b"no agent at" in ended.stderr
 
 
-def test_it_imports_nothing_of_ours() -> None:
+def test_it_imports_no_module_of_skyward() -> None:
     source = Path(attach.__file__).read_text()
     assert "from ." not in source
     assert "import skyward" not in source

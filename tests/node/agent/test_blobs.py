@@ -1,4 +1,4 @@
-"""Blobs of a node: in memory up to a limit, beyond it in its folder, and the same bytes in either place."""
+"""Blobs of a node: in memory up to a limit, then in its folder, with the same bytes in both."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def blob(content: bytes) -> Blob:
 
 
 def open_files() -> int:
-    gc.collect()  # what other tests left is not ours to count
+    gc.collect()  # leftovers of other tests do not count
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_was_added_is_found_with_its_content(tmp_path: Path) -> None:
+def test_an_added_blob_is_found_with_its_content(tmp_path: Path) -> None:
     blobs = NodeBlobs(str(tmp_path), 1 << 20)
     made = blob(b"x" * 1000)
     blobs.add(made)
@@ -31,7 +31,7 @@ def test_what_was_added_is_found_with_its_content(tmp_path: Path) -> None:
     assert b"?" * 16 not in blobs
 
 
-def test_beyond_the_limit_the_one_not_used_for_longest_is_spilled(tmp_path: Path) -> None:
+def test_beyond_the_limit_the_least_recently_used_blob_is_spilled(tmp_path: Path) -> None:
     blobs = NodeBlobs(str(tmp_path), 2500)
     first, second, third = (blob(letter * 1000) for letter in (b"a", b"b", b"c"))
     blobs.add(first)
@@ -54,7 +54,7 @@ def test_a_single_blob_larger_than_the_limit_stays_in_memory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("limit", [100_000, 2000])
-def test_dropping_all_closes_all(tmp_path: Path, limit: int) -> None:
+def test_dropping_all_blobs_closes_all(tmp_path: Path, limit: int) -> None:
     before = open_files()
     blobs = NodeBlobs(str(tmp_path), limit)
     digests = []
@@ -71,7 +71,7 @@ def test_dropping_all_closes_all(tmp_path: Path, limit: int) -> None:
     assert open_files() == before
 
 
-def test_what_cannot_be_spilled_stays_in_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_blob_that_cannot_be_spilled_stays_in_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "blobs").touch()  # a folder cannot be made there, as on a full disk
     blobs = NodeBlobs(str(tmp_path), 1500)
     made = [blob(letter * 1000) for letter in (b"a", b"b", b"c")]

@@ -1,4 +1,4 @@
-"""Which accelerators a node says that it has."""
+"""Accelerators that a node reports."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_gpus_are_found_and_named_by_number_and_by_file(four_gpus: Path) -> None
         ("GPU-8932f937,MIG-1", ("GPU-8932f937", "MIG-1")),
     ],
 )
-def test_the_variable_chooses_as_cuda_reads_it(four_gpus: Path, chosen: str, ids: tuple[str, ...]) -> None:
+def test_the_variable_is_read_as_cuda_reads_it(four_gpus: Path, chosen: str, ids: tuple[str, ...]) -> None:
     assert devices_of_machine({"CUDA_VISIBLE_DEVICES": chosen}, four_gpus).ids == ids
 
 
-def test_other_makers_are_found(tmp_path: Path) -> None:
+def test_devices_of_other_makers_are_found(tmp_path: Path) -> None:
     make(tmp_path / "tpu", "dev/accel0", "dev/accel1")
     make(tmp_path / "neuron", "dev/neuron0")
     kfd = "sys/class/kfd/kfd/topology/nodes/{}/gpu_id"
@@ -79,5 +79,5 @@ def test_nodes_of_one_machine_divide_its_devices(names: str, nodes: int, parts: 
     assert [" ".join(devices.part(node, nodes)) for node in range(nodes)] == parts
 
 
-def test_facts_are_of_the_environment_of_the_users_processes() -> None:
+def test_facts_are_those_of_the_users_environment() -> None:
     assert node_facts({"CUDA_VISIBLE_DEVICES": ""})["accelerators"] == 0

@@ -1,4 +1,4 @@
-"""Whose output is whose: pipes are split at markers exactly, and what is dropped is counted."""
+"""Assignment of output to tasks: pipes are split exactly at markers, and dropped lines are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN = bytes(range(16))
 
 @dataclass
 class Pipe:
-    """A slot's pipe; the test plays the slot."""
+    """A slot's pipe. The test plays the slot."""
 
     current: int = 0
     drained: int = 0
@@ -52,14 +52,14 @@ def pipe() -> Iterator[Pipe]:
     made.close()
 
 
-def test_text_before_a_marker_is_its_tasks(pipe: Pipe) -> None:
+def test_text_before_a_marker_belongs_to_its_task(pipe: Pipe) -> None:
     pipe.write(b"one\n" + marker(TOKEN, 1) + b"two" + marker(TOKEN, 2))
     pipe.read()
     assert pipe.got == {1: b"one\n", 2: b"two"}
     assert pipe.drained == len(b"one\ntwo"), "markers are not output"
 
 
-def test_text_without_a_marker_is_the_running_tasks(pipe: Pipe) -> None:
+def test_text_without_a_marker_belongs_to_the_running_task(pipe: Pipe) -> None:
     pipe.current = 7
     pipe.write(b"so far")
     pipe.read()
@@ -78,7 +78,7 @@ def test_a_marker_with_another_token_is_output(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, MARKER_SIZE))
-def test_a_marker_that_comes_in_two_pieces_is_a_marker(pipe: Pipe, cut: int) -> None:
+def test_a_marker_that_arrives_in_two_pieces_is_a_marker(pipe: Pipe, cut: int) -> None:
     """A read of a full pipe may end anywhere."""
     end = marker(TOKEN, 0x1E021E021E021E02)
     pipe.write(b"text" + end[:cut])
@@ -89,7 +89,7 @@ def test_a_marker_that_comes_in_two_pieces_is_a_marker(pipe: Pipe, cut: int) -> 
     assert pipe.got == {0x1E021E021E021E02: b"text", 2: b"next"}
 
 
-def test_what_only_looks_like_a_marker_comes_at_the_end(pipe: Pipe) -> None:
+def test_text_that_only_looks_like_a_marker_comes_at_the_end(pipe: Pipe) -> None:
     pipe.current = 1
     pipe.write(b"text\x1e")
     pipe.read()
@@ -105,7 +105,7 @@ def test_what_only_looks_like_a_marker_comes_at_the_end(pipe: Pipe) -> None:
     texts=st.lists(st.binary(max_size=200) | st.just(b"\x1e\x02" * 9) | st.just(b"\x1e"), max_size=20),
     cuts=st.lists(st.integers(1, 300), min_size=1, max_size=30),
 )
-def test_pieces_of_any_size_give_the_same(texts: list[bytes], cuts: list[int]) -> None:
+def test_pieces_of_any_size_give_the_same_output(texts: list[bytes], cuts: list[int]) -> None:
     pipe = Pipe()
     try:
         data = b"".join(text + marker(TOKEN, task) for task, text in enumerate(texts, 1))
@@ -127,7 +127,7 @@ def test_pieces_of_any_size_give_the_same(texts: list[bytes], cuts: list[int]) -
 
 
 def test_a_flood_is_split_while_it_is_written(pipe: Pipe) -> None:
-    """More than the pipe holds, by a writer that goes on meanwhile; markers are cut by reads wherever they are."""
+    """The writer sends more than the pipe holds and goes on meanwhile. Reads cut markers anywhere."""
     lines = [b"%d " % task * (task % 5000) for task in range(1, 2001)]
 
     def write() -> None:
@@ -147,7 +147,7 @@ def test_a_flood_is_split_while_it_is_written(pipe: Pipe) -> None:
 
 
 class TestLogBuffer:
-    def test_everything_comes_in_order_while_there_is_room(self) -> None:
+    def test_all_output_comes_in_order_while_there_is_room(self) -> None:
         buffer = LogBuffer(100)
         items = [(1, 0, b"a\n"), (2, 1, b"b\n"), (1, 0, b"c")]
         for item in items:
@@ -157,7 +157,7 @@ class TestLogBuffer:
         assert not buffer
         assert list(buffer.take()) == []
 
-    def test_the_oldest_is_dropped_and_its_lines_are_counted(self) -> None:
+    def test_the_oldest_output_is_dropped_and_its_lines_are_counted(self) -> None:
         buffer = LogBuffer(10)
         for number in range(10):
             buffer.add(number, 0, b"%d\n\n\n" % number)

@@ -1,4 +1,4 @@
-"""What an agent that is started by a log-in finds out about where it is."""
+"""Facts that an agent started by a log-in finds out about its surroundings."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NETWORK = (
 
 
 @pytest.mark.root
-def test_the_other_nodes_are_told_an_ipv4_address_however_the_log_in_came() -> None:
-    """In a network namespace of its own, without a default route."""
+def test_other_nodes_learn_an_ipv4_address_however_the_log_in_came() -> None:
+    """The agent runs in its own network namespace without a default route."""
     argv = ["unshare", "-n", "sh", "-c", NETWORK, "sh", sys.executable, "-c", CODE]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["10.9.9.9 v0", "10.9.9.9 v0", "10.9.9.9 v0", "127.0.0.1 lo", "127.0.0.1 lo"]

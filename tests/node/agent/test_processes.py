@@ -1,4 +1,4 @@
-"""Processes of slots by themselves: forked by a real zygote, killed, and known to be dead."""
+"""Processes of slots alone: a real zygote forks them, and their death is noticed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LIMIT_S = 60.0
 
 
 class Reached(Exception):
-    """The loop has run for long enough."""
+    """Raised when the loop has run for long enough."""
 
 
 class Node:
-    """Processes of one node, what they told, and the loop that they tell it in."""
+    """Processes of one node, their reports, and the loop in which they report."""
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.forked: list[SlotProcess] = []
@@ -54,7 +54,7 @@ class Node:
         return slot
 
     def run_until(self, is_reached: Callable[[], object]) -> None:
-        """Run the loop; a callback's exception is what ends it without stopping it for good."""
+        """Run the loop. An exception of a callback ends this call without stopping the loop for good."""
         deadline = time.monotonic() + LIMIT_S
 
         def look() -> None:
@@ -80,7 +80,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
-def test_a_slot_has_its_process_once_it_is_told_of_it(node: Node) -> None:
+def test_a_slot_has_its_process_once_the_zygote_reports_it(node: Node) -> None:
     slot = node.fork()
     assert slot.pid is None
     node.run_until(lambda: node.forked)
@@ -89,7 +89,7 @@ def test_a_slot_has_its_process_once_it_is_told_of_it(node: Node) -> None:
     assert start_time(slot.pid)
 
 
-def test_a_process_that_is_killed_is_told_of_with_its_signal(node: Node) -> None:
+def test_a_killed_process_is_reported_with_its_signal(node: Node) -> None:
     slot = node.fork()
     node.run_until(lambda: node.forked)
     node.processes.kill(slot)
@@ -103,10 +103,10 @@ def test_a_slot_that_is_killed_before_it_has_a_process_is_dead_at_once(node: Nod
     assert node.dead == [(slot, 0, -signal.SIGKILL)]
 
 
-def test_the_process_of_a_slot_that_was_given_up_is_killed_when_it_comes(node: Node) -> None:
+def test_the_process_of_an_abandoned_slot_is_killed_when_it_comes(node: Node) -> None:
     given_up, kept = node.fork(), node.fork()
     node.processes.kill(given_up)
-    given_up.is_dead = True  # as whoever is told of a death marks it
+    given_up.is_dead = True  # as the listener of a death marks it
     node.run_until(lambda: node.forked)
     assert node.forked == [kept]
     assert given_up.pid is None
@@ -124,7 +124,7 @@ def test_the_slots_of_a_zygote_that_dies_are_dead_and_the_next_gets_another(node
     node.run_until(lambda: third in node.forked)
 
 
-def test_a_process_that_cannot_be_made_is_told_of_with_the_reason(
+def test_a_process_that_cannot_be_made_is_reported_with_the_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     node = Node(tmp_path, python="/nowhere")

@@ -1,4 +1,4 @@
-"""What waits in a busy slot's socket: when it is put there, and who has it in the end. The test is the slot."""
+"""Tasks that wait in a busy slot's socket: when they are put there, and who gets them. The test plays the slot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAYLOAD = encode(((), {}), lambda data: pytest.fail("a blob")).body
 
 
 class Client:
-    """Hears what the agent says."""
+    """Client that notes the agent's frames."""
 
     passes_fds = False
 
@@ -43,7 +43,7 @@ class Client:
 
 
 class Worker:
-    """A slot of the agent's without a process: the test reads its socket."""
+    """A slot of the agent without a process: the test reads its socket."""
 
     def __init__(self, agent: NodeTasks, number: int) -> None:
         self._agent = agent
@@ -57,7 +57,7 @@ class Worker:
         agent.placing.slots.append(self.slot)
 
     def tasks(self) -> list[int]:
-        """What came and is this slot's, by now; a shelved one only if it is claimed."""
+        """Return the tasks that arrived and belong to this slot. A shelved task belongs to it only if it is claimed."""
         try:
             frames = self._channel.receive()
         except BlockingIOError:
@@ -82,7 +82,7 @@ class Worker:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Any:
-    """Of a node that cannot make processes."""
+    """Agent of a node that cannot make processes."""
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=2, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
@@ -129,7 +129,7 @@ def test_a_busy_slot_is_sent_its_next_task_and_no_more(agent: Any, first: Worker
     assert not first.slot.running
 
 
-def test_what_waits_goes_to_a_slot_that_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
+def test_a_waiting_task_goes_to_a_slot_that_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
     send(agent, 1, 2, 3)
     assert second.tasks() == [2]
     second.ends(2)
@@ -138,7 +138,7 @@ def test_what_waits_goes_to_a_slot_that_falls_idle(agent: Any, first: Worker, se
     assert not agent.placing.shelved
 
 
-def test_what_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
+def test_a_task_that_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
     send(agent, 1, 2, 3)
     assert first.tasks() == [1, 3]  # 1 has ended, and the agent does not know it yet
     second.ends(2)
@@ -150,7 +150,7 @@ def test_what_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: 
 
 
 @pytest.mark.parametrize("kind", [FrameKind.RECALL, FrameKind.CANCEL])
-def test_what_waits_is_given_back(agent: Any, first: Worker, kind: FrameKind) -> None:
+def test_a_waiting_task_is_given_back(agent: Any, first: Worker, kind: FrameKind) -> None:
     send(agent, 1, 2, 3)
     order = agent.on_recall if kind == FrameKind.RECALL else agent.on_cancel
     order(Frame(kind, 0, 10, 2, b""))
@@ -160,7 +160,7 @@ def test_what_waits_is_given_back(agent: Any, first: Worker, kind: FrameKind) ->
     assert first.tasks() == [3]
 
 
-def test_what_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
+def test_a_task_that_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
     send(agent, 1, 2)
     assert first.tasks() == [1, 2]
     agent.on_recall(Frame(FrameKind.RECALL, 0, 0, 2, b""))
@@ -171,7 +171,7 @@ def test_what_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
     assert not first.slot.running
 
 
-def test_what_has_begun_is_cancelled_as_what_runs(agent: Any, first: Worker) -> None:
+def test_a_task_that_has_begun_is_cancelled_like_a_running_one(agent: Any, first: Worker) -> None:
     send(agent, 1, 2)
     assert first.tasks() == [1, 2]
     agent.on_cancel(Frame(FrameKind.CANCEL, 0, 10, 2, b""))
@@ -191,7 +191,7 @@ def test_a_stream_waits_for_a_free_slot_and_is_not_overtaken(
     assert first.tasks() == [2, 3]
 
 
-def test_what_waits_for_a_slot_that_dies_runs_in_the_next(agent: Any, first: Worker, second: Worker) -> None:
+def test_a_task_that_waits_for_a_dying_slot_runs_in_the_next(agent: Any, first: Worker, second: Worker) -> None:
     send(agent, 1, 2, 3, 4)
     first.dies(in_task=1)
     (lost,) = (frame for frame in agent.client.heard if frame.kind == FrameKind.LOST)
@@ -201,7 +201,9 @@ def test_what_waits_for_a_slot_that_dies_runs_in_the_next(agent: Any, first: Wor
     assert second.tasks() == [2, 4, 3]
 
 
-def test_what_had_begun_in_a_slot_that_dies_is_lost_and_runs_nowhere(agent: Any, first: Worker, second: Worker) -> None:
+def test_a_task_that_had_begun_in_a_dying_slot_is_lost_and_runs_nowhere(
+    agent: Any, first: Worker, second: Worker
+) -> None:
     send(agent, 1, 2, 3)
     assert first.tasks() == [1, 3]
     first.dies(in_task=3)
@@ -212,7 +214,7 @@ def test_what_had_begun_in_a_slot_that_dies_is_lost_and_runs_nowhere(agent: Any,
     assert second.tasks() == []
 
 
-def test_a_task_does_not_wait_for_ever_behind_a_long_one(agent: Any, first: Worker, second: Worker) -> None:
+def test_a_task_does_not_wait_indefinitely_behind_a_long_one(agent: Any, first: Worker, second: Worker) -> None:
     send(agent, *range(1, 10))
     assert second.tasks() == [2, 4]
     first.slot.shelved_at -= 60
@@ -221,8 +223,8 @@ def test_a_task_does_not_wait_for_ever_behind_a_long_one(agent: Any, first: Work
     assert first.tasks() == [1]
 
 
-def test_both_that_were_not_begun_come_again(agent: Any, first: Worker, second: Worker) -> None:
-    """Two numbers lie in the pipe: of what runs next, as far as the agent knows, and of what comes behind it."""
+def test_both_tasks_that_had_not_begun_come_again(agent: Any, first: Worker, second: Worker) -> None:
+    """The pipe holds two numbers: the task that runs next, as far as the agent knows, and the one behind it."""
     send(agent, 1, 2, 3, 4, 5)
     first.ends(1)  # the slot has not looked for 3 yet, and 5 is put behind it
     agent.on_recall(Frame(FrameKind.RECALL, 0, 0, 5, b""))

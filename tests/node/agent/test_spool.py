@@ -27,7 +27,7 @@ def result(ident: int, kind: FrameKind = FrameKind.RESULT) -> Frame:
     return Frame(kind, 0, 0, ident, b"value")
 
 
-def test_within_the_limit_frames_pass_as_they_are(tmp_path: Path) -> None:
+def test_within_the_limit_frames_pass_unchanged(tmp_path: Path) -> None:
     spool = Spool(str(tmp_path), len(CONTENT))
     frame, _blob = blob_frame(1)
     assert list(spool.pass_on(frame, 0)) == [frame]
@@ -44,7 +44,7 @@ def test_beyond_the_limit_a_blob_is_a_file_without_a_name(tmp_path: Path) -> Non
     assert os.listdir(tmp_path / "spool") == []
 
 
-def test_where_there_is_no_room_the_call_fails_and_no_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_room_only_the_call_itself_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "spool").touch()  # a folder cannot be made there, as on a full disk
     spool = Spool(str(tmp_path), 10)
     frame, _blob = blob_frame(1)
@@ -63,7 +63,7 @@ def test_where_there_is_no_room_the_call_fails_and_no_other(tmp_path: Path, capf
     assert "has no room" in capfd.readouterr().err
 
 
-def test_a_call_that_fails_by_itself_or_is_lost_is_forgotten(tmp_path: Path) -> None:
+def test_a_call_that_failed_or_is_lost_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / "spool").touch()
     spool = Spool(str(tmp_path), 10)
     for ident in (1, 2):

@@ -1,4 +1,4 @@
-"""How busy a machine is: since the last look, not since it was started."""
+"""Load of a machine since the last look, not since its start."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def test_time_waiting_for_a_disk_is_idle_and_guests_count_once() -> None:
     assert busy_and_total(stat) == (180.0, 1020.0)
 
 
-def test_an_old_kernel_without_some_of_the_columns_is_read_too() -> None:
+def test_an_old_kernel_with_fewer_columns_is_read_too() -> None:
     assert busy_and_total("cpu 1 2 3 4\n") == (6.0, 10.0)
     assert busy_and_total("") == (0.0, 0.0)
 
 
-def test_memory_that_the_kernel_would_give_back_is_free() -> None:
+def test_memory_that_the_kernel_can_reclaim_counts_as_free() -> None:
     used, total = memory_of("MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 6291456 kB\nHugePages_Total: 0\n")
     assert (used, total) == (2.0, 8.0)
     assert memory_of("") == (0.0, 0.0)
 
 
-def test_devices_are_read_and_a_slice_that_tells_nothing_is_zero() -> None:
+def test_devices_are_read_and_a_slice_without_figures_counts_as_zero() -> None:
     text = "0, 97, 20480, 81920\n1, [N/A], [Insufficient Permissions], 81920\nNo devices were found\n"
     assert devices_of(text) == [
         {"index": 0.0, "busy": 0.97, "memory_used_gib": 20.0, "memory_gib": 80.0},
@@ -46,7 +46,7 @@ def burn(seconds: float) -> None:
         pass
 
 
-def test_a_pool_that_somebody_listens_to_says_how_busy_its_nodes_are() -> None:
+def test_a_pool_with_a_listener_reports_the_load_of_its_nodes() -> None:
     with sky.ComputePool(sky.Local()) as pool:
         stream = pool.events()
         busy = burn(4.5) > pool
@@ -61,11 +61,11 @@ def test_a_pool_that_somebody_listens_to_says_how_busy_its_nodes_are() -> None:
     assert 1.5 < told[1].at - told[0].at < 4
 
 
-def test_a_pool_that_nobody_listens_to_is_not_asked() -> None:
+def test_a_pool_without_a_listener_does_not_query_its_nodes() -> None:
     heard: list[object] = []
     with sky.ComputePool(sky.Local(), on_event=heard.append) as pool:
         pass
     assert not [event for event in heard if isinstance(event, events.NodeUsage)]  # it comes after 2 s
     with sky.ComputePool(sky.Local()) as pool:
-        # That nothing is asked shows nowhere else: an answer that nobody hears is dropped.
+        # Nothing else shows that no query is sent: an answer without a listener is dropped.
         assert engine_of(pool).nodes._usage_tenths == 0

@@ -14,7 +14,7 @@ STANDBY = 7
 
 
 class Machine:
-    """Time passes only in the watchdog's waits: as much as `waits` says, one after another."""
+    """Machine whose time passes only in the watchdog's waits, by the amounts in `waits`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
         self.now = 100.0
@@ -30,7 +30,7 @@ class Machine:
         )
         monkeypatch.setattr(watchdog, "time", clock)
         monkeypatch.setattr(watchdog, "os", system)
-        # The real one sleeps in a system call, by the real clock.
+        # The real watchdog sleeps in a system call, by the real clock.
         monkeypatch.setattr(watchdog, "_wait_for_child", self._wait)
 
     def _wait(self, limit_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A cancel interrupts user code of its own task in a thread slot, and nothing else."""
+"""A cancel interrupts the user code of its own task in a thread slot, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def inbox() -> LaneInbox:
 
 @pytest.fixture
 def guard(inbox: LaneInbox) -> Iterator[LaneGuard]:
-    """Of this thread, with task 7 begun."""
+    """Guard of this thread, with task 7 begun."""
     guard = LaneGuard(memoryview(bytearray(8 * PAGE_GROUP)).cast("Q"), 0)
     guard.begin_with(inbox)
     guard.begin(7)
@@ -41,7 +41,7 @@ def test_user_code_is_interrupted_once(guard: LaneGuard) -> None:
         run_a_while()
 
 
-def test_our_own_code_is_not_interrupted_but_user_code_does_not_begin(guard: LaneGuard) -> None:
+def test_code_of_skyward_is_not_interrupted_but_user_code_does_not_begin(guard: LaneGuard) -> None:
     guard.cancel(7)
     run_a_while()
     with pytest.raises(Cancelled), guard.user_code():
@@ -54,7 +54,7 @@ def test_another_task_is_not_interrupted(guard: LaneGuard) -> None:
         run_a_while()
 
 
-def test_what_was_cancelled_before_it_began_does_not_begin(guard: LaneGuard, inbox: LaneInbox) -> None:
+def test_a_task_cancelled_before_it_began_does_not_begin(guard: LaneGuard, inbox: LaneInbox) -> None:
     guard.end()
     inbox.put(Frame(FrameKind.CLOSE, 0, 0, 7, b""), ())
     guard.begin_with(inbox)
@@ -63,7 +63,7 @@ def test_what_was_cancelled_before_it_began_does_not_begin(guard: LaneGuard, inb
         pytest.fail("user code ran")
 
 
-def test_a_task_that_has_read_that_it_is_cancelled_may_unwind(guard: LaneGuard, inbox: LaneInbox) -> None:
+def test_a_task_that_has_read_its_cancellation_may_unwind(guard: LaneGuard, inbox: LaneInbox) -> None:
     inbox.put(Frame(FrameKind.CLOSE, 0, 0, 7, b""), ())
     assert inbox.wait()[0].kind == FrameKind.CLOSE
     with guard.user_code():

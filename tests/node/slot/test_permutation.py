@@ -1,4 +1,4 @@
-"""The shuffled order that is computed and not stored."""
+"""The shuffled order, which is computed and not stored."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_python_and_numpy_give_the_same_numbers(n: int, seed: int, data: st.Data
 
 
 @pytest.mark.parametrize("n", [2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40, 2**62])
-def test_python_and_numpy_agree_where_words_grow(n: int) -> None:
+def test_python_and_numpy_agree_beyond_one_machine_word(n: int) -> None:
     places = range(n - 1000, n)
     order = Permutation(n, seed=7)
     taken = list(order.take(places))
@@ -45,13 +45,13 @@ def test_python_and_numpy_agree_where_words_grow(n: int) -> None:
     assert all(0 <= number < n for number in taken)
 
 
-def test_more_places_than_one_block_are_taken() -> None:
+def test_more_numbers_than_one_block_are_taken() -> None:
     order = Permutation(100_000, seed=1)
     assert order.take_array(range(100_000)).tolist() == list(order.take(range(100_000)))
 
 
-def test_order_is_the_same_in_every_release() -> None:
-    # Pinned: a data loader that resumes at position k has to meet the order that it left.
+def test_the_order_is_the_same_in_every_release() -> None:
+    # The order is pinned: a data loader that resumes at position k must meet the order that it left.
     assert list(Permutation(10, seed=0).take(range(10))) == PINNED
     assert list(Permutation(10, seed=1).take(range(10))) != PINNED
 
@@ -62,11 +62,11 @@ def test_every_order_of_few_elements_is_equally_likely() -> None:
         seeds = 100 * orders
         seen = Counter(tuple(Permutation(n, seed=seed).take(range(n))) for seed in range(seeds))
         chi_square = sum((seen[order] - 100) ** 2 / 100 for order in itertools.permutations(range(n)))
-        # The mean is orders - 1 and the deviation sqrt(2 * mean); the seeds are fixed, so this does not flicker.
+        # The mean is orders - 1 and the deviation sqrt(2 * mean). The seeds are fixed, so this does not flicker.
         assert chi_square < orders - 1 + 4 * (2 * (orders - 1)) ** 0.5, n
 
 
-def test_neighbours_are_not_related() -> None:
+def test_neighbours_are_unrelated() -> None:
     np = pytest.importorskip("numpy")
     order = Permutation(100_003, seed=3).take_array(range(100_003)).astype(float)
     for lag in (1, 2, 4, 256):

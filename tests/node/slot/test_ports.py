@@ -13,7 +13,7 @@ from skyward.errors import RendezvousFailed
 from skyward.node.slot.ports import PortLocks, port_behind
 
 
-def test_a_port_that_is_held_is_nobody_elses_until_it_is_released() -> None:
+def test_a_held_port_is_given_to_nobody_else_until_it_is_released() -> None:
     mine, other = PortLocks("127.0.0.1"), PortLocks("127.0.0.1")
     port = mine.reserve()
     with pytest.raises(RendezvousFailed, match=str(port)):
@@ -25,7 +25,7 @@ def test_a_port_that_is_held_is_nobody_elses_until_it_is_released() -> None:
     mine.release_all()
 
 
-def test_a_port_that_somebody_listens_on_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_with_a_listener_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         taken = stranger.getsockname()[1]
         free = PortLocks("127.0.0.1")
@@ -35,12 +35,12 @@ def test_a_port_that_somebody_listens_on_is_not_given_out(monkeypatch: pytest.Mo
         free.release_all()
 
 
-def test_ports_behind_a_port_go_round_in_the_range_below_the_ephemeral_ports() -> None:
+def test_following_ports_wrap_around_below_the_ephemeral_range() -> None:
     assert [port_behind(29_998, steps) for steps in (0, 1, 2)] == [29_998, 29_999, 20_000]
 
 
 @pytest.mark.parametrize("trouble", ["a file", "a broken link", "no descriptors"])
-def test_whatever_keeps_a_lock_from_being_made_is_told_and_leaves_no_descriptor(
+def test_any_failure_to_make_a_lock_is_reported_and_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -67,7 +67,7 @@ def test_whatever_keeps_a_lock_from_being_made_is_told_and_leaves_no_descriptor(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_single_lock_that_cannot_be_made_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_single_lock_that_cannot_be_made_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     # pytest's folders are longer than a runtime folder may be.
     monkeypatch.setattr("skyward.core.ownership._LONGEST_BASE", 1000)

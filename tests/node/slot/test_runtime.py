@@ -1,4 +1,4 @@
-"""`sky.once`, `sky.is_head` and what code sees outside a pool."""
+"""`sky.once`, `sky.is_head` and the view of code outside a pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INFO = InstanceInfo(
 )
 
 
-def test_threads_that_ask_at_once_wait_for_one_value() -> None:
+def test_threads_that_call_at_once_wait_for_one_value() -> None:
     made: list[int] = []
 
     def factory() -> object:
@@ -66,7 +66,7 @@ def test_keys_do_not_wait_for_each_other() -> None:
     thread.join()
 
 
-def test_a_factory_may_ask_for_another_key() -> None:
+def test_a_factory_may_use_another_key() -> None:
     assert once("outer", lambda: once("inner", lambda: 1) + 1) == 2
 
 
@@ -86,7 +86,7 @@ def test_none_is_a_value() -> None:
     assert made == [1]
 
 
-def test_outside_a_pool_there_is_no_call_and_this_is_the_head() -> None:
+def test_outside_a_pool_there_is_no_call_and_this_process_is_the_head() -> None:
     assert sky.instance_info() is None
     assert current_rank() is None
     assert sky.is_head
@@ -94,7 +94,7 @@ def test_outside_a_pool_there_is_no_call_and_this_is_the_head() -> None:
     assert repr(sky.is_head) == "True"
 
 
-def test_a_call_is_seen_by_threads_that_it_starts_where_a_process_runs_one_at_a_time() -> None:
+def test_threads_that_a_call_starts_see_it_if_the_process_runs_one_at_a_time() -> None:
     enter_call(RunningCall(task=1, info=replace(INFO, part=1, parts=2)), whole_process=True)
     try:
         seen: list[bool] = []
@@ -107,7 +107,7 @@ def test_a_call_is_seen_by_threads_that_it_starts_where_a_process_runs_one_at_a_
     assert current_call() is None
 
 
-def test_the_head_is_the_first_part_of_a_broadcast_and_everyone_in_a_plain_call() -> None:
+def test_the_head_is_the_first_part_of_a_broadcast_and_every_plain_call() -> None:
     assert INFO.is_head
     assert replace(INFO, part=0, parts=2).is_head
     assert not replace(INFO, part=1, parts=2).is_head

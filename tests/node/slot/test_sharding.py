@@ -1,4 +1,4 @@
-"""`shard`: what each part gets, by type, and where the part comes from."""
+"""`shard`: the share of each part, by type, and the source of the part's number."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_examples_in_docstrings_run() -> None:
 
 @settings(deadline=None)  # the machine may be busy
 @given(n=st.integers(0, 200), total=st.integers(1, 20), shuffle=st.booleans(), seed=st.integers())
-def test_parts_are_disjoint_and_together_everything(n: int, total: int, shuffle: bool, seed: int) -> None:
+def test_parts_are_disjoint_and_complete(n: int, total: int, shuffle: bool, seed: int) -> None:
     parts = parts_of(list(range(n)), total=total, shuffle=shuffle, seed=seed)
     assert sorted(item for part in parts for item in part) == list(range(n))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -205,7 +205,7 @@ def test_arrays_are_views_without_shuffle() -> None:
     assert array.tolist() == tensor.tolist() == [0, -1, 2, -1, 4, -1]
 
 
-def test_what_only_has_a_length_and_positions_becomes_a_list() -> None:
+def test_an_object_with_only_length_and_positions_becomes_a_list() -> None:
     class Squares:
         def __len__(self) -> int:
             return 5
@@ -227,7 +227,7 @@ def test_types_are_kept_by_the_type_checker() -> None:
     assert len(shard([1], [2], [3], [4])) == 4
 
 
-# --- where the part comes from ----------------------------------------------------------------------------------
+# --- source of the part -----------------------------------------------------------------------------------------
 
 
 def test_outside_a_pool_everything_is_returned() -> None:
@@ -295,7 +295,7 @@ def test_illegal_parts_are_refused(options: dict[str, Any], said: str) -> None:
         (np.array(1.0), "no axis to divide"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(data: object, said: str) -> None:
+def test_objects_that_cannot_be_divided_are_refused(data: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         shard(data)
 

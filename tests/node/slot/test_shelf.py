@@ -1,4 +1,4 @@
-"""The shelf: of the agent and the slot one has a task, never both, never neither."""
+"""The shelf: either the agent or the slot has a task, never both, never neither."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def claims(shelf: Shelf) -> Claims:
     return Claims(shelf.slot_end())
 
 
-def test_the_slot_has_what_it_claimed(shelf: Shelf, claims: Claims) -> None:
+def test_the_slot_has_the_tasks_it_claimed(shelf: Shelf, claims: Claims) -> None:
     number = shelf.put()
     assert claims.claim(number)
     assert shelf.take_back() == []
 
 
-def test_what_was_taken_back_is_not_the_slots(shelf: Shelf, claims: Claims) -> None:
+def test_a_task_that_was_taken_back_is_not_the_slots(shelf: Shelf, claims: Claims) -> None:
     number = shelf.put()
     assert shelf.take_back() == [number]
     assert not claims.claim(number)
 
 
-def test_what_comes_after_something_that_was_taken_back_is_the_slots(shelf: Shelf, claims: Claims) -> None:
+def test_the_next_task_after_one_that_was_taken_back_is_the_slots(shelf: Shelf, claims: Claims) -> None:
     void = shelf.put()
     shelf.take_back()
     valid = shelf.put()
@@ -43,7 +43,7 @@ def test_what_comes_after_something_that_was_taken_back_is_the_slots(shelf: Shel
     assert claims.claim(valid)
 
 
-def test_several_may_be_taken_back_before_one_that_is_the_slots(shelf: Shelf, claims: Claims) -> None:
+def test_several_tasks_may_be_taken_back_before_one_that_is_the_slots(shelf: Shelf, claims: Claims) -> None:
     void = [shelf.put(), shelf.put()]
     assert shelf.take_back() == void
     valid = shelf.put()
@@ -57,7 +57,7 @@ def test_numbers_do_not_run_out(shelf: Shelf, claims: Claims) -> None:
         assert claims.claim(number)
 
 
-def test_of_two_that_reach_for_it_one_has_it(shelf: Shelf, claims: Claims) -> None:
+def test_one_of_two_that_reach_for_a_task_gets_it(shelf: Shelf, claims: Claims) -> None:
     claimed: list[int] = []
     frames: list[int] = []
     arrived, is_over = threading.Semaphore(0), threading.Event()
