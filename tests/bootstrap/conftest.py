@@ -1,4 +1,4 @@
-"""A node, and an index of packages that it can reach."""
+"""Fixtures: a node, and an index of packages that it can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An index of packages, made here: wheels of a line each, served on loopback as PyPI serves its own (PEP 503)."""
+"""An index of packages: wheels of one line each, served on loopback as PyPI serves its own (PEP 503)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Index", "make_wheel", "serve"]
 
 
 def make_wheel(folder: Path, name: str, version: str, source: str, requires: tuple[str, ...] = ()) -> Path:
-    """A wheel of one module with this source."""
+    """Make a wheel of one module with this source."""
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
@@ -36,7 +36,7 @@ def make_wheel(folder: Path, name: str, version: str, source: str, requires: tup
 
 
 class Index:
-    """`requests`: the paths that were asked for."""
+    """A package index. `requests` holds the requested paths."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Index:
 
 @contextmanager
 def serve(folder: Path) -> Iterator[Index]:
-    """The wheels of the folder, at http://127.0.0.1:<port>/simple."""
+    """Serve the wheels of the folder at http://127.0.0.1:<port>/simple."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -73,7 +73,7 @@ def serve(folder: Path) -> Iterator[Index]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
-    # Not HTTPServer: it looks up the name of its address, which takes long where there is no DNS.
+    # HTTPServer is not used, because it looks up the name of its address, which takes long without DNS.
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -1,4 +1,4 @@
-"""A node in a folder of this machine: a home of its own, an environment of its own, and a shell."""
+"""A node in a folder of this machine, with its own home, environment and shell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ScratchNode", "phases_of"]
 
 @dataclass
 class ScratchNode:
-    """Runs commands as sshd does: by `sh -c`, in a session of their own, with nothing of this process's environment."""
+    """Node that runs commands as sshd does: by `sh -c`, in their own session, without this process's environment."""
 
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What stays on a node is bounded, is cleared when asked, and is never taken from under a process."""
+"""The cache on a node is bounded, is cleared on request, and never loses an environment that is in use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def let_age(environment: Path, hours: float) -> None:
     os.utime(environment / "used", (then, then))
 
 
-def test_beyond_the_limit_the_least_recently_used_environments_go(scratch: ScratchNode, index: Index) -> None:
+def test_beyond_the_limit_the_least_recently_used_environments_are_removed(scratch: ScratchNode, index: Index) -> None:
     oldest = environment_of(make_ready(scratch, Image(pip=["alpha==1.0"], pip_index_url=index.url)))
     used = environment_of(make_ready(scratch, Image(pip=["alpha==2.0"], pip_index_url=index.url)))
     recent = environment_of(make_ready(scratch, Image(pip=["beta"], pip_index_url=index.url)))
@@ -49,14 +49,14 @@ def test_beyond_the_limit_the_least_recently_used_environments_go(scratch: Scrat
     assert (last / "ready.json").exists()
 
 
-def test_below_the_limit_nothing_goes(scratch: ScratchNode, index: Index) -> None:
+def test_below_the_limit_nothing_is_removed(scratch: ScratchNode, index: Index) -> None:
     old = environment_of(make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url)))
     let_age(old, 10_000)
     make_ready(scratch, Image(pip_index_url=index.url))
     assert (old / "ready.json").exists()
 
 
-def test_an_environment_that_was_removed_is_made_again(scratch: ScratchNode, index: Index) -> None:
+def test_a_removed_environment_is_made_again(scratch: ScratchNode, index: Index) -> None:
     image = Image(pip=["alpha"], pip_index_url=index.url)
     first = make_ready(scratch, image)
     let_age(environment_of(first), 30)
@@ -65,7 +65,7 @@ def test_an_environment_that_was_removed_is_made_again(scratch: ScratchNode, ind
     assert make_ready(scratch, image).python == first.python
 
 
-def test_clearing_leaves_what_is_in_use_and_says_what_it_removed(scratch: ScratchNode, index: Index) -> None:
+def test_clearing_keeps_used_environments_and_reports_the_removed_ones(scratch: ScratchNode, index: Index) -> None:
     old = environment_of(make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url)))
     let_age(old, 1)
     folder = os.open(scratch.cache.parent, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Which code of the user's travels, how, and where it lies on the node."""
+"""Code of the user that travels: which files, how, and where they lie on the node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.bootstrap.scratch import ScratchNode
 
 
 def write(folder: Path, **files: str) -> None:
-    """Keys are paths: `__` for a slash, and `.py` added where there is no dot in the last part."""
+    """Write files. In a key, `__` stands for a slash, and `.py` is added if the last part has no dot."""
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path = path if "." in path.name else path.with_suffix(".py")
@@ -40,10 +40,10 @@ def gathered(folder: Path, image: Image | None = None, path: list[str] | None = 
     return gather(image or Image(), path=[str(folder)] if path is None else path, cwd=str(folder), modules={})
 
 
-# --- what travels -----------------------------------------------------------------------------------------------
+# --- files that travel ------------------------------------------------------------------------------------------
 
 
-def test_modules_and_what_lies_in_packages_travel_and_other_files_do_not(tmp_path: Path) -> None:
+def test_modules_and_contents_of_packages_travel_and_other_files_do_not(tmp_path: Path) -> None:
     write(tmp_path, script="", helpers="", names__space__module="")
     (tmp_path / "package").mkdir()
     for name in ("__init__.py", "table.json", ".hidden"):
@@ -63,7 +63,7 @@ def test_modules_and_what_lies_in_packages_travel_and_other_files_do_not(tmp_pat
     ]
 
 
-def test_histories_environments_and_what_git_ignores_stay_here(tmp_path: Path) -> None:
+def test_histories_environments_and_ignored_files_stay_here(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".gitignore").write_text("ignored\nbuilt*.py\n")
     write(tmp_path, kept="", ignored__x="", built_1="", node_modules__x="")
@@ -76,7 +76,7 @@ def test_histories_environments_and_what_git_ignores_stay_here(tmp_path: Path) -
     assert names_in(gathered(tmp_path)) == ["work/kept.py"]
 
 
-def test_includes_travel_even_where_git_ignores_them_and_excludes_do_not(tmp_path: Path) -> None:
+def test_includes_travel_even_if_git_ignores_them_and_excludes_do_not(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".gitignore").write_text("data/\n")
     (tmp_path / "data" / "raw").mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_includes_travel_even_where_git_ignores_them_and_excludes_do_not(tmp_pat
     assert names_in(code) == ["work/data/a.csv", "work/one.txt"]
 
 
-def test_an_include_from_elsewhere_lands_in_the_working_folder(tmp_path: Path) -> None:
+def test_an_include_from_outside_lands_in_the_working_folder(tmp_path: Path) -> None:
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     project.mkdir()
     write(elsewhere, tool="")
@@ -129,7 +129,7 @@ def test_packages_that_an_import_hook_finds_travel(tmp_path: Path) -> None:
     assert names_in(code) == ["src/mapped/__init__.py", "src/mapped/part.py"]
 
 
-def test_a_package_that_is_installed_editable_knows_its_version_there(tmp_path: Path) -> None:
+def test_an_editable_package_knows_its_version_on_the_node(tmp_path: Path) -> None:
     project, site = tmp_path / "project", tmp_path / "site-packages"
     write(project, src__mine="")
     for name, source, is_editable in (("mine", project, "true"), ("built", project, "false"), ("far", site, "true")):
@@ -146,7 +146,7 @@ def test_a_package_that_is_installed_editable_knows_its_version_there(tmp_path: 
     assert code.path == ("src", "work", ".installed")
 
 
-def test_of_the_home_folder_only_what_is_imported_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_imported_files_of_the_home_folder_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path, script="", used__part="", unused__part="")
     (tmp_path / "used" / "__init__.py").write_text("")
@@ -170,7 +170,7 @@ def test_a_large_file_beside_modules_stays_and_is_named(tmp_path: Path) -> None:
     assert list(asked_for.objects.values()) == [str(tmp_path / "package" / "weights.bin")]
 
 
-def test_too_much_that_was_not_asked_for_is_an_error_with_the_largest(tmp_path: Path) -> None:
+def test_too_many_unrequested_files_are_an_error_with_the_largest(tmp_path: Path) -> None:
     for i in range(12):
         with open(tmp_path / f"m{i}.py", "wb") as file:
             file.truncate(9 * 2**20)
@@ -187,7 +187,7 @@ def test_the_same_files_have_the_same_name_whenever_they_are_read(tmp_path: Path
     assert gathered(tmp_path).name != first.name
 
 
-def test_a_link_that_leads_round_ends(tmp_path: Path) -> None:
+def test_a_circular_link_ends(tmp_path: Path) -> None:
     write(tmp_path, package__m="")
     (tmp_path / "package" / "again").symlink_to(tmp_path)
     (tmp_path / "broken.py").symlink_to("nowhere")
@@ -240,9 +240,7 @@ def test_code_lies_in_front_of_the_path_and_its_folder_is_the_working_folder(
         assert (Path(ready.cwd) / path).read_bytes() == (project / path).read_bytes()
 
 
-def test_code_is_sent_once_and_after_an_edit_only_what_changed(
-    scratch: ScratchNode, index: Index, tmp_path: Path
-) -> None:
+def test_code_is_sent_once_and_only_changes_after_an_edit(scratch: ScratchNode, index: Index, tmp_path: Path) -> None:
     project = tmp_path / "project"
     write(project, m="VALUE = 1")
     (project / "large.bin").write_bytes(os.urandom(3_000_000))
@@ -265,7 +263,7 @@ def test_code_is_sent_once_and_after_an_edit_only_what_changed(
     assert sum(scratch.sent) < 100_000
 
 
-def test_what_a_task_writes_is_seen_by_no_other_pool(scratch: ScratchNode, index: Index, tmp_path: Path) -> None:
+def test_files_written_by_a_task_are_seen_by_no_other_pool(scratch: ScratchNode, index: Index, tmp_path: Path) -> None:
     project = tmp_path / "project"
     write(project, m="")
     (project / "large.bin").write_bytes(b"x" * 300_000)

@@ -1,4 +1,4 @@
-"""Rules of .gitignore mean what they mean to git."""
+"""Rules of .gitignore have the same meaning as in git."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RULES = (
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_what_git_ignores_is_ignored(tmp_path: Path, rules: str) -> None:
+def test_files_that_git_ignores_are_ignored(tmp_path: Path, rules: str) -> None:
     for path in PATHS:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")
@@ -66,7 +66,7 @@ def test_what_git_ignores_is_ignored(tmp_path: Path, rules: str) -> None:
     ours = Rules.parse(str(tmp_path), rules.splitlines())
     found = []
     for path in PATHS:
-        steps = [*reversed(Path(path).parents[:-1]), Path(path)]  # a folder that is ignored is not gone into
+        steps = [*reversed(Path(path).parents[:-1]), Path(path)]  # an ignored folder is not searched
         if any(ours.verdict(str(tmp_path / step), is_folder=str(step) != path) for step in steps):
             found.append(path)
     assert found == asked.stdout.splitlines()
@@ -81,13 +81,13 @@ def test_a_folder_below_an_ignored_one_has_only_the_rules_that_name_its_files(tm
     assert rules.verdict(str(tmp_path / "sandbox" / "sandbox"), is_folder=True)
 
 
-def test_nothing_but_a_rule_that_is_read_loads_pathspec(tmp_path: Path) -> None:
-    """Nodes import the providers too, where a user's module names one, and do not have pathspec."""
+def test_only_rules_that_are_read_load_pathspec(tmp_path: Path) -> None:
+    """Nodes import the providers too if a user's module names one, and they do not have pathspec."""
     code = "import sys, skyward as sky, skyward.bootstrap.code; sky.SSH, sky.AWS; print('pathspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_rules_that_git_keeps_elsewhere_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_that_git_keeps_elsewhere_apply_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     project, worktree = tmp_path / "project", tmp_path / "worktree"
@@ -117,7 +117,7 @@ def test_rules_that_git_keeps_elsewhere_count_too(tmp_path: Path, monkeypatch: p
     assert ignored(project) == ["mine.py", "x.everywhere"]
 
 
-def test_rules_of_folders_above_count_up_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_parent_folders_apply_up_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     (tmp_path / ".gitignore").write_text("too-far")

@@ -1,4 +1,4 @@
-"""Bare hosts are made ready over real SSH: how fast, as whom, and what happens when they fail in the middle."""
+"""Bare hosts are prepared over real SSH: how fast, as which user, and after failures in the middle."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.hosts
 
-FIRST_RESULT_S = 60.0  # 15 where nobody else has the cores: see benchmarks/hosts.py
-READY_S = 8.0  # 2 where nobody else has the cores
+FIRST_RESULT_S = 60.0  # 15 without other load: see benchmarks/hosts.py
+READY_S = 8.0  # 2 without other load
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_the_first_result_of_a_bare_host_comes_in_seconds_and_the_next_pool_s_at
     until(lambda: not host.started_processes())
 
 
-def test_an_environment_that_is_there_is_ready_in_one_round_trip(
+def test_an_existing_environment_is_ready_in_one_round_trip(
     new_host: NewHost, package_index: PackageIndex, tmp_path: Path
 ) -> None:
     host = new_host()
@@ -140,7 +140,7 @@ def test_debian_packages_are_installed_as_root_or_by_sudo(
             assert owners == ""
 
 
-def test_a_user_who_may_not_install_packages_is_told_what_to_do(new_host: NewHost, package_index: PackageIndex) -> None:
+def test_a_user_who_may_not_install_packages_gets_advice(new_host: NewHost, package_index: PackageIndex) -> None:
     host = new_host()
     host.run("rm", "/etc/sudoers.d/dev")
     message = rf"apt failed.*dev is not root and cannot use sudo.*apt-get install {DEBIAN_PACKAGE}"
@@ -163,7 +163,7 @@ def begun(events: list[Event], phase: str) -> bool:
     return any(isinstance(event, PhaseStarted) and event.phase == phase for event in events)
 
 
-def test_a_host_that_loses_power_while_it_is_made_ready_goes_on_afterwards(
+def test_a_host_that_loses_power_during_preparation_continues_afterwards(
     new_host: NewHost, package_index: PackageIndex
 ) -> None:
     host = new_host()
@@ -193,7 +193,7 @@ def test_a_host_that_loses_power_while_it_is_made_ready_goes_on_afterwards(
     assert "skyward" in [event.phase for event in events if isinstance(event, PhaseEnded) and event.was_ready]
 
 
-def test_a_link_that_is_cut_for_a_while_is_waited_for_and_one_that_stays_cut_leaves_nothing_behind(
+def test_a_short_cut_of_a_link_is_survived_and_a_long_one_leaves_nothing_behind(
     new_host: NewHost, package_index: PackageIndex
 ) -> None:
     host = new_host()
@@ -219,7 +219,9 @@ def test_a_link_that_is_cut_for_a_while_is_waited_for_and_one_that_stays_cut_lea
         assert host.run("ls", "/root/.cache/skyward/tmp").stdout == ""
 
 
-def test_a_full_disk_is_named_and_room_made_there_lets_it_go_on(new_host: NewHost, package_index: PackageIndex) -> None:
+def test_a_full_disk_is_named_and_preparation_continues_once_there_is_room(
+    new_host: NewHost, package_index: PackageIndex
+) -> None:
     host = new_host(disk_mib=512)
     image = Image(pip=["scikit-learn"], pip_index_url=package_index.simple)
     with connected(host) as connection:
@@ -258,7 +260,7 @@ def test_a_secret_is_in_no_file_and_no_argument_there(new_host: NewHost, package
         assert found.stdout == ""
 
 
-def test_after_clearing_the_cache_nothing_of_ours_is_left(new_host: NewHost, package_index: PackageIndex) -> None:
+def test_after_clearing_the_cache_nothing_is_left(new_host: NewHost, package_index: PackageIndex) -> None:
     host = new_host()
     provider = sky.SSH(hosts=[host.name], config_file=str(host.bed.ssh_config))
     image = Image(pip=["numpy"], pip_index_url=package_index.simple)
@@ -300,7 +302,7 @@ def fit():
 """
 
 
-def test_a_program_with_modules_and_data_of_its_own_runs_there_as_it_is(
+def test_a_program_with_its_own_modules_and_data_runs_there_unchanged(
     new_host: NewHost, package_index: PackageIndex, tmp_path: Path
 ) -> None:
     host = new_host()
@@ -329,7 +331,7 @@ def test_a_program_with_modules_and_data_of_its_own_runs_there_as_it_is(
     assert run("numpy").stdout == "22 x11\n"
 
 
-def test_what_is_printed_there_is_shown_while_it_runs(new_host: NewHost, package_index: PackageIndex) -> None:
+def test_output_is_shown_while_a_call_runs(new_host: NewHost, package_index: PackageIndex) -> None:
     host = new_host()
     events: list[Event] = []
     with connected(host) as connection:

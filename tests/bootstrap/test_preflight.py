@@ -1,4 +1,4 @@
-"""What will fail on the nodes is said before there are any."""
+"""Problems that would fail on the nodes are reported before there are any nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def certain(findings: list[PreflightFinding]) -> list[str]:
 
 
 def project(folder: Path, **sources: str) -> dict[str, object]:
-    """Modules of these sources in a folder, loaded."""
+    """Write modules of these sources into a folder and load them."""
     modules: dict[str, object] = {}
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
@@ -85,12 +85,12 @@ def test_skyward_from_an_index_and_unknown_names_are_named() -> None:
     assert "$CUDA, which is not in Image.shell_vars" in certain(preflight(Image(pip=["torch+cu$CUDA"]), None))[0]
 
 
-def test_values_that_only_the_node_knows_are_not_asked_for(index: Index) -> None:
+def test_values_that_only_the_node_knows_are_not_checked(index: Index) -> None:
     image = Image(pip=["no-such-$X", "alpha"], pip_index_url=index.url, shell_vars={"X": "echo 1"})
     assert preflight(image, None) == []
 
 
-def test_all_that_is_certain_is_raised_at_once_and_the_rest_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certain_failures_are_raised_together_and_possible_ones_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"(?s)no machine was started.*Image\.python.*Image\.pip"):
         check(Image(python=OTHER, pip=["skyward"]), None)
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
@@ -101,7 +101,7 @@ def test_all_that_is_certain_is_raised_at_once_and_the_rest_warned_of(monkeypatc
 # --- imports ----------------------------------------------------------------------------------------------------
 
 
-def test_a_package_that_the_functions_module_imports_and_nothing_brings_is_named(tmp_path: Path) -> None:
+def test_a_package_that_the_functions_module_imports_but_no_requirement_brings_is_named(tmp_path: Path) -> None:
     modules = project(
         tmp_path,
         work="import json\nimport helpers\nimport skyward as sky\n@sky.compute\ndef f(): ...\n",
@@ -116,7 +116,7 @@ def test_a_package_that_the_functions_module_imports_and_nothing_brings_is_named
     assert findings_of(tmp_path, Image(pip=["pandas"]), modules) == []  # numpy comes with it
 
 
-def test_what_the_program_does_not_name_is_not_looked_at(tmp_path: Path) -> None:
+def test_modules_that_the_program_does_not_name_are_not_checked(tmp_path: Path) -> None:
     function = "import skyward as sky\n@sky.compute\ndef f(): ...\n"
     modules = project(tmp_path, tool="import numpy\n", other=f"import numpy\n{function}", named=function)
     modules["__main__"] = main = ModuleType("__main__")
@@ -124,7 +124,7 @@ def test_what_the_program_does_not_name_is_not_looked_at(tmp_path: Path) -> None
     assert findings_of(tmp_path, Image(), modules) == []
 
 
-def test_functions_of_the_script_need_what_they_name(tmp_path: Path) -> None:
+def test_functions_of_the_script_need_the_modules_they_name(tmp_path: Path) -> None:
     main = ModuleType("__main__")
     code = "import numpy, pandas\nimport skyward as sky\n@sky.compute\ndef f(): return numpy.zeros(1)\n"
     exec(code, vars(main))

@@ -1,4 +1,4 @@
-"""A machine is made ready: what is missing is made once, what is there is found in one round trip."""
+"""Preparation of a machine: missing parts are made once, existing ones are found in one round trip."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ def make_ready(node: ScratchNode, image: Image, events: list[Event] | None = Non
 
 
 def run_slot(node: ScratchNode, ready: Ready, code: str) -> str:
-    """What code prints that runs as a slot's does: on the whole path, in the whole environment."""
+    """Run code like a slot's, with the whole path and the whole environment. Returns its output."""
     boot = f"import sys; sys.path[:] = {list(ready.path)!r}\n{code}"
     done = subprocess.run([ready.python, "-c", boot], env=dict(ready.env), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_a_bare_machine_is_made_ready_and_then_found_ready_in_one_round_trip(
-    scratch: ScratchNode, index: Index
-) -> None:
+def test_a_bare_machine_is_prepared_and_then_found_ready_in_one_round_trip(scratch: ScratchNode, index: Index) -> None:
     image = Image(pip=["beta"], pip_index_url=index.url, env={"NAME": "value"})
     events: list[Event] = []
     ready = make_ready(scratch, image, events)
@@ -74,7 +72,7 @@ def test_the_agent_runs_the_client_s_own_build_without_the_user_s_packages(scrat
     assert not any("user-" in entry for entry in ready.agent_path)
 
 
-def test_the_user_s_versions_win_over_ours(scratch: ScratchNode, index: Index) -> None:
+def test_the_user_s_versions_take_precedence(scratch: ScratchNode, index: Index) -> None:
     ready = make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url))
     users = [i for i, entry in enumerate(ready.path) if "/user-" in entry]
     ours = [i for i, entry in enumerate(ready.path) if "/ours-" in entry]
@@ -83,14 +81,14 @@ def test_the_user_s_versions_win_over_ours(scratch: ScratchNode, index: Index) -
     assert max(users) < min(ours)
 
 
-def test_pth_files_of_the_user_s_environment_count(scratch: ScratchNode, index: Index) -> None:
+def test_pth_files_of_the_user_s_environment_are_read(scratch: ScratchNode, index: Index) -> None:
     ready = make_ready(scratch, Image(pip_index_url=index.url))
     extra = scratch.folder / "extra"
     extra.mkdir()
     (extra / "found_by_pth.py").write_text("")
     site = next(Path(entry) for entry in ready.path if "/user-" in entry and entry.endswith("site-packages"))
     (site / "more.pth").write_text(f"{extra}\n")
-    (site.parents[2] / "ready.json").unlink()  # made anew, it would be gone: so ask as the script asks
+    (site.parents[2] / "ready.json").unlink()  # preparing again would remove it, so query as the script does
     text = (Path(__file__).parents[2] / "skyward" / "bootstrap" / "install.sh").read_text()
     describe = text.split("describe='")[1].split("'\n")[0]
     told = subprocess.run([ready.python, "-c", describe], capture_output=True, text=True, check=True).stdout
@@ -125,7 +123,7 @@ def test_values_of_shell_vars_stand_in_requirements_and_name_the_environment(
     assert len(scratch.commands) == 1
 
 
-def test_a_wheel_of_this_machine_is_taken_along(scratch: ScratchNode, index: Index, tmp_path: Path) -> None:
+def test_a_wheel_of_this_machine_is_sent_along(scratch: ScratchNode, index: Index, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "mine", "1.0", "VALUE = 'first'", ("alpha<2",))
     image = Image(pip=[str(wheel)], pip_index_url=index.url)
     first = make_ready(scratch, image)
@@ -135,7 +133,7 @@ def test_a_wheel_of_this_machine_is_taken_along(scratch: ScratchNode, index: Ind
     assert run_slot(scratch, second, "import mine; print(mine.VALUE)") == "second"
 
 
-def test_a_path_in_pip_that_is_no_file_is_named(scratch: ScratchNode, tmp_path: Path) -> None:
+def test_a_path_in_pip_without_a_file_is_named(scratch: ScratchNode, tmp_path: Path) -> None:
     for path, wrong in ((f"{tmp_path}/no.whl", "does not exist"), (str(tmp_path), "is a folder; build a wheel of it")):
         with pytest.raises(UsageError, match=wrong):
             make_ready(scratch, Image(pip=[path]))
@@ -160,7 +158,7 @@ def test_a_package_that_does_not_exist_fails_with_phase_node_last_lines_and_advi
     assert phases_of(events, PhaseFailed) == ["packages"]
 
 
-def test_an_attempt_after_a_failure_goes_on_where_it_was(scratch: ScratchNode, index: Index) -> None:
+def test_an_attempt_after_a_failure_continues_where_it_stopped(scratch: ScratchNode, index: Index) -> None:
     with pytest.raises(BootstrapFailed):
         make_ready(scratch, Image(pip=["no-such-package"], pip_index_url=index.url))
     events: list[Event] = []
@@ -213,12 +211,12 @@ def test_two_pools_prepare_one_machine_at_once(scratch: ScratchNode, index: Inde
     assert run_slot(scratch, made[0], "import beta; print('ok')") == "ok"
 
 
-def test_killed_in_the_middle_it_leaves_nothing_running_and_goes_on_next_time(
+def test_a_killed_preparation_leaves_nothing_running_and_continues_next_time(
     scratch: ScratchNode, index: Index
 ) -> None:
     image = Image(pip=["alpha"], pip_index_url=index.url)
     make_ready(scratch, Image(pip_index_url=index.url))
-    # A uv that never ends, in front of ours.
+    # This uv never ends and is found before ours.
     uv = next(scratch.platform.glob("uv-[0-9]*"))
     kept = uv.with_name("kept")
     uv.rename(kept)
@@ -231,7 +229,7 @@ def test_killed_in_the_middle_it_leaves_nothing_running_and_goes_on_next_time(
         pass
 
     def node_that_is_lost(command: str, **options: object) -> object:
-        """Kills the connection's end here: what runs there is not told."""
+        """Kill this end of the connection. The processes over there are not told."""
         if "guard.sh" not in command:
             return scratch(command, **options)  # type: ignore[arg-type]
         data = options["input"].read()  # type: ignore[attr-defined]
@@ -268,7 +266,7 @@ def test_killed_in_the_middle_it_leaves_nothing_running_and_goes_on_next_time(
     assert run_slot(scratch, ready, "import alpha; print(alpha.VALUE)") == "2"
 
 
-def test_an_environment_that_was_half_made_is_made_anew(scratch: ScratchNode, index: Index) -> None:
+def test_a_half_made_environment_is_made_again(scratch: ScratchNode, index: Index) -> None:
     image = Image(pip=["alpha"], pip_index_url=index.url)
     ready = make_ready(scratch, image)
     user = Path(ready.python).parents[1]
@@ -277,7 +275,7 @@ def test_an_environment_that_was_half_made_is_made_anew(scratch: ScratchNode, in
     assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "2"
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(scratch: ScratchNode, index: Index) -> None:
+def test_an_environment_whose_python_is_gone_is_made_again(scratch: ScratchNode, index: Index) -> None:
     image = Image(pip=["alpha"], pip_index_url=index.url)
     ready = make_ready(scratch, image)
     python = Path(ready.python)
@@ -286,7 +284,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(scratch: ScratchNode, 
     assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "2"
 
 
-def test_the_time_that_it_may_take_is_kept_and_named(scratch: ScratchNode, index: Index) -> None:
+def test_the_time_limit_is_kept_and_named(scratch: ScratchNode, index: Index) -> None:
     make_ready(scratch, Image(pip_index_url=index.url))
     uv = next(scratch.platform.glob("uv-[0-9]*"))
     uv.write_text('#!/bin/sh\n[ "$1" = --version ] && echo uv 99.0 || sleep 1000\n')
@@ -297,15 +295,15 @@ def test_the_time_that_it_may_take_is_kept_and_named(scratch: ScratchNode, index
     assert caught.value.phase == "packages"
 
 
-def test_a_python_that_the_node_has_not_is_an_error_that_says_what_to_do(scratch: ScratchNode, index: Index) -> None:
+def test_a_python_missing_on_the_node_is_an_error_with_advice(scratch: ScratchNode, index: Index) -> None:
     scratch.variables["UV_PYTHON_INSTALL_MIRROR"] = "http://127.0.0.1:9"
     scratch.variables["UV_HTTP_RETRIES"] = "0"
     with pytest.raises(BootstrapFailed, match=r"python failed.*Python 3\.99 is missing.*install it there"):
         make_ready(scratch, Image(python="3.99", pip_index_url=index.url))
 
 
-def test_a_python_that_the_node_has_not_is_downloaded_by_uv(scratch: ScratchNode, index: Index) -> None:
-    """What uv answers is played here: nothing can be downloaded in a test."""
+def test_a_python_missing_on_the_node_is_downloaded_by_uv(scratch: ScratchNode, index: Index) -> None:
+    """A stand-in answers for uv, because a test cannot download anything."""
     make_ready(scratch, Image(pip_index_url=index.url))
     uv = next(scratch.platform.glob("uv-[0-9]*"))
     kept = uv.with_name("kept")
@@ -332,7 +330,7 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         make_ready(node, Image())
 
 
-def test_a_tool_that_the_machine_has_not_is_named(scratch: ScratchNode) -> None:
+def test_a_tool_missing_on_the_machine_is_named(scratch: ScratchNode) -> None:
     for tool in ("uname", "id", "mkdir", "cat", "tr", "sed", "df", "awk", "gzip", "timeout", "dpkg-query", "sh"):
         if found := shutil.which(tool, path="/usr/bin:/bin"):
             (scratch.bin / tool).symlink_to(found)
@@ -341,7 +339,7 @@ def test_a_tool_that_the_machine_has_not_is_named(scratch: ScratchNode) -> None:
         make_ready(scratch, Image())
 
 
-def test_a_folder_that_cannot_be_made_is_named_with_what_is_needed(scratch: ScratchNode) -> None:
+def test_a_folder_that_cannot_be_made_is_named_with_the_needed_permission(scratch: ScratchNode) -> None:
     path = Path(f"/tmp/skyward-{os.getuid()}/test-0")
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.mkdir(exist_ok=True)
@@ -352,7 +350,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_is_needed(scratch: Scra
     assert done.code == 1
 
 
-def test_a_login_shell_that_ends_by_itself_is_named_with_what_it_says(scratch: ScratchNode) -> None:
+def test_a_login_shell_that_exits_is_named_with_its_output(scratch: ScratchNode) -> None:
     def ending(command: str, **options: object) -> object:
         return scratch("echo This account is not available.; exit 1", **options)  # type: ignore[arg-type]
 
@@ -362,14 +360,14 @@ def test_a_login_shell_that_ends_by_itself_is_named_with_what_it_says(scratch: S
         prepare(ending, Image(), emit=ignore, node=0, folder="test-0/a")  # type: ignore[arg-type]
 
 
-def test_a_login_shell_that_talks_does_not_disturb(scratch: ScratchNode, index: Index) -> None:
+def test_a_login_shell_that_prints_does_no_harm(scratch: ScratchNode, index: Index) -> None:
     def talking(command: str, **options: object) -> object:
         return scratch(f"echo Welcome; echo '\x01nonsense'; {command}", **options)  # type: ignore[arg-type]
 
     prepare(talking, Image(pip_index_url=index.url), emit=ignore, node=0, folder="test-0")  # type: ignore[arg-type]
 
 
-def test_nothing_that_is_made_can_be_read_by_others(scratch: ScratchNode, index: Index) -> None:
+def test_nothing_that_is_made_is_readable_by_others(scratch: ScratchNode, index: Index) -> None:
     ready = make_ready(scratch, Image(pip_index_url=index.url))
     assert scratch.cache.stat().st_mode & 0o077 == 0
     assert os.stat(ready.folder).st_mode & 0o077 == 0

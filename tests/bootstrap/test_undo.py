@@ -1,4 +1,4 @@
-"""What was begun for a node is ended by its folder's name, with nothing else that runs there."""
+"""Work that began for a node is ended by the name of the node's folder, and nothing else that runs there."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def _of(folder: Path) -> list[int]:
     return found
 
 
-# The folder that nodes' folders lie in ------------------------------------------------------------------------------
+# Parent folder of nodes' folders ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """Of a user who is not on this machine."""
+    """Return the base folder of a user who is not on this machine."""
     path = Path(f"/tmp/skyward-{os.getpid()}{NOBODY}")
     yield path
     if path.is_symlink() or path.is_file():
@@ -115,7 +115,7 @@ def test_a_nodes_folder_is_not_made_in_a_link_or_where_everybody_may_write(base:
 
 
 @pytest.mark.root
-def test_a_nodes_folder_is_not_made_in_a_strangers(base: Path) -> None:
+def test_a_nodes_folder_is_not_made_in_another_users(base: Path) -> None:
     base.mkdir(mode=0o700)
     os.chown(base, NOBODY, NOBODY)
     assert "remove it" in run_on_node(base, "make_folder pool-1")

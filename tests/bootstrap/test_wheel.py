@@ -1,4 +1,4 @@
-"""Wheels that are made here are wheels: whole, the same each time, of what runs here."""
+"""Wheels that skyward makes are valid: complete, reproducible, and of the running code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_our_wheel_is_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("project", ["", "cloudpickle", "xxhash"])
-def test_every_hash_of_the_record_is_true(project: str) -> None:
+def test_every_hash_of_the_record_is_correct(project: str) -> None:
     wheel = repacked(project) if project else own_wheel()
     assert wheel is not None
     archive = zipfile.ZipFile(io.BytesIO(wheel.content))
@@ -89,17 +89,17 @@ def test_wheels_made_here_can_be_installed_and_imported(tmp_path: Path) -> None:
         ("cp311-cp311-manylinux_2_17_x86_64", "x86_64", "musl", False),
         ("cp311-cp311-musllinux_1_2_x86_64", "x86_64", "musl", True),
         ("cp311-cp311-musllinux_1_2_x86_64", "x86_64", "glibc2.36", False),
-        ("cp311-cp311-linux_x86_64", "x86_64", "glibc2.36", False),  # built here: nobody knows against what
+        ("cp311-cp311-linux_x86_64", "x86_64", "glibc2.36", False),  # built here: nobody knows against which libraries
         ("cp311-cp311-macosx_11_0_arm64", "aarch64", "glibc2.36", False),
     ],
 )
-def test_a_compiled_wheel_of_the_client_s_is_taken_only_where_it_runs(
+def test_a_compiled_wheel_of_the_client_is_used_only_if_it_runs_there(
     tag: str, machine: str, libc: str, runs: bool
 ) -> None:
     assert runs_on(tag, machine, libc) is runs
 
 
-def test_the_interpreter_is_of_the_minor_version_and_the_client_s_patch_release_where_there_is_one() -> None:
+def test_the_interpreter_has_the_minor_version_and_if_possible_the_patch_release() -> None:
     here = ".".join(map(str, sys.version_info[:3]))
     minor = here.rpartition(".")[0]
     found = [(f"{minor}.0", "/oldest"), (f"{minor}.99", "/newest"), ("3.99.1", "/other")]
@@ -110,12 +110,12 @@ def test_the_interpreter_is_of_the_minor_version_and_the_client_s_patch_release_
     assert best_python(found, "3.98") == ""
 
 
-def test_the_command_that_takes_what_is_sent_is_one_line() -> None:
-    assert "\n" not in LOADER  # csh has no strings of several
+def test_the_command_that_receives_files_is_one_line() -> None:
+    assert "\n" not in LOADER  # csh has no strings of several lines
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the uv of another platform comes from an index")
-def test_where_the_cache_folder_cannot_be_written_each_process_has_its_own_uv(
+def test_with_an_unwritable_cache_folder_each_process_has_its_own_uv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     binary = tmp_path / "uv"

@@ -1,8 +1,7 @@
-"""Every kind of call at once, on one pool, and books that say what became of each.
+"""Every kind of call at once, on one pool, and books that record the fate of each.
 
 A task writes to a ledger, a file of its node, when it begins. The client notes the outcome of each call. `Books.check`
-compares the two: nothing that was acknowledged is lost or doubled, and a call is lost only where a fault can have lost
-it.
+compares the two: nothing that was acknowledged is lost or doubled, and a call is lost only if a fault can have lost it.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def meet(ledger: str, call: str, seconds: float) -> tuple[str, int]:
 
 @dataclass(kw_only=True)
 class Books:
-    """What became of each call, by its name."""
+    """Fate of each call, by its name."""
 
     values: Counter[str] = field(default_factory=Counter)
     """How often a right value was delivered."""
@@ -98,7 +97,7 @@ class Books:
     """What no fault excuses: wrong values, other errors, calls without an outcome."""
 
     def settle(self, call: str, outcome: Callable[[], object], expected: object, *, may_be_lost: bool) -> None:
-        """Take one outcome down."""
+        """Record one outcome."""
         try:
             value = outcome()
         except CancelledError:
@@ -115,7 +114,7 @@ class Books:
                 self.wrong.append(f"{call}: the value is {value!r}")
 
     def check(self, began: Counter[str], struck: Struck) -> None:
-        """Raise AssertionError with all that is wrong; `began` counts the lines of the ledgers."""
+        """Raise AssertionError with all problems. `began` counts the lines of the ledgers."""
         wrong = list(self.wrong)
         wrong += [f"{call}: delivered {times} times" for call, times in self.values.items() if times > 1]
         wrong += [f"{call}: acknowledged, and never ran" for call in self.values if not _beginnings(began, call)]
@@ -137,13 +136,13 @@ class Books:
 
 
 def _beginnings(began: Counter[str], call: str) -> int:
-    return began[call] or began[f"{call} 0"]  # of a gang each rank begins
+    return began[call] or began[f"{call} 0"]  # each rank of a gang begins
 
 
 class Load:
-    """Threads that keep a pool busy, each with one kind of call, until `stop` is set; then all calls are settled.
+    """Threads that keep a pool busy, each with one kind of call, until `stop` is set. Then all calls are settled.
 
-    The names of calls that may run at most once begin with "once"; all others have retries and must succeed.
+    The names of calls that may run at most once begin with "once". All others have retries and must succeed.
     """
 
     def __init__(self, pool: sky.ComputePool, ledger: str, seed: int) -> None:
@@ -261,7 +260,9 @@ def count(ledgers: Sequence[str]) -> Counter[str]:
 
 
 def processes_with(marker: str) -> dict[int, str]:
-    """Processes whose environment has the marker, with their command lines; this one and its keeper aside."""
+    """Return the processes with the marker in their environment, and their command lines, except this one and its
+    keeper.
+    """
     found: dict[int, str] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:

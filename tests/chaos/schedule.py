@@ -1,4 +1,4 @@
-"""Which fault strikes which node, and when: drawn from a seed, so that a schedule that failed can be run again."""
+"""Schedule of faults: which fault strikes which node, and when. It is drawn from a seed and can be repeated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SECONDS_VARIABLE = "SKYWARD_CHAOS_SECONDS"
 
 
 def seeds(default: Sequence[int]) -> list[int]:
-    """Give the seed that the environment names, or else the default ones."""
+    """Return the seed that the environment names, or else the default ones."""
     named = os.environ.get(SEED_VARIABLE)
     return [int(named)] if named else list(default)
 
 
 def seconds(default: float) -> float:
-    """Give how long one schedule lasts: what the environment says, or else the default."""
+    """Return the duration of one schedule: the one in the environment, or else the default."""
     return float(os.environ.get(SECONDS_VARIABLE, default))
 
 
@@ -36,7 +36,7 @@ class Fault:
 
 
 def plan(seed: int, *, weights: Mapping[str, int], nodes: int, length: int, pause_s: float) -> list[Fault]:
-    """Draw `length` faults; `weights` says how often each kind comes, relative to the others."""
+    """Draw `length` faults. `weights` says how often each kind comes, relative to the others."""
     rng = random.Random(seed)
     kinds = rng.choices(list(weights), list(weights.values()), k=length)
     return [Fault(kind=kind, node=rng.randrange(nodes), pause_s=rng.uniform(0.3, 1.7) * pause_s) for kind in kinds]
@@ -44,7 +44,7 @@ def plan(seed: int, *, weights: Mapping[str, int], nodes: int, length: int, paus
 
 @dataclass(kw_only=True)
 class Struck:
-    """What the faults have destroyed so far: the ground on which calls may be lost."""
+    """Destroyed parts so far: the ground on which calls may be lost."""
 
     slots: int = 0
     """Processes that run calls, killed by themselves or with their zygote. Each loses at most the call it runs."""
@@ -53,7 +53,7 @@ class Struck:
 
 
 class Injector(threading.Thread):
-    """Strike the faults of a plan one after the other until it is over or `stop` is set.
+    """Thread that carries out the faults of a plan, one after the other, until it is over or `stop` is set.
 
     `strike` carries one fault out, notes in `Struck` what it destroyed, and returns. An exception in it ends the
     injector and is kept in `error`: a schedule that was not carried out proves nothing.

@@ -1,4 +1,6 @@
-"""Random kills and pauses under every kind of call, on pools of this machine; on hosts in tests/hosts/test_chaos.py.
+"""Random kills and pauses under every kind of call, on pools of this machine.
+
+For hosts, see tests/hosts/test_chaos.py.
 
 `make chaos SEED=7 SECONDS=600` runs one schedule for as long as you like.
 """
@@ -32,13 +34,13 @@ PAUSE_S = 0.6
 
 
 class LocalFaults:
-    """Carry faults out on a pool of this machine."""
+    """Faults that are carried out on a pool of this machine."""
 
     def __init__(self, pool: sky.ComputePool) -> None:
         self._faults = Faults(pool)
 
     def __call__(self, fault: Fault, struck: Struck) -> None:
-        with contextlib.suppress(UsageError, ProcessLookupError):  # the node is just being replaced
+        with contextlib.suppress(UsageError, ProcessLookupError):  # the node is being replaced
             agent = self._faults.agent(fault.node)
             slots = self._faults.slots(fault.node)
             self._strike(fault.kind, agent, slots, struck)
@@ -83,7 +85,7 @@ def kill_first(newborn: Callable[[], list[int]]) -> None:
 
 
 def nothing_is_left(marker: str) -> None:
-    """Wait until no process of the pool runs; end and report those that do."""
+    """Wait until no process of the pool runs. End and report the ones that do."""
     try:
         until(lambda: not processes_with(marker), within_s=12)
     except AssertionError:

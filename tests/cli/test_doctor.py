@@ -19,7 +19,7 @@ from skyward.cli.packages import Extra, Package, PackageState, examine_extras
 GIB = 1024**3
 
 
-def test_it_says_what_matters_here_and_that_local_pools_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_reports_the_essentials_and_that_local_pools_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert platform.python_version() in out
@@ -44,14 +44,14 @@ def test_usable_cores_follow_the_affinity_of_the_process() -> None:
         os.sched_setaffinity(0, before)
 
 
-def test_trying_the_kernels_means_leaks_no_descriptor() -> None:
+def test_the_probe_of_the_kernel_leaks_no_descriptor() -> None:
     mine = psutil.Process()
     before = mine.num_fds()
     examine_host()
     assert mine.num_fds() == before
 
 
-def test_every_user_extra_of_the_metadata_is_shown_and_no_developers_one() -> None:
+def test_every_user_extra_of_the_metadata_is_shown_and_no_developer_extra() -> None:
     declared = set(metadata.metadata("skyward").get_all("Provides-Extra") or [])
     assert {extra.name for extra in examine().extras} == declared - {"all", "bench", "dev"}
 
@@ -96,7 +96,7 @@ def test_missing_and_too_old_packages_are_told_apart(tmp_path: Path, monkeypatch
     assert garden.is_installed
 
 
-def test_a_cpu_build_is_the_package_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_build_counts_as_the_package_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = ("Requires-Dist: kiln>=2; extra == 'heat'", "Provides-Extra: heat")
     fake_distribution(tmp_path, "pottery", "1.0", *fields)
     fake_distribution(tmp_path, "kiln_cpu", "2.1")
@@ -133,7 +133,7 @@ def a_report(host: HostFacts, *extras: Extra) -> Report:
     return Report(version="0.1", host=host, core=core, extras=extras)
 
 
-def test_what_is_missing_comes_with_the_way_to_get_it() -> None:
+def test_a_missing_part_comes_with_the_way_to_get_it() -> None:
     jax = Extra(name="jax", packages=(Package(name="jax", version="", state=PackageState.MISSING),))
     keras = Extra(name="keras", packages=(Package(name="keras", version="2.1", state=PackageState.TOO_OLD),))
     text = "\n".join(describe(a_report(a_host(), jax, keras)))
@@ -142,7 +142,7 @@ def test_what_is_missing_comes_with_the_way_to_get_it() -> None:
     assert "keras 2.1 is too old" in text
 
 
-def test_a_means_that_is_absent_comes_with_what_is_done_instead() -> None:
+def test_a_missing_means_comes_with_its_fallback() -> None:
     absent = Support(name="memfd", available=False, otherwise="large values lie in a scratch folder instead")
     text = "\n".join(describe(a_report(a_host(supports=(absent,)))))
     assert "no: large values lie in a scratch folder instead" in text

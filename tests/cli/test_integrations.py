@@ -1,4 +1,4 @@
-"""What the command line says about the frameworks."""
+"""`skyward integrations`: the frameworks and their decorators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_each_integration_is_listed_with_its_version_and_extra(capsys: pytest.Ca
     assert "pip install 'skyward[jax]'" in out
 
 
-def test_one_of_them_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_integration_is_shown_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["integrations", "torch"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("sky.integrations.torch(")
@@ -30,7 +30,7 @@ def test_one_of_them_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         assert variable in out
 
 
-def test_one_that_does_not_exist_names_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_integration_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["integrations", "tensroflow"]) == 1
     said = capsys.readouterr().err
     assert "tensroflow" in said
@@ -46,7 +46,7 @@ def test_every_decorator_says_what_it_needs_and_sets() -> None:
         assert one.doc.count("Args:") == 1
 
 
-def test_describing_them_imports_no_framework() -> None:
+def test_describing_integrations_imports_no_framework() -> None:
     code = (
         "import sys; from skyward.cli.integrations import describe; describe();"
         "print([m for m in ('torch', 'jax', 'keras', 'tensorflow', 'lightning', 'transformers') if m in sys.modules])"

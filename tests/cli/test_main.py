@@ -37,7 +37,7 @@ def test_version_is_the_single_source(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == f"skyward {_version.__version__}\n"
 
 
-def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["fly"])
     assert stopped.value.code == 2
@@ -45,27 +45,27 @@ def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("command", ["doctor", "gc", "integrations"])
-def test_each_command_says_how_to_do_it_from_python(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_names_its_call_from_python(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
     assert stopped.value.code == 0
     assert "from Python: skyward." in capsys.readouterr().out
 
 
-def test_gc_names_each_thing_it_removed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_names_each_item_it_removed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = ["process 4711 (agent of a pool that died)", "folder /tmp/skyward-x"]
     monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda is_dry_run: found)
     assert main(["gc"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"removed {what}" for what in found]
 
 
-def test_gc_says_so_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_reports_that_nothing_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda is_dry_run: [])
     assert main(["gc"]) == 0
     assert capsys.readouterr().out == "nothing to clean up on this machine (no provider was checked)\n"
 
 
-def test_our_errors_are_one_line_without_a_traceback(
+def test_errors_of_skyward_are_one_line_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(is_dry_run: bool) -> list[str]:

@@ -41,7 +41,7 @@ with sky.ComputePool(sky.Local(), nodes=2, name="train") as pool:
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user of whom nothing is written down yet."""
+    """Return a user without any records yet."""
     (tmp_path / "project").mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -52,7 +52,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def program() -> Iterator[subprocess.Popen[str]]:
-    """A program of this user with an open pool, in a call."""
+    """Run a program of this user that has an open pool and is in a call."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
@@ -65,7 +65,7 @@ def program() -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def test_the_end_of_a_pool_is_told_before_its_program_shows_the_error(program: subprocess.Popen[str]) -> None:
+def test_the_end_of_a_pool_is_reported_before_its_program_shows_the_error(program: subprocess.Popen[str]) -> None:
     assert main(["down", "train", "--yes"]) == 0
     _, said = program.communicate(timeout=60)
     first, *rest = said.splitlines()
@@ -98,7 +98,7 @@ def test_ls_forgets_a_dead_pool_that_rented_nothing(
     assert list((state / "live").iterdir()) == []
 
 
-def test_down_ends_a_pool_and_its_program_is_told(
+def test_down_ends_a_pool_and_its_program_reports_it(
     program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = live.find("train").nodes
@@ -111,7 +111,7 @@ def test_down_ends_a_pool_and_its_program_is_told(
     assert "PoolClosed: the pool was ended by `skyward down train`" in program.stderr.read()
 
 
-def test_down_asks_before_it_ends_anything(
+def test_down_asks_for_confirmation(
     program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["down", "train"]) == 1  # there is nobody to ask
@@ -124,7 +124,7 @@ def test_down_asks_before_it_ends_anything(
     assert live.live_pools() == []
 
 
-def test_down_of_what_has_ended_already_is_no_error_and_a_typo_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_of_an_ended_pool_is_no_error_and_a_typo_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down", "train-0123abcd", "--yes"]) == 0
     assert "nothing is left of it" in capsys.readouterr().out
     assert main(["down", "trian", "--yes"]) == 1
@@ -135,7 +135,7 @@ def test_down_of_what_has_ended_already_is_no_error_and_a_typo_is(capsys: pytest
     assert main(["down", "--all"]) == 0
 
 
-def test_logs_shows_what_calls_printed_of_open_and_closed_pools(
+def test_logs_shows_the_output_of_calls_of_open_and_closed_pools(
     program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["logs", "train"]) == 0
@@ -188,7 +188,7 @@ def skyward(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_ssh_becomes_the_command_that_the_node_was_made_with(state: Path) -> None:
+def test_ssh_becomes_the_command_that_made_the_node(state: Path) -> None:
     shell = (sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(3)")
     announced(LiveNode(node=0), LiveNode(node=1, terminal=shell))
     done = skyward("ssh", "lab", "1")
@@ -206,7 +206,7 @@ def test_ssh_becomes_the_command_that_the_node_was_made_with(state: Path) -> Non
         (("lab", "one"), 2, "NODE is a number"),
     ],
 )
-def test_ssh_says_why_it_cannot(
+def test_ssh_gives_the_reason_if_it_cannot_connect(
     arguments: tuple[str, ...], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     announced(LiveNode(node=0))
@@ -218,7 +218,7 @@ def test_ssh_says_why_it_cannot(
     assert message in capsys.readouterr().err
 
 
-def test_offers_and_plans_of_named_pools(capsys: pytest.CaptureFixture[str]) -> None:
+def test_offers_and_plans_of_named_pools_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     Path("skyward.toml").write_text('[pools.small]\nprovider = "local"\nnodes = 2\n')
     assert main(["offers", "--pool", "small"]) == 0
     assert re.search(r"this machine +\d+ +\d+(\.\d)? ", capsys.readouterr().out)
@@ -243,7 +243,7 @@ def test_offers_and_plans_of_named_pools(capsys: pytest.CaptureFixture[str]) -> 
         (["plan", "nothing"], "pool 'nothing': not found in"),
     ],
 )
-def test_a_mistake_is_said_without_a_traceback(
+def test_a_mistake_is_reported_without_a_traceback(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1
@@ -275,7 +275,7 @@ def test_the_command_starts_quickly_and_imports_no_provider() -> None:
     assert not {"skyward.pool.pool", "skyward.providers", "boto3", "cloudpickle"} & set(done.stdout.split())
 
 
-def test_every_subcommand_has_examples_and_says_the_call_from_python(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_subcommand_has_examples_and_names_its_call_from_python(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ls", "down", "logs", "ssh", "offers", "plan", "gc"):
         with pytest.raises(SystemExit):
             main([name, "--help"])
@@ -286,7 +286,7 @@ def test_every_subcommand_has_examples_and_says_the_call_from_python(capsys: pyt
 
 
 @pytest.mark.parametrize("command", [["ls"], ["gc"], ["gc", "--dry-run"]])
-def test_that_nothing_is_rented_is_not_said_where_nobody_could_look(
+def test_ls_claims_that_nothing_is_rented_only_after_a_look(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("skyward.toml").write_text('[providers.east]\ntype = "aws"\nregoin = "us-east-1"\n')

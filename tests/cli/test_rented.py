@@ -1,4 +1,4 @@
-"""The command line on rented machines: an EC2 on this machine, and a program that died with its pool open."""
+"""The command line on rented machines: a local EC2, and a program that died with its pool open."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
-    """A user with a project that names the account."""
+    """Make a user with a project that names the account."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
@@ -55,7 +55,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> Non
 
 @pytest.fixture
 def dead(server: str) -> str:
-    """What a program rented that died: the first of its two machines."""
+    """Return the remains of a program that died: the first of its two machines."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
         [sys.executable, "-c", DIES, server], env=env, capture_output=True, text=True, timeout=100, check=False
@@ -65,7 +65,7 @@ def dead(server: str) -> str:
     return sorted(journal.living)[0]
 
 
-def test_what_a_dead_program_rented_is_listed_and_ended(dead: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_machines_of_a_dead_program_are_listed_and_ended(dead: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls"]) == 1  # it needs attention
     said = capsys.readouterr()
     assert f"{POOL}  aws       dead     2/2" in said.out
@@ -88,7 +88,7 @@ def test_what_a_dead_program_rented_is_listed_and_ended(dead: str, capsys: pytes
     assert capsys.readouterr().out.endswith(f"{POOL}: nothing is left of it\n")
 
 
-def test_gc_ends_it(dead: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_ends_machines_of_a_dead_program(dead: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gc"]) == 0
     assert f"ended machine {dead}" in capsys.readouterr().out
     assert main(["gc"]) == 0
@@ -119,7 +119,7 @@ def test_a_pool_of_a_killed_program_is_listed_by_its_name_until_it_is_ended(
 
 
 def shown_from(start: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What was printed, from there on: before it moto, in this process, says what it lacks."""
+    """Return the output from that text on. Before it, moto, which runs in this process, reports its missing parts."""
     out = capsys.readouterr().out
     return out[out.index(start) :]
 

@@ -51,7 +51,7 @@ def said(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> str
     return shown.out + shown.err
 
 
-def test_runs_are_listed_and_one_says_where_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_listed_and_one_is_shown_with_its_place(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     until(lambda: run.state.global_step >= 10)
     header, line = said(capsys, "list").splitlines()
     assert header.split() == ["JOB", "STATE", "STEP", "EPOCH", "LOSS", "AGE", "PROCESS"]
@@ -70,12 +70,14 @@ def test_a_run_is_saved_and_stopped(run: Run, capsys: pytest.CaptureFixture[str]
     assert "no run called 'job' listens here" in said(capsys, "stop", "job", status=1)
 
 
-def test_a_stop_that_is_not_waited_for(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_with_wait_0_returns_at_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "it is asked" in said(capsys, "stop", "job", "--wait", "0")
     until(lambda: runs() == [])
 
 
-def test_abort_asks_first(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_asks_for_confirmation(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "give --yes where nobody can be asked" in said(capsys, "abort", "job", status=1)
     monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -85,7 +87,7 @@ def test_abort_asks_first(run: Run, capsys: pytest.CaptureFixture[str], monkeypa
     assert run.events[-1][1] == "aborted"
 
 
-def test_what_killed_runs_left_is_removed_and_what_runs_is_not(
+def test_leftovers_of_killed_runs_are_removed_and_live_runs_stay(
     run: Run, jobs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     subprocess.run([sys.executable, "-c", KILLED], check=False, timeout=60)
@@ -97,7 +99,7 @@ def test_what_killed_runs_left_is_removed_and_what_runs_is_not(
     assert sorted(path.name for path in jobs.iterdir()) == [".lock", "job"]
 
 
-def test_mistakes_are_said_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "job_id='../x': not a job id" in said(capsys, "status", "../x", status=1)
     assert "no run called 'x' listens here; runs: none" in said(capsys, "watch", "x", status=1)
     assert "usage: skyward train" in said(capsys)
@@ -106,7 +108,7 @@ def test_mistakes_are_said_without_a_traceback(capsys: pytest.CaptureFixture[str
 # watch --------------------------------------------------------------------------------------------------------------
 
 
-def test_watch_writes_lines_where_there_is_no_terminal_until_the_run_ends(
+def test_watch_writes_lines_without_a_terminal_until_the_run_ends(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until(lambda: run.state.global_step > 20)
@@ -228,14 +230,14 @@ def test_the_screen_has_whole_steps_two_colours_a_rate_and_the_time_left(width: 
     assert not re.search(r"\x1b\[[\d;]*3\dm", shown(running, no_color=True))
 
 
-def test_watch_says_which_extra_a_terminal_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_names_the_extra_that_a_terminal_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "rich.live", None)
     with pytest.raises(sky.errors.MissingDependency, match=r"skyward\[training\]"):
         watch(find("job"), out=Terminal())
 
 
-def test_watch_of_a_run_that_is_killed_ends() -> None:
+def test_watch_of_a_killed_run_ends() -> None:
     code = KILLED.replace("lambda: os.kill(os.getpid(), signal.SIGKILL)", "lambda: __import__('time').sleep(0.01)")
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         until(runs)

@@ -1,4 +1,4 @@
-"""Running a Python program on a terminal of ours: a real pty, and a screen that shows what a person would see."""
+"""Run a Python program on a real pty, with a screen that shows what a person would see."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ discards what nobody has read from a terminal yet when the leader of its session
 
 
 class Program:
-    """A program with a terminal as its controlling one; killed when the block is left, if it still runs."""
+    """A program with its own controlling terminal. It is killed when the block is left, if it still runs."""
 
     def __init__(self, code: str, *, rows: int = 24, columns: int = 100, env: dict[str, str] | None = None) -> None:
         self.screen = Screen(rows, columns)
@@ -57,7 +57,7 @@ class Program:
         self._set_size(rows, columns)
         ours, theirs = socket.socketpair()
         with theirs:
-            # Not os.forkpty: what the tests before have imported may refuse to be forked.
+            # os.forkpty is not used: modules that other tests imported may refuse to be forked.
             self._leader = subprocess.Popen(
                 [sys.executable, "-S", "-c", _LEAD_SESSION, str(theirs.fileno()), sys.executable, "-c", code],
                 stdin=inside,
@@ -81,12 +81,12 @@ class Program:
         self.screen.resize(rows, columns)
 
     def read(self, for_s: float = 0.05) -> bool:
-        """Take what it wrote; False: it has ended and all is read."""
+        """Read the program's output. Returns False once it has ended and all is read."""
         if not select.select([self.fd], [], [], for_s)[0]:
             return True
         try:
             data = os.read(self.fd, 65536)
-        except OSError:  # Linux says EIO where nobody has the other end any more
+        except OSError:  # Linux raises EIO if nobody has the other end
             return False
         self.output += data
         self.screen.feed(data)
@@ -104,7 +104,10 @@ class Program:
         self.until(lambda screen: any(text in line for line in screen.all_lines), within_s)
 
     def wait(self, within_s: float = 30.0) -> int:
-        """Until it has ended, and whoever else has the terminal: its exit status, negative for a signal."""
+        """Wait until the program and every other process on the terminal have ended.
+
+        Returns its exit status, negative for a signal.
+        """
         deadline = time.monotonic() + within_s
         while self.read():
             assert time.monotonic() < deadline, "\n".join(self.screen.all_lines)

@@ -1,4 +1,4 @@
-"""A small terminal: what a person would see of the bytes that a program wrote.
+"""A small terminal: the text that a person would see from the bytes of a program.
 
 It knows what our console uses and what ordinary programs do: printing, CR, LF, cursor movements, erasing, colours
 (ignored), the scrolling region, saving and restoring the cursor. Anything else fails the test that wrote it.
@@ -16,7 +16,7 @@ _TOKEN = re.compile(
 
 
 class Screen:
-    """`lines` is the screen, `history` what has scrolled off its top."""
+    """A terminal screen. `lines` is the screen, `history` the lines that scrolled off its top."""
 
     def __init__(self, rows: int = 24, columns: int = 80) -> None:
         self.rows, self.columns = rows, columns
@@ -38,7 +38,7 @@ class Screen:
 
     @property
     def region(self) -> tuple[int, int]:
-        """First and last row that scroll, from 1 on."""
+        """Return the first and last row that scroll, counted from 1."""
         return self._top + 1, self._bottom + 1
 
     def feed(self, data: bytes) -> None:
@@ -55,7 +55,7 @@ class Screen:
         self._rest = text[at:]
 
     def resize(self, rows: int, columns: int) -> None:
-        """As xterm does: the top stays, or scrolls off where the cursor would be lost; margins are reset."""
+        """Resize as xterm does. The top stays, or scrolls off where the cursor would be lost. Margins are reset."""
         while self.row >= rows:
             self.history.append("".join(self._cells.pop(0)).rstrip())
             self.row -= 1

@@ -1,4 +1,4 @@
-"""Events on their way: every reader has all of them, in order, and a slow one delays nobody."""
+"""Delivery of events: every reader gets all of them in order, and a slow one delays nobody."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_each_reader_has_all_events_in_order() -> None:
     assert list(second) == told
 
 
-def test_a_slow_reader_loses_the_oldest_and_is_told_how_many() -> None:
+def test_a_slow_reader_loses_the_oldest_and_learns_how_many() -> None:
     announcer = Announcer()
     stream = announcer.listen(limit=3)
     for n in range(10):
@@ -49,7 +49,7 @@ def test_a_reader_that_waits_ends_when_the_pool_is_closed() -> None:
     assert seen == [NodeReady(node=1)]
 
 
-def test_a_reader_may_wait_for_a_while_only() -> None:
+def test_a_reader_may_wait_with_a_timeout() -> None:
     announcer = Announcer()
     stream = announcer.listen()
     assert stream.get(0.01) is None
@@ -59,7 +59,7 @@ def test_a_reader_may_wait_for_a_while_only() -> None:
     assert stream.get() is None
 
 
-def test_who_listens_is_told_once_when_the_first_comes_and_the_last_has_gone() -> None:
+def test_the_source_learns_when_the_first_reader_comes_and_the_last_has_gone() -> None:
     heard: list[bool] = []
     announcer = Announcer(on_heard=heard.append)
     first, second = announcer.listen(), announcer.listen()
@@ -87,7 +87,7 @@ def test_a_function_that_raises_is_reported_once_and_called_on(caplog: pytest.Lo
     assert caplog.text.count("ValueError: not today") == 1
 
 
-def test_a_function_may_end_what_it_listens_to() -> None:
+def test_a_function_may_end_the_pool_it_listens_to() -> None:
     closed = threading.Event()
 
     def close(event: Event) -> None:
@@ -100,6 +100,6 @@ def test_a_function_may_end_what_it_listens_to() -> None:
     until(closed.is_set)
 
 
-def test_something_else_than_a_function_is_refused() -> None:
+def test_objects_other_than_functions_are_refused() -> None:
     with pytest.raises(UsageError, match="on_event=3: must be a function"):
         Announcer(3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The live view, on a real terminal: calm, whole, and gone without a trace whatever ends the program."""
+"""The live view on a real terminal: calm, complete, and gone without a trace however the program ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assert_given_back(one: Program) -> None:
     assert not any(RULE in line or "slots busy" in line for line in one.screen.lines)
 
 
-def test_nodes_stand_at_the_bottom_while_output_scrolls_above_them_whole() -> None:
+def test_nodes_stay_at_the_bottom_while_output_scrolls_above_them_complete() -> None:
     body = """
 for number in range(60):
     print(f"mine {number} " + "x" * 60)
@@ -74,7 +74,7 @@ for number in range(60):
             assert frame[-3].strip()
 
 
-def test_it_says_what_each_node_runs_and_how_busy_the_machine_is() -> None:
+def test_it_shows_the_calls_of_each_node_and_the_load_of_the_machine() -> None:
     body = """
 @sky.compute
 def train():
@@ -117,14 +117,14 @@ time.sleep(0.3)
 
 
 @pytest.mark.parametrize(("columns", "env"), [(100, {}), (60, {}), (100, {"NO_COLOR": "1"})])
-def test_bars_of_tasks_and_maps_stand_in_place_and_leave_their_end(columns: int, env: dict[str, str]) -> None:
+def test_bars_of_tasks_and_maps_stay_in_place_and_leave_their_last_state(columns: int, env: dict[str, str]) -> None:
     with program(BARS, columns=columns, env=env) as one:
         one.until_seen("after")
         assert one.wait() == 0
         assert_given_back(one)
         assert env == {} or not re.search(rb"\x1b\[[1-9][\d;]*m", one.output)
         lines = one.screen.all_lines
-        # Of the bar in the task one line is left, its last; the others were in the row of its node.
+        # One line is left of the bar in the task, its last. The others were in the row of its node.
         assert len([line for line in lines if "epochs:" in line]) == 1
         assert any(re.search(r"epochs: 100%.*40/40", line) for line in lines)
         in_place = {line for frame in one.frames for line in frame if re.search(r"● +\d +train .*epochs: +\d+%", line)}
@@ -146,7 +146,7 @@ def test_without_a_live_view_a_bar_of_a_task_is_a_line_a_second() -> None:
         assert any(re.search(r"demo: closed after [\d.]+ s: 1 call$", line) for line in lines)
 
 
-def test_a_prompt_and_what_is_typed_stay_whole() -> None:
+def test_a_prompt_and_typed_text_stay_complete() -> None:
     with program("name = input('your name? ')\nprint('hello', name)") as one:
         one.until_seen("slots busy")
         one.until_seen("your name?")
@@ -156,8 +156,8 @@ def test_a_prompt_and_what_is_typed_stay_whole() -> None:
         assert "your name? Ada" in one.screen.all_lines
 
 
-def test_it_is_calm() -> None:
-    """At most eight times a second, and only what has changed."""
+def test_it_redraws_only_changes_at_most_eight_times_a_second() -> None:
+    """Count frames and bytes over four seconds."""
     with program("time.sleep(4)") as one:
         one.until_seen("slots busy")
         begin, frames = len(one.output), len(one.frames)
@@ -178,7 +178,7 @@ def test_it_is_calm() -> None:
         ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
     ],
 )
-def test_the_terminal_is_given_back_however_the_program_ends(end: str, status: int) -> None:
+def test_the_terminal_is_restored_however_the_program_ends(end: str, status: int) -> None:
     with program(f"print('first')\nsys.stdin.readline()\n{end}") as one:
         one.until_seen("slots busy")
         one.type(b"\n")
@@ -187,7 +187,7 @@ def test_the_terminal_is_given_back_however_the_program_ends(end: str, status: i
         assert "first" in one.screen.all_lines
 
 
-def test_a_terminal_that_nobody_reads_stops_no_call_and_no_close(tmp_path: Path) -> None:
+def test_an_unread_terminal_blocks_no_call_and_no_close(tmp_path: Path) -> None:
     body = f"""
 @sky.compute
 def shout():
@@ -211,7 +211,7 @@ open(os.path.join(folder, "closed"), "w").close()
 
 @pytest.mark.parametrize("env", [{}, {"CI": "true"}], ids=["live", "plain"])
 @pytest.mark.parametrize("how", ["live", "killed", "interrupted"])
-def test_tasks_control_nothing_of_the_terminal(env: dict[str, str], how: str) -> None:
+def test_tasks_cannot_control_the_terminal(env: dict[str, str], how: str) -> None:
     body = r"""
 @sky.compute
 def attack(how):
@@ -239,7 +239,7 @@ attack(HOW) >> pool
         assert_given_back(one)
 
 
-def test_ctrl_c_gives_the_terminal_back_before_the_traceback() -> None:
+def test_ctrl_c_restores_the_terminal_before_the_traceback() -> None:
     with program("wait_for_ever()") as one:
         one.until_seen("slots busy")
         one.type(b"\x03")
@@ -280,7 +280,7 @@ def test_a_terminal_without_unicode_gets_none() -> None:
 
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"CI": "true"}], ids=["dumb", "of a CI job"])
-def test_a_terminal_for_which_lines_are_better_gets_lines(env: dict[str, str]) -> None:
+def test_a_terminal_that_is_better_with_lines_gets_lines(env: dict[str, str]) -> None:
     with program("say('x') >> pool", env=env) as one:
         assert one.wait() == 0
         assert not re.search(rb"\x1b(?!\[[\d;]*m)", one.output), "more than colours"
@@ -289,7 +289,7 @@ def test_a_terminal_for_which_lines_are_better_gets_lines(env: dict[str, str]) -
         assert any(line.startswith("skyward: demo: ready after ") for line in one.screen.all_lines)
 
 
-def test_a_pool_that_is_over_in_a_moment_shows_nothing() -> None:
+def test_a_short_pool_shows_nothing() -> None:
     code = """
 import time
 import skyward as sky

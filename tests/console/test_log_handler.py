@@ -1,6 +1,6 @@
 """Log records of the client reach standard error, unless the program that embeds skyward handles them itself.
 
-Each case is a process of its own: pytest has handlers on the root logger, for which ours steps aside.
+Each case runs in its own process, because pytest has handlers on the root logger, and our handler defers to them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def logged(setup: str = "", late: str = "") -> str:
     return stderr_of(LOG.format(setup=setup, late=late))
 
 
-def test_a_record_is_one_message_on_standard_error_where_nobody_else_takes_it() -> None:
+def test_a_record_is_one_message_on_standard_error_without_other_handlers() -> None:
     assert logged() == SHOWN
 
 
@@ -47,11 +47,11 @@ def test_a_record_is_one_message_on_standard_error_where_nobody_else_takes_it() 
         "logging.disable(logging.ERROR)",
     ],
 )
-def test_a_program_silences_the_records(setup: str) -> None:
+def test_a_program_can_silence_the_records(setup: str) -> None:
     assert logged(setup) == ""
 
 
-def test_a_program_routes_the_records() -> None:
+def test_a_program_can_route_the_records() -> None:
     setup = 'logging.getLogger("skyward.engine").addHandler(logging.FileHandler("/dev/stderr", mode="a"))'
     assert logged(setup) == "node 3 could not be replaced\x1b[2J\n"
 

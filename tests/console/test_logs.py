@@ -41,7 +41,7 @@ def test_plain_calls_share_the_file_of_their_node(tmp_path: Path) -> None:
     assert (tmp_path / "node-1.log").read_text() == "[train it] two\n"
 
 
-def test_lines_stand_in_the_file_at_once_and_after_it_was_closed(tmp_path: Path) -> None:
+def test_lines_are_in_the_file_at_once_and_after_it_was_closed(tmp_path: Path) -> None:
     files = sky.LogFiles(tmp_path, echo=False)
     files(line("one", rank=0))
     assert (tmp_path / "train_it-3" / "rank-0.log").read_text() == "one\n"
@@ -52,7 +52,7 @@ def test_lines_stand_in_the_file_at_once_and_after_it_was_closed(tmp_path: Path)
     assert (tmp_path / "train_it-3" / "rank-0.log").read_text() == "one\ntwo\n"
 
 
-def test_more_ranks_than_files_may_be_open_lose_nothing(tmp_path: Path) -> None:
+def test_ranks_beyond_the_limit_of_open_files_lose_nothing(tmp_path: Path) -> None:
     files = sky.LogFiles(tmp_path, echo=False)
     for word in ("first", "second"):
         for rank in range(100):
@@ -77,12 +77,12 @@ def test_a_name_is_no_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["", None, 3])
-def test_a_folder_that_is_none_is_refused_by_name(folder: object) -> None:
+def test_a_path_that_is_no_folder_is_refused_by_name(folder: object) -> None:
     with pytest.raises(UsageError, match="folder"):
         sky.LogFiles(folder)  # type: ignore[arg-type]
 
 
-def test_a_pool_keeps_what_its_calls_print(tmp_path: Path) -> None:
+def test_a_pool_keeps_the_output_of_its_calls(tmp_path: Path) -> None:
     files = sky.LogFiles(tmp_path / "logs", echo=False)
     with sky.ComputePool(sky.Local(), logs=files) as pool:
         sky.compute(name="speak")(print)("hello") >> pool

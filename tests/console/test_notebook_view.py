@@ -1,4 +1,4 @@
-"""The view of a pool in a notebook, where it cannot be shown."""
+"""The view of a pool in a notebook that cannot show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.waiting import until
 
 
 class Failures:
-    """Shows nothing, and remembers that it was closed."""
+    """View that shows nothing and remembers that it was closed."""
 
     is_closed = False
 

@@ -1,4 +1,4 @@
-"""Outlets: items come out in order, and a reader that stalls costs items and nothing else."""
+"""Outlets: items come out in order, and a stalled reader loses items and blocks nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_all_items_come_out_in_order_before_flush_returns() -> None:
     assert reader.items == [str(number) for number in range(10_000)]
 
 
-def test_whoever_waits_for_an_item_finds_it_written() -> None:
+def test_a_caller_that_waits_for_an_item_finds_it_written() -> None:
     reader = Reader()
     outlet = outlet_to(reader)
     for number in range(500):
@@ -49,7 +49,7 @@ def test_whoever_waits_for_an_item_finds_it_written() -> None:
         assert reader.items[-1] == str(number)
 
 
-def test_a_stalled_reader_loses_the_oldest_counted_and_holds_up_nobody() -> None:
+def test_a_stalled_reader_loses_the_oldest_counted_and_blocks_nobody() -> None:
     reader = Reader()
     outlet = outlet_to(reader, limit=10 * 201, batch=1)
     reader.gate.clear()
@@ -67,7 +67,7 @@ def test_a_stalled_reader_loses_the_oldest_counted_and_holds_up_nobody() -> None
     assert reader.items == ["0", "90 dropped", *(str(number % 10) for number in range(91, 101))]
 
 
-def test_a_sink_that_raises_is_reported_once_and_gets_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_raises_is_reported_once_and_gets_no_further_items(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[list[str]] = []
 
     def fail(items: list[str]) -> None:
@@ -108,6 +108,6 @@ def test_without_a_thread_nothing_raises_or_waits_and_the_next_item_tries_again(
     assert reader.items == ["first", "second"]
 
 
-def test_a_notice_goes_to_standard_error_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notice_goes_to_the_current_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert notices.wait(notify("hello"))
     assert capsys.readouterr() == ("", "skyward: hello\n")

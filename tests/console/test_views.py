@@ -1,4 +1,4 @@
-"""What the views say of the same events: a panel, plain lines, a line in a notebook."""
+"""Views of the same events: a panel, plain lines, a line in a notebook."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTS = Counts(slots=8, busy=3, queued=1200, ended=5000, failed=2)
 
 
 def story() -> list[events.Event]:
-    """Two rented nodes: one ready after 40 s, one whose packages cannot be installed."""
+    """Return the events of two rented nodes: one ready after 40 s, one whose packages cannot be installed."""
     return [
         events.PoolStarted(at=1000.0, pool="train-1", provider="aws", nodes=2),
         events.InstanceLaunched(
@@ -48,7 +48,7 @@ def shown(pool: PoolState, *, width: int = 100, height: int = 4, now: float = 10
     return panel_lines(pool, COUNTS, width=width, height=height, now=now, style=style)
 
 
-def test_the_panel_says_where_each_node_is_and_for_how_long_and_what_it_costs() -> None:
+def test_the_panel_shows_the_phase_and_time_of_each_node_and_the_cost() -> None:
     title, first, second, calls = shown(after())
     assert re.fullmatch(r"── train ── aws · 1 of 2 ready ─+ \$2.40/h · \$0.04 so far · 1:00 ──", title)
     assert columns(title) == 100
@@ -61,24 +61,24 @@ def running(*names: str, node: int = 0, progress: str = "") -> tuple[RunningTask
     return tuple(RunningTask(task=n, node=node, name=name, progress=progress) for n, name in enumerate(names))
 
 
-def test_a_busy_node_says_which_calls_it_runs_and_for_how_long() -> None:
+def test_a_busy_node_shows_its_calls_and_their_times() -> None:
     tracker, pool = WorkTracker(), after()
     tracker.update(running("train"), 1048.0)
     work = tracker.update(running("train"), 1060.0)
     rows = panel_lines(pool, COUNTS, width=100, height=4, now=1060.0, style=BARE, work=work)
     assert rows[1] == "  ●  0  train 12 s"
-    # Several slots: how many of each; what has just begun has no time yet.
+    # With several slots, it shows how many of each. A call that has just begun has no time yet.
     work = WorkTracker().update(running("train", "train", "score", "other"), 1060.0)
     rows = panel_lines(pool, COUNTS, width=100, height=4, now=1060.0, style=BARE, work=work)
     assert rows[1] == "  ●  0  train ×2, score +1"
-    # A call that has ended stays for a moment, so that short calls do not flicker; then the node is idle.
+    # A call that has ended stays for a moment, so that short calls do not flicker. Then the node is idle.
     tracker.update(running("train"), 1061.0)
     assert 0 in tracker.update((), 1061.9)
     assert 0 not in tracker.update((), 1062.1)
 
 
 @pytest.mark.parametrize("width", [40, 60, 79, 100, 140])
-def test_a_progress_line_stands_in_the_row_of_its_node_beside_the_load(width: int) -> None:
+def test_a_progress_line_stays_in_the_row_of_its_node_beside_the_load(width: int) -> None:
     gpu = events.DeviceUsage(index=0, busy=0.98, memory_used_gib=22.0, memory_gib=24.0)
     pool = after(events.NodeUsage(node=0, cpu=0.5, cores=4, memory_used_gib=3.2, memory_gib=16.0, devices=(gpu,)))
     work = WorkTracker().update(running("train", progress="epochs:  62%|██████▏   | 38/60 [00:12<00:07]"), 1060.0)
@@ -110,7 +110,7 @@ def test_maps_and_groups_have_a_bar_a_rate_and_the_time_left() -> None:
     assert progress_line(endless, 80, 1100.0, BARE).split() == ["stream", "5", "done", "3.0/min"]
 
 
-def test_the_board_shows_what_is_open_or_the_last_that_ended() -> None:
+def test_the_board_shows_open_maps_or_the_last_that_ended() -> None:
     board = ProgressBoard()
     assert board.entries() == ()
     first, second = board.begin(Progress("first", 1)), board.begin(Progress("second", 2))
@@ -123,7 +123,7 @@ def test_the_board_shows_what_is_open_or_the_last_that_ended() -> None:
     assert board.entries() == (third,)
 
 
-def test_of_several_nodes_on_one_machine_its_load_is_shown_once() -> None:
+def test_nodes_on_one_machine_show_its_load_once() -> None:
     pool = PoolState("here")
     pool.take(events.PoolStarted(at=0.0, pool="x", provider="local", nodes=2))
     for node in (0, 1):
@@ -143,7 +143,7 @@ def test_a_pool_that_closes_sums_up_its_calls_and_its_cost() -> None:
     assert status_line(pool, 1100.0).endswith("closed · 1,204 calls, 4 failed")
 
 
-def test_a_node_on_its_way_shows_what_it_is_through() -> None:
+def test_a_node_on_its_way_shows_its_finished_phases() -> None:
     pool = after(
         events.PhaseEnded(at=1042.0, node=1, phase="packages", seconds=11.0),
         events.PhaseStarted(at=1042.0, node=1, phase="agent"),
@@ -154,7 +154,7 @@ def test_a_node_on_its_way_shows_what_it_is_through() -> None:
     assert shown(pool)[2] == "  ✗  1  agent failed after 3.0 s  no memory"
 
 
-def test_it_says_how_busy_a_node_is_as_far_as_there_is_room() -> None:
+def test_the_load_of_a_node_is_shown_if_there_is_room() -> None:
     gpu = events.DeviceUsage(index=0, busy=0.98, memory_used_gib=22.0, memory_gib=24.0)
     pool = after(
         events.NodeUsage(node=0, cpu=0.5, cores=4, memory_used_gib=3.2, memory_gib=16.0, devices=(gpu,)),
@@ -174,7 +174,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert all(columns(line) <= width for line in shown(wide, width=width))
 
 
-def test_of_many_nodes_those_that_need_a_look_are_shown() -> None:
+def test_of_many_nodes_the_ones_that_need_attention_are_shown() -> None:
     pool = PoolState("train")
     pool.take(events.PoolStarted(at=0.0, pool="x", provider="aws", nodes=64))
     for node in range(60):
@@ -187,7 +187,7 @@ def test_of_many_nodes_those_that_need_a_look_are_shown() -> None:
     assert shown(pool, height=3, now=10.0)[1].strip() == "64 nodes, 60 of them ready"
 
 
-def test_losses_and_cut_links_are_seen() -> None:
+def test_losses_and_cut_links_are_shown() -> None:
     pool = after(events.LinkLost(at=1050.0, node=0, reason="silent for 10 s"))
     assert shown(pool)[1] == "  ◌  0  connection cut for 10 s  silent for 10 s"
     pool.take(events.LinkRestored(at=1055.0, node=0, seconds=5.0))
@@ -196,7 +196,7 @@ def test_losses_and_cut_links_are_seen() -> None:
     assert shown(pool)[1] == "  ✗  0  lost, 4 s ago  power"
 
 
-def test_money_is_counted_from_launch_to_the_end_of_each_machine() -> None:
+def test_cost_is_counted_from_launch_to_the_end_of_each_machine() -> None:
     pool = after(events.InstanceTerminated(at=1301.0, node=1, instance="i-b"))
     assert pool.price_usd_per_hour == pytest.approx(1.2)
     assert pool.spent_usd(1601.0) == pytest.approx(1.2 * 300 / 3600 + 1.2 * 600 / 3600)
@@ -204,7 +204,7 @@ def test_money_is_counted_from_launch_to_the_end_of_each_machine() -> None:
     assert pool.spent_usd(1800.0) == pytest.approx(2.1)
 
 
-def test_plain_lines_say_each_phase_once_for_all_nodes() -> None:
+def test_plain_lines_report_each_phase_once_for_all_nodes() -> None:
     plain = PlainLines("train", is_quiet=False)
     end = [
         events.PhaseFailed(at=1050.0, node=1, phase="packages", seconds=19.0, reason="no torch\nfor this python"),
@@ -221,7 +221,7 @@ def test_plain_lines_say_each_phase_once_for_all_nodes() -> None:
     ]
 
 
-def test_a_quiet_pool_says_only_what_goes_wrong() -> None:
+def test_a_quiet_pool_reports_only_failures() -> None:
     plain = PlainLines("here", is_quiet=True)
     told = [
         events.PoolStarted(pool="x", provider="local", nodes=1),
@@ -236,7 +236,7 @@ def test_a_quiet_pool_says_only_what_goes_wrong() -> None:
     ]
 
 
-def test_a_host_that_is_tried_again_is_told_once_and_its_long_reason_not_twice() -> None:
+def test_a_host_that_is_retried_is_reported_once_and_its_long_reason_not_twice() -> None:
     plain = PlainLines("lab", is_quiet=False)
     retry = events.PhaseOutput(node=0, phase="connect", text="ssh lab: refused; retrying")
     told = [
@@ -254,12 +254,12 @@ def test_a_host_that_is_tried_again_is_told_once_and_its_long_reason_not_twice()
     assert all(columns(line) < 260 for line in lines)
 
 
-def test_a_notebook_has_it_in_one_line() -> None:
+def test_a_notebook_shows_it_in_one_line() -> None:
     assert status_line(after(), 1060.0) == "train: aws, 2 nodes · 1 ready, packages · 1 m 00 s · $2.40/h · $0.04 so far"
     pool = after(events.NodeReady(at=1070.0, node=1), events.PoolReady(at=1070.0, pool="x", seconds=70.0))
     assert status_line(pool, 1090.0) == "train: aws, 2 nodes · ready after 1 m 10 s · $2.40/h · $0.06 so far"
 
 
-def test_only_colours_are_lost_without_colours() -> None:
+def test_without_colours_only_colours_are_lost() -> None:
     coloured = shown(after(), style=Style())
     assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in coloured] == shown(after())

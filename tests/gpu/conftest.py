@@ -1,7 +1,7 @@
-"""What holds for the tests of `make test-gpu`: which device they use, how long they may take, what they report.
+"""Fixtures for the tests of `make test-gpu`: their device, their time limit, their report.
 
-They rely on nothing but pytest, and are run by `run.py` with the configuration beside this file. With that of the
-project they are not collected.
+The tests rely only on pytest, and `run.py` runs them with the configuration beside this file. With the project's
+configuration they are not collected.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class TooLong(Exception):
-    """The test has used up its time."""
+    """Raised when the test has used up its time."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,14 +82,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Device:
-    """Where the tests compute: "cuda", or "cpu" in a rehearsal."""
+    """Return the device on which the tests compute: "cuda", or "cpu" in a rehearsal."""
     chosen: Device = request.config.getoption("--device")
     return chosen
 
 
 @pytest.fixture(scope="session")
 def count(device: Device) -> int:
-    """How many GPUs there are; 0 in a rehearsal."""
+    """Return the number of GPUs; 0 in a rehearsal."""
     import torch
 
     return torch.cuda.device_count() if device == "cuda" else 0
@@ -97,20 +97,20 @@ def count(device: Device) -> int:
 
 @pytest.fixture
 def figures(record_property: Figures) -> Figures:
-    """`figures(name, value)` puts a number into the report."""
+    """Return a function `figures(name, value)` that puts a number into the report."""
     return record_property
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[sky.ComputePool]:
-    """One node with all devices, whose slot and ranks import torch once."""
+    """Open a pool of one node with all devices. Its slot and ranks import torch once."""
     with sky.ComputePool(sky.Local()) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
 def two_nodes() -> Iterator[sky.ComputePool]:
-    """Two nodes that divide the devices, or share the one there is: then the pool says so."""
+    """Open a pool of two nodes that divide the devices, or share a single one, which the pool then reports."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="nodes=2: nodes on one machine share")
         pool = sky.ComputePool(sky.Local(), nodes=2).start()

@@ -1,4 +1,4 @@
-"""A model and data that the tests of a GPU train; small on the CPU, where they are rehearsed."""
+"""A model and data for the GPU tests to train. They are small, so that a rehearsal can run on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Classifier", "make_classifier", "rows", "score", "settings"]
 
 
 class Classifier(nn.Module):
-    """Which quarter of the plane a point is in. x: (B, 2) float32, labels: (B,) int64"""
+    """Model that tells which quarter of the plane a point is in. x: (B, 2) float32, labels: (B,) int64"""
 
     def __init__(self, width: int = 64, depth: int = 2) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Classifier(nn.Module):
 
 
 def make_classifier() -> Classifier:
-    """The same first weights each time."""
+    """Make the model with the same first weights each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Classifier()
@@ -41,7 +41,7 @@ def rows(count: int) -> list[dict[str, torch.Tensor]]:
 
 
 def score(model: nn.Module, held_out: list[dict[str, torch.Tensor]]) -> dict[str, float]:
-    """Accuracy, where the model is."""
+    """Return the accuracy, computed where the model is."""
     device = next(model.parameters()).device
     batch = {name: torch.stack([row[name] for row in held_out]).to(device) for name in ("x", "labels")}
     with torch.inference_mode():
@@ -50,7 +50,7 @@ def score(model: nn.Module, held_out: list[dict[str, torch.Tensor]]) -> dict[str
 
 
 def settings(folder: str, device: str, **changes: Any) -> dict[str, Any]:
-    """Of TrainingArguments: 60 steps, told every 10."""
+    """Return TrainingArguments for 60 steps, with a log every 10."""
     return {
         "output_dir": folder,
         "num_train_epochs": 3,

@@ -1,10 +1,10 @@
-"""Runs the tests of this folder on a machine with a GPU, and writes one report: `make test-gpu`.
+"""Run the tests of this folder on a machine with a GPU, and write one report: `make test-gpu`.
 
     python3 tests/gpu/run.py [--device cpu] [--report FILE] [pytest's arguments]
 
-Nothing is installed. The machine has PyTorch, pytest and whatever else is to be tested; what skyward itself needs,
-cloudpickle and xxhash, is taken from wheels in `.make/gpu-wheels` where the machine lacks it (`make gpu-wheels`, on a
-machine with a network, for the Python and processor of this one).
+Nothing is installed. The machine has PyTorch, pytest and the other packages to test. skyward itself needs cloudpickle
+and xxhash. If the machine lacks them, they come from wheels in `.make/gpu-wheels`. Make these with `make gpu-wheels` on
+a machine with a network, for the Python and processor of this one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_missing(module: str) -> bool:
 
 
 def unpacked(names: list[str], folder: Path) -> list[str]:
-    """Unpack the wheels of these packages into the folder. Gives what is wrong, in words; nothing where all is well."""
+    """Unpack the wheels of these packages into the folder. Returns the problem, or an empty text if there is none."""
     problems = []
     for name in names:
         tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -72,7 +72,7 @@ def unpacked(names: list[str], folder: Path) -> list[str]:
 
 
 def gpu_problem() -> str:
-    """Why torch has no GPU here; empty where it has one."""
+    """Return the reason why torch has no GPU here, or an empty text if it has one."""
     torch = importlib.import_module("torch")
     if torch.cuda.is_available():
         return ""
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace, more: list[str], scratch: Path, site: Path)
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # whatever the machine has: these tests need none
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # these tests need no framework, whatever the machine has
         "XDG_STATE_HOME": str(scratch / "state"),
         "HF_HUB_OFFLINE": "1",
     }
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace, more: list[str], scratch: Path, site: Path)
 
 
 def waited(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-    """The exit status of pytest; None where its time was up. Ctrl-C and that end it by SIGINT first."""
+    """Return pytest's exit status, or None if it timed out. Ctrl-C and a timeout end pytest by SIGINT first."""
     try:
         return process.wait(limit_s)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -184,7 +184,7 @@ def commit() -> str:
 
 
 def said(program: str, *arguments: str) -> str:
-    """What the program prints; empty where it is not there or fails."""
+    """Return the program's output, or an empty text if it is missing or fails."""
     if shutil.which(program) is None:
         return ""
     try:

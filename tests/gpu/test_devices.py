@@ -1,4 +1,4 @@
-"""Which devices slots, nodes and gangs have."""
+"""Devices of slots, nodes and gangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def seen() -> tuple[int, int, str | None]:
-    """Devices that torch sees in a call, those that its node tells of, and what chooses them."""
+    """Return the devices that torch sees in a call, the ones its node reports, and the variable that chooses them."""
     info = sky.instance_info()
     assert info is not None
     return torch.cuda.device_count(), info.accelerators, os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -36,13 +36,13 @@ def doubled(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
 @sky.compute
 @sky.integrations.torch
 def meet(folder: str, name: str, other: str) -> int:
-    """Runs beside another such gang; the index of the device that it begins with."""
+    """Run beside another such gang. Returns the index of the device that it begins with."""
     Path(folder, name).touch()
     until(lambda: Path(folder, other).exists(), within_s=40)
     return torch.cuda.current_device() if torch.cuda.is_available() else -1
 
 
-def test_a_node_tells_of_the_devices_that_torch_sees(count: int, figures: Figures) -> None:
+def test_a_node_reports_the_devices_that_torch_sees(count: int, figures: Figures) -> None:
     facts = node_facts(os.environ)
     assert facts["accelerators"] == len(facts["devices"]) == count
     figures("kind", facts["accelerator"])
@@ -58,7 +58,7 @@ def test_a_call_computes_on_a_device(pool: sky.ComputePool, device: Device) -> N
     torch.testing.assert_close(sky.compute(product)(matrix, device) >> pool, matrix @ matrix)
 
 
-def test_a_tensor_of_a_device_is_an_argument_and_a_value(pool: sky.ComputePool, device: Device) -> None:
+def test_a_tensor_on_a_device_is_an_argument_and_a_value(pool: sky.ComputePool, device: Device) -> None:
     tensor = torch.arange(1_000_000, device=device)
     value, where = sky.compute(doubled)(tensor) >> pool
     assert (where, value.device.type) == (device, device)
@@ -73,7 +73,7 @@ def test_nodes_of_one_machine_divide_the_devices_or_share_one(two_nodes: sky.Com
         assert (first[2] == second[2]) == (count == 1)
 
 
-def test_gangs_on_the_same_devices_are_told_of_each_other(tmp_path: Path, count: int) -> None:
+def test_gangs_on_the_same_devices_are_reported_to_each_other(tmp_path: Path, count: int) -> None:
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -25,7 +25,7 @@ def on_device(device: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("where", ["threads", "subprocess", "node"])
-def test_every_state_is_scored_as_it_was(
+def test_every_state_is_scored_as_it_was_at_submission(
     pool: sky.ComputePool, tmp_path: Path, device: Device, where: str, figures: Figures
 ) -> None:
     compute: Any = {"threads": None, "subprocess": "subprocess", "node": pool.node(0)}[where]
@@ -45,7 +45,7 @@ def test_every_state_is_scored_as_it_was(
             evaluator.submit(model.state_dict(), step=step)
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.add_(0.01)  # what comes after the copy is in none
+                    parameter.add_(0.01)  # changes after the copy are in none
         evaluator.drain()
         assert [record.status for record in evaluator.history] == ["ok"] * 6, evaluator.history
         found = [record.metrics["accuracy"] for record in sorted(evaluator.history, key=lambda each: each.step)]
@@ -56,7 +56,7 @@ def test_every_state_is_scored_as_it_was(
     assert best.path.stat().st_size > 1000
 
 
-def test_a_trainer_logs_what_comes_back(tmp_path: Path, device: Device) -> None:
+def test_a_trainer_logs_the_scores_that_come_back(tmp_path: Path, device: Device) -> None:
     evaluation = AsyncEvaluation(
         partial(on_device, device), score, rows(300), eval_strategy="steps", eval_steps=20, compute="subprocess",
         on_backpressure="block", gate="always",

@@ -1,4 +1,4 @@
-"""Frameworks on a device, by their integrations and with our callbacks: whatever of them is installed."""
+"""Frameworks on a device, with their integrations and our callbacks, if they are installed."""
 
 from __future__ import annotations
 

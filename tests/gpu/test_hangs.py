@@ -1,4 +1,4 @@
-"""Calls that hang in a device: they are stopped from outside, and the device is free again."""
+"""Calls that hang in a device are stopped from outside, and the device is free again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 def compute_for_ever(device: str) -> None:
-    """In C, with the GIL held on no line of Python: a long kernel that the host waits for."""
+    """Hang in C with the GIL held, on no line of Python: a long kernel that the host waits for."""
     if device == "cuda":
         held = torch.empty(GIB, dtype=torch.uint8, device=device)
         for _ in range(200):
@@ -33,20 +33,20 @@ def free_gib(device: str) -> float:
     return torch.cuda.mem_get_info()[0] / GIB if device == "cuda" else 0.0
 
 
-def test_a_call_that_hangs_in_a_kernel_is_stopped_in_time(
-    pool: sky.ComputePool, device: Device, figures: Figures
-) -> None:
+def test_a_call_that_hangs_in_a_kernel_times_out(pool: sky.ComputePool, device: Device, figures: Figures) -> None:
     before = sky.compute(free_gib)(device) >> pool
     began = time.perf_counter()
     with pytest.raises(TaskTimeout, match="compute_for_ever"):
         sky.compute(timeout_s=4)(compute_for_ever)(device) >> pool
     figures("seconds with a limit of 4", round(time.perf_counter() - began, 2))
-    # The process is gone, and its memory with it, as soon as the driver has ended the kernel.
+    # The process and its memory are gone as soon as the driver has ended the kernel.
     until(lambda: (sky.compute(free_gib)(device) >> pool) > before - 0.9)
     figures("seconds until its memory is free", round(time.perf_counter() - began, 2))
 
 
-def test_a_gang_that_hangs_in_a_kernel_says_where(pool: sky.ComputePool, device: Device, figures: Figures) -> None:
+def test_a_gang_that_hangs_in_a_kernel_shows_its_position(
+    pool: sky.ComputePool, device: Device, figures: Figures
+) -> None:
     sky.compute(sky.integrations.torch(free_gib))(device) >> pool  # torch is imported ahead
 
     @sky.compute(timeout_s=10)
@@ -64,10 +64,10 @@ def test_a_gang_that_hangs_in_a_kernel_says_where(pool: sky.ComputePool, device:
 
 
 @pytest.mark.limit(90)
-def test_a_rank_that_stays_away_from_a_collective_is_named(
+def test_a_rank_missing_from_a_collective_is_named(
     two_nodes: sky.ComputePool, device: Device, figures: Figures
 ) -> None:
-    """By NCCL where there are two devices, else by gloo."""
+    """Use NCCL if there are two devices, else gloo."""
 
     @sky.compute(hang_timeout_s=8)
     @sky.integrations.torch

@@ -1,4 +1,4 @@
-"""JAX on the devices of a node: what it sees, what it takes of their memory, and ranks beside torch."""
+"""JAX on the devices of a node: its view of them, its share of their memory, and ranks beside torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_rank_has_all_devices_of_its_node(
 
 
 def test_ranks_that_share_a_device_leave_each_other_memory(two_nodes: sky.ComputePool, count: int) -> None:
-    """Without collectives, which need a device for each rank."""
+    """Run without collectives, which need a device for each rank."""
     preallocates = {each["preallocates"] for each in alone(256) @ two_nodes}
     assert preallocates == ({"false"} if count == 1 else {""})
 

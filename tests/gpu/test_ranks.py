@@ -1,4 +1,4 @@
-"""Process groups on GPUs: NCCL where each rank has a device of its own, gloo where they share one."""
+"""Process groups on GPUs: NCCL if each rank has its own device, gloo if ranks share one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def reduced(device: str, mib: int) -> dict[str, Any]:
-    """What an all_reduce of ones gives on this rank, and how fast it is the third time."""
+    """Return the all_reduce of ones on this rank, and the duration of the third one."""
     tensor = torch.ones(mib * MIB // 4, device=device)
     seconds = 0.0
     for _ in range(3):
@@ -41,7 +41,7 @@ def reduced(device: str, mib: int) -> dict[str, Any]:
 
 
 def mean_of_gradients(device: str) -> float:
-    """DistributedDataParallel's: ranks have gradients of 1, 2, ..., world size."""
+    """Return the mean that DistributedDataParallel computes: ranks have gradients of 1, 2, ..., world size."""
     model = torch.nn.Linear(1, 1, bias=False).to(device)
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     (wrapped(torch.ones(1, 1, device=device)) * (dist.get_rank() + 1)).sum().backward()
@@ -78,7 +78,7 @@ def test_a_rank_on_each_device_reduces_by_nccl(
 def test_ranks_that_share_a_device_reduce_by_gloo(
     pool: sky.ComputePool, two_nodes: sky.ComputePool, device: Device, count: int, nodes: int, figures: Figures
 ) -> None:
-    """Two ranks: on one node, or on two nodes that divide the devices of this machine."""
+    """Two ranks run on one node, or on two nodes that divide the devices of this machine."""
     found = reduced_by_two(device, 16) >> pool if nodes == 1 else (reduced_by_one(device, 16) @ two_nodes)[0]
     assert ("nccl" if count >= 2 else "gloo") in found["backend"]
     assert (found["world"], found["is_right"]) == (2, True)
@@ -92,7 +92,7 @@ def test_gradients_are_averaged(pool: sky.ComputePool, two_nodes: sky.ComputePoo
     assert gradients_of_all(device) @ two_nodes == pytest.approx([(of_two + 1) / 2] * 2)
 
 
-def test_a_rank_that_fails_on_its_device_is_told_and_stops_the_others(
+def test_a_rank_that_fails_on_its_device_is_reported_and_stops_the_others(
     two_nodes: sky.ComputePool, device: Device, figures: Figures
 ) -> None:
     @sky.compute

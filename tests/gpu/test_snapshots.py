@@ -1,4 +1,4 @@
-"""Copies of a state from the device to host memory beside training: their order, their bytes, and what they cost."""
+"""Copies of a state from the device to host memory beside training: their order, their bytes and their cost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def test_a_snapshot_has_what_was_there_when_it_was_taken(device: Device) -> None:
-    """What the stream did before is in it, and what it does afterwards waits."""
+def test_a_snapshot_holds_the_state_at_its_beginning(device: Device) -> None:
+    """Earlier work of the stream is in it, and later work waits."""
     size = 4_000_000 if device == "cuda" else 10_000
     state = {"weight": torch.zeros(size, device=device), "strided": torch.zeros(64, 64, device=device).t()[::2]}
     pool, taken = SnapshotPool(), []
@@ -57,8 +57,8 @@ def test_buffers_are_pinned_and_used_again(device: Device) -> None:
         assert second.state["weight"].data_ptr() == address
 
 
-def test_the_host_is_not_held_up(device: Device, figures: Figures) -> None:
-    """The second copy of 1 GiB: the first one pins its memory. Steps go on meanwhile."""
+def test_the_host_is_not_blocked(device: Device, figures: Figures) -> None:
+    """Time the second copy of 1 GiB, because the first one pins its memory. Steps go on meanwhile."""
     mib = 1024 if device == "cuda" else 16
     state = {str(at): torch.ones(mib * 2**20 // 4 // 32, device=device) for at in range(32)}
     pool = SnapshotPool()
@@ -87,7 +87,7 @@ def test_the_host_is_not_held_up(device: Device, figures: Figures) -> None:
 
 
 def test_steps_go_on_while_a_state_is_copied(device: Device, figures: Figures) -> None:
-    """Training steps with a snapshot every tenth one, against none."""
+    """Compare training steps with a snapshot every tenth step and without."""
     width = 4096 if device == "cuda" else 128
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -109,7 +109,7 @@ def test_steps_go_on_while_a_state_is_copied(device: Device, figures: Figures) -
         synchronize(device)
         return time.perf_counter() - began
 
-    run(10, 5)  # warm
+    run(10, 5)  # warm up
     alone_s, beside_s = run(50, 0), run(50, 10)
     figures("50 steps, s", round(alone_s, 3))
     figures("with 5 snapshots, s", round(beside_s, 3))

@@ -41,7 +41,7 @@ def test_it_learns_in_every_precision(tmp_path: Path, device: Device, precision:
 
 
 class Overflowing(Classifier):
-    """Its loss is too large for the scaled gradients of fp16, once."""
+    """Model whose loss is too large for the scaled gradients of fp16, once."""
 
     calls = 0
 
@@ -54,7 +54,7 @@ class Overflowing(Classifier):
         return out
 
 
-def test_fp16_leaves_out_the_step_whose_gradients_overflow(tmp_path: Path, device: Device) -> None:
+def test_fp16_skips_the_step_whose_gradients_overflow(tmp_path: Path, device: Device) -> None:
     torch.manual_seed(0)
     trainer = trained(tmp_path, device, model=Overflowing(), fp16=True)
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
@@ -87,7 +87,7 @@ def test_the_profiler_has_a_table_of_the_device(tmp_path: Path, device: Device, 
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside training"])
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, device: Device, beside: bool) -> None:
+def test_a_run_resumes_from_its_checkpoint(tmp_path: Path, device: Device, beside: bool) -> None:
     whole = trained(tmp_path, device, save_strategy="steps", save_steps=30, async_save=beside)
     again = trained(tmp_path / "again", device, resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
     assert again.state.global_step == whole.state.global_step == 60
@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, device: Device, besid
 
 
 def sharded(folder: str, device: str, fp16: bool) -> dict[str, Any]:
-    """A rank that trains its part of a model by FSDP2, and goes on from a checkpoint of parts."""
+    """Train a rank's part of a model by FSDP2, and resume from a checkpoint of parts."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -127,7 +127,7 @@ sharded_over_all = sky.compute(sky.integrations.torch(processes_per_node="auto")
 
 @pytest.mark.limit(90)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_sharded_model_trains_and_goes_on(
+def test_a_sharded_model_trains_and_resumes(
     pool: sky.ComputePool, tmp_path: Path, device: Device, precision: str, figures: Figures
 ) -> None:
     found = sharded_over_all(str(tmp_path / "run"), device, precision == "fp16") >> pool

@@ -1,4 +1,4 @@
-"""How busy the devices of a node are, as the panel shows it."""
+"""Load of a node's devices, as the panel shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def busy(device: str, seconds: float) -> None:
     del held
 
 
-def test_usage_tells_of_each_device_while_it_computes(device: Device, count: int, figures: Figures) -> None:
+def test_usage_reports_each_device_while_it_computes(device: Device, count: int, figures: Figures) -> None:
     told: queue.SimpleQueue[NodeUsage] = queue.SimpleQueue()
 
     def hear(event: Event) -> None:
@@ -52,5 +52,5 @@ def test_usage_tells_of_each_device_while_it_computes(device: Device, count: int
         assert first[0].memory_gib > 1
 
 
-def test_what_nvidia_smi_says_is_read() -> None:
+def test_output_of_nvidia_smi_is_parsed() -> None:
     assert devices_of("0, 37, 1024, 81559\n")[0]["busy"] == 0.37

@@ -1,4 +1,4 @@
-"""A pytest plugin: what asks joblib for nothing in particular runs on a pool. For scikit-learn's own tests."""
+"""A pytest plugin: joblib calls without a chosen backend run on a pool. It serves scikit-learn's own tests."""
 
 from __future__ import annotations
 

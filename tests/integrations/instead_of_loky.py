@@ -1,4 +1,4 @@
-"""A pytest plugin: joblib's backend named "loky" is a pool. For running joblib's own tests on it."""
+"""A pytest plugin: joblib's backend named "loky" is a pool. It serves joblib's own tests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What users of `joblib.Parallel` may rely on, as observations: each is a plain value that JSON can hold.
+"""Behaviours that users of `joblib.Parallel` may rely on, as observations that JSON can hold.
 
-`test_joblib_behaviours.py` makes them on a pool and compares them with what was observed on loky, joblib's own backend,
-in `joblib_behaviours.json`. To observe them anew: `python -m tests.integrations.joblib_behaviours`. Loky now and then
-hangs in those in which a call fails (joblib 1.6); then do it once more.
+`test_joblib_behaviours.py` observes them on a pool and compares them with the observations on loky, joblib's own
+backend, in `joblib_behaviours.json`. To observe them again, run `python -m tests.integrations.joblib_behaviours`. Loky
+sometimes hangs in the ones with a failing call (joblib 1.6). If it does, run it once more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def behaviour(function: Behaviour) -> Behaviour:
 
 
 def outcome(run: Callable[[], Any]) -> Any:
-    """Its value, or what it raises: type and arguments."""
+    """Return the value of a call, or the type and arguments of its exception."""
     try:
         return run()
     except Exception as error:
@@ -273,14 +273,14 @@ def messages(_: Path) -> Any:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             Parallel(n_jobs=2, verbose=verbose, batch_size=1, pre_dispatch="all")(
                 delayed(time.sleep)(0.1)
-                for _ in range(12)  # so long that all are sent before the first ends
+                for _ in range(12)  # long enough that all are sent before the first ends
             )
         found.append([plain(out.getvalue()), plain(err.getvalue())])
     return found
 
 
 def plain(text: str) -> list[str]:
-    """Its lines without times and names of backends. How many are shown at `verbose` 1 depends on nothing else."""
+    """Return its lines without times and names of backends. At `verbose` 1, the number of lines depends on those."""
     text = re.sub(r"\d+\.\d+(s|min)", "TIME", text)
     return re.sub(r" +", " ", re.sub(r"\w+Backend\b", "BACKEND", text)).splitlines()
 
@@ -382,7 +382,7 @@ def arrays_loaded_from_a_file_in_each_mode(folder: Path) -> Any:
     for mode in ("r", "r+"):
         x = joblib.load(folder / "x", mmap_mode=mode)
         found.append(Parallel(n_jobs=2)(delayed(describe)(part) for part in (x, x[3:5], x.T, x[::7, 1])))
-    x = joblib.load(folder / "x", mmap_mode="c")  # not by the file: what was changed in it is not there
+    x = joblib.load(folder / "x", mmap_mode="c")  # not by the file: changed data are not in the file
     found.append([described[1:] for described in Parallel(n_jobs=2)(delayed(describe)(part) for part in (x, x[3:5]))])
     return found
 
@@ -428,7 +428,7 @@ def a_cached_function_is_called_once_for_each_argument(folder: Path) -> Any:
 
 
 def observe(backend: str, folder: Path) -> str:
-    """JSON, with a line for each."""
+    """Return the observations as JSON, with a line for each."""
     lines = [f'"joblib": {json.dumps(joblib.__version__)}', f'"backend": {json.dumps(backend)}']
     for name, function in BEHAVIOURS.items():
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""Accelerate's integration: what `Accelerator()` sees and does in real ranks. Only they import it."""
+"""Accelerate's integration: `Accelerator()` in real ranks. Only the ranks import it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from skyward.values.topology import Rank
 
 @pytest.fixture(scope="module")
 def accelerate_pool() -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import the framework once."""
-    # What `accelerate launch` sets for FSDP; only `shard_as_on_gpus` looks at it.
+    """Open one pool for the whole file, so that its nodes import the framework once."""
+    # `accelerate launch` sets these for FSDP. Only `shard_as_on_gpus` reads them.
     image = sky.Image(env={"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"})
     with sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
         yield pool
@@ -38,7 +38,7 @@ def pool(accelerate_pool: ComputePool) -> ComputePool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -76,7 +76,7 @@ class TestAccelerateConforms(IntegrationSuite):
         return summed
 
 
-def test_options_stand_on_the_function() -> None:
+def test_options_are_shown_on_the_function() -> None:
     @sky.integrations.accelerate(backend="gloo", processes_per_node=2, seed=7, timeout_s=60)
     def train() -> None: ...
 
@@ -109,7 +109,7 @@ Trained = tuple[list[float], list[float], str]
 
 
 def train(batch_size: int, *, fsdp: bool = False) -> Trained:
-    """(losses of 5 steps, all weights after them, how the weights are kept)"""
+    """Train. Returns the losses of 5 steps, all weights after them, and how the weights are kept."""
     import torch
     from accelerate import Accelerator
     from torch.utils.data import DataLoader, TensorDataset
@@ -167,8 +167,10 @@ def test_metrics_are_gathered_once_for_each_row_though_the_last_batch_is_uneven(
 
 
 def shard_as_on_gpus(accelerator: Any) -> None:
-    """Accelerate takes an FSDP configuration on accelerators only; on the CPU it keeps to DDP without a word. What
-    it would do with it there is done here by its own code, on gloo.
+    """Shard as on GPUs.
+
+    Accelerate takes an FSDP configuration only on accelerators. On the CPU it stays with DDP silently. So its own code
+    for the other case runs here, on gloo.
     """
     from accelerate import FullyShardedDataParallelPlugin
     from accelerate.utils import DistributedType
@@ -196,7 +198,7 @@ class Decided(AccelerateIntegration):
         return {**super().environment(rank), "ACCELERATE_USE_CPU": "yes"}
 
 
-def test_what_the_user_says_of_the_cpu_stays(pool: ComputePool) -> None:
+def test_the_users_choice_of_the_cpu_stays(pool: ComputePool) -> None:
     def variable() -> str:
         return os.environ["ACCELERATE_USE_CPU"]
 
@@ -208,7 +210,7 @@ def test_what_the_user_says_of_the_cpu_stays(pool: ComputePool) -> None:
 
 
 def watched(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Between two integrations: the group before and after the inner one, and what the function returns."""
+    """Return the group before and after the inner integration, and the function's value."""
 
     def run() -> Any:
         import torch.distributed as dist
@@ -235,7 +237,7 @@ def test_stacked_with_torch_the_group_is_opened_once(pool: ComputePool) -> None:
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 60}, {"backend": "fake"}])
-def test_an_option_that_comes_too_late_for_the_group_is_refused(pool: ComputePool, options: dict[str, Any]) -> None:
+def test_an_option_too_late_for_the_group_is_refused(pool: ComputePool, options: dict[str, Any]) -> None:
     function = sky.compute(sky.integrations.accelerate(sky.integrations.torch(**options)(group)))
     with pytest.raises(UsageError, match=f"{next(iter(options))}=.* @torch .*topmost"):
         function() @ pool

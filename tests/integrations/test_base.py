@@ -1,4 +1,4 @@
-"""The seam: what `integrate` makes of a function, and the lazy names of `sky.integrations`."""
+"""The seam: the result of `integrate`, and the lazy names of `sky.integrations`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _no_events() -> None:
     events.clear()
 
 
-def test_outside_a_rank_nothing_is_entered() -> None:
+def test_outside_a_rank_no_session_is_entered() -> None:
     assert integrate(work, Outer())(3) == 6
     assert events == ["work"]
 
@@ -131,7 +131,7 @@ def test_the_integrations_of_a_stack_are_known_through_output_decorators() -> No
     assert stacked.__doc__ == "Do it."
 
 
-def test_a_function_that_travels_by_value_takes_nothing_of_ours_with_it() -> None:
+def test_a_function_that_travels_by_value_takes_nothing_of_skyward_with_it() -> None:
     def local(x: int) -> int:
         return x + 1
 
@@ -141,13 +141,13 @@ def test_a_function_that_travels_by_value_takes_nothing_of_ours_with_it() -> Non
 
 
 @pytest.mark.parametrize("number", [1, 8, "auto"])
-def test_a_number_of_processes_is_taken(number: int | str) -> None:
+def test_a_number_of_processes_is_accepted(number: int | str) -> None:
     integration: Integration = Outer(processes_per_node=number)  # type: ignore[arg-type]  # parametrized
     assert integration.ranks_per_node == number
 
 
 @pytest.mark.parametrize("wrong", [3, None, int, "gloo"])
-def test_what_is_no_function_is_refused(wrong: object) -> None:
+def test_objects_that_are_no_function_are_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="by keyword"):
         integrate(wrong, Outer())  # type: ignore[arg-type]  # what an untyped caller may pass
 
@@ -161,13 +161,13 @@ def test_a_missing_framework_is_named_with_the_extra_that_brings_it() -> None:
 # The registry -----------------------------------------------------------------------------------------------------
 
 
-def test_every_name_is_public_and_there() -> None:
+def test_every_name_is_public_and_exists() -> None:
     assert set(dir(integrations)) == set(integrations.__all__) >= set(integrations.REGISTRY)
     for name in integrations.REGISTRY:
         assert callable(getattr(integrations, name))
 
 
-def test_an_unknown_name_says_what_to_write() -> None:
+def test_an_unknown_name_is_refused_with_advice() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'pytorch'; write sky.integrations.torch"):
         _ = integrations.pytorch  # type: ignore[attr-defined]
 

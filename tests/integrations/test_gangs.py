@@ -1,4 +1,4 @@
-"""What becomes of a gang when one of its ranks hangs or fails: real process groups between real processes."""
+"""Gangs with a rank that hangs or fails: real process groups between real processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import until
 
 
 class Lines(list[sky.LogLine]):
-    """Output as it comes; `text` is what the calls wrote and what was said of them."""
+    """Output lines in order. `text` holds the output of the calls and the reports about them."""
 
     @property
     def text(self) -> str:
@@ -40,13 +40,13 @@ def lines() -> Lines:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the output of ranks is kept."""
+    """Return the folder that keeps the output of ranks."""
     return tmp_path_factory.mktemp("logs")
 
 
 @pytest.fixture(scope="module")
 def pool(lines: Lines, files: Path) -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import torch once."""
+    """Open one pool for the whole file, so that its nodes import torch once."""
     keep = sky.LogFiles(files, echo=False)
 
     def sink(line: sky.LogLine) -> None:
@@ -54,7 +54,7 @@ def pool(lines: Lines, files: Path) -> Iterator[ComputePool]:
         keep(line)
 
     module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)  # the nodes need not import this file, and pytest with it
+    cloudpickle.register_pickle_by_value(module)  # the nodes do not have to import this file, and pytest with it
     with sky.ComputePool(sky.Local(), nodes=2, logs=sink) as pool:
         gang(dist.barrier)() @ pool  # torch is imported: from here on seconds can be counted
         yield pool
@@ -89,7 +89,7 @@ def holds_the_gil() -> None:
 
 
 @pytest.mark.parametrize("way", [sleeps, loops, waits_for_a_lock, holds_the_gil], ids=lambda way: way.__name__)
-def test_a_rank_that_does_not_come_is_named_with_the_stacks_of_all(pool: ComputePool, way: Callable[[], None]) -> None:
+def test_a_missing_rank_is_named_with_the_stacks_of_all(pool: ComputePool, way: Callable[[], None]) -> None:
     def train() -> None:
         if dist.get_rank() == 1:
             way()
@@ -108,7 +108,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_stacks_of_all(pool: Compute
     assert all(stack in "\n".join(error.__notes__) for stack in error.stacks.values())
 
 
-def test_a_rank_whose_process_is_stopped_is_named_without_a_stack(pool: ComputePool) -> None:
+def test_a_stopped_rank_is_named_without_a_stack(pool: ComputePool) -> None:
     def train() -> None:
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -148,8 +148,11 @@ def test_a_hang_in_the_gradients_of_ddp_is_found(pool: ComputePool) -> None:
     assert "in backward at" in str(raised.value)
 
 
-def test_a_gang_that_is_slow_but_well_is_left_alone(pool: ComputePool) -> None:
-    """One rank waits for the other in every step; all steps take longer than the limit, as does what is computed."""
+def test_a_slow_healthy_gang_is_left_alone(pool: ComputePool) -> None:
+    """One rank waits for the other in every step.
+
+    All steps together take longer than the limit, and so does computing.
+    """
 
     def train() -> float:
         total = torch.zeros(1)
@@ -167,7 +170,7 @@ def test_a_gang_that_is_slow_but_well_is_left_alone(pool: ComputePool) -> None:
     assert gang(train, hang_timeout_s=2)() @ pool == [16.0, 16.0]
 
 
-def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_goes_on(
+def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_continues(
     pool: ComputePool, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train() -> float:
@@ -185,7 +188,7 @@ def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_goes_on(
     assert {line.rank for line in lines} == {1}
 
 
-def test_ranks_that_sleep_are_not_taken_for_waiting(pool: ComputePool) -> None:
+def test_sleeping_ranks_are_not_taken_for_waiting_ones(pool: ComputePool) -> None:
     def idle() -> int:
         time.sleep(2.5)
         return 1
@@ -208,7 +211,7 @@ def asks_to_exit() -> None:
     sys.exit(4)
 
 
-def kills_itself() -> None:  # as the kernel does where memory runs out
+def kills_itself() -> None:  # as the kernel does when memory runs out
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -232,7 +235,7 @@ def gives_up() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_failure_names_the_rank_its_node_and_how(
+def test_a_failure_names_the_rank_its_node_and_the_reason(
     pool: ComputePool, way: Callable[[], None], kind: type[Exception], said: str, fields: dict[str, Any]
 ) -> None:
     def train() -> None:
@@ -257,7 +260,7 @@ def test_a_failure_names_the_rank_its_node_and_how(
 # Output -----------------------------------------------------------------------------------------------------------
 
 
-def test_output_says_which_rank_wrote_it_and_is_kept_for_each(pool: ComputePool, lines: Lines, files: Path) -> None:
+def test_output_shows_its_rank_and_is_kept_for_each(pool: ComputePool, lines: Lines, files: Path) -> None:
     @sky.compute(name="speak up", max_restarts=1)
     @sky.integrations.torch(processes_per_node=2)
     def speak() -> None:
@@ -289,9 +292,11 @@ def test_output_says_which_rank_wrote_it_and_is_kept_for_each(pool: ComputePool,
 
 
 def train_with_checkpoints(folder: Path, epochs: int, dies_in: int) -> tuple[int, list[int], float]:
-    """Regression under DDP that saves after each epoch; rank 1 kills itself in epoch `dies_in` of the first start.
+    """Train a regression under DDP and save after each epoch.
 
-    Returns the start it was, the epochs that this start trained, and the last loss.
+    Rank 1 kills itself in epoch `dies_in` of the first start.
+
+    Returns the number of the start, the epochs that this start trained, and the last loss.
     """
     info = sky.instance_info()
     assert info is not None
@@ -324,7 +329,7 @@ def train_with_checkpoints(folder: Path, epochs: int, dies_in: int) -> tuple[int
     return info.restart_count, list(range(first, epochs)), loss.item() / 2
 
 
-def test_a_training_whose_rank_was_killed_goes_on_from_its_checkpoint(
+def test_a_training_whose_rank_was_killed_resumes_from_its_checkpoint(
     pool: ComputePool, lines: Lines, tmp_path: Path
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -339,7 +344,7 @@ def test_a_training_whose_rank_was_killed_goes_on_from_its_checkpoint(
     assert "is restarted after rank 1: SlotLost" in lines.text
 
 
-def test_an_exhausted_budget_raises_the_cause_and_tells_of_every_start(pool: ComputePool) -> None:
+def test_an_exhausted_budget_raises_the_cause_and_lists_every_start(pool: ComputePool) -> None:
     def fail() -> None:
         info = sky.instance_info()
         assert info is not None
@@ -370,7 +375,7 @@ def test_a_gang_that_hung_is_started_again(pool: ComputePool) -> None:
     assert gang(train, max_restarts=1, hang_timeout_s=1)() @ pool == [1, 1]
 
 
-def test_what_would_fail_the_same_way_is_not_started_again(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_failure_that_would_repeat_starts_no_gang(pool: ComputePool, tmp_path: Path) -> None:
     def count(folder: Path, way: str) -> Any:
         info = sky.instance_info()
         assert info is not None
@@ -386,7 +391,7 @@ def test_what_would_fail_the_same_way_is_not_started_again(pool: ComputePool, tm
     assert not [path.name for path in tmp_path.iterdir() if "-0-" not in path.name]
 
 
-def test_retries_are_for_losses_only(pool: ComputePool, tmp_path: Path) -> None:
+def test_retries_are_only_for_losses(pool: ComputePool, tmp_path: Path) -> None:
     def fail() -> None:
         (tmp_path / str(os.getpid())).touch()
         raise ValueError("bad batch")
@@ -430,14 +435,14 @@ def test_an_option_out_of_its_range_is_refused_by_name(options: dict[str, Any]) 
         sky.compute(**options)
 
 
-# What ranks leave behind ------------------------------------------------------------------------------------------
+# Processes started by ranks ---------------------------------------------------------------------------------------
 
 
 _kept: Any = None
 
 
 def leave_processes(folder: Path) -> None:
-    """Start what a training starts, and what tries hardest to stay; each is a file with its process id."""
+    """Start processes as a training does, and the ones that are hardest to end. Each is a file with its process id."""
 
     def stay(name: str) -> None:
         (folder / f"{name}-{os.getpid()}").touch()
@@ -466,7 +471,7 @@ def leave_processes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["returns", "raises", "dies", "is killed", "is cancelled"])
-def test_everything_that_a_rank_has_started_ends_with_it(pool: ComputePool, tmp_path: Path, end: str) -> None:
+def test_every_process_that_a_rank_started_ends_with_it(pool: ComputePool, tmp_path: Path, end: str) -> None:
     def train() -> None:
         leave_processes(tmp_path)
         (tmp_path / "new").write_text(str(os.getpid()))
@@ -500,11 +505,11 @@ def is_alive(pid: str) -> bool:
         return False
 
 
-# What calls leave in their processes ------------------------------------------------------------------------------
+# Leftovers in the processes of ranks ------------------------------------------------------------------------------
 
 
 def test_nothing_of_a_call_is_left_for_the_next(pool: ComputePool, tmp_path: Path) -> None:
-    """All of it lies in the process, or in modules that the ranks' common parent has imported."""
+    """The leftovers would be in the process, or in modules that the ranks' common parent has imported."""
 
     def state() -> dict[str, Any]:
         return {

@@ -34,7 +34,7 @@ Keeps = Callable[[Callable[[], None]], Callable[[], None]]
 
 @pytest.fixture(scope="module")
 def jax_pool() -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import JAX once."""
+    """Open one pool for the whole file, so that its nodes import JAX once."""
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         yield pool
 
@@ -68,7 +68,7 @@ class TestJaxConforms(IntegrationSuite):
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -79,12 +79,12 @@ def _travelling() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.0, "two"])
-def test_a_number_of_devices_that_makes_no_sense_is_refused(count: Any) -> None:
+def test_an_impossible_number_of_devices_is_refused(count: Any) -> None:
     with pytest.raises(UsageError, match="local_device_count"):
         sky.integrations.jax(local_device_count=count)
 
 
-def test_options_stand_on_the_function() -> None:
+def test_options_are_shown_on_the_function() -> None:
     @sky.integrations.jax(processes_per_node="auto", local_device_count=4)
     def train() -> None: ...
 
@@ -134,7 +134,7 @@ def test_the_environment_says_where_the_ranks_meet() -> None:
 
 
 @pytest.mark.usefixtures("_plain")
-def test_what_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_choices_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_NPROC", "3")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     assert not {"PJRT_NPROC", "NCCL_SOCKET_IFNAME"} & JaxIntegration().environment(rank()).keys()
@@ -149,7 +149,7 @@ def test_ranks_of_a_node_share_its_accelerators_evenly(accelerators: int, device
 
 
 @pytest.mark.usefixtures("_plain")
-def test_the_number_of_devices_is_told_as_the_rank_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_devices_is_reported_as_the_rank_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def count(**options: Any) -> str:
         return JaxIntegration(**options).environment(rank(local_rank=0, local_world_size=1))["JAX_LOCAL_DEVICE_COUNT"]
 
@@ -160,7 +160,7 @@ def test_the_number_of_devices_is_told_as_the_rank_has_them(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("_plain")
-def test_ranks_on_one_accelerator_do_not_take_its_memory_ahead() -> None:
+def test_ranks_on_one_accelerator_do_not_preallocate_its_memory() -> None:
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     assert JaxIntegration().environment(rank(accelerators=2, shares_devices=True))[name] == "false"
     assert name not in JaxIntegration().environment(rank(accelerators=4))
@@ -184,7 +184,7 @@ def test_the_coordinator_is_reached_past_a_proxy(monkeypatch: pytest.MonkeyPatch
 # The world --------------------------------------------------------------------------------------------------------
 
 
-def test_a_psum_over_the_devices_of_all_nodes(pool: ComputePool) -> None:
+def test_a_psum_covers_the_devices_of_all_nodes(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.jax(local_device_count=2)
     def sums() -> tuple[list[int], list[float], float]:
@@ -207,7 +207,7 @@ def test_a_psum_over_the_devices_of_all_nodes(pool: ComputePool) -> None:
     assert sums() >> pool == ([2, 2, 1], [1.0], 1.0)
 
 
-def test_gradients_of_a_sharded_batch_are_those_of_the_whole(pool: ComputePool) -> None:
+def test_gradients_of_a_sharded_batch_equal_those_of_the_whole(pool: ComputePool) -> None:
     x = np.linspace(-1, 1, 8 * 3, dtype=np.float32).reshape(8, 3)
     y = (x.sum(1) ** 2).astype(np.float32)
 
@@ -229,7 +229,7 @@ def test_gradients_of_a_sharded_batch_are_those_of_the_whole(pool: ComputePool) 
     np.testing.assert_allclose(first, jax.grad(loss)(jnp.ones(3), x, y), rtol=1e-5)
 
 
-def test_arrays_may_be_arguments_and_values_and_what_a_function_stands_on(pool: ComputePool) -> None:
+def test_arrays_may_be_arguments_values_and_closures(pool: ComputePool) -> None:
     two = jnp.full(3, 2.0)
 
     @sky.compute
@@ -241,7 +241,7 @@ def test_arrays_may_be_arguments_and_values_and_what_a_function_stands_on(pool: 
     assert [value.tolist() for value in values] == [[0.0, 4.0, 8.0]] * 2
 
 
-def test_a_value_that_is_not_computed_yet_is_computed_before_the_ranks_part(pool: ComputePool) -> None:
+def test_a_pending_value_is_computed_before_the_ranks_part(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.jax
     def later() -> Any:
@@ -275,7 +275,7 @@ def test_ranks_are_forked_from_a_process_that_has_imported_jax(pool: ComputePool
     assert parents_command() @ pool == [True, True]
 
 
-def test_nothing_listens_beyond_the_private_network(pool: ComputePool) -> None:
+def test_no_port_is_open_beyond_the_private_network(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.jax
     def addresses() -> set[str]:
@@ -286,7 +286,7 @@ def test_nothing_listens_beyond_the_private_network(pool: ComputePool) -> None:
     assert addresses() @ pool == [{"127.0.0.1"}] * 2
 
 
-def test_a_rank_has_the_threads_of_its_share(pool: ComputePool) -> None:
+def test_a_rank_has_its_share_of_threads(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.jax
     def threads() -> bool:
@@ -339,7 +339,9 @@ def test_a_rank_that_raises_is_the_error_though_the_others_wait_for_it(pool: Com
 
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("show", [lambda function: function, sky.silent], ids=["shown", "silent"])
-def test_a_rank_that_raises_while_the_others_are_done(pool: ComputePool, failing: int, show: Keeps) -> None:
+def test_a_rank_that_raises_after_the_others_are_done_is_the_error(
+    pool: ComputePool, failing: int, show: Keeps
+) -> None:
     @sky.compute
     @sky.integrations.jax
     @show
@@ -398,7 +400,7 @@ def test_after_failures_the_pool_goes_on(pool: ComputePool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupied(JaxIntegration):
-    """Takes the rendezvous port of the first launch before JAX can, as a stranger would."""
+    """Integration that takes the rendezvous port of the first launch before JAX can, like another program."""
 
     marker: str
 
@@ -426,7 +428,7 @@ def test_a_taken_port_makes_the_gang_meet_at_another(pool: ComputePool, tmp_path
     assert marker.read_text() != address.rpartition(":")[2]
 
 
-def test_a_gang_that_is_stuck_is_gone_when_it_is_cancelled(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_stuck_gang_is_gone_when_it_is_cancelled(pool: ComputePool, tmp_path: Path) -> None:
     def stuck() -> None:
         (tmp_path / str(os.getpid())).touch()
         if jax.process_index() == 0:
@@ -439,7 +441,7 @@ def test_a_gang_that_is_stuck_is_gone_when_it_is_cancelled(pool: ComputePool, tm
     until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()), within_s=10)
 
 
-def test_a_rank_that_does_not_come_is_named(pool: ComputePool) -> None:
+def test_a_missing_rank_is_named(pool: ComputePool) -> None:
     def work() -> None:
         if jax.process_index() == 1:
             time.sleep(600)

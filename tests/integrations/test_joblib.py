@@ -115,18 +115,18 @@ def test_n_jobs_of_zero_is_refused(on_pool: sky.ComputePool) -> None:
 
 
 @pytest.mark.parametrize("n_jobs", [2, -3, 99])
-def test_no_more_calls_run_at_once_than_n_jobs(on_pool: sky.ComputePool, n_jobs: int) -> None:
+def test_at_most_n_jobs_calls_run_at_once(on_pool: sky.ComputePool, n_jobs: int) -> None:
     spans = Parallel(n_jobs=n_jobs, batch_size=1)(delayed(span)(i) for i in range(16))
     edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     running = np.cumsum([step for _, step in edges])
     assert running.max() == joblib.effective_n_jobs(n_jobs)
 
 
-def test_one_job_runs_here_as_joblib_has_it(on_pool: sky.ComputePool) -> None:
+def test_one_job_runs_here_as_in_joblib(on_pool: sky.ComputePool) -> None:
     assert set(Parallel(n_jobs=1)(delayed(os.getpid)() for _ in range(3))) == {os.getpid()}
 
 
-def test_a_pool_of_one_slot_is_still_elsewhere() -> None:
+def test_a_pool_of_one_slot_still_runs_calls_on_its_node() -> None:
     with JoblibPool(sky.Local()) as pool:
         assert pool.total_slots == 1
         pids = set(Parallel()(delayed(os.getpid)() for _ in range(6)))
@@ -149,7 +149,7 @@ def test_short_calls_are_sent_in_batches(on_pool: sky.ComputePool) -> None:
     assert parallel.n_dispatched_batches < 1000
 
 
-def test_long_calls_are_not(on_pool: sky.ComputePool) -> None:
+def test_long_calls_are_sent_alone(on_pool: sky.ComputePool) -> None:
     parallel = Parallel()
     parallel(delayed(time.sleep)(0.25) for _ in range(3 * SLOTS))
     assert parallel.n_dispatched_batches == 3 * SLOTS
@@ -180,7 +180,7 @@ def test_input_is_read_as_calls_end(on_pool: sky.ComputePool, tmp_path: Path) ->
 
 
 class FarPool:
-    """Two slots behind a line on which a message takes 50 ms each way."""
+    """Pool of two slots behind a link on which a message takes 50 ms in each direction."""
 
     provider = sky.Local()
     total_slots = 2
@@ -198,10 +198,10 @@ class FarPool:
         return self._slots.submit(run)
 
 
-def test_batches_for_a_far_pool_are_longer() -> None:
+def test_batches_for_a_distant_pool_are_longer() -> None:
     parallel = Parallel(backend=SkywardBackend(pool=FarPool()))
     parallel(delayed(time.sleep)(0.002) for _ in range(3000))
-    assert parallel.n_dispatched_batches < 56  # on a near pool, 59
+    assert parallel.n_dispatched_batches < 56  # on a nearby pool, 59
 
 
 # The context ----------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_the_default_backend_is_back_afterwards(pool: sky.ComputePool) -> None:
     assert registered == BACKENDS
 
 
-def test_it_may_be_given_to_one_parallel(pool: sky.ComputePool) -> None:
+def test_the_backend_may_be_given_to_one_parallel(pool: sky.ComputePool) -> None:
     pids = Parallel(backend=SkywardBackend(pool=pool))(delayed(os.getpid)() for _ in range(4))
     assert os.getpid() not in pids
 
@@ -226,7 +226,7 @@ def test_bad_retries_are_refused_at_once(pool: sky.ComputePool) -> None:
         pass
 
 
-def test_a_closed_pool_says_so() -> None:
+def test_a_closed_pool_is_refused() -> None:
     with JoblibPool(sky.Local()) as pool:
         pass
     with pytest.raises(sky.errors.PoolClosed), joblib_backend(pool):
@@ -256,14 +256,14 @@ def test_a_parallel_object_may_be_used_again(on_pool: sky.ComputePool) -> None:
         assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
 
 
-def test_nothing_of_a_call_that_failed_is_in_the_next_one(on_pool: sky.ComputePool) -> None:
+def test_nothing_of_a_failed_call_is_in_the_next_one(on_pool: sky.ComputePool) -> None:
     with Parallel(pre_dispatch=8) as parallel:  # joblib itself gives values of the first call in the second one
         with pytest.raises(Refused):
             parallel(delayed(refuse)(i) for i in range(60))
         assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
 
 
-def test_no_thread_stays(on_pool: sky.ComputePool) -> None:
+def test_no_thread_is_left(on_pool: sky.ComputePool) -> None:
     Parallel()(delayed(square)(i) for i in range(9))
     until(lambda: not any(thread.name == "skyward-joblib" for thread in threading.enumerate()))
 
@@ -322,7 +322,7 @@ def refuse(i: int) -> int:
     return i
 
 
-def test_an_exception_arrives_as_itself(on_pool: sky.ComputePool) -> None:
+def test_an_exception_arrives_unchanged(on_pool: sky.ComputePool) -> None:
     with pytest.raises(Refused, match="not five") as caught:
         Parallel()(delayed(refuse)(i) for i in range(50))
     assert caught.value.code == 17
@@ -402,7 +402,7 @@ def test_ctrl_c_in_a_terminal_ends_the_calls_and_everything_else(tmp_path: Path,
     script, folder = tmp_path / "script.py", tmp_path / "marks"
     script.write_text(INTERRUPTED)
     folder.mkdir()
-    # A session of its own stands for the terminal: its Ctrl-C reaches the whole group.
+    # Its own session stands for the terminal: Ctrl-C reaches the whole group.
     child = subprocess.Popen(
         [sys.executable, script, folder, return_as], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -497,13 +497,13 @@ def total_after_write(x: np.ndarray[Any, Any]) -> float:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_calls_may_write_to_a_large_array_and_hurt_nobody(on_pool: sky.ComputePool, order: Any) -> None:
+def test_calls_may_write_to_a_large_array_without_effect_on_others(on_pool: sky.ComputePool, order: Any) -> None:
     x = np.ones((400, 500), order=order)
     assert set(Parallel(batch_size=1)(delayed(total_after_write)(x) for _ in range(12))) == {200_000.0}
     assert x.min() == 1.0
 
 
-def test_an_array_that_changed_between_two_calls_of_parallel_is_sent_anew(on_pool: sky.ComputePool) -> None:
+def test_an_array_that_changed_between_two_calls_of_parallel_is_sent_again(on_pool: sky.ComputePool) -> None:
     x = np.ones(300_000)
     with Parallel() as parallel:
         assert parallel(delayed(np.sum)(x) for _ in range(3)) == [300_000.0] * 3
@@ -519,16 +519,14 @@ def test_without_memmapping_a_change_within_the_call_is_seen(on_pool: sky.Comput
             x[:] = i
             yield delayed(np.max)(x)
 
-    # joblib reads ahead (a call for each slot), so a call may find what its successors wrote; never what was before.
+    # joblib reads ahead, one call for each slot. So a call may find what its successors wrote, but no older values.
     seen = Parallel(max_nbytes=None, batch_size=1, pre_dispatch=1)(calls())
     assert seen[0] == 0
     assert seen[-1] == 5
     assert all(found >= i for i, found in enumerate(seen))
 
 
-def test_an_array_of_a_file_travels_by_value_where_nodes_do_not_have_the_file(
-    pool: sky.ComputePool, tmp_path: Path
-) -> None:
+def test_an_array_of_a_file_travels_by_value_to_nodes_without_the_file(pool: sky.ComputePool, tmp_path: Path) -> None:
     x = np.memmap(tmp_path / "x", dtype=np.float64, mode="w+", shape=(300_000,))
     x[:] = 1.0
     with joblib_backend(Elsewhere(pool)):
@@ -537,7 +535,7 @@ def test_an_array_of_a_file_travels_by_value_where_nodes_do_not_have_the_file(
 
 
 class Elsewhere:
-    """A pool whose nodes do not have our files."""
+    """A pool whose nodes do not have this machine's files."""
 
     def __init__(self, pool: sky.ComputePool) -> None:
         self.provider = NoMachines()
@@ -552,7 +550,7 @@ def test_memory_mapped_input_is_not_copied_into_the_pickle(tmp_path: Path) -> No
     assert [blob.size for blob in encoded.blobs] == [x.nbytes]
 
 
-# What the slot and the caller keep ------------------------------------------------------------------------------------
+# State of the slot and of the caller ----------------------------------------------------------------------------------
 
 
 def change_filters(_: int) -> int:
@@ -560,7 +558,7 @@ def change_filters(_: int) -> int:
     return len(warnings.filters)
 
 
-def test_warning_filters_of_the_slot_are_as_before(on_pool: sky.ComputePool) -> None:
+def test_warning_filters_of_the_slot_are_restored(on_pool: sky.ComputePool) -> None:
     mine = list(warnings.filters)
 
     def count() -> int:
@@ -583,7 +581,7 @@ def test_a_warning_is_shown_once_by_each_slot() -> None:
     assert len([line for line in lines if "UserWarning: look here" in line.text]) == 1
 
 
-def test_progress_is_printed_when_asked_for(on_pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_on_request(on_pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> None:
     Parallel(verbose=1)(delayed(square)(i) for i in range(20))
     err = capfd.readouterr().err
     assert "with 4 concurrent workers" in err
@@ -599,7 +597,7 @@ def test_slots_may_be_threads() -> None:
 
 
 class NoMachines:
-    """A provider that installs packages and has no machines; it keeps what it was asked for."""
+    """A provider that installs packages and has no machines. It keeps the requests."""
 
     name: ClassVar[str] = "none"
     extra: ClassVar[str] = ""
@@ -631,7 +629,7 @@ def image_asked(image: sky.Image | None = None, **options: Any) -> sky.Image:
     return provider.asked[0].image
 
 
-def test_joblib_is_added_to_the_image_in_the_release_that_is_here() -> None:
+def test_joblib_is_added_to_the_image_in_the_client_s_release() -> None:
     assert image_asked().pip == (f"joblib=={joblib.__version__}",)
     assert image_asked(joblib_version="1.4.2").pip == ("joblib==1.4.2",)
 
@@ -657,7 +655,7 @@ def test_the_options_of_a_pool_are_passed_on() -> None:
     assert (spec.nodes, spec.concurrency, spec.allocation, spec.memory_gib) == (3, 4, "spot", 8)
 
 
-def test_a_locals_image_is_left_alone_and_warns_of_nothing() -> None:
+def test_the_image_of_a_local_pool_is_left_alone_without_a_warning() -> None:
     with JoblibPool(sky.Local(), nodes=2, image=sky.Image(env={"MARK": "yes"})) as pool:
         assert isinstance(pool, sky.ComputePool)
         assert Parallel()(delayed(os.getenv)("MARK") for _ in range(4)) == ["yes"] * 4

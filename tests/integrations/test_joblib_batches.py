@@ -1,4 +1,4 @@
-"""Who reads the values of a `Parallel` call sleeps until they are there, and misses nothing meanwhile."""
+"""The reader of a `Parallel` call's values sleeps until they arrive, and misses none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 
 class Tracker:
-    """What joblib gives as the callback of a batch, as far as it is looked at."""
+    """The part of joblib's batch callback that skyward reads."""
 
     def __init__(self) -> None:
         self.status = TASK_PENDING
@@ -41,7 +41,7 @@ def pool() -> Iterator[sky.ComputePool]:
         yield pool
 
 
-def test_the_reader_is_woken_by_the_end_of_its_batch_and_looks_hardly_ever() -> None:
+def test_the_reader_is_woken_by_the_end_of_its_batch_and_hardly_ever_polls() -> None:
     waiting, mine, other = BatchWait(), Tracker(), Tracker()
     waiting.watch(mine)
     waiting.watch(other)
@@ -96,7 +96,7 @@ def test_a_batch_is_no_garbage_for_the_collector() -> None:
         gc.enable()
 
 
-def test_waiting_costs_hardly_anything(pool: sky.ComputePool) -> None:
+def test_waiting_uses_almost_no_processor_time(pool: sky.ComputePool) -> None:
     def switches() -> int:
         lines = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)

@@ -1,4 +1,4 @@
-"""What users of joblib may rely on holds on a pool as it does on joblib's own backend."""
+"""Behaviours that users of joblib may rely on are the same on a pool as on joblib's own backend."""
 
 from __future__ import annotations
 

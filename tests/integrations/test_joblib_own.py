@@ -14,7 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 THEIRS = Path(joblib.__file__).parent / "test" / "test_parallel.py"
 
-# By name, what cannot hold for another backend, and why.
+# Tests by name that cannot pass for another backend, and why.
 NOT_OURS = {
     "test_backend_context_manager": "compares with the class LokyBackend",
     "test_nested_backend_context_manager": "compares with the class ThreadingBackend; ours is a kind of it",

@@ -1,4 +1,4 @@
-"""Keras's integration on its three backends. Keras is imported on the nodes only."""
+"""Keras's integration on its three backends. Only the nodes import Keras."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """On the path of the nodes."""
+    """Return a folder on the path of the nodes."""
     folder = tmp_path_factory.mktemp("modules")
     sys.path.insert(0, str(folder))
     yield folder
@@ -41,7 +41,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def keras_pool(folder: Path) -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import each backend once. What its environment says of Keras is wrong."""
+    """Open one pool for the whole file, so that its nodes import each backend once.
+
+    Its environment is wrong about Keras.
+    """
     image = sky.Image(env={"KERAS_BACKEND": "numpy"})
     with sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
         yield pool
@@ -54,7 +57,7 @@ def pool(keras_pool: ComputePool) -> ComputePool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -62,7 +65,7 @@ def _travelling() -> Iterator[None]:
 
 
 class TestKerasConforms(IntegrationSuite):
-    """On jax, which it is without options."""
+    """The conformance suite on jax, which is the default."""
 
     decorator = staticmethod(sky.integrations.keras)
     framework = "keras"
@@ -113,7 +116,7 @@ def test_an_option_out_of_its_range_is_refused_by_name(options: dict[str, Any], 
         sky.integrations.keras(**options)
 
 
-def test_options_stand_on_the_function() -> None:
+def test_options_are_shown_on_the_function() -> None:
     @sky.integrations.keras(backend="torch", seed=7, distribution="data_parallel", processes_per_node="auto")
     def train() -> None: ...
 
@@ -124,7 +127,7 @@ def test_options_stand_on_the_function() -> None:
 
 
 @every_backend
-def test_it_stands_on_the_integration_of_its_backend(backend: KerasBackend) -> None:
+def test_it_builds_on_the_integration_of_its_backend(backend: KerasBackend) -> None:
     integration = KerasIntegration(backend=backend, processes_per_node=2)
     assert (integration.runtime.name, integration.runtime.ranks_per_node) == (backend, 2)
     environment = integration.environment(rank())
@@ -132,7 +135,7 @@ def test_it_stands_on_the_integration_of_its_backend(backend: KerasBackend) -> N
     assert environment == integration.runtime.environment(rank())
 
 
-def test_the_backend_is_chosen_before_anything_is_imported_ahead_of_the_ranks() -> None:
+def test_the_backend_is_chosen_before_any_import_of_the_ranks() -> None:
     tensorflow = sky.integrations.tensorflow
     stacked = tensorflow(sky.integrations.keras(backend="torch")(lambda: None))
     preload = ProcessLaunch(integrations=integrations_of(stacked)).preload
@@ -154,7 +157,7 @@ def test_a_module_that_imports_keras_at_its_top_has_the_backend(
         "def chosen():\n"
         "    return AT_THE_TOP, type(keras.Variable(1.0).value).__module__.partition('.')[0]\n"
     )
-    # The client gets by without Keras.
+    # The client does not need Keras.
     with monkeypatch.context() as patch:
         stub: Any = ModuleType("keras")
         stub.config = SimpleNamespace(backend=lambda: "none")
@@ -182,7 +185,7 @@ def test_another_backend_in_the_process_is_an_error_that_says_so(monkeypatch: py
         pass
 
 
-def test_with_torch_of_its_own_there_is_one_group(pool: ComputePool) -> None:
+def test_with_torch_there_is_one_group(pool: ComputePool) -> None:
     def world() -> tuple[int, int]:
         import torch
         import torch.distributed as dist
@@ -196,7 +199,7 @@ def test_with_torch_of_its_own_there_is_one_group(pool: ComputePool) -> None:
     assert sky.compute(keras(torch(world)))() @ pool == [(2, 5)] * 2
 
 
-def test_with_tensorflow_of_its_own_there_is_one_cluster(pool: ComputePool) -> None:
+def test_with_tensorflow_there_is_one_cluster(pool: ComputePool) -> None:
     def workers() -> int:
         import tensorflow as tf
 
@@ -248,7 +251,7 @@ def digits() -> tuple[Any, Any]:
 
 
 def train(x: Any, y: Any, batch_size: int) -> tuple[list[float], float, Weights]:
-    """Losses of the epochs, accuracy in the last, weights."""
+    """Return the losses of the epochs, the accuracy in the last, and the weights."""
     import keras
 
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)])
@@ -259,7 +262,7 @@ def train(x: Any, y: Any, batch_size: int) -> tuple[list[float], float, Weights]
 
 
 @pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.slow), "torch"])
-def test_by_itself_each_rank_trains_its_own_model_on_its_shard(pool: ComputePool, backend: KerasBackend) -> None:
+def test_by_default_each_rank_trains_its_own_model_on_its_shard(pool: ComputePool, backend: KerasBackend) -> None:
     x, y = digits()
 
     @sky.compute
@@ -277,9 +280,9 @@ def test_by_itself_each_rank_trains_its_own_model_on_its_shard(pool: ComputePool
     assert abs(ranks[0][2][0] - ranks[1][2][0]).max() > 1e-3
 
 
-# On TensorFlow as in test_tensorflow.py, where the strategy is the user's.
+# On TensorFlow, test_tensorflow.py does the same with a strategy of the user's.
 @pytest.mark.parametrize("backend", ["jax", "torch", pytest.param("tensorflow", marks=pytest.mark.slow)])
-def test_together_ranks_train_what_one_process_trains(pool: ComputePool, backend: KerasBackend) -> None:
+def test_together_ranks_train_like_one_process(pool: ComputePool, backend: KerasBackend) -> None:
     x, y = digits()
 
     @sky.compute
@@ -290,7 +293,7 @@ def test_together_ranks_train_what_one_process_trains(pool: ComputePool, backend
         assert info.world_size is not None
         if backend == "tensorflow":  # its strategy divides each batch
             return train(x, y, batch_size=64)
-        # The same batches: of each, the rank's part.
+        # The batches are the same: of each, the rank's part.
         each = 64 // info.world_size
         mine = np.arange(len(x)).reshape(-1, info.world_size, each)[:, info.rank].reshape(-1)
         return train(x[mine], y[mine], batch_size=each)
@@ -323,7 +326,7 @@ def test_without_a_seed_ranks_that_train_together_begin_alike(pool: ComputePool,
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_what_ranks_have_trained_together_is_saved_and_loaded_by_itself(
+def test_a_model_that_ranks_have_trained_together_is_saved_and_loaded_alone(
     pool: ComputePool, tmp_path: Path, backend: KerasBackend
 ) -> None:
     paths = [str(tmp_path / f"{number}.keras") for number in range(2)]
@@ -410,7 +413,7 @@ def test_a_rank_that_raises_within_fit_is_the_error_though_the_others_wait(
     assert "Rank 1 of 2 failed first" in "\n".join(raised.value.__notes__)
 
 
-# On torch, where the averaging is ours ------------------------------------------------------------------------------
+# On torch, where skyward averages -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scaled"])
@@ -458,7 +461,7 @@ def test_on_torch_a_variable_that_one_rank_does_not_use_is_moved_in_both(pool: C
     assert step() @ pool == [[1 - 3.0, 1 - 3.0, 1.0]] * 2
 
 
-def test_on_torch_all_that_fit_leaves_is_alike_and_callbacks_decide_alike(pool: ComputePool) -> None:
+def test_on_torch_the_results_of_fit_are_alike_and_callbacks_decide_alike(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.keras(backend="torch", distribution="data_parallel")
     def fit() -> tuple[dict[str, list[float]], Weights]:
@@ -471,9 +474,9 @@ def test_on_torch_all_that_fit_leaves_is_alike_and_callbacks_decide_alike(pool: 
         model.add(keras.layers.Dropout(0.2))
         model.add(keras.layers.Dense(10))
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-        if info.rank == 1:  # as if only one had loaded what another training left
+        if info.rank == 1:  # as if only one had loaded the result of another training
             model.set_weights([weight + 1 for weight in model.get_weights()])
-        # Of its own part each rank would think otherwise.
+        # From its own part alone, each rank would decide otherwise.
         stopping = keras.callbacks.EarlyStopping("val_accuracy", patience=0)
         fitted = model.fit(
             x, y, epochs=8, batch_size=64, verbose=0, callbacks=[stopping], validation_data=(x[:10], y[:10])
@@ -486,7 +489,7 @@ def test_on_torch_all_that_fit_leaves_is_alike_and_callbacks_decide_alike(pool: 
         assert (mine == other).all()
 
 
-def test_on_torch_keras_is_as_it_was_afterwards(pool: ComputePool) -> None:
+def test_on_torch_keras_is_restored_afterwards(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.keras(backend="torch")
     def outer() -> list[tuple[bool, bool]]:
@@ -512,7 +515,7 @@ def test_on_torch_keras_is_as_it_was_afterwards(pool: ComputePool) -> None:
 
 
 def test_buckets_hold_tensors_of_one_kind_up_to_a_size() -> None:
-    # Which tensors are sent together changes no result, only the time of gangs of several GPUs.
+    # The choice of tensors that are sent together changes no result, only the time of gangs of several GPUs.
     from skyward.integrations.keras_parallel import _buckets
 
     def tensor(kind: str, mebibytes: float) -> Any:
@@ -527,7 +530,7 @@ def test_buckets_hold_tensors_of_one_kind_up_to_a_size() -> None:
 
 
 @pytest.mark.parametrize("upper", ["keras", "jax"])
-def test_options_of_jax_hold_in_any_order_and_idle_devices_are_told_of_once(pool: ComputePool, upper: str) -> None:
+def test_options_of_jax_apply_in_any_order_and_idle_devices_are_reported_once(pool: ComputePool, upper: str) -> None:
     def train(distribution: str | None) -> tuple[int, str, list[tuple[str, bool]]]:
         import os
         import warnings

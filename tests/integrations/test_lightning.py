@@ -1,4 +1,4 @@
-"""Lightning's integration: a `Trainer` in each rank finds the world that stands. Only the ranks import it."""
+"""Lightning's integration: a `Trainer` in each rank finds the existing world. Only the ranks import Lightning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ QUIET: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def lightning_pool() -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import the framework once. As in a Slurm job, which must not matter."""
+    """Open one pool for the whole file, so that its nodes import the framework once.
+
+    A Slurm job's variables must not matter.
+    """
     image = sky.Image(env={"SLURM_NTASKS": "7", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "3"})
     with sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
         yield pool
@@ -46,7 +49,7 @@ def pool(lightning_pool: ComputePool) -> ComputePool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -93,7 +96,7 @@ class TestLightningConforms(IntegrationSuite):
 # Options and environment ------------------------------------------------------------------------------------------
 
 
-def test_options_stand_on_the_function() -> None:
+def test_options_are_shown_on_the_function() -> None:
     @sky.integrations.lightning(backend="gloo", processes_per_node=2, seed=7, timeout_s=60)
     def train() -> None: ...
 
@@ -101,7 +104,7 @@ def test_options_stand_on_the_function() -> None:
     assert integration == LightningIntegration(backend="gloo", processes_per_node=2, seed=7, timeout_s=60)
 
 
-def test_the_size_of_the_trainer_is_a_default_that_the_user_may_have_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_the_trainer_is_a_default_that_the_user_may_override(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(
         rank=5,
         world_size=8,
@@ -167,7 +170,7 @@ def make_loader(batch_size: int) -> Any:
 
 
 def fit(batch_size: int, **options: Any) -> tuple[list[float], list[float], int]:
-    """(losses of all ranks in each step, all weights at the end, steps)"""
+    """Fit. Returns the losses of all ranks in each step, all weights at the end, and the steps."""
     import torch
 
     library = import_module("lightning.pytorch")
@@ -187,13 +190,13 @@ def test_a_fit_on_two_nodes_averages_gradients(pool: ComputePool) -> None:
     assert steps == 5
     np.testing.assert_allclose(losses, alone_losses, rtol=1e-9)
     np.testing.assert_allclose(weights, alone_weights, rtol=1e-9)
-    # And so do two ranks on one node.
+    # Two ranks on one node must agree as well.
     neighbours = sky.compute(sky.integrations.lightning(seed=3, processes_per_node=2)(fit))
     assert neighbours(20, strategy="ddp", num_nodes=1, devices=2) >> pool == first
 
 
 @pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
-def test_ranks_are_ours_and_no_process_is_launched(pool: ComputePool, name: str) -> None:
+def test_ranks_are_skywards_and_no_process_is_launched(pool: ComputePool, name: str) -> None:
     @sky.compute
     @sky.integrations.lightning(processes_per_node=2)
     def places() -> list[Any]:
@@ -235,7 +238,7 @@ def test_after_a_fit_the_same_world_validates_tests_and_fits_again(pool: Compute
     assert measure() @ pool == [(40.0, 0.0, 5)] * 2
 
 
-def test_numbers_that_are_not_the_worlds_are_refused(pool: ComputePool) -> None:
+def test_numbers_that_differ_from_the_worlds_are_refused(pool: ComputePool) -> None:
     function = sky.compute(sky.integrations.lightning(fit))
     with pytest.raises(ValueError, match=r"does not match the world size \(2\)"):
         function(20, strategy="ddp", num_nodes=3, devices=1) @ pool
@@ -258,7 +261,7 @@ def test_fabric_finds_the_world_too(pool: ComputePool) -> None:
 # The group, stacks and failures -----------------------------------------------------------------------------------
 
 
-def test_the_group_stands_before_the_fit_and_is_destroyed_at_the_end(pool: ComputePool) -> None:
+def test_the_group_exists_before_the_fit_and_is_destroyed_at_the_end(pool: ComputePool) -> None:
     def watched(function: Callable[[], bool]) -> Callable[[], tuple[bool, bool]]:
         def run() -> tuple[bool, bool]:
             import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""How many threads the numeric libraries of a rank have."""
+"""Number of threads that the numeric libraries of a rank use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CORES = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Bare(IntegrationBase):
-    """Ranks without a framework, forked from a process that has loaded numpy."""
+    """Integration without a framework, whose ranks are forked from a process that has loaded numpy."""
 
     name: ClassVar[str] = "bare"
     extra: ClassVar[str] = "bare"
@@ -32,7 +32,7 @@ class Bare(IntegrationBase):
 
 
 def threads() -> tuple[set[str | None], set[int]]:
-    """What the variables say, and what the libraries do."""
+    """Return the variables and the threads of the libraries."""
     import numpy as np
     from threadpoolctl import threadpool_info
 
@@ -47,7 +47,7 @@ def threads_of_ranks(processes_per_node: int) -> sky.ComputeFunction[[], tuple[s
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    """On a machine that seems to have 12 cores: 6 for each node, 3 for each slot."""
+    """Open a pool on a machine that seems to have 12 cores: 6 for each node, 3 for each slot."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.endswith("_NUM_THREADS"):
@@ -62,7 +62,7 @@ def test_ranks_share_the_cores_of_their_node(pool: sky.ComputePool, processes_pe
     assert threads_of_ranks(processes_per_node)() >> pool == ({str(share)}, {share})
 
 
-def test_what_the_user_has_chosen_stays_whatever_the_number_of_ranks() -> None:
+def test_the_users_choices_stay_whatever_the_number_of_ranks() -> None:
     chosen = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "2")
     with sky.ComputePool(sky.Local(), nodes=1, image=sky.Image(env=chosen)) as pool:
         assert threads_of_ranks(3)() >> pool == ({"2"}, {2})

@@ -1,4 +1,4 @@
-"""scikit-learn on a pool: what it gives is what it gives here, to the last bit."""
+"""scikit-learn on a pool gives the same results as here, to the last bit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def digits() -> tuple[Array, Array]:
 
 
 def assert_same(mine: Any, theirs: Any, path: str = "") -> None:
-    """Equal to the last bit, through dicts, sequences and arrays; times are not compared."""
+    """Compare to the last bit, through dicts, sequences and arrays. Times are not compared."""
     if isinstance(mine, dict):
         assert mine.keys() == theirs.keys()
         for key in mine:
@@ -189,7 +189,8 @@ def test_a_failing_fit_may_be_scored_instead(pool: sky.ComputePool, digits: tupl
     assert search.cv_results_["mean_test_score"][1] == -1.0
 
 
-# What travels with the tasks ------------------------------------------------------------------------------------------
+# Settings that travel with the tasks
+# -----------------------------------------------------------------------------------
 
 
 def config(_: int) -> Any:
@@ -200,14 +201,14 @@ def filter_count(_: int) -> int:
     return len(warnings.filters)
 
 
-def test_the_configuration_holds_on_the_slots_for_the_call_only(pool: sky.ComputePool) -> None:
+def test_the_configuration_applies_on_the_slots_for_the_call_only(pool: sky.ComputePool) -> None:
     with sklearn_backend(pool):
         with sklearn.config_context(assume_finite=True):
             assert all(Parallel()(delayed(config)(i) for i in range(6)))
         assert not any(Parallel()(delayed(config)(i) for i in range(6)))
 
 
-def test_the_callers_warning_filters_hold_on_the_slots(pool: sky.ComputePool) -> None:
+def test_the_callers_warning_filters_apply_on_the_slots(pool: sky.ComputePool) -> None:
     mine = list(warnings.filters)
     with sklearn_backend(pool):
         assert set(Parallel()(delayed(filter_count)(i) for i in range(6))) == {len(mine)}
@@ -238,7 +239,7 @@ def test_one_list_of_filters_is_sent_whatever_the_size_of_the_batch(pool: sky.Co
 # ScikitLearnPool ------------------------------------------------------------------------------------------------------
 
 
-def test_a_pool_for_scikit_learn_runs_what_is_in_its_block(digits: tuple[Array, Array]) -> None:
+def test_a_pool_for_scikit_learn_runs_the_calls_in_its_block(digits: tuple[Array, Array]) -> None:
     with ScikitLearnPool(sky.Local(), nodes=2, logs=False) as pool:
         assert pool.is_active
         pids = set(cross_val_score(WhereFitted(), *digits, cv=4))
@@ -246,7 +247,7 @@ def test_a_pool_for_scikit_learn_runs_what_is_in_its_block(digits: tuple[Array, 
     assert set(cross_val_score(WhereFitted(), *digits, cv=2, n_jobs=1)) == {os.getpid()}
 
 
-def test_scikit_learn_is_added_to_the_image_in_the_release_that_is_here() -> None:
+def test_scikit_learn_is_added_to_the_image_in_the_client_s_release() -> None:
     provider = NoMachines()
     with (
         pytest.raises(NoCapacity),

@@ -1,4 +1,4 @@
-"""scikit-learn's own tests of what runs in parallel, with every such call on a pool."""
+"""scikit-learn's own tests of parallel code, with every such call on a pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sklearn
 HERE = Path(__file__).parent
 THEIRS = Path(sklearn.__file__).parent
 
-# By name, what cannot hold where fits run in other processes, and why.
+# Tests by name that cannot pass if fits run in other processes, and why.
 _IN_THIS_PROCESS = "looks at what an estimator, a scorer or a callback did in this process"
 _WARNINGS = "catches warnings of fits and scorers, which are given where they run"
 _FIRST = "expects the message of the first fold; here the fold that fails first gives it"
@@ -34,7 +34,7 @@ NOT_OURS = {
     "learning_curve_params": _FIRST,
 }
 
-# How many pass at least: a file that is skipped as a whole would show nothing.
+# At least this many pass: a file that is skipped as a whole would show nothing.
 FILES = {
     "model_selection/tests/test_search.py": 90,
     "model_selection/tests/test_validation.py": 70,

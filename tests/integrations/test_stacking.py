@@ -1,4 +1,4 @@
-"""Integrations of several frameworks on one function: each has its world, and they do not get in each other's way."""
+"""Integrations of several frameworks on one function: each has its world, and they do not disturb each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pool() -> Iterator[ComputePool]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -29,7 +29,7 @@ def _travelling() -> Iterator[None]:
 
 
 def worlds() -> tuple[int, int]:
-    """Of torch and of JAX, counted by a collective each."""
+    """Return the sizes of torch's and JAX's worlds, counted by a collective in each."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -58,7 +58,7 @@ def test_torch_and_jax_meet_side_by_side(pool: ComputePool, order: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["torch, tensorflow, keras", "keras, tensorflow, torch"])
-def test_keras_on_jax_stands_beside_torch_and_tensorflow(pool: ComputePool, order: str) -> None:
+def test_keras_on_jax_works_beside_torch_and_tensorflow(pool: ComputePool, order: str) -> None:
     decorated: Callable[[], Any] = worlds_and_workers
     for name in reversed(order.split(", ")):
         decorated = getattr(sky.integrations, name)(decorated)

@@ -1,4 +1,4 @@
-"""TensorFlow's integration: clusters of real workers. TensorFlow is imported on the nodes only."""
+"""TensorFlow's integration: clusters of real workers. Only the nodes import TensorFlow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from skyward.values.topology import Peer, Rank
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """On the path of the nodes."""
+    """Return a folder on the path of the nodes."""
     folder = tmp_path_factory.mktemp("modules")
     sys.path.insert(0, str(folder))
     yield folder
@@ -39,8 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def tensorflow_pool(folder: Path) -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import tensorflow once."""
-    behind_a_proxy = sky.Image(env={"http_proxy": "http://127.0.0.1:9"})  # nobody is there; gRPC would ask all the same
+    """Open one pool for the whole file, so that its nodes import tensorflow once."""
+    behind_a_proxy = sky.Image(
+        env={"http_proxy": "http://127.0.0.1:9"}
+    )  # no proxy listens there, but gRPC would use it all the same
     with sky.ComputePool(sky.Local(), nodes=2, image=behind_a_proxy) as pool:
         yield pool
 
@@ -52,7 +54,7 @@ def pool(tensorflow_pool: ComputePool) -> ComputePool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -96,7 +98,7 @@ def test_an_option_out_of_its_range_is_refused_by_name() -> None:
         sky.integrations.tensorflow(processes_per_node="two")  # type: ignore[call-overload]
 
 
-def test_options_stand_on_the_function() -> None:
+def test_options_are_shown_on_the_function() -> None:
     @sky.integrations.tensorflow(processes_per_node="auto")
     def train() -> None: ...
 
@@ -122,7 +124,7 @@ def rank(**changes: Any) -> Rank:
     return Rank(**{**values, **changes})
 
 
-def test_every_worker_has_its_own_address_and_a_port_of_its_own() -> None:
+def test_every_worker_has_its_own_address_and_port() -> None:
     config = json.loads(TensorFlowIntegration().environment(rank())["TF_CONFIG"])
     assert config == {
         "cluster": {"worker": ["10.0.0.1:21001", "10.0.0.1:21002", "10.0.0.6:21003", "10.0.0.6:21004"]},
@@ -137,7 +139,7 @@ def test_ports_stay_in_their_range_and_ipv6_addresses_are_bracketed() -> None:
     assert workers == ["[fd00::1]:29998", "[fd00::1]:29999", "[fd00::6]:20000", "[fd00::6]:20001"]
 
 
-def test_neighbours_share_the_cores_and_the_accelerators_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_divide_the_cores_and_the_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
@@ -154,7 +156,7 @@ def test_neighbours_share_the_cores_and_the_accelerators_out(monkeypatch: pytest
     assert chosen(accelerators=8) == ("GPU-b", "8")
 
 
-def test_what_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_choices_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_CPP_MIN_LOG_LEVEL"):
         monkeypatch.delenv(name, raising=False)
     environment = TensorFlowIntegration().environment(rank())
@@ -167,7 +169,7 @@ def test_what_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None
     assert not {"TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS"} & environment.keys()
 
 
-def test_workers_reach_one_another_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_reach_each_other_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if "proxy" in name.lower()]:
         monkeypatch.delenv(name)
     assert "no_grpc_proxy" not in TensorFlowIntegration().environment(rank())
@@ -210,7 +212,7 @@ def test_gradients_are_those_of_all_workers(pool: ComputePool) -> None:
     np.testing.assert_allclose(step() >> pool, expected, rtol=1e-12)
 
 
-def test_keras_fits_on_two_nodes_what_one_process_fits(pool: ComputePool) -> None:
+def test_keras_fits_on_two_nodes_like_one_process(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.tensorflow
     def fit() -> tuple[list[float], float, list[Any]]:
@@ -250,7 +252,7 @@ def test_a_strategy_may_be_made_at_the_top_of_a_module(
         "@sky.compute\n@sky.integrations.tensorflow\n"
         "def workers():\n    return float(STRATEGY.reduce('SUM', STRATEGY.run(lambda: tf.constant(1.0)), axis=None))\n"
     )
-    # The client gets by without TensorFlow.
+    # The client does not need TensorFlow.
     with monkeypatch.context() as patch:
         stub: Any = ModuleType("tensorflow")
         stub.distribute = SimpleNamespace(MultiWorkerMirroredStrategy=lambda: None)
@@ -340,7 +342,7 @@ def test_a_gang_whose_workers_do_not_meet_ends_at_its_timeout(pool: ComputePool)
 
 @dataclass(frozen=True, kw_only=True)
 class Occupied(TensorFlowIntegration):
-    """Binds the port of worker 1 in the first launch, as a stranger would."""
+    """Integration that binds the port of worker 1 in the first launch, like another program."""
 
     marker: str
 
@@ -368,7 +370,7 @@ def test_a_taken_port_makes_the_gang_meet_at_others(pool: ComputePool, tmp_path:
     assert json.loads(marker.read_text())["cluster"] != json.loads(config)["cluster"]
 
 
-def test_a_rank_that_does_not_come_is_named(pool: ComputePool) -> None:
+def test_a_missing_rank_is_named(pool: ComputePool) -> None:
     def work() -> None:
         import tensorflow as tf
 

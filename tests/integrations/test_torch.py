@@ -32,7 +32,7 @@ from tests.waiting import until
 
 @pytest.fixture(scope="module")
 def torch_pool() -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import torch once."""
+    """Open one pool for the whole file, so that its nodes import torch once."""
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         yield pool
 
@@ -68,7 +68,7 @@ class TestTorchConforms(IntegrationSuite):
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -95,7 +95,7 @@ def test_an_option_out_of_its_range_is_refused_by_name(options: dict[str, Any], 
         sky.integrations.torch(**options)
 
 
-def test_options_stand_on_the_function() -> None:
+def test_options_are_shown_on_the_function() -> None:
     @sky.integrations.torch(backend="gloo", processes_per_node="auto", seed=7, timeout_s=60)
     def train() -> None: ...
 
@@ -124,7 +124,7 @@ def rank(**changes: Any) -> Rank:
     return Rank(**{**values, **changes})
 
 
-def test_the_environment_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_the_one_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
@@ -148,7 +148,7 @@ def test_the_environment_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_what_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_choices_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     environment = TorchIntegration().environment(rank())
@@ -307,7 +307,7 @@ def test_without_a_seed_ranks_do_not_share_the_state_they_were_forked_with(pool:
     assert len({second for _, second in draws}) == 8
 
 
-def test_threads_are_those_of_the_environment(pool: ComputePool) -> None:
+def test_threads_follow_the_environment(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.torch
     def threads() -> tuple[int, int]:
@@ -349,7 +349,7 @@ def test_a_rank_that_raises_is_the_error_though_the_others_wait_for_it(pool: Com
     assert "in work" in notes
 
 
-def test_a_rank_that_keeps_the_group_alive_cannot_hold_up_the_error(pool: ComputePool) -> None:
+def test_a_rank_that_keeps_the_group_alive_cannot_delay_the_error(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.torch
     def work() -> None:
@@ -386,7 +386,7 @@ class Speechless(TorchIntegration):
         raise LookupError("no such network")
 
 
-def test_an_integration_that_cannot_say_its_environment_is_the_error(pool: ComputePool) -> None:
+def test_an_integration_whose_environment_raises_is_the_error(pool: ComputePool) -> None:
     def work() -> None: ...
 
     with pytest.raises(LookupError, match="no such network") as raised:
@@ -409,7 +409,7 @@ def test_after_failures_the_pool_goes_on(pool: ComputePool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupied(TorchIntegration):
-    """Binds the rendezvous port of the first launch before torch can, as a stranger would."""
+    """Integration that binds the rendezvous port of the first launch before torch can, like another program."""
 
     marker: str
 
@@ -433,7 +433,7 @@ def test_a_taken_port_makes_the_gang_meet_at_another(pool: ComputePool, tmp_path
     assert marker.read_text() != port
 
 
-def test_a_gang_that_lost_a_process_is_started_again_if_it_may_be(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_gang_that_lost_a_process_is_started_again_if_allowed(pool: ComputePool, tmp_path: Path) -> None:
     marker = tmp_path / "died"
 
     @sky.compute(retries=1)
@@ -449,7 +449,7 @@ def test_a_gang_that_lost_a_process_is_started_again_if_it_may_be(pool: ComputeP
 
 
 def stuck(folder: Path) -> Callable[[], None]:
-    """Rank 0 waits, in C code that no signal interrupts, for a rank 1 that never comes."""
+    """Wait as rank 0, in C code that no signal interrupts, for a rank 1 that never comes."""
 
     def work() -> None:
         (folder / str(os.getpid())).touch()
@@ -460,7 +460,7 @@ def stuck(folder: Path) -> Callable[[], None]:
     return work
 
 
-def test_a_gang_that_is_stuck_ends_at_its_timeout(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_stuck_gang_ends_at_its_timeout(pool: ComputePool, tmp_path: Path) -> None:
     function = sky.compute(sky.integrations.torch(stuck(tmp_path)))
     begin = time.monotonic()
     with pytest.raises(TaskTimeout, match="timeout_s=1") as raised:

@@ -1,4 +1,4 @@
-"""Training under PyTorch's integration: what DistributedDataParallel, FSDP2 and the data loaders make of our ranks."""
+"""Training under PyTorch's integration: DistributedDataParallel, FSDP2 and the data loaders on our ranks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.waiting import until
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import torch once."""
+    """Open one pool for the whole file, so that its nodes import torch once."""
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -51,7 +51,7 @@ def network() -> torch.nn.Module:
 
 
 def losses_of(model: torch.nn.Module, rank: int, ranks: int, *, steps: int, batch: int) -> list[float]:
-    """The loss of each step over the whole batch of `batch * ranks` rows, of which this rank has its part."""
+    """Return the loss of each step over the whole batch of `batch * ranks` rows, of which this rank has its part."""
     x, y = digits()
     loss_of = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -70,12 +70,12 @@ def losses_of(model: torch.nn.Module, rank: int, ranks: int, *, steps: int, batc
 
 
 def alone() -> list[float]:
-    """One process with the double batch."""
+    """Train in one process with the double batch."""
     torch.manual_seed(5)
     return losses_of(network(), 0, 1, steps=10, batch=64)
 
 
-def test_ten_steps_on_two_ranks_are_those_of_one_process_with_the_double_batch(pool: ComputePool) -> None:
+def test_ten_steps_on_two_ranks_equal_those_of_one_process_with_the_double_batch(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.torch(seed=5)
     def train() -> list[float]:
@@ -88,7 +88,7 @@ def test_ten_steps_on_two_ranks_are_those_of_one_process_with_the_double_batch(p
     np.testing.assert_allclose(first, alone(), rtol=1e-6)
 
 
-def test_fully_sharded_parameters_train_as_whole_ones(pool: ComputePool) -> None:
+def test_fully_sharded_parameters_train_like_whole_ones(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.torch(seed=5)
     def train() -> tuple[list[float], list[int], list[int], dict[str, Any]]:
@@ -138,7 +138,7 @@ def test_a_distributed_sampler_gives_each_rank_its_rows(pool: ComputePool) -> No
 
 
 class Squares(Dataset[torch.Tensor]):
-    """Says which process made a row."""
+    """Data set whose rows say which process made them."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -152,7 +152,7 @@ class Squares(Dataset[torch.Tensor]):
         return torch.tensor([float(index) ** 2, float(os.getpid())])
 
 
-def test_data_loaders_may_have_processes_of_their_own(pool: ComputePool) -> None:
+def test_data_loaders_may_have_their_own_processes(pool: ComputePool) -> None:
     @sky.compute
     @sky.integrations.torch
     def load() -> tuple[float, bool, list[int]]:

@@ -1,5 +1,6 @@
-"""Transformers' integration: `Trainer` as one world of real ranks, on a tiny model made from a config. Only the ranks
-import it; nothing is downloaded.
+"""Transformers' integration: `Trainer` as one world of real ranks, on a tiny model made from a config.
+
+Only the ranks import it. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from skyward.values.topology import Rank
 
 @pytest.fixture(scope="module")
 def transformers_pool() -> Iterator[ComputePool]:
-    """One for the whole file: its nodes import the framework once."""
+    """Open one pool for the whole file, so that its nodes import the framework once."""
     with sky.ComputePool(sky.Local(), nodes=2, image=sky.Image(env={"HF_HUB_OFFLINE": "1"})) as pool:
         yield pool
 
@@ -38,7 +39,7 @@ def pool(transformers_pool: ComputePool) -> ComputePool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:
-    # The nodes need not import this file, and pytest with it.
+    # The nodes do not have to import this file, and pytest with it.
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
@@ -78,7 +79,7 @@ class TestTransformersConforms(IntegrationSuite):
 # Options and environment ------------------------------------------------------------------------------------------
 
 
-def test_options_stand_on_the_function() -> None:
+def test_options_are_shown_on_the_function() -> None:
     @sky.integrations.transformers(backend="gloo", processes_per_node=2, seed=7, timeout_s=60)
     def train() -> None: ...
 
@@ -86,7 +87,7 @@ def test_options_stand_on_the_function() -> None:
     assert integration == TransformersIntegration(backend="gloo", processes_per_node=2, seed=7, timeout_s=60)
 
 
-def test_tokenizers_have_the_threads_of_torch_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizers_have_the_threads_of_torch_unless_the_user_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(
         rank=0,
         world_size=1,
@@ -113,7 +114,10 @@ def test_tokenizers_have_the_threads_of_torch_unless_the_user_says_otherwise(mon
 
 
 def make_trainer(folder: Path, callbacks: tuple[Any, ...] = (), **options: Any) -> Any:
-    """Of a language model of two thousand parameters; without dropout, so that a step depends on its rows only."""
+    """Make a Trainer of a language model of two thousand parameters.
+
+    It has no dropout, so that a step depends only on its rows.
+    """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -180,7 +184,7 @@ def test_the_trainer_averages_gradients(pool: ComputePool, tmp_path: Path) -> No
     # One process with the doubled batch makes the same steps.
     alone, steps = function(tmp_path, 8) >> pool
     assert steps == 4
-    # The model's loss is in float32, whatever its weights are in.
+    # The model's loss is in float32, whatever the type of its weights.
     np.testing.assert_allclose(first[0], alone, rtol=1e-6, atol=1e-8)
 
 
@@ -198,20 +202,20 @@ def test_every_rank_has_the_metrics_of_the_whole_evaluation_set(pool: ComputePoo
     assert first["sum"] == pytest.approx(alone["sum"], rel=1e-9)
 
 
-def test_rank_0_alone_saves_and_all_resume(pool: ComputePool, tmp_path: Path) -> None:
+def test_only_rank_0_saves_and_all_resume(pool: ComputePool, tmp_path: Path) -> None:
     options: dict[str, Any] = {"per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 2}
 
     @sky.compute
     @sky.integrations.transformers(seed=3)
     def straight() -> list[float]:
-        # Each rank has a folder of its own, so that what is in it was written by it.
+        # Each rank has its own folder, so that the rank itself wrote all files in it.
         trainer = make_trainer(tmp_path / os.environ["RANK"], **options)
         trainer.train()
         trainer.save_model(str(tmp_path / os.environ["RANK"] / "model"))
         return weights_of(trainer)
 
     @sky.compute
-    @sky.integrations.transformers(seed=4)  # other first weights: what counts is the checkpoint
+    @sky.integrations.transformers(seed=4)  # other first weights: the checkpoint decides
     def resumed() -> list[float]:
         trainer = make_trainer(tmp_path / "0", **options)
         trainer.train(resume_from_checkpoint=str(tmp_path / "0" / "checkpoint-2"))
@@ -227,7 +231,7 @@ def test_rank_0_alone_saves_and_all_resume(pool: ComputePool, tmp_path: Path) ->
     assert resumed() @ pool == [weights, weights]
 
 
-def test_on_the_cpu_the_arguments_may_say_so(pool: ComputePool, tmp_path: Path) -> None:
+def test_on_the_cpu_the_arguments_may_choose_the_cpu(pool: ComputePool, tmp_path: Path) -> None:
     @sky.compute
     @sky.integrations.transformers(processes_per_node=2)
     def places() -> list[Any]:
@@ -286,7 +290,7 @@ def test_integrations_stack_in_any_order(pool: ComputePool, tmp_path: Path) -> N
         assert sky.compute(stacked)() @ pool == [(0, 2, 2), (1, 2, 2)]
 
 
-def test_a_gang_that_is_started_again_goes_on_from_the_checkpoint(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_gang_that_is_started_again_resumes_from_the_checkpoint(pool: ComputePool, tmp_path: Path) -> None:
     options: dict[str, Any] = {"per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 2}
 
     @sky.compute(max_restarts=1)

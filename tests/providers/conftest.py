@@ -1,4 +1,4 @@
-"""Hosts of one's own for tests in seconds: sshd processes on loopback, with a cache of environments of their own."""
+"""Hosts for fast tests: sshd processes on loopback, which share a cache of environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ssh.server import Server, needs_sshd
 
 
 class Hosts:
-    """Some sshds. Each logs in to this very machine, so they share its files and processes."""
+    """Several sshds. Each logs in to this machine, so they share its files and processes."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Hosts:
         return [server.name for server in self.servers]
 
     def ssh(self, *names: str, lease_s: float = 60.0, transport: Transport | None = None) -> SSH:
-        """A provider of these, by default of all."""
+        """Return a provider of these hosts, by default of all."""
         return SSH(hosts=names or self.names, config_file=str(self.config), lease_s=lease_s, transport=transport)
 
     def stop(self) -> None:
@@ -53,7 +53,7 @@ def _shared_hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def sshds(_shared_hosts: Hosts) -> Hosts:
-    """Two that are on. Leave them so."""
+    """Run two sshds that are on. Tests leave them so."""
     for server in _shared_hosts.servers:
         if server.process is None:
             server.start()
@@ -70,7 +70,7 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which this test's connections have theirs; a socket's path must be short."""
+    """Return the folder for connections of this test. It is short because a socket's path must be."""
     folder = Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)

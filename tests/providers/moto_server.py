@@ -1,4 +1,4 @@
-"""An EC2 on this machine: moto's server in this process, on loopback, with credentials that open nothing."""
+"""An EC2 on this machine: moto's server in this process, on loopback, with credentials that give access to nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENVIRONMENT = {
 
 @contextlib.contextmanager
 def ec2_server() -> Iterator[str]:
-    """Its address. What was made in it is gone when it ends."""
+    """Run the server. Yields its address. Everything made in it is gone when it ends."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""AWS against moto's EC2: what is asked for, what is made, and that nothing of it stays."""
+"""AWS against moto's EC2: the requests, the created resources, and their removal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AMI = "ami-785db401"
 
 
 class MotoAWS(AWS):
-    """Machines of moto have nothing inside: what would be brought up is said to be up."""
+    """AWS whose machines are moto's and have no inside: bringing them up is only simulated."""
 
     @property
     def clock(self) -> Clock:
@@ -99,7 +99,7 @@ def launched(provider: MotoAWS, spec: PoolSpec) -> list[Machine]:
 
 
 def requested(provider: MotoAWS, spec: PoolSpec) -> Request:
-    """What would be asked for, by a journal called abc."""
+    """Return the requests that a launch would send, for a pool in a journal called abc."""
     tags = {"skyward:journal": "abc", "skyward:attempt": "abc-0"}
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJd8DvYTmqq8zBqZMEpvYQAzDeC8Fs9e7x2bDYNqyLWP"
     return Request(
@@ -115,7 +115,7 @@ def requested(provider: MotoAWS, spec: PoolSpec) -> Request:
 
 
 def fails_once(provider: MotoAWS, operation: str, code: str) -> None:
-    """The next call of this operation is answered by that error; it names what the call names."""
+    """Let the next call of this operation fail with that error. The error names the resources of the call."""
     api = clients(provider.region, provider.profile, provider.endpoint_url)
     event = f"before-call.ec2.{operation}"
 
@@ -128,7 +128,7 @@ def fails_once(provider: MotoAWS, operation: str, code: str) -> None:
 
 
 def unlike(sent: Any, planned: Any, at: str = "") -> list[str]:
-    """Where what was sent is not what was planned; what a plan cannot know stands in it as "<what>"."""
+    """Return where the sent request differs from the planned. "<what>" stands for a value unknown to a plan."""
     if isinstance(sent, dict) and isinstance(planned, dict) and set(sent) == set(planned):
         return [there for key in sent for there in unlike(sent[key], planned[key], f"{at}.{key}")]
     if isinstance(sent, list) and isinstance(planned, list) and len(sent) == len(planned):
@@ -159,7 +159,7 @@ class TestWhatIsMade:
             assert attribute["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
         provider.terminate(machines)
 
-    def test_ssh_is_open_to_the_client_only_and_everything_among_members(self, provider: MotoAWS, ec2: Any) -> None:
+    def test_ssh_is_open_to_the_client_only_and_all_ports_among_members(self, provider: MotoAWS, ec2: Any) -> None:
         machines = launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
         (journal,) = journals("mine")
         name = f"skyward-{journal.id}"
@@ -175,7 +175,7 @@ class TestWhatIsMade:
         assert ec2.describe_security_groups(Filters=filters)["SecurityGroups"] == []
         assert ec2.describe_key_pairs()["KeyPairs"] == []
 
-    def test_spot_is_one_time_and_ends_when_it_is_taken_back(self, provider: MotoAWS, ec2: Any) -> None:
+    def test_spot_is_one_time_and_ends_when_it_is_reclaimed(self, provider: MotoAWS, ec2: Any) -> None:
         spec = PoolSpec(allocation="spot")
         offer = provider.offers(spec)[0]
         run = provider.plan(spec, offer, "mine")[-1]
@@ -189,7 +189,7 @@ class TestWhatIsMade:
         assert all(found.is_spot for found in provider.cloud().describe({"skyward:journal": journal.id}))
         provider.terminate(machines)
 
-    def test_the_plan_is_what_is_sent(self, provider: MotoAWS, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_sent_requests_follow_the_plan(self, provider: MotoAWS, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = PoolSpec(nodes=2, allocation="on-demand")
         planned = provider.plan(spec, provider.offers(spec)[0], "mine")
         sent: list[tuple[str, Any]] = []
@@ -263,7 +263,7 @@ class TestWhatIsMade:
             ("RunInstances", "InvalidGroup.NotFound"),
         ],
     )
-    def test_what_was_made_a_moment_ago_may_not_be_known_yet(
+    def test_resources_made_a_moment_ago_may_be_unknown_yet(
         self, provider: MotoAWS, ec2: Any, operation: str, code: str
     ) -> None:
         fails_once(provider, operation, code)
@@ -292,7 +292,7 @@ class TestWhatIsMade:
             ec2.delete_security_group(GroupId=group[0])
             provider.cloud().clean_up(request.tags)
 
-    def test_a_client_that_has_another_address_is_let_in_and_the_old_one_no_more(
+    def test_a_client_with_a_new_address_is_let_in_and_the_old_address_is_not(
         self, provider: MotoAWS, ec2: Any
     ) -> None:
         request = requested(provider, PoolSpec(allocation="on-demand"))
@@ -341,24 +341,26 @@ class TestOffers:
         with pytest.raises(UsageError, match="subnet_id='subnet-0123': does not exist"):
             replace(provider, subnet_id="subnet-0123").offers(PoolSpec())
 
-    def test_accelerators_are_those_of_our_tables(self, provider: MotoAWS) -> None:
+    def test_accelerators_agree_with_our_tables(self, provider: MotoAWS) -> None:
         offers = provider.offers(PoolSpec(accelerator=accelerators.A10G()))
         assert offers[0].accelerator == accelerators.A10G()
         assert {o.instance_type.partition(".")[0] for o in offers} == {"g5"}
         assert provider.offers(PoolSpec(accelerator=accelerators.A100(count=8, memory="40GB")))
         assert provider.offers(PoolSpec(accelerator=accelerators.H100(count=8, form_factor="SXM")))
 
-    def test_a_number_of_accelerators_that_no_machine_has_says_which_there_are(self, provider: MotoAWS) -> None:
+    def test_a_number_of_accelerators_that_no_machine_has_is_refused_with_the_existing_ones(
+        self, provider: MotoAWS
+    ) -> None:
         with pytest.raises(NoCapacity, match=r"exactly A100 80GB; request .*8x A100 40GB \(p4d.24xlarge\)"):
             provider.offers(PoolSpec(accelerator=accelerators.A100()))
 
-    def test_a_price_says_where_it_is_from(self, provider: MotoAWS) -> None:
+    def test_a_price_names_its_source(self, provider: MotoAWS) -> None:
         spot, on_demand = (provider.offers(PoolSpec(allocation=kind))[0] for kind in ("spot", "on-demand"))
         assert spot.price_source == "EC2 spot price history, now"
         assert "bundled with skyward" in on_demand.price_source
         assert "2025-07" in on_demand.price_source
 
-    def test_elsewhere_the_bundled_table_is_an_upper_estimate(self, server: str) -> None:
+    def test_in_other_regions_the_bundled_table_is_an_upper_estimate(self, server: str) -> None:
         here, there = (
             AWS(region=region, endpoint_url=server, ami=AMI, instance_types=["m5.large"]).offers(
                 PoolSpec(allocation="on-demand")
@@ -388,7 +390,7 @@ class TestOffers:
             debian.offers(PoolSpec(accelerator=accelerators.T4()))
         assert replace(debian, ami=AMI).offers(PoolSpec(accelerator=accelerators.T4()))
 
-    def test_machines_that_cannot_boot_an_image_or_be_had_now_are_no_offers(self, server: str) -> None:
+    def test_machines_that_cannot_boot_an_image_or_are_unavailable_are_no_offers(self, server: str) -> None:
         def facts(name: str, **more: Any) -> dict[str, Any]:
             return {
                 "InstanceType": name,
@@ -422,7 +424,7 @@ class TestOffers:
         }
         assert aws_prices._read([json.dumps(document)]) == {"m5.large": 0.096}
 
-    def test_named_types_and_zones_only(self, server: str) -> None:
+    def test_only_named_types_and_zones_are_offered(self, server: str) -> None:
         provider = AWS(endpoint_url=server, ami=AMI, instance_types=["m5.large"], zones=["us-east-1b"])
         offers = provider.offers(PoolSpec())
         assert {(o.instance_type, o.zone) for o in offers} == {("m5.large", "us-east-1b")}
@@ -447,7 +449,7 @@ class TestFailures:
             ("InvalidParameterValue", 400, ProviderError),
         ],
     )
-    def test_aws_errors_are_told_by_class(self, code: str, status: int, error: type[Exception]) -> None:
+    def test_aws_errors_are_classified(self, code: str, status: int, error: type[Exception]) -> None:
         from skyward.providers.aws.failures import translated
 
         answer: Any = {"Error": {"Code": code, "Message": "why"}, "ResponseMetadata": {"HTTPStatusCode": status}}
@@ -464,7 +466,7 @@ class TestFailures:
             ("AuthFailure", r"the region is not enabled"),
         ],
     )
-    def test_refused_credentials_say_what_to_do(self, code: str, advice: str) -> None:
+    def test_refused_credentials_come_with_advice(self, code: str, advice: str) -> None:
         from skyward.providers.aws.failures import translated
 
         why = "why. Encoded authorization failure message: " + 900 * "x"
@@ -473,7 +475,7 @@ class TestFailures:
             raise ClientError(answer, "RunInstances")
         assert "xxx" not in str(caught.value)
 
-    def test_credentials_that_are_renewed_are_found_by_a_program_that_runs(
+    def test_renewed_credentials_are_found_by_a_running_program(
         self, provider: MotoAWS, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         api = clients(provider.region, provider.profile, provider.endpoint_url)
@@ -510,7 +512,7 @@ class TestFailures:
         with pytest.raises(AuthFailed, match="credentials"):
             AWS(endpoint_url="http://127.0.0.1:10", ami=AMI).cloud().scope()
 
-    def test_a_page_of_a_proxys_is_an_unknown_outcome(self) -> None:
+    def test_an_error_page_of_a_proxy_is_an_unknown_outcome(self) -> None:
         from botocore.parsers import create_parser
 
         from skyward.providers.aws.failures import translated
@@ -521,7 +523,7 @@ class TestFailures:
         with pytest.raises(OutcomeUnknown, match=said), translated("RunInstances"):
             create_parser("ec2").parse(page, shape)
 
-    def test_an_image_that_is_not_there_is_asked_of_the_user(self, server: str) -> None:
+    def test_a_missing_image_is_an_error_of_the_user(self, server: str) -> None:
         provider = AWS(endpoint_url=server, client_cidr="192.0.2.1/32")
         spec = PoolSpec(allocation="on-demand")
         with pytest.raises(ProviderError, match=r"canonical/ubuntu/server/24.04.*name one: AWS\(ami="):
@@ -567,7 +569,7 @@ def test_host_keys_are_read_from_the_console() -> None:
     assert host_keys_in("") == ()
 
 
-def test_a_machine_that_was_taken_back_is_told_from_one_that_is_cut_off(provider: MotoAWS, ec2: Any) -> None:
+def test_a_reclaimed_machine_is_told_apart_from_one_that_is_cut_off(provider: MotoAWS, ec2: Any) -> None:
     machines = launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
     assert provider.why_gone(machines[0]) is None
     ec2.terminate_instances(InstanceIds=[machines[0].handle.instance])

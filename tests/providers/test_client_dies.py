@@ -1,4 +1,4 @@
-"""A program that rents machines dies, and nothing that it rented stays: the keeper's command ends it."""
+"""A program that rents machines dies, and the keeper's command ends all of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def running(ec2: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGKILL,), (signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT,) * 2])
-def test_nothing_that_a_program_rented_outlives_it(
+def test_no_rented_machine_outlives_its_program(
     server: str, ec2: Any, tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path.parent)}

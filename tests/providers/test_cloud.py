@@ -1,4 +1,4 @@
-"""What holds for all that is rented: launches that get a part, records that are removed, pools side by side."""
+"""Rules for all rented machines: partial launches, removed records, pools side by side."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestSpotIfAvailable:
         none = {(kind, zone, is_spot): 0 for kind in ("small", "large") for zone in "ab" for is_spot in (True, False)}
         return FakeProvider(api=FakeCloud(VirtualClock(), faults=FakeFaults(capacity={**none, **capacity})))
 
-    def test_what_is_there_is_spot_and_the_others_are_on_demand(self) -> None:
+    def test_available_spot_machines_are_taken_and_the_rest_are_on_demand(self) -> None:
         provider = self.provider({("small", "b", True): 2, ("small", "b", False): 9})
         seen: list[InstanceLaunched] = []
         machines = launched(
@@ -58,7 +58,7 @@ class TestSpotIfAvailable:
         assert set(offers_of(machines)) == {("large", "b", True)}
         provider.terminate(machines)
 
-    def test_a_part_that_cannot_be_made_whole_is_given_back(self) -> None:
+    def test_a_part_that_cannot_be_completed_is_given_back(self) -> None:
         capacity = {("small", "a", True): 2, ("small", "a", False): 0, ("small", "b", False): 3}
         provider = self.provider(capacity)
         machines = launched(provider, PoolSpec(nodes=3))
@@ -77,7 +77,7 @@ class TestSpotIfAvailable:
 
 @dataclass(frozen=True, kw_only=True)
 class LosesItsRecord(FakeProvider):
-    """Somebody removes the state folder while a machine comes up, and then it does not."""
+    """Cloud during whose launch somebody removes the state folder, and the launch fails."""
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         shutil.rmtree(journals()[0].folder)
@@ -106,7 +106,7 @@ class SlowToCleanUp(FakeCloud):
         return super().clean_up(tags)
 
 
-def test_one_pools_clean_up_holds_up_no_other() -> None:
+def test_the_clean_up_of_one_pool_blocks_no_other() -> None:
     cloud = SlowToCleanUp()
     provider = FakeProvider(api=cloud)
     machines = launched(provider, PoolSpec())
@@ -129,7 +129,7 @@ def test_one_pools_clean_up_holds_up_no_other() -> None:
 
 
 class KnowsLessLater(FakeCloud):
-    """Answers come from several servers: one that was asked second has not heard of a machine that the first named."""
+    """Cloud that answers from several servers: the second may not know a machine that the first named."""
 
     def __init__(self) -> None:
         super().__init__(VirtualClock())
@@ -147,7 +147,7 @@ class KnowsLessLater(FakeCloud):
         super().terminate(ids)
 
 
-def test_a_machine_that_one_answer_leaves_out_is_not_taken_for_gone() -> None:
+def test_a_machine_missing_in_one_answer_does_not_count_as_gone() -> None:
     cloud = KnowsLessLater()
     provider = FakeProvider(api=cloud)
     machines = launched(provider, PoolSpec())
@@ -165,7 +165,7 @@ class MayNotLook(FakeCloud):
         return super().describe(tags)
 
 
-def test_machines_are_asked_to_end_also_where_nobody_may_look_at_them() -> None:
+def test_machines_are_terminated_even_if_nobody_may_list_them() -> None:
     cloud = MayNotLook(VirtualClock())
     provider = FakeProvider(api=cloud)
     machines = launched(provider, PoolSpec(nodes=2))
@@ -182,13 +182,13 @@ def test_machines_are_asked_to_end_also_where_nobody_may_look_at_them() -> None:
 
 
 class MakesOneMore(FakeCloud):
-    """A create call that made a machine more than anybody was told."""
+    """Cloud whose create call made one machine more than it reported."""
 
     def create(self, request: Request) -> list[Instance]:
         return super().create(replace(request, count=request.count + 1))[:-1]
 
 
-def test_what_nobody_was_told_of_ends_with_the_last_of_its_pool() -> None:
+def test_an_unreported_machine_ends_with_the_last_of_its_pool() -> None:
     provider = FakeProvider(api=MakesOneMore(VirtualClock()))
     machines = launched(provider, PoolSpec(nodes=2))
     provider.terminate(machines)
@@ -202,7 +202,7 @@ class HasAQuota(FakeCloud):
         raise QuotaExceeded("the account may have 0 vCPUs")
 
 
-def test_a_quota_is_for_all_zones_and_told_as_such() -> None:
+def test_a_quota_applies_to_all_zones_and_is_reported_as_such() -> None:
     provider = FakeProvider(api=HasAQuota(VirtualClock()))
     with pytest.raises(QuotaExceeded, match=r"tried 2 offer.*\n  small on-demand in a .*0 vCPUs") as caught:
         launched(provider, PoolSpec(nodes=2, allocation="on-demand"))

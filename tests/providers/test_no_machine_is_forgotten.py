@@ -1,8 +1,8 @@
-"""Whatever dies, and whenever: no machine outlives its lease, none is forgotten, none is ended twice or while in use.
+"""Any process may die at any time: no machine outlives its lease, none is forgotten, none is ended while in use.
 
 Hypothesis makes up schedules: pools are opened and closed, clients and keepers are killed between any two calls to the
-cloud, links are cut, laptops closed, machines reclaimed, records lost, and `gc` runs in between. The cloud is one in
-memory with faults; hours pass in milliseconds. SKYWARD_SCHEDULES=1000 tries so many of them.
+cloud, links are cut, laptops closed, machines reclaimed, records lost, and `gc` runs in between. The cloud is in memory
+and has faults, and hours pass in milliseconds. SKYWARD_SCHEDULES=1000 tries that number of schedules.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RENEWED_S = 15.0
 
 
 class Killed(BaseException):
-    """SIGKILL: nothing of the process runs after it, no `finally` either that would reach the cloud."""
+    """Stand-in for SIGKILL: nothing of the process runs after it, not even a `finally` that would reach the cloud."""
 
 
 class Mortal:
-    """The cloud as one process sees it, which is killed at its n-th call."""
+    """The cloud as one process sees it. The process is killed at its n-th call."""
 
     def __init__(self, cloud: FakeCloud) -> None:
         self._cloud = cloud
@@ -57,7 +57,7 @@ class Mortal:
             finally:
                 if self.calls_left is not None:
                     self.calls_left -= 1
-                    if self.calls_left < 0:  # the cloud did what was asked; nobody hears of it
+                    if self.calls_left < 0:  # the cloud carried it out; nobody hears of it
                         self.is_dead = True
             if self.is_dead:
                 raise Killed
@@ -68,7 +68,7 @@ class Mortal:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedProvider(FakeProvider):
-    """A client process of its own, as far as others can see."""
+    """Provider of a separate client process, as far as others can see."""
 
     pid: int = 0
 
@@ -95,7 +95,7 @@ class Client:
         return not self.cloud.is_dead
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """In the schedules that hypothesis prints."""
+        """Show it in the schedules that hypothesis prints."""
         printer.text(self.name)
 
     @property
@@ -124,7 +124,7 @@ KILL = st.one_of(st.none(), st.none(), st.integers(0, 25))
 class Schedules(RuleBasedStateMachine):
     @initialize(faults=FAULTS, seed=st.integers(0, 2**16), skew_s=st.sampled_from([0.0, -1e6, 1e6, 3600.0]))
     def begin(self, faults: FakeFaults, seed: int, skew_s: float) -> None:
-        # In memory where that can be had: each record is synced, and a disk takes its time for that.
+        # The folder is in memory if possible: each record is synced, and a disk takes its time for that.
         self.state = tempfile.mkdtemp(
             prefix="skyward-schedules-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
         )
@@ -148,7 +148,7 @@ class Schedules(RuleBasedStateMachine):
     # The world ------------------------------------------------------------------------------------------------------
 
     def background(self) -> None:
-        """What goes on while somebody sleeps: keepers renew leases; now and then another process does something."""
+        """Run background work while somebody sleeps: keepers renew leases, and other processes may act."""
         for client in self.clients:
             if client.is_alive and client.has_keeper and client.has_link:
                 for instance in client.instances:
@@ -167,7 +167,7 @@ class Schedules(RuleBasedStateMachine):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Others that clean up wait for a lock until this one is done; here all are one thread, which would hang."""
+        """Hold the lock of cleaning up. Others would wait for it; here all are one thread, which would hang."""
         was, self.is_nested = self.is_nested, True
         try:
             yield
@@ -184,13 +184,13 @@ class Schedules(RuleBasedStateMachine):
         return OwnedProvider(api=cloud or self.cloud, lease_s=LEASE_S, pid=1)
 
     def guarded(self, client: Client, action: Callable[[], None]) -> None:
-        """Something that a client does; it may die in the middle, or fail and be clean."""
+        """Run something that a client does. It may die in the middle, or fail and clean up."""
         try:
             action()
         except Killed:
             client.machines.clear()
         except TerminateFailed:
-            client.cloud.is_dead = True  # it said so, with the ids; from here on it is for the others
+            client.cloud.is_dead = True  # it reported so, with the ids; from here on it is for the others
             client.machines.clear()
 
     def pass_time(self, seconds: float) -> None:
@@ -198,7 +198,8 @@ class Schedules(RuleBasedStateMachine):
             self.clock.sleep(min(seconds, RENEWED_S))
             seconds -= RENEWED_S
 
-    # What clients do ------------------------------------------------------------------------------------------------
+    # Actions of clients
+    # --------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.clients) < 6)
     @rule(nodes=st.integers(1, 3), allocation=st.sampled_from(["spot", "on-demand", "spot-if-available"]), kill_at=KILL)
@@ -263,7 +264,8 @@ class Schedules(RuleBasedStateMachine):
         self.guarded(client, renew)
         client.cloud.calls_left = None
 
-    # What happens to them -------------------------------------------------------------------------------------------
+    # Faults of clients
+    # ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: any(c.is_alive for c in self.clients))
     @rule(data=st.data())
@@ -284,7 +286,7 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: self.open_ones())
     @rule(data=st.data())
     def kill_a_keeper(self, data: st.DataObject) -> None:
-        """Its client starts another, but a client that is killed with it has nobody."""
+        """Kill a keeper. Its client starts another, but a client that is killed with it has none."""
         client = data.draw(st.sampled_from(self.open_ones()))
         client.has_keeper = False
         client.was_without_contact = True
@@ -307,7 +309,8 @@ class Schedules(RuleBasedStateMachine):
         spot = [s.id for s in self.cloud.billed() if s.request.offer.is_spot]
         self.cloud.reclaim(data.draw(st.sampled_from(spot)))
 
-    # What others do -------------------------------------------------------------------------------------------------
+    # Actions of others
+    # ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: any(not c.is_alive for c in self.clients))
     @rule(data=st.data(), kill_at=KILL)
@@ -320,7 +323,7 @@ class Schedules(RuleBasedStateMachine):
                 reap(client.name, provider_of=lambda journal: self.provider(cloud))
         except (Killed, ProviderError):
             return
-        if client.has_records:  # without them only `gc`, which looks at the whole account, finds what it left
+        if client.has_records:  # without them only `gc`, which searches the whole account, finds what it left
             self.nothing_is_left_of(client)
 
     @rule(kill_at=KILL)
@@ -333,7 +336,7 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(sleeps=st.integers(0, 20))
     def gc_runs_soon(self, sleeps: int) -> None:
-        """In the middle of what somebody else does next."""
+        """Let `gc` run in the middle of somebody else's next action."""
         self.soon.append((sleeps, lambda: self.gc_runs(None)))
 
     @precondition(lambda self: any(not c.is_alive for c in self.clients))
@@ -344,7 +347,8 @@ class Schedules(RuleBasedStateMachine):
             shutil.rmtree(journal.folder)
             client.has_records = False
 
-    # What must hold -------------------------------------------------------------------------------------------------
+    # Invariants
+    # ---------------------------------------------------------------------------------------------------------
 
     def nothing_is_left_of(self, client: Client) -> None:
         left = [s.id for s in self.of(client) if s in self.cloud.billed()]
@@ -370,7 +374,9 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def none_is_forgotten(self) -> None:
-        """Each one that costs money is shown by `ls`, and is on record or carries the tags of its owner."""
+        """Check that `ls` shows each machine that costs money, and that it is on record or carries the tags of its
+        owner.
+        """
         if not getattr(self, "cloud", None) or self.cloud.faults.throttled + self.cloud.faults.omitted > 0:
             return
         stale_s = self.cloud.faults.stale_s

@@ -1,4 +1,4 @@
-"""Pools on machines of one's own: real sshds on loopback, real agents, environments made there."""
+"""Pools on the user's own machines: real sshds on loopback, real agents, environments made there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.bootstrap.packages import serve
 from tests.providers.conftest import Hosts
 from tests.waiting import until
 
-# By value, for this module is not on the nodes.
+# It travels by value, because this module is not on the nodes.
 double = sky.compute(lambda x: 2 * x)
 pid = sky.compute(os.getpid)
 variables = sky.compute(lambda: dict(os.environ))
@@ -82,7 +82,7 @@ def test_hosts_may_be_tables_of_a_configuration_file(tmp_path: Path, monkeypatch
         ({"hosts": ["a:b:22"]}, "IPv6 address"),
     ],
 )
-def test_a_field_that_is_not_legal_is_named(fields: dict[str, object], named: str) -> None:
+def test_an_illegal_field_is_named(fields: dict[str, object], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         SSH(**fields)  # type: ignore[arg-type]
 
@@ -94,7 +94,7 @@ def test_more_nodes_than_hosts_is_no_capacity() -> None:
         SSH(hosts=["gpu1", "gpu2"]).offers(PoolSpec(nodes=3))
 
 
-def test_it_is_registered() -> None:
+def test_the_provider_is_registered() -> None:
     assert load("ssh") is SSH
     assert sky.SSH is SSH
 
@@ -103,7 +103,7 @@ def test_it_is_registered() -> None:
 
 
 def agents_of(hosts: Hosts) -> dict[int, str]:
-    """All processes that were started from the hosts' environments: their command lines."""
+    """Return the command lines of all processes started from the hosts' environments."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def agents_of(hosts: Hosts) -> dict[int, str]:
 
 
 def folders_of(pool: str) -> list[Path]:
-    """The folders of its nodes; other tests may have some of theirs there."""
+    """Return the folders of its nodes. Other tests may have some of theirs there."""
     return list(Path(f"/tmp/skyward-{os.getuid()}").glob(f"{pool}*"))
 
 
@@ -122,7 +122,7 @@ def started_name(events: list[Event]) -> str:
     return next(event.pool for event in events if isinstance(event, PoolStarted))
 
 
-def test_calls_maps_and_streams(sshds: Hosts, transport: Transport) -> None:
+def test_calls_maps_and_streams_work(sshds: Hosts, transport: Transport) -> None:
     @sky.compute
     def count(limit: int) -> Iterator[int]:
         yield from range(limit)
@@ -138,7 +138,7 @@ def test_calls_maps_and_streams(sshds: Hosts, transport: Transport) -> None:
     until(lambda: not agents_of(sshds), 5)
 
 
-def test_nothing_is_left_behind_but_the_cache(sshds: Hosts, runtime: Path) -> None:
+def test_nothing_is_left_behind_except_the_cache(sshds: Hosts, runtime: Path) -> None:
     with sky.ComputePool(provider=sshds.ssh(), nodes=2) as pool:
         folder = Path(folder_of() >> pool)
         assert folder.stat().st_mode & 0o077 == 0
@@ -185,7 +185,7 @@ def test_two_pools_share_a_host(sshds: Hosts) -> None:
 
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sky.Image]:
-    """An image with a package that leads to the packages of this environment: torch is slow to install."""
+    """Return an image with a package that refers to this environment's packages, because torch is slow to install."""
     folder = tmp_path_factory.mktemp("index")
     (torch,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
     info = "bridge-1.0.dist-info"
@@ -224,7 +224,7 @@ def test_a_gang_trains_over_two_hosts(sshds: Hosts, bridge: sky.Image) -> None:
     assert weights0 == weights1
 
 
-# What fails while it starts -------------------------------------------------------------------------------------------
+# Failures at the start ------------------------------------------------------------------------------------------------
 
 
 def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(sshds: Hosts) -> None:
@@ -236,16 +236,14 @@ def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(sshds: Hosts) 
     assert not folders_of(started_name(events))
 
 
-def test_a_spare_host_takes_the_place_of_one_that_does_not_answer(
-    sshds: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spare_host_replaces_one_that_does_not_answer(sshds: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 1.0)  # no option: only tests wait for nobody
     sshds.servers[0].stop()
     with sky.ComputePool(provider=sshds.ssh(), nodes=1) as pool:
         assert double(21) >> pool == 42
 
 
-def test_an_unknown_host_key_stops_the_pool_with_what_to_do(sshds: Hosts, tmp_path: Path) -> None:
+def test_an_unknown_host_key_stops_the_pool_with_advice(sshds: Hosts, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(sshds.config.read_text().replace("known_hosts", "no_known_hosts"))
     with pytest.raises(HostKeyUnknown, match="make it known: echo"):
@@ -260,7 +258,7 @@ def test_a_host_that_is_too_small_is_no_capacity(sshds: Hosts) -> None:
     assert not agents_of(sshds)
 
 
-def test_an_agent_that_does_not_come_up_says_what_it_wrote(sshds: Hosts) -> None:
+def test_an_agent_that_does_not_start_shows_its_output(sshds: Hosts) -> None:
     pool = f"pool-{'x' * 120}"  # a socket's path has 108 bytes at most
     provider = sshds.ssh("host0")
     with pytest.raises(ProviderError, match="AF_UNIX path too long"):
@@ -318,7 +316,7 @@ def client(hosts: Hosts, folder: Path, lease_s: float = 60.0) -> Iterator[subpro
 
 
 def says(process: subprocess.Popen[str], wanted: str) -> str:
-    """The first line that begins so."""
+    """Return the first line that begins so."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(wanted):
@@ -340,7 +338,7 @@ def test_ctrl_c_at_any_time_leaves_nothing(sshds: Hosts, tmp_path: Path, phase: 
     until(lambda: not folders_of(pool), 5)
 
 
-def test_a_client_that_is_killed_leaves_nothing(sshds: Hosts, tmp_path: Path) -> None:
+def test_a_killed_client_leaves_nothing(sshds: Hosts, tmp_path: Path) -> None:
     with client(sshds, tmp_path) as process:
         pool = says(process, "pool-")
         says(process, "hanging")
@@ -351,10 +349,10 @@ def test_a_client_that_is_killed_leaves_nothing(sshds: Hosts, tmp_path: Path) ->
     until(lambda: not [server for server in sshds.servers if server.sessions()], 40)
 
 
-# What fails while it runs ---------------------------------------------------------------------------------------------
+# Failures while it runs -----------------------------------------------------------------------------------------------
 
 
-def test_a_cut_connection_is_made_anew_and_nothing_is_lost(sshds: Hosts, transport: Transport) -> None:
+def test_a_cut_connection_is_reopened_and_nothing_is_lost(sshds: Hosts, transport: Transport) -> None:
     @sky.compute
     def slow(seconds: float) -> int:
         time.sleep(seconds)
@@ -381,7 +379,7 @@ def test_an_agent_that_dies_alone_is_replaced(sshds: Hosts) -> None:
     until(lambda: not agents_of(sshds), 5)
 
 
-def test_connection_processes_that_are_killed_are_replaced_and_nothing_is_lost(
+def test_killed_connection_processes_are_replaced_and_nothing_is_lost(
     sshds: Hosts, transport: Transport, runtime: Path
 ) -> None:
     @sky.compute

@@ -1,4 +1,4 @@
-"""What a user sees of a pool on hosts: its way up, who else may find it, a shell on a node."""
+"""A user's view of a pool on hosts: its start, its visibility for others, a shell on a node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def skyward(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, check=False)
 
 
-def test_its_way_up_is_told_phase_by_phase(sshds: Hosts) -> None:
+def test_its_start_is_reported_phase_by_phase(sshds: Hosts) -> None:
     pool = sky.ComputePool(provider=sshds.ssh(), nodes=2, logs=False)
     stream = pool.events()
     with pool:
@@ -43,7 +43,7 @@ def test_its_way_up_is_told_phase_by_phase(sshds: Hosts) -> None:
         assert sorted(began) == sorted(ended)
 
 
-def test_a_shell_and_a_command_on_a_node_of_another_programs_pool(sshds: Hosts) -> None:
+def test_a_shell_and_a_command_run_on_a_node_of_another_programs_pool(sshds: Hosts) -> None:
     with sky.ComputePool(provider=sshds.ssh(transport="openssh"), nodes=2, name="lab", logs=False):
         assert [node.node for node in live.find("lab").nodes] == [0, 1]
         done = skyward("ssh", "lab", "1", "--", "echo", "$0 here;", "exit 7")
@@ -60,7 +60,7 @@ def test_a_shell_and_a_command_on_a_node_of_another_programs_pool(sshds: Hosts) 
         assert skyward("ls").stdout.splitlines()[1].split()[1:4] == ["ssh", "open", "2/2"]
 
 
-def test_plain_lines_tell_each_phase_once_and_when_it_is_ready(
+def test_plain_lines_report_each_phase_once_and_when_it_is_ready(
     sshds: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with sky.ComputePool(provider=sshds.ssh(), nodes=2, name="lab") as pool:

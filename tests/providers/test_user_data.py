@@ -1,4 +1,4 @@
-"""What a rented machine runs at its boot. On real hosts: `tests/hosts`; here, what cannot be broken there."""
+"""Boot script of a rented machine. `tests/hosts` runs it on real hosts; here are faults that cannot be made there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_machine_whose_disk_and_service_manager_hang_powers_itself_off(tmp_pat
         process.wait()
 
 
-def test_a_machine_that_is_booted_again_starts_its_watchdog_again(tmp_path: Path) -> None:
+def test_a_machine_that_boots_again_starts_its_watchdog_again(tmp_path: Path) -> None:
     folder = tmp_path / "per-boot"
     script = boot_script(lease_s=600, notices="#!/bin/sh\n").replace("/var/lib/cloud/scripts/per-boot", str(folder))
     first, _, _ = script.partition("mkdir -p /run/skyward")  # the rest is for a machine of its own

@@ -69,7 +69,7 @@ def test_a_node_is_killed_and_replaced(pool: sky.ComputePool, faults: Faults) ->
     assert sky.compute(abs)(-1) @ pool == [1, 1]
 
 
-def test_what_is_no_process_of_the_pool_is_refused(faults: Faults) -> None:
+def test_processes_of_other_programs_are_refused(faults: Faults) -> None:
     with pytest.raises(UsageError, match=f"pid={os.getpid()}: not a slot of node 0; use one of"):
         faults.kill_slot(0, pid=os.getpid())
     with pytest.raises(UsageError, match="node=7: not up; use one of the nodes that are: 0, 1"):
@@ -81,13 +81,13 @@ def test_a_closed_pool_has_no_processes() -> None:
         Faults(sky.ComputePool(sky.Local())).slots()
 
 
-def test_waiting_for_a_pool_that_stays_broken_ends(pool: sky.ComputePool, faults: Faults) -> None:
+def test_waiting_for_a_broken_pool_ends(pool: sky.ComputePool, faults: Faults) -> None:
     faults.kill_node(0)
     with pytest.raises(TimeoutError, match="is still incomplete after 0 s"):
         faults.wait_until_whole(timeout_s=0)
 
 
-def test_a_call_that_was_sent_to_a_killed_node_is_told(pool: sky.ComputePool, faults: Faults, tmp_path: object) -> None:
+def test_a_call_sent_to_a_killed_node_fails(pool: sky.ComputePool, faults: Faults, tmp_path: object) -> None:
     @sky.compute
     def wait(path: str) -> None:
         import time

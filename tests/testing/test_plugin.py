@@ -1,4 +1,4 @@
-"""The pytest plugin as users meet it: in a test run of their own."""
+"""The pytest plugin as users meet it: in their own test run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
     assert done.stdout.split() == []
 
 
-def test_fixtures_of_a_users_test_run(pytester: pytest.Pytester) -> None:
+def test_fixtures_of_a_users_test_run_work(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nsky_pool_concurrency = 2\n")
     pytester.makepyfile(
         test_mine="""
@@ -73,7 +73,7 @@ def test_fixtures_of_a_users_test_run(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=6)
 
 
-def test_a_run_that_asks_for_no_pool_opens_none(pytester: pytest.Pytester) -> None:
+def test_a_run_that_requests_no_pool_opens_none(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\ndef test_nothing(): assert 'skyward.pool.pool' not in sys.modules\n")
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=1)
 

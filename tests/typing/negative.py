@@ -1,4 +1,4 @@
-"""What a checker must refuse: each line that ends in `# error: code` has exactly that error, and no other has one."""
+"""Mistakes that a checker must refuse: exactly the lines that end in `# error: code` have that error."""
 
 from __future__ import annotations
 

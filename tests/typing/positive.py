@@ -1,4 +1,4 @@
-"""What a user may write, with the types that it must have. mypy finds nothing here; it is never run."""
+"""Code that a user may write, with its types. mypy finds nothing here, and it is never run."""
 
 from __future__ import annotations
 
