@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from ..events import Event, PoolClosed, PoolStarted
 from .activity import Counts, WorkTracker
@@ -16,6 +16,7 @@ from .notebook import NotebookView
 from .outlet import notices, notify
 from .panel import panel_height, panel_lines
 from .plain import PlainLines
+from .shell import ipython_shell, is_notebook
 from .state import PoolState, closing_words
 from .style import Style, has_many_colours
 from .terminal import Terminal, fits
@@ -49,10 +50,9 @@ class Console(Protocol):
 
 def mode_here() -> Mode:
     """Return the best mode for standard error of this process."""
-    shell = ipython_shell()
-    if shell is not None and hasattr(shell, "kernel"):
+    if is_notebook():
         return "notebook"
-    if shell is not None or hasattr(sys, "ps1") or os.environ.get("TERM", "dumb") in ("", "dumb"):
+    if ipython_shell() is not None or hasattr(sys, "ps1") or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return "plain"  # a prompt that edits its line erases the lines below it
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return "plain"  # some CI systems give jobs a terminal, and log everything that is written there
@@ -182,10 +182,3 @@ class _LiveView:
         if was_open and (self._is_shown or not self._is_quiet) and not self._has_failed:
             notify(f"{self._state.name}: {closing_words(self._state, time.time())}")
             notices.flush()
-
-
-def ipython_shell() -> Any:
-    """Return the IPython shell that this program runs in; None if there is none."""
-    module = sys.modules.get("IPython")
-    get = getattr(module, "get_ipython", None)
-    return get() if get is not None else None

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TextIO
@@ -19,7 +19,9 @@ from ..core.ownership import check_path
 from ..core.signatures import checked_options
 from ..errors import UsageError
 from ..values.machine import LogLine, LogSink
+from .displays import DisplayLine, show_in_notebook
 from .outlet import Outlet, write_text
+from .shell import is_notebook
 from .style import Style, has_many_colours
 
 _MAX_OPEN = 64
@@ -60,19 +62,21 @@ class LogLines:
         self._outlets = [*sinks, *(_outlet(_each(other)) for other in others)]
 
     def put(self, line: LogLine, part: Part = Part.LINE) -> Callable[[], None]:
-        """Queue a line without waiting. Returns a function that waits until it was written, or its reader stalls."""
+        """Queue a line without waiting. Returns a function that waits until it was written, or its reader stalls.
+
+        A display goes to the printer as a whole, and to all others as lines of text.
+        """
+        if isinstance(line, DisplayLine):
+            written = [partial(outlet.wait, outlet.put(row)) for row in line.rows() for outlet in self._outlets]
+            if self._printed is not None:
+                written.append(partial(self._printed.wait, self._printed.put(line)))
+            return partial(_wait_for, written)
         outlets = [*self._outlets] if part is not Part.LAST_STATE else []
         # A state is printed, or shown in place. In the second case its last one is printed, so that it stays.
         is_in_place = part is not Part.LINE and self.shows_progress()
         if self._printed is not None and is_in_place is (part is Part.LAST_STATE):
             outlets.append(self._printed)
-        written = [partial(outlet.wait, outlet.put(line)) for outlet in outlets]
-
-        def wait() -> None:
-            for is_written in written:
-                is_written()
-
-        return wait
+        return partial(_wait_for, [partial(outlet.wait, outlet.put(line)) for outlet in outlets])
 
     def _print(self, lines: list[LogLine]) -> None:
         self.before_printing()
@@ -84,12 +88,23 @@ class LogLines:
             outlet.flush()
 
 
+def _wait_for(written: Sequence[Callable[[], object]]) -> None:
+    for is_written in written:
+        is_written()
+
+
 def _outlet(sink: Callable[[list[LogLine]], object], **how: int) -> Outlet[LogLine]:
-    return Outlet(sink, size=lambda line: len(line.text), dropped=_dropped, label="the function given as logs=", **how)
+    return Outlet(sink, size=_size, dropped=_dropped, label="the function given as logs=", **how)
+
+
+def _size(line: LogLine) -> int:
+    return len(line.text) + (line.display.size if isinstance(line, DisplayLine) else 0)
 
 
 def _dropped(count: int, oldest: LogLine) -> LogLine:
     text = f"[skyward: {count} lines of output were dropped here: they came faster than they were read]"
+    if isinstance(oldest, DisplayLine):
+        oldest = oldest.rows()[0]
     return replace(oldest, text=text, stream="stderr")
 
 
@@ -103,16 +118,22 @@ def _each(sink: LogSink) -> Callable[[list[LogLine]], None]:
 
 def print_lines(lines: list[LogLine]) -> None:
     """Write to the present sys.stdout and sys.stderr, which a notebook or a test may have replaced."""
-    for name, group in itertools.groupby(lines, lambda line: line.stream):
+    for (name, is_display), group in itertools.groupby(lines, lambda line: (line.stream, type(line) is DisplayLine)):
         stream = sys.stdout if name == "stdout" else sys.stderr
         has_colour = shows_colour(stream)
         style = Style(has_colour=has_colour, has_many_colours=has_colour and has_many_colours())
-        write_text(stream, "".join(_shown(line, style) for line in group))
+        if is_display and is_notebook():
+            for line in group:
+                assert isinstance(line, DisplayLine)
+                show_in_notebook(line, _origin(line, style), partial(write_text, stream))
+        else:
+            rows = [row for line in group for row in (line.rows() if isinstance(line, DisplayLine) else [line])]
+            write_text(stream, "".join(f"{_origin(row, style)} {row.text}\n" for row in rows))
 
 
-def _shown(line: LogLine, style: Style) -> str:
+def _origin(line: LogLine, style: Style) -> str:
     origin = f"node {line.node}" if line.rank is None else f"node {line.node} rank {line.rank}"
-    return f"{style.paint_node(f'[{origin}]', line.node)} {line.text}\n"
+    return style.paint_node(f"[{origin}]", line.node)
 
 
 def shows_colour(stream: TextIO | None) -> bool:

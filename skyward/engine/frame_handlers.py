@@ -50,6 +50,7 @@ class FrameHandlers:
         self.handlers: dict[int, Handler] = {
             FrameKind.RESULT: self._on_result,
             FrameKind.LOG: self._on_log,
+            FrameKind.DISPLAY: self._on_display,
             FrameKind.PART: self._on_part,
             FrameKind.ITEM: self._on_item,
             FrameKind.ERROR: self._about_task(self._on_error),
@@ -113,6 +114,9 @@ class FrameHandlers:
 
     def _on_log(self, link: Readable, frame: Frame) -> None:
         self._logs.add(link.node, self._ledger.tasks.get(frame.ident), frame.lane, frame.body)
+
+    def _on_display(self, link: Readable, frame: Frame) -> None:
+        self._logs.add_display(link.node, self._ledger.tasks.get(frame.ident), frame.body)
 
     def _on_elsewhere(self, link: Readable, _: Frame) -> None:
         """Stop the caller that reads this line, because the answer comes by the link."""

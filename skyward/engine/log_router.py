@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..console.displays import DisplayLine
 from ..console.logs import LogLines, Part
 from ..core.printable import coloured, printable_lines
 from ..values.machine import LogLine
+from ..wire.displays import DisplayJoiner
 from .tasks import Task
 
 _STREAMS = ("stdout", "stderr")
@@ -69,6 +71,7 @@ class LogRouter:
         self._sink = lines
         self._mask = mask
         self._partial: dict[_Key, _Partial] = {}
+        self._displays = DisplayJoiner()
         # Protects the table only, which `progress` reads from other threads. Lines keep their order although they are
         # emitted without it, because the ledger's lock lets one thread at a time call the rest.
         self._lock = threading.Lock()
@@ -104,6 +107,35 @@ class LogRouter:
         partial.text = rest
         self._partial[key] = partial
         return lines
+
+    def add_display(self, node: int, task: Task | None, piece: bytes) -> None:
+        """Take a piece of a display. The display comes behind the lines before it, even if one has no end yet."""
+        display = self._displays.add(node, piece)
+        if display is None:
+            return
+        if self._mask is not None:
+            display = display.masked(self._mask)
+        with self._lock:
+            before = [(key, rest) for key in self._keys(task, node) for rest in self._lines_so_far(key)]
+        for key, line in before:
+            self._emit(key, line, task)
+        key = _key(task, node, 0)
+        text = "\n".join(map(coloured, display.text.splitlines()))
+        if task is not None:
+            task.keep_line(text + "\n")
+        if self._sink is not None:
+            self._shown(task, self._sink.put(DisplayLine(display=display, **_origin(key, text))))
+
+    def _keys(self, task: Task | None, node: int) -> list[_Key]:
+        return [_key(task, node, stream) for stream in range(len(_STREAMS))]
+
+    def _lines_so_far(self, key: _Key) -> list[str]:
+        """Take the line without its end, unless it is a progress bar."""
+        partial = self._partial.get(key)
+        if partial is None or partial.progress or not partial.text:
+            return []
+        text, partial.text = partial.text, ""
+        return [text]
 
     def end(self, task: Task) -> None:
         """Emit the last lines of a task that has ended, even without a newline."""
@@ -147,18 +179,24 @@ class LogRouter:
             task.keep_line(text + "\n")
         if self._sink is None:
             return
-        line = LogLine(
-            text=text,
-            stream=_STREAMS[key.stream & 1],
-            node=key.node,
-            rank=key.rank,
-            task=key.name,
-            call=key.call[0],
-            restart_count=key.call[1],
-        )
-        shown = self._sink.put(line, part)
+        self._shown(task, self._sink.put(LogLine(**_origin(key, text)), part))
+
+    def _shown(self, task: Task | None, wait: Callable[[], None]) -> None:
         if task is not None:
-            task.shown = shown
+            task.shown = wait
+
+
+def _origin(key: _Key, text: str) -> dict[str, Any]:
+    """Return the fields of a LogLine."""
+    return {
+        "text": text,
+        "stream": _STREAMS[key.stream & 1],
+        "node": key.node,
+        "rank": key.rank,
+        "task": key.name,
+        "call": key.call[0],
+        "restart_count": key.call[1],
+    }
 
 
 def _is_same_state(line: str, shown: str) -> bool:

@@ -13,7 +13,7 @@ import weakref
 from types import FrameType
 from typing import Any, Protocol
 
-from ..console.console import ipython_shell
+from ..console.shell import ipython_shell
 from ..errors import UsageError
 
 _LONGEST_CONTAINER = 1000

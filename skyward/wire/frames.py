@@ -72,7 +72,8 @@ class FrameKind(IntEnum):
     LOST = 34  # A > C  json: the process died; final
     RECALLED = 35  # A > C  the task never began; final
     PORT = 36  # A > C  lane: port
-    LOG = 37  # A > C  lane: stream and rank; lines of text
+    LOG = 37  # S > A > C  lane: stream; lines of text
+    DISPLAY = 30  # S > A > C  a piece of rich output, see `wire.displays`
     STACK = 38  # A > C  json: stack, state; lane 1: unasked, because the rank has stopped (stopped_s)
     ELSEWHERE = 39  # S > C  on the line: the outcome of the task comes through the agent
 

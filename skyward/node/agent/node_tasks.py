@@ -20,6 +20,7 @@ from ..slot.page import CURRENT
 from .blobs import NodeBlobs
 from .complaints import complain
 from .loop import EventLoop
+from .output import DISPLAYS
 from .placement import Placement
 from .processes import RANK_PRELOAD, Processes
 from .session import Session
@@ -223,6 +224,8 @@ class NodeTasks:
                 self.placing.dispatch()
         elif kind == FrameKind.LOG:
             self._log(frame.ident, frame.lane, frame.body)
+        elif kind == FrameKind.DISPLAY:
+            self._log(frame.ident, DISPLAYS, frame.body)
         elif kind != FrameKind.READY:
             if kind == FrameKind.ITEM:
                 self._read_output(slot, flush=False)

@@ -1,20 +1,42 @@
-"""Attribution of output to tasks: reads a slot's pipes and splits them at the markers; see slot.stdio.
+"""Attribution of output to tasks: reads a slot's pipes and splits them at the marks; see slot.stdio.
 
-Bytes before a task's marker belong to that task. Bytes behind the last marker come from a task that has not ended, and
-the shared page names it. If the page names the same task before and after the pipe was read empty, the bytes are that
-task's. If not, the task has ended in between, and its marker is in the pipe: read again.
+A mark is the end of a task's output, or a piece of a display, which stands between the lines of its task. Bytes before
+a mark belong to its task. Bytes behind the last mark come from a task that has not ended, and the shared page names it.
+If the page names the same task before and after the pipe was read empty, the bytes are that task's. If not, the task
+has ended in between, and its mark is in the pipe: read again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ...wire.displays import is_first
+from ..slot.stdio import DISPLAY, DISPLAY_HEAD, MARKER_SIZE
 
 _READ_SIZE = 64 * 1024
-_HEAD = b"\x1e\x02"
+_FIRST = b"\x1e"
+
+DISPLAYS = 2
+"""Number of the stream of displays, beside 0 for stdout and 1 for stderr."""
+_DISPLAY_WEIGHT = 1 / 16
+"""Share of their bytes that displays count: one figure must not displace thousands of lines."""
+
+
+def weight(stream: int, text: bytes) -> int:
+    """Return the bytes that a piece of output counts within the limits."""
+    return int(len(text) * _DISPLAY_WEIGHT) if stream == DISPLAYS else len(text)
+
+
+class Output(NamedTuple):
+    """A piece of a task's output. `task` is 0 between tasks."""
+
+    task: int
+    data: bytes
+    is_display: bool = False
 
 
 class OutputReader:
@@ -30,43 +52,44 @@ class OutputReader:
     ) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
-        self._start = _HEAD + token
-        self._marker_size = len(self._start) + 8
+        self._start = _FIRST + token
         self._current = current
         self._drained = drained
         self._reading = reading
         self._held = b""
         self.is_closed = False
 
-    def read(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (task, text) for everything in the pipe, with task 0 between tasks. Never waits."""
+    def read(self) -> Iterator[Output]:
+        """Yield everything in the pipe. Never waits."""
         self._reading(True)
         try:
-            for task, text in self._pieces():
-                # Count text only: a marker must not count as output of the next task.
-                self._drained(len(text))
-                yield task, text
+            for output in self._pieces():
+                # Do not count marks of ends, which would then be output of the next task.
+                self._drained(len(output.data))
+                yield output
         finally:
             self._reading(False)
 
-    def _pieces(self) -> Iterator[tuple[int, bytes]]:
+    def _pieces(self) -> Iterator[Output]:
         while True:
             before = self._current()
             yield from self._split(self._read_all())
             after = self._current()
             if before == after or not self._held:
                 break
-        if self._held and (self.is_closed or not self._ends_within_marker()):
+        if self._held and (self.is_closed or not self._ends_within_mark()):
             text, self._held = self._held, b""
-            yield after, text
+            yield Output(after, text)
 
-    def _ends_within_marker(self) -> bool:
-        """Return whether the last bytes may begin a marker whose rest is still in the pipe."""
-        at = self._held.find(_HEAD[:1], max(0, len(self._held) - self._marker_size + 1))
+    def _ends_within_mark(self) -> bool:
+        """Return whether the last bytes may begin a mark whose rest is still in the pipe."""
+        if self._start in self._held:
+            return True
+        at = self._held.find(_FIRST, max(0, len(self._held) - len(self._start) + 1))
         while at >= 0:
-            if self._start.startswith(self._held[at : at + len(self._start)]):
+            if self._start.startswith(self._held[at:]):
                 return True
-            at = self._held.find(_HEAD[:1], at + 1)
+            at = self._held.find(_FIRST, at + 1)
         return False
 
     def _read_all(self) -> bytes:
@@ -82,17 +105,26 @@ class OutputReader:
             pass
         return b"".join(pieces)
 
-    def _split(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+    def _split(self, data: bytes) -> Iterator[Output]:
+        """Split at the marks, and hold what is behind the last whole one."""
         data = self._held + data
-        while True:
-            at = data.find(self._start)
-            if at < 0 or len(data) - at < self._marker_size:
+        at = 0
+        while (mark := data.find(self._start, at)) >= 0:
+            body = mark + MARKER_SIZE
+            end = body
+            kind = mark + len(self._start)
+            if data[kind : kind + 1] == DISPLAY:
+                body = mark + DISPLAY_HEAD.size
+                end = body + int.from_bytes(data[body - 2 : body], "little")
+            if len(data) < end:
                 break
-            (task,) = struct.unpack_from("<Q", data, at + len(self._start))
-            if at:
-                yield task, data[:at]
-            data = data[at + self._marker_size :]
-        self._held = data
+            task = int.from_bytes(data[mark + MARKER_SIZE - 8 : mark + MARKER_SIZE], "little")
+            if mark > at:
+                yield Output(task, data[at:mark])
+            if end > body:
+                yield Output(task, data[body:end], is_display=True)
+            at = end
+        self._held = data[at:]
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # already closed
@@ -111,11 +143,11 @@ class LogBuffer:
 
     def add(self, task: int, stream: int, text: bytes) -> None:
         self._items.append((task, stream, text))
-        self._bytes += len(text)
+        self._bytes += weight(stream, text)
         while self._bytes > self._limit and len(self._items) > 1:
-            _, _, oldest = self._items.popleft()
-            self._bytes -= len(oldest)
-            self._dropped += oldest.count(b"\n") or 1
+            _, source, oldest = self._items.popleft()
+            self._bytes -= weight(source, oldest)
+            self._dropped += _lines_in(source, oldest)
 
     def take(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield everything in order, preceded by a note about dropped lines."""
@@ -125,15 +157,19 @@ class LogBuffer:
             yield self._items[0][0] if self._items else 0, 1, note.encode()
         while self._items:
             task, stream, text = self._items.popleft()
-            self._bytes -= len(text)
+            self._bytes -= weight(stream, text)
             for start in range(0, len(text), _READ_SIZE):
                 yield task, stream, text[start : start + _READ_SIZE]
 
     def drop(self) -> None:
         """Drop everything, and count the lines."""
-        self._dropped += sum(text.count(b"\n") or 1 for _, _, text in self._items)
+        self._dropped += sum(_lines_in(stream, text) for _, stream, text in self._items)
         self._items.clear()
         self._bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._items) or self._dropped > 0
+
+
+def _lines_in(stream: int, text: bytes) -> int:
+    return is_first(text) if stream == DISPLAYS else text.count(b"\n") or 1

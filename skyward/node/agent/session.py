@@ -14,7 +14,7 @@ from ...wire.frames import HAS_FD, QUIET, Frame, FrameKind, pack
 from ...wire.stream import MAGIC, StreamChannel
 from .complaints import complain
 from .loop import EventLoop
-from .output import LogBuffer
+from .output import DISPLAYS, LogBuffer, weight
 
 _PIPE_SIZE = 1 << 20
 _FINAL = (FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST, FrameKind.UNCALL)
@@ -301,8 +301,9 @@ class Session:
             self._logs.drop()
             return
         for task, stream, text in self._logs.take():
-            self._waiting_logs += len(text)
-            self._channel.queue(FrameKind.LOG, task, text, lane=stream, priority=RESULTS)
+            self._waiting_logs += weight(stream, text)
+            kind = FrameKind.DISPLAY if stream == DISPLAYS else FrameKind.LOG
+            self._channel.queue(kind, task, text, lane=stream, priority=RESULTS)
 
     def close(self) -> None:
         if self.is_closed:

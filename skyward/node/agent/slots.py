@@ -19,7 +19,7 @@ from ..slot.page import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READ
 from ..slot.shelf import Shelf
 from ..slot.slot import SlotConfig
 from ..slot.stacks import STACKS_AT
-from .output import OutputReader
+from .output import DISPLAYS, OutputReader
 
 
 @dataclass(eq=False)
@@ -157,11 +157,11 @@ class SlotProcess:
             return
 
     def output(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (task, 0 for stdout or 1 for stderr, text) for everything that the process has written."""
+        """Yield (task, number of the stream, text) for everything that the process has written."""
         for stream, reader in enumerate(self.outputs):
             if not reader.is_closed:
-                for task, text in reader.read():
-                    yield task, stream, text
+                for task, text, is_display in reader.read():
+                    yield task, DISPLAYS if is_display else stream, text
 
     def close_child_fds(self) -> None:
         for fd in self.child_fds:

@@ -17,6 +17,7 @@ from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.frames import Frame, FrameKind
 from ...wire.tasks import TASK_HEAD
+from .displays import offer_displays
 from .execute import Arrived, Cancelled
 from .guards import LaneGuard
 from .slot import Slot
@@ -57,7 +58,11 @@ class LaneInbox:
 
 
 def serve_threads(slot: Slot, page: memoryview) -> None:
-    streams = ThreadStreams(lambda task, stream, text: slot.link.send(FrameKind.LOG, task, text, lane=stream))
+    streams = ThreadStreams(
+        lambda task, stream, text: slot.link.send(FrameKind.LOG, task, text, lane=stream),
+        lambda task, piece: slot.link.send(FrameKind.DISPLAY, task, piece),
+    )
+    offer_displays(streams.display)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tasks: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
     running: dict[int, LaneInbox] = {}

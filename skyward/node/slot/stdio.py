@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import io
 import os
+import select
 import struct
 import sys
 import termios
@@ -21,14 +22,21 @@ from typing import Any, Literal, NoReturn
 
 from ...calls.output import install_muter
 from ...errors import InteractiveInput
+from ...values.displays import Display
 from ...values.topology import InstanceInfo
+from ...wire.displays import pieces
 from ...wire.frames import QUIET
 from .runtime import current_call
 
 Stream = Literal["stdout", "stderr"]
 _FDS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
-_MARKER = struct.Struct("<2s16sQ")
+_MARKER = struct.Struct("<s16ssQ")
+DISPLAY_HEAD = struct.Struct("<s16ssQH")
+_MAX_PIECE = select.PIPE_BUF - DISPLAY_HEAD.size
+"""Bytes of a piece of a display. A write of PIPE_BUF bytes is never mixed with those of others."""
 MARKER_SIZE = _MARKER.size
+END, DISPLAY = b"\x02", b"\x03"
+"""Kinds of marks in a pipe: the end of a task's output, and a piece of a display."""
 _ZERO = bytes(4)
 _LOG_PIECE = 16 * 1024
 """Most characters per LOG frame, each of at most 4 bytes: far below the size limit of a frame."""
@@ -36,7 +44,12 @@ _LOG_PIECE = 16 * 1024
 
 def marker(token: bytes, task: int) -> bytes:
     """Return the bytes that end a task's output: a secret of this slot and its agent, then the task."""
-    return _MARKER.pack(b"\x1e\x02", token, task)
+    return _MARKER.pack(b"\x1e", token, END, task)
+
+
+def display_piece(token: bytes, task: int, piece: bytes) -> bytes:
+    """Return the bytes that put a piece of a display between the output of a task."""
+    return DISPLAY_HEAD.pack(b"\x1e", token, DISPLAY, task, len(piece)) + piece
 
 
 class _Muter:
@@ -62,6 +75,7 @@ class ProcessStreams:
         self._drained_at = drained
         self._reading_at = reading
         self._drained = 0
+        self._pipe = _file_of(1)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True, write_through=False)
@@ -100,12 +114,33 @@ class ProcessStreams:
             os.dup2(saved, fd)
             os.close(saved)
 
+    def display(self, task: int, display: Display) -> bool:
+        """Write a display behind the text so far, for the agent to find. Returns False if stdout is not the pipe.
+
+        Through the pipe, because only there the display keeps its place among the lines. The pieces are short, so
+        neither another thread nor a child process writes into one.
+        """
+        _flush()
+        if _file_of(1) != self._pipe:
+            return False
+        for piece in pieces(display, _MAX_PIECE):
+            os.write(1, display_piece(self._token, task, piece))
+        return True
+
 
 def _unread(fd: int) -> bool:
     try:
         return fcntl.ioctl(fd, termios.FIONREAD, _ZERO) != _ZERO
     except OSError:  # the user has closed it, or redirected it to a file
         return False
+
+
+def _file_of(fd: int) -> tuple[int, int]:
+    try:
+        status = os.fstat(fd)
+    except OSError:  # the user has closed it
+        return 0, 0
+    return status.st_dev, status.st_ino
 
 
 def _flush() -> None:
@@ -127,7 +162,9 @@ class ThreadStreams:
     is tagged with the node only, and muting does not affect it.
     """
 
-    def __init__(self, send: SendLog) -> None:
+    def __init__(self, send: SendLog, send_display: Callable[[int, bytes], None]) -> None:
+        self._owner = os.getpid()
+        self._send_display = send_display
         self._local = threading.local()
         self._send = send
         sys.stdout = _TaskStream(sys.stdout, 0, self._local, send)
@@ -142,6 +179,16 @@ class ThreadStreams:
             if isinstance(stream, _TaskStream):
                 stream.end_line(task)
         return 0
+
+    def display(self, task: int, display: Display) -> bool:
+        """Send a display behind the text so far. Returns False in a child process, because the link is its parent's."""
+        if os.getpid() != self._owner:
+            return False
+        if _FDS["stdout"] not in getattr(self._local, "muted", ()):
+            self.end(task)
+            for piece in pieces(display):
+                self._send_display(task, piece)
+        return True
 
     @contextlib.contextmanager
     def muted(self, stream: Stream) -> Iterator[None]:

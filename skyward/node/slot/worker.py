@@ -17,6 +17,7 @@ from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.frames import ON_SHELF, Frame, FrameKind
 from ...wire.tasks import TASK_HEAD
+from .displays import offer_displays
 from .execute import Arrived
 from .guards import SlotGuard
 from .lanes import serve_threads
@@ -60,6 +61,7 @@ def _serve_process(slot: Slot, page: memoryview, claims: Claims | None, line: Sl
     streams = ProcessStreams(slot.config.token, page, DRAINED, READING)
     guard = SlotGuard(page, 0, interrupts=True)
     inbox = _DirectInbox(slot)
+    offer_displays(streams.display)
 
     def run(frame: Frame, blobs: tuple[Blob, ...], replies: Replies | None = None) -> None:
         if claims is None or not frame.flags & ON_SHELF or claims.claim(frame.lane):

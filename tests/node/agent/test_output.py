@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyward.node.agent.output import LogBuffer, OutputReader
-from skyward.node.slot.stdio import MARKER_SIZE, marker
+from skyward.node.agent.output import DISPLAYS, LogBuffer, OutputReader
+from skyward.node.slot.stdio import MARKER_SIZE, display_piece, marker
 
 TOKEN = bytes(range(16))
 
@@ -37,8 +37,8 @@ class Pipe:
             data = data[os.write(self.write_end, data) :]
 
     def read(self) -> None:
-        for task, text in self.reader.read():
-            self.got[task] = self.got.get(task, b"") + text
+        for task, data, is_display in self.reader.read():
+            self.got[task] = self.got.get(task, b"") + (b"<%s>" % data if is_display else data)
 
     def close(self) -> None:
         self.reader.close()
@@ -98,6 +98,19 @@ def test_text_that_only_looks_like_a_marker_comes_at_the_end(pipe: Pipe) -> None
     assert pipe.got == {1: b"text\x1e"}
     assert pipe.reader.is_closed
     pipe.write_end = os.open(os.devnull, os.O_WRONLY)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 17, 18, 19, 26, 27, 28, 29, 527])
+def test_a_display_stands_between_the_lines_of_its_task(pipe: Pipe, cut: int) -> None:
+    content = bytes(range(250)) * 2
+    piece = display_piece(TOKEN, 1, content)
+    pipe.current = 1
+    pipe.write(b"before\n" + piece[:cut])
+    pipe.read()
+    pipe.write(piece[cut:] + piece + b"after\n")
+    pipe.read()
+    assert pipe.got == {1: b"before\n<%s><%s>after\n" % (content, content)}
+    assert pipe.drained == len(b"before\nafter\n") + 2 * len(content), "it is output"
 
 
 @settings(max_examples=60, deadline=None)
@@ -175,3 +188,17 @@ class TestLogBuffer:
         pieces = list(buffer.take())
         assert len(pieces) > 1
         assert b"".join(text for _, _, text in pieces) == huge
+
+    def test_displays_weigh_less_than_lines_and_are_not_cut(self) -> None:
+        buffer = LogBuffer(1000)
+        piece = bytes(1500)
+        for _ in range(10):
+            buffer.add(1, DISPLAYS, piece)
+        buffer.add(1, 0, b"line\n")
+        assert [item for item in buffer.take() if item[1] == 1] == []
+        for _ in range(20):
+            buffer.add(1, DISPLAYS, piece)
+        (_, stream, note), *kept = buffer.take()
+        assert stream == 1
+        assert b"lines of output were dropped" in note
+        assert kept == [(1, DISPLAYS, piece)] * 10
