@@ -67,7 +67,7 @@ def _choose_backend(matplotlib: ModuleType) -> None:
         matplotlib.rcParams["backend"] = _BACKEND
 
 
-# What tasks call --------------------------------------------------------------------------------------------------
+# Functions for tasks --------------------------------------------------------------------------------------------------
 
 
 class DisplayHandle:
