@@ -64,7 +64,7 @@ def examine_extras(distribution: str) -> tuple[Extra, tuple[Extra, ...]]:
         installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         message = f"{distribution}: imported from a folder, but not installed; run `pip install -e .` in its checkout"
-        raise errors.MissingDependency(message) from None
+        raise errors.MissingDependency(message, name=distribution) from None
     requirements = list(parse(installed.requires or ()))
     names: list[str] = installed.metadata.get_all("Provides-Extra") or []
     core = wanted_by(None, requirements, name="core")

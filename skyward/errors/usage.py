@@ -126,13 +126,13 @@ class MissingDependency(UsageError, ImportError):
     The message names the extra that installs it. Also an ImportError.
 
     Attributes:
-        name: Name of the missing package; None where only the message names it.
+        name: Name of the missing module or package. None where an installed one cannot be imported.
 
     Example:
         try:
             provider = sky.AWS()
         except sky.errors.MissingDependency as error:
-            print(error)  # ... pip install 'skyward[aws]'
+            print(error.name, error)  # boto3 ... pip install 'skyward[aws]'
     """
 
     if TYPE_CHECKING:  # the attribute itself is ImportError's

@@ -36,7 +36,9 @@ try:
         SequentialBackend,
     )
 except ImportError as error:
-    raise MissingDependency("joblib: not installed here; run `pip install 'skyward[joblib]'`") from error
+    raise MissingDependency(
+        "joblib: not installed here; run `pip install 'skyward[joblib]'`", name=error.name
+    ) from error
 
 from .joblib_batch import ThreadsOfSlot, run_batch, travelling
 
@@ -123,7 +125,9 @@ def sklearn_backend(pool: PoolT, *, n_jobs: int = -1, retries: int = 0) -> Itera
     try:
         importlib.import_module("sklearn")
     except ImportError as error:
-        raise MissingDependency("scikit-learn: not installed here; run `pip install 'skyward[sklearn]'`") from error
+        raise MissingDependency(
+            "scikit-learn: not installed here; run `pip install 'skyward[sklearn]'`", name=error.name
+        ) from error
     with joblib_backend(pool, n_jobs=n_jobs, retries=retries):
         yield pool
 

@@ -259,7 +259,7 @@ class _Config:
         try:
             made = load(kind)
         except MissingDependency as error:
-            raise MissingDependency(f"{self.wrong(path, str(error))}") from error  # words: ok
+            raise MissingDependency(f"{self.wrong(path, str(error))}", name=error.name) from error  # words: ok
         return self._made(made, {key: value for key, value in table.items() if key != "type"}, path)
 
     def _providers(self) -> str:

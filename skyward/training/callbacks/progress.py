@@ -63,7 +63,9 @@ class ProgressCallback(TrainerCallback):
             )
         stream_of(output_stream)
         if use_tqdm and find_spec("tqdm") is None:
-            raise MissingDependency("ProgressCallback: use_tqdm=True needs tqdm; pip install 'skyward[training]'")
+            raise MissingDependency(
+                "ProgressCallback: use_tqdm=True needs tqdm; pip install 'skyward[training]'", name="tqdm"
+            )
         self.use_tqdm, self.output_stream, self.header_interval = use_tqdm, output_stream, header_interval
         self.step_columns = merged("step_columns", STEP_COLUMNS, step_columns, Column)
         self.final_metrics = merged("final_metrics", FINAL_METRICS, final_metrics, FinalMetric)

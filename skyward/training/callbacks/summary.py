@@ -67,9 +67,10 @@ class ResumableSummaryWriter(TrainerCallback):
 
     def on_train_begin(self, state: Any, **kwargs: Any) -> None:
         """Note the step that the run resumes from; idempotent, so callbacks that got the writer may call it too."""
-        if find_spec("tensorboard") is None or find_spec("torch") is None:
+        missing = [name for name in ("torch", "tensorboard") if find_spec(name) is None]
+        if missing:
             raise MissingDependency(
-                "ResumableSummaryWriter: needs torch and tensorboard; pip install 'skyward[training]'"
+                "ResumableSummaryWriter: needs torch and tensorboard; pip install 'skyward[training]'", name=missing[0]
             )
         if state.global_step == 0:
             self._resumed_at = None

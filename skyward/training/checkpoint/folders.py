@@ -163,7 +163,9 @@ def folder_at(path: str | os.PathLike[str]) -> Folder:
         system, path = url_to_fs(text)
     except ImportError as error:
         what = _EXTRAS.get(protocol, "fsspec")
-        raise MissingDependency(f"{text}: {error}; run `pip install '{what}'`", name=error.name or what) from error
+        # fsspec raises an error of its own, without a name, from that of the import.
+        missing = error.name or getattr(error.__cause__, "name", None)
+        raise MissingDependency(f"{text}: {error}; run `pip install '{what}'`", name=missing) from error
     except ValueError as error:
         raise UsageError(f"path={text!r}: {error}; use a path, or a URL that fsspec knows") from error
     from .objects import ObjectFolder

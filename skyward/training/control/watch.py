@@ -71,7 +71,7 @@ def _follow_screen(client: Client, out: TextIO, every_s: float, sleep: Callable[
         from rich.console import Console
         from rich.live import Live
     except ImportError as error:
-        raise MissingDependency(_needs(error)) from error
+        raise MissingDependency(_needs(error), name=error.name) from error
     console = Console(file=out)
     with Live(console=console, auto_refresh=False) as live:
 
@@ -132,7 +132,7 @@ def screen(status: RunStatus, records: Records, *, width: int, height: int = 40)
         from rich.table import Table
         from rich.text import Text
     except ImportError as error:
-        raise MissingDependency(_needs(error)) from error
+        raise MissingDependency(_needs(error), name=error.name) from error
     inner = max(20, width - 4)
     ranks = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("rank", "host", "process", "step", "memory", "heard"):
