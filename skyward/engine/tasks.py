@@ -15,9 +15,9 @@ from ..core import interrupts
 from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
 from ..core.user_lines import drop_our_frames
-from ..errors import NodeError, NodeLost, Preempted, ResultNotPicklable, SlotLost, UsageError
+from ..errors import NodeError, NodeLost, Preempted, SkywardError, SlotLost, UsageError
 from ..wire.blobs import Blob
-from ..wire.failures import EncodedFailure, decode_failure
+from ..wire.failures import EncodedFailure, decode_failure, explain_result_error
 from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused
 from ..wire.tasks import Parsed, TaskHead
@@ -39,20 +39,18 @@ class Received:
     def decode(self) -> Any:
         """Unpickle the value.
 
-        Raises what the unpickling raises, except errors that would end the thread or the process: those become
-        ResultNotPicklable.
+        Raises:
+            ResultNotPicklable: the unpickling raised anything, even an error that would end the thread or the process.
+            MemoryError: the value is too large for this machine.
         """
         try:
             return decode(self.parsed, self.blobs)
-        except Exception:
+        except (MemoryError, SkywardError):  # neither is the fault of the value
             raise
         except BaseException as error:
             if interrupts.is_from_handler(error):
                 raise
-            raise ResultNotPicklable(
-                f"value: cannot be loaded here, because its unpickling raised {type(error).__name__}: {error}; "
-                "return plain data or arrays"
-            ) from error
+            raise explain_result_error(error) from error
 
     @property
     def elapsed_ns(self) -> int:

@@ -27,7 +27,7 @@
     │   └── BootstrapFailed        setting up the environment failed
     ├── TaskError                  your function, where its own exception cannot be raised as itself
     │   ├── RemoteError            the exception's class is unknown here, or it cannot be pickled
-    │   ├── ResultNotPicklable     the return value cannot be pickled
+    │   ├── ResultNotPicklable     the return value cannot be pickled there or unpickled here
     │   ├── PayloadNotLoadable     the function or its arguments cannot be unpickled on the node
     │   ├── TaskExited             the function called sys.exit()
     │   ├── TaskTimeout            the call ran longer than its timeout_s

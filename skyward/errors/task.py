@@ -50,9 +50,10 @@ class RemoteError(TaskError):
 
 
 class ResultNotPicklable(TaskError):
-    """The value that a function returned or yielded cannot be pickled.
+    """The value that a function returned or yielded cannot be pickled there, or unpickled here.
 
-    Return plain data instead of locks, open files, generators or models with hooks.
+    Return plain data instead of locks, open files, generators or models with hooks. The cause is the error of the
+    value's own pickling or unpickling.
 
     Example:
         @sky.compute

@@ -23,7 +23,7 @@ import cloudpickle
 from .. import errors
 from ..core import interrupts
 from ..core.printable import printable_lines
-from ..errors import RemoteError, SkywardError, TaskError
+from ..errors import RemoteError, ResultNotPicklable, SkywardError, TaskError
 
 _TEXT_LIMIT = 32 * 1024
 _PICKLE_LIMIT = 128 * 1024
@@ -50,6 +50,18 @@ class EncodedFailure:
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self, protocol=5)
+
+
+def explain_result_error(error: BaseException) -> ResultNotPicklable:
+    """Explain why a value that arrived cannot be unpickled here, and what to do."""
+    remedy = "return plain data or arrays"
+    if isinstance(error, ModuleNotFoundError):
+        remedy = f"install {error.name!r} on this machine, or {remedy}"
+    elif isinstance(error, AttributeError):
+        remedy = f"install the node's version of that module on this machine, or {remedy}"
+    return ResultNotPicklable(
+        f"value: cannot be loaded here, because its unpickling raised {type(error).__name__}: {error}; {remedy}"
+    )
 
 
 def stamp_failure(error: BaseException) -> None:

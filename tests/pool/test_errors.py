@@ -325,6 +325,59 @@ class TestWhatCannotTravel:
         assert "the module 'not_on_the_node' is not installed there; add it to Image(pip=" in str(error)
 
 
+class OnlyThere:
+    """Its unpickling raises an error anywhere but in the process that pickled it."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _only_there, (os.getpid(), self.error)
+
+
+def _only_there(pid: int, error: Exception) -> str:
+    if os.getpid() != pid:
+        raise error
+    return "there"
+
+
+class TestResultsThatDoNotUnpickleHere:
+    @pytest.mark.parametrize(
+        ("error", "remedy"),
+        [
+            (ValueError("not here"), "ValueError: not here; return plain data or arrays"),
+            (ModuleNotFoundError("no rows", name="rows"), "install 'rows' on this machine, or return plain data"),
+            (AttributeError("no Row"), "install the node's version of that module on this machine, or return plain"),
+        ],
+    )
+    def test_a_value_and_a_future(self, pool: sky.ComputePool, error: Exception, remedy: str) -> None:
+        with pytest.raises(ResultNotPicklable, match=remedy) as raised:
+            sky.compute(OnlyThere)(error) >> pool
+        assert type(raised.value.__cause__) is type(error)
+        assert isinstance((sky.compute(OnlyThere)(error) > pool).exception(20), ResultNotPicklable)
+        with pytest.raises(ResultNotPicklable, match=remedy):
+            sky.compute(OnlyThere)(error) @ pool
+
+    def test_a_yielded_item(self, pool: sky.ComputePool) -> None:
+        @sky.compute
+        def values() -> Iterator[Any]:
+            yield 1
+            yield OnlyThere(ValueError("not here"))
+
+        items = values() >> pool
+        assert next(items) == 1
+        with pytest.raises(ResultNotPicklable, match="not here"):
+            next(items)
+
+    def test_a_map(self, pool: sky.ComputePool) -> None:
+        with pytest.raises(ResultNotPicklable, match="not here"):
+            pool.map(OnlyThere, [ValueError("not here")] * 3)
+
+    def test_the_memory_of_this_machine_is_no_fault_of_the_value(self, pool: sky.ComputePool) -> None:
+        with pytest.raises(MemoryError, match="full"):
+            sky.compute(OnlyThere)(MemoryError("full")) >> pool
+
+
 class OnlyHere:
     def __reduce__(self) -> Any:
         return _only_here, (os.getpid(),)

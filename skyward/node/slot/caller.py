@@ -18,10 +18,10 @@ import cloudpickle
 
 from ...calls.compute import PendingCompute
 from ...calls.futures import Future, Undecoded, this_thread
-from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
+from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, SkywardError
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
-from ...wire.failures import decode_failure
+from ...wire.failures import decode_failure, explain_result_error
 from ...wire.frames import Frame, FrameKind
 from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, message_of, packed, payload_in
 from ...wire.payloads import Encoded, decode, encode
@@ -198,7 +198,12 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
 
     def value(payload: bytes) -> Any:
         received = payload_in(payload, blobs)
-        return decode(parse(received.body), received.blobs)
+        try:
+            return decode(parse(received.body), received.blobs)
+        except (MemoryError, SkywardError):  # neither is the fault of the value
+            raise
+        except Exception as error:
+            raise explain_result_error(error) from error
 
     def failed() -> None:
         failure, where, node, task, log_tail = pickle.loads(outcome.payloads[0])
