@@ -144,7 +144,8 @@ class Throttled(ProviderError):
 class OutcomeUnknown(ProviderError):
     """A request to the provider failed, and nobody knows whether it was carried out.
 
-    Machines that it may have created are on record here. The pool, `skyward gc` and the machines' own leases end them.
+    The same call may succeed when it is made again, so `retryable` is True. Machines that the request may have created
+    are on record here. The pool, `skyward gc` and the machines' own leases end them.
 
     Example:
         try:

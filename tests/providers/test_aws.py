@@ -512,6 +512,18 @@ class TestFailures:
         with pytest.raises(AuthFailed, match="credentials"):
             AWS(endpoint_url="http://127.0.0.1:10", ami=AMI).cloud().scope()
 
+    def test_an_unknown_outcome_says_that_a_retry_may_help(self) -> None:
+        from botocore.exceptions import ReadTimeoutError
+
+        from skyward.providers.aws.failures import translated
+
+        answer: Any = {"Error": {"Code": "InternalError", "Message": "why."}}
+        for failure in (ClientError(answer, "RunInstances"), ReadTimeoutError(endpoint_url="https://nowhere")):
+            match = "; retry, then run `skyward gc`"
+            with pytest.raises(OutcomeUnknown, match=match) as caught, translated("RunInstances"):
+                raise failure
+            assert caught.value.retryable
+
     def test_an_error_page_of_a_proxy_is_an_unknown_outcome(self) -> None:
         from botocore.parsers import create_parser
 

@@ -115,6 +115,7 @@ _ADVICE = {
     "OptInRequired": "The image needs a subscription; subscribe in the AWS console, or name another with AWS(ami=...)",
     "PendingVerification": "AWS verifies new accounts for some hours; retry later",
 }
+_UNKNOWN = "AWS may have carried it out all the same; retry, then run `skyward gc`, which ends leftover machines"
 _ENCODED = "Encoded authorization failure message:"
 
 
@@ -152,15 +153,15 @@ def translated(operation: str) -> Iterator[None]:
         raise ProviderError(f"aws: {operation}: {error}") from error
     except boto.EndpointConnectionError as error:
         raise OutcomeUnknown(
-            f"aws: {operation}: {error}; check that this machine is online and AWS(region=...) is a region"
+            f"aws: {operation}: {error}; check that this machine is online and AWS(region=...) is a region, then retry"
         ) from error
     except ResponseParserError as error:  # not a BotoCoreError; most likely a page of a proxy
         answer = str(error).partition("\n")[2][:200] or str(error)
         raise OutcomeUnknown(
-            f"aws: {operation}: the answer is not from AWS: {answer}; check for a proxy or a sign-in page"
+            f"aws: {operation}: the answer is not from AWS: {answer}; check for a proxy or a sign-in page, then retry"
         ) from error
     except boto.BotoCoreError as error:  # the connection failed, so the request may or may not have arrived
-        raise OutcomeUnknown(f"aws: {operation}: {error}") from error
+        raise OutcomeUnknown(f"aws: {operation}: {error}; {_UNKNOWN}") from error
 
 
 def _of_answer(operation: str, error: Any) -> ProviderError:
@@ -175,6 +176,8 @@ def _of_answer(operation: str, error: Any) -> ProviderError:
         kind = OutcomeUnknown
     if kind is QuotaExceeded:
         message = f"{message.rstrip('.')}; request a higher quota in the AWS console: Service Quotas, Amazon EC2"
+    if kind is OutcomeUnknown:
+        message = f"{message.rstrip('.')}; {_UNKNOWN}"
     if code in _ADVICE:
         message = f"{message.rstrip('.')}. {_ADVICE[code]}"
     return (kind or ProviderError)(message, code=code)
