@@ -160,7 +160,7 @@ class TrainerControl:
     Example:
         >>> from skyward.training import TrainerControl
         >>> control = TrainerControl()
-        >>> control.stop()
+        >>> control.save_and_stop()
         >>> control.should_training_stop, control.should_save
         (True, True)
     """
@@ -179,11 +179,24 @@ class TrainerControl:
     """End at once, without a last save or evaluation. Set `should_training_stop` too."""
 
     def stop(self) -> None:
-        """Request the end of training, with a last save."""
+        """Request the end of training. A checkpoint is saved first, unless `save_strategy="no"`.
+
+        `Client.stop()` and `skyward train stop` do the same.
+        """
+        self.should_training_stop = True
+
+    def save_and_stop(self) -> None:
+        """Request the end of training, with a last save whatever the `save_strategy`.
+
+        `Client.save_and_stop()` and `skyward train save-stop` do the same.
+        """
         self.should_training_stop = self.should_save = True
 
     def abort(self) -> None:
-        """Request the end of training, without a last save or evaluation."""
+        """Request the end of training, without a last save or evaluation.
+
+        `Client.abort()` and `skyward train abort` do the same.
+        """
         self.should_training_stop = self.should_abort_without_save = True
         self.should_save = self.should_evaluate = False
 

@@ -345,13 +345,10 @@ def test_a_stop_saves_and_an_abort_does_not(tmp_path: Path) -> None:
         assert seen[-3:] == ["on_epoch_end", "on_log", "on_train_end"] or ask == "stop"
 
 
-def test_a_flag_to_stop_without_any_saving_saves_nothing_and_a_stop_does(tmp_path: Path) -> None:
-    def stops(control: Any, **_: Any) -> None:
-        control.should_training_stop = True
-
-    run(tmp_path, callbacks=[callback(on_step_end=stops)], save_strategy="no")
-    assert not list(tmp_path.glob("checkpoint-*"))
+def test_a_stop_without_any_saving_saves_nothing_and_a_save_and_stop_does(tmp_path: Path) -> None:
     run(tmp_path, callbacks=[callback(on_step_end=lambda control, **_: control.stop())], save_strategy="no")
+    assert not list(tmp_path.glob("checkpoint-*"))
+    run(tmp_path, callbacks=[callback(on_step_end=lambda control, **_: control.save_and_stop())], save_strategy="no")
     assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
