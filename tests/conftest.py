@@ -47,6 +47,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if "COVERAGE_PROCESS_CONFIG" in os.environ:  # set by coverage's `patch = subprocess`: this is `make coverage`
+    from tests import measured
+
+    measured.measure_children()
 
 
 @pytest.fixture(scope="session", autouse=True)
