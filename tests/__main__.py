@@ -3,8 +3,9 @@
 `promises` are the tests of `make test` (see promises.py), `rest` are all others, for `make test-all`. With any other
 arguments, run `python -m pytest` with them.
 
-Tests of hosts mostly wait: for machines to boot, for cut links, for leases to expire. Tests of frameworks mostly import
-them. One after the other, all tests took 34 minutes on two cores.
+Each group is a pytest process. Tests of hosts mostly wait: for machines to boot, for cut links, for leases to expire.
+So they run beside the others, in two groups: each has a bed of its own (tests/hosts/bed.py). All other tests need a
+core, and frameworks mostly to be imported. Groups should end together: the last lines tell how long each took.
 """
 
 from __future__ import annotations
@@ -24,18 +25,28 @@ from tests import promises
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".make" / "tests"
 
-HOSTS = ("tests/hosts", "tests/bootstrap/test_on_hosts.py")  # conftest.py refuses tests of hosts elsewhere
-FRAMEWORKS = ("tests/acceptance", "tests/integrations", "tests/training")
-PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+Groups = dict[str, tuple[str, ...]]
+
+# Where two groups name a folder and something in it, the tests belong to the group that names more of their path.
+PARTS: dict[str, Groups] = {
     "promises": {"pools": promises.POOLS, "engine": promises.ENGINE, "frameworks": promises.FRAMEWORKS},
     "rest": {
-        "core": tuple(f"--ignore={path}" for path in (*HOSTS, *FRAMEWORKS)),
-        "frameworks": FRAMEWORKS,
-        "hosts": HOSTS,
+        "core": ("tests",),
+        "frameworks": ("tests/acceptance", "tests/integrations", "tests/training"),
+        "hosts": ("tests/hosts", "tests/bootstrap/test_on_hosts.py"),
+        "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
     },
 }
+HOSTS = PARTS["rest"]["hosts"] + PARTS["rest"]["rented"]  # conftest.py refuses tests of hosts elsewhere
 SLOWEST = 20
 LOOK_S, LINE_S = 1.0, 60.0
+
+
+def chosen(name: str, groups: Groups) -> list[str]:
+    """Return the arguments by which pytest collects the tests of one group and of no other."""
+    others = [path for other, paths in groups.items() if other != name for path in paths]
+    below = [path for path in others if any(path.startswith(f"{folder}/") for folder in groups[name])]
+    return [*groups[name], *(f"--ignore={path}" for path in below)]
 
 
 class Group:
@@ -48,12 +59,25 @@ class Group:
         self._progress.unlink(missing_ok=True)
         self._results.unlink(missing_ok=True)
         files = (f"--progress-file={self._progress}", f"--junitxml={self._results}")
-        command = [sys.executable, "-m", "pytest", f"--part={part}", *files, *PARTS[part][name]]
+        command = [sys.executable, "-m", "pytest", f"--part={part}", *files, *chosen(name, PARTS[part])]
+        self._began = self._last_seen = time.monotonic()
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
 
     @property
     def has_failed(self) -> bool:
         return self.process.poll() != 0
+
+    @property
+    def is_running(self) -> bool:
+        if self.process.poll() is None:
+            self._last_seen = time.monotonic()
+            return True
+        return False
+
+    @property
+    def minutes(self) -> float:
+        """How long it ran, as far as `is_running` was asked."""
+        return (self._last_seen - self._began) / 60
 
     def progress(self) -> str:
         with contextlib.suppress(OSError):  # still collecting
@@ -98,6 +122,7 @@ def run(part: str) -> int:
     sys.stdout.write("\n".join([f"\n== the {SLOWEST} slowest of {len(slowest)} tests", *lines, ""]))
     minutes = (time.monotonic() - began) / 60
     outcome = "failed: " + ", ".join(group.name for group in failed) if failed else "all passed"
+    sys.stdout.write("\n== " + ", ".join(f"{group.name} {group.minutes:.1f} minutes" for group in groups))
     sys.stdout.write(f"\n== {part}: {len(slowest)} tests in {minutes:.1f} minutes; {outcome}\n")
     return 1 if failed else 0
 
@@ -105,7 +130,7 @@ def run(part: str) -> int:
 def show_progress(groups: list[Group], began: float) -> None:
     """Show one line until all groups have ended: in place on a terminal, otherwise again each minute."""
     shown = began
-    while any(group.process.poll() is None for group in groups):
+    while any([group.is_running for group in groups]):
         time.sleep(LOOK_S)
         now = time.monotonic()
         if sys.stdout.isatty() or now - shown >= LINE_S:

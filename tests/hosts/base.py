@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -127,12 +128,17 @@ def _make(target: Path) -> None:
         subprocess.run(["cp", "-a", f"{root}/.", target], check=True)
 
 
+@functools.cache  # each host asks for the base, and apt takes a while to answer
 def _mirrors() -> list[str]:
     """Debian as this machine's own apt is configured to get it: lines of a sources.list."""
     found = _listed()
     if not found:  # a fresh machine may have no package lists yet
-        subprocess.run(["apt-get", "update", "-qq"], check=True, timeout=300)
-        found = _listed()
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with _locked(CACHE / "apt.lock"):  # apt fails where another process has begun
+            found = _listed()
+            if not found:
+                subprocess.run(["apt-get", "update", "-qq"], check=True, timeout=300)
+                found = _listed()
     if not found:
         raise RuntimeError("apt has no Debian repository here, which the hosts' base is made from")
     return sorted(found)

@@ -22,17 +22,29 @@ def entering(machine: str) -> list[str]:
     remove(machine)
     made = []
     for hierarchy in _hierarchies():
+        group = hierarchy / _NAME / machine
         with suppress(OSError):
-            group = hierarchy / _NAME / machine
-            group.mkdir(parents=True, exist_ok=True)
+            _make(group)
             made.append(str(group))
     return ["sh", "-c", _ENTER, "sh", " ".join(made)] if made else []
+
+
+def _make(group: Path) -> None:
+    """Make the group, and the one above it, which another session may just be removing."""
+    for _ in range(100):
+        with suppress(FileNotFoundError):
+            group.mkdir(parents=True, exist_ok=True)
+            return
+    group.mkdir(parents=True)
 
 
 def remove(pattern: str) -> None:
     """Those of the machines that match, where nothing runs any more."""
     for hierarchy in _hierarchies():
-        for group in (hierarchy / _NAME).glob(pattern):
+        groups: list[Path] = []
+        with suppress(OSError):  # another session may be removing the folder above
+            groups += (hierarchy / _NAME).glob(pattern)
+        for group in groups:
             for folder, _, _ in os.walk(group, topdown=False):
                 with suppress(OSError):
                     os.rmdir(folder)

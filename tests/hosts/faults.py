@@ -63,7 +63,7 @@ def pids(host: Host, role: Role) -> list[Process]:
     zygotes = {pid for pid in workers if parents[pid] in agents}
     stubs = {p.pid for p in alive if "agent/attach.py" in p.command and p.command.startswith("/")}
     found: dict[Role, set[int]] = {
-        "standby": nodes - agents - watchdogs,
+        "standby": {pid for pid in nodes if parents[pid] not in nodes},  # not a child that the agent has just forked
         "watchdog": watchdogs,
         "agent": agents,
         "zygote": zygotes,
@@ -110,18 +110,23 @@ def nothing_runs_on(hosts: Sequence[Host], within_s: float = EPSILON_S) -> None:
 def client_processes(folder: Path) -> dict[str, list[int]]:
     """Of a client whose connections are in `folder` (its TMPDIR): what holds connections, their users, and keepers."""
     found: dict[str, list[int]] = {"master": [], "channel": [], "keeper": []}
+    parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             environment = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            if Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+            state, parent, *_ = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if state in "ZX":
                 continue
+            parents[int(name)] = int(parent)
             if f"{folder}/skyward-ssh" in command and command.startswith("ssh"):
                 found["channel" if "ControlMaster=no" in command else "master"].append(int(name))
             elif f"{folder}/skyward-ssh" in command and " skyward.ssh.pure" in command:
                 found["master" if "pure_process" in command else "channel"].append(int(name))
             elif "keeper_process" in command and f"TMPDIR={folder}".encode() in environment:
                 found["keeper"].append(int(name))
+    # A keeper starts commands, and a child looks like its parent until it runs its own program.
+    found["keeper"] = [pid for pid in found["keeper"] if parents[pid] not in found["keeper"]]
     return found
 
 

@@ -1,0 +1,61 @@
+"""`make test` and `make test-all` together run every test, and each test once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.__main__ import PARTS, chosen
+
+ROOT = Path(__file__).parent.parent
+GPU = ROOT / "tests" / "gpu"  # needs a GPU, and has a runner of its own
+FILES = [path for path in (ROOT / "tests").rglob("test_*.py") if not path.is_relative_to(GPU)]
+
+
+def collected(folder: Path, *arguments: str) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return sorted(line for line in done.stdout.splitlines() if "::" in line)
+
+
+def test_groups_that_share_folders_collect_each_test_once(tmp_path: Path) -> None:
+    names = [f"tests/{name}.py" for name in ("test_a", "one/test_b", "one/test_c", "one/two/test_d", "ones/test_e")]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("def test(): ...\n")
+    groups = {"core": ("tests",), "first": ("tests/one",), "second": ("tests/one/test_c.py", "tests/one/two")}
+    found = {name: collected(tmp_path, *chosen(name, groups)) for name in groups}
+    assert found == {
+        "core": ["tests/ones/test_e.py::test", "tests/test_a.py::test"],
+        "first": ["tests/one/test_b.py::test"],
+        "second": ["tests/one/test_c.py::test", "tests/one/two/test_d.py::test"],
+    }
+
+
+def takes(arguments: list[str], path: Path) -> bool:
+    """Whether pytest with these arguments collects a file."""
+    folders = [ROOT / argument for argument in arguments if not argument.startswith("--")]
+    ignored = [ROOT / argument.removeprefix("--ignore=") for argument in arguments if argument.startswith("--")]
+    return any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, ignored))
+
+
+def test_each_file_is_in_one_group_of_the_rest() -> None:
+    groups = PARTS["rest"]
+    counts = {path: sum(takes(chosen(name, groups), path) for name in groups) for path in FILES}
+    assert {str(path): count for path, count in counts.items() if count != 1} == {}
+
+
+def test_no_file_is_in_two_groups_of_the_promises() -> None:
+    groups = PARTS["promises"]
+    counts = Counter(path for name in groups for path in FILES if takes(chosen(name, groups), path))
+    assert counts
+    assert [str(path) for path, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", [path for groups in PARTS.values() for paths in groups.values() for path in paths])
+def test_each_path_of_a_group_exists(path: str) -> None:
+    assert (ROOT / path).exists()
