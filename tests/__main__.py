@@ -3,9 +3,10 @@
 `promises` are the tests of `make test` (see promises.py), `rest` are all others, for `make test-all`. With any other
 arguments, run `python -m pytest` with them.
 
-Each group is a pytest process. Tests of hosts mostly wait: for machines to boot, for cut links, for leases to expire.
-So they run beside the others, in two groups: each has a bed of its own (tests/hosts/bed.py). All other tests need a
-core, and frameworks mostly to be imported. Groups should end together: the last lines tell how long each took.
+Each group is a pytest process; `make lint` runs beside the promises. Tests of hosts mostly wait: for machines to boot,
+for cut links, for leases to expire. So they run beside the others, in two groups: each has a bed of its own
+(tests/hosts/bed.py). All other tests need a core, and frameworks mostly to be imported. Groups should end together:
+the last lines tell how long each took.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ PARTS: dict[str, Groups] = {
         "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
     },
 }
+# Further processes beside a part's groups. mypy keeps one core busy for a minute or two.
+COMMANDS = {"promises": {"lint": ["make", "--no-print-directory", "lint"]}, "rest": {}}
 HOSTS = PARTS["rest"]["hosts"] + PARTS["rest"]["rented"]  # conftest.py refuses tests of hosts elsewhere
 SLOWEST = 20
 LOOK_S, LINE_S = 1.0, 60.0
@@ -50,7 +53,7 @@ def chosen(name: str, groups: Groups) -> list[str]:
 
 
 class Group:
-    """One pytest process and its files: output, progress, results."""
+    """One process and its files: output, progress, results."""
 
     def __init__(self, name: str, part: str, output: BinaryIO) -> None:
         self.name, self._output = name, output
@@ -58,31 +61,32 @@ class Group:
         self._results = RESULTS / f"{part}-{name}.xml"
         self._progress.unlink(missing_ok=True)
         self._results.unlink(missing_ok=True)
-        files = (f"--progress-file={self._progress}", f"--junitxml={self._results}")
-        command = [sys.executable, "-m", "pytest", f"--part={part}", *files, *chosen(name, PARTS[part])]
-        self._began = self._last_seen = time.monotonic()
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        self.is_running = True
+        self.minutes = 0.0
+        self._began = time.monotonic()
+        self.process = subprocess.Popen(self._command(part), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+
+    def _command(self, part: str) -> list[str]:
+        if self.name in PARTS[part]:
+            files = (f"--progress-file={self._progress}", f"--junitxml={self._results}")
+            return [sys.executable, "-m", "pytest", f"--part={part}", *files, *chosen(self.name, PARTS[part])]
+        return COMMANDS[part][self.name]
 
     @property
     def has_failed(self) -> bool:
         return self.process.poll() != 0
 
-    @property
-    def is_running(self) -> bool:
-        if self.process.poll() is None:
-            self._last_seen = time.monotonic()
-            return True
-        return False
-
-    @property
-    def minutes(self) -> float:
-        """How long it ran, as far as `is_running` was asked."""
-        return (self._last_seen - self._began) / 60
+    def look(self) -> None:
+        """Note whether it still runs, and how long it has run."""
+        if self.is_running:
+            self.minutes = (time.monotonic() - self._began) / 60
+            self.is_running = self.process.poll() is None
 
     def progress(self) -> str:
-        with contextlib.suppress(OSError):  # still collecting
+        with contextlib.suppress(OSError):  # still collecting, or no tests
             return f"{self.name} {self._progress.read_text()}"
-        return f"{self.name} ..."
+        state = "..." if self.is_running else "failed" if self.has_failed else "passed"
+        return f"{self.name} {state}"
 
     def output(self) -> str:
         self._output.seek(0)
@@ -108,7 +112,8 @@ def run(part: str) -> int:
     began = time.monotonic()
     RESULTS.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as files:
-        groups = [Group(name, part, files.enter_context(tempfile.TemporaryFile())) for name in PARTS[part]]
+        names = (*PARTS[part], *COMMANDS[part])
+        groups = [Group(name, part, files.enter_context(tempfile.TemporaryFile())) for name in names]
         try:
             show_progress(groups, began)
         finally:
@@ -130,8 +135,10 @@ def run(part: str) -> int:
 def show_progress(groups: list[Group], began: float) -> None:
     """Show one line until all groups have ended: in place on a terminal, otherwise again each minute."""
     shown = began
-    while any([group.is_running for group in groups]):
+    while any(group.is_running for group in groups):
         time.sleep(LOOK_S)
+        for group in groups:
+            group.look()
         now = time.monotonic()
         if sys.stdout.isatty() or now - shown >= LINE_S:
             shown = now
