@@ -260,8 +260,9 @@ def count(ledgers: Sequence[str]) -> Counter[str]:
 
 
 def processes_with(marker: str) -> dict[int, str]:
-    """Return the processes with the marker in their environment, and their command lines, except this one and its
-    keeper.
+    """Return the command lines of marked processes, by pid.
+
+    A process is marked if its environment holds the marker. This process and its keeper are left out.
     """
     found: dict[int, str] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):

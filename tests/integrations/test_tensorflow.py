@@ -42,7 +42,7 @@ def tensorflow_pool(folder: Path) -> Iterator[ComputePool]:
     """Open one pool for the whole file, so that its nodes import tensorflow once."""
     behind_a_proxy = sky.Image(
         env={"http_proxy": "http://127.0.0.1:9"}
-    )  # no proxy listens there, but gRPC would use it all the same
+    )  # nothing listens there; gRPC would use it anyway
     with sky.ComputePool(sky.Local(), nodes=2, image=behind_a_proxy) as pool:
         yield pool
 

@@ -374,9 +374,7 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def none_is_forgotten(self) -> None:
-        """Check that `ls` shows each machine that costs money, and that it is on record or carries the tags of its
-        owner.
-        """
+        """Check that `ls` shows each machine that costs money. It is on record or carries its owner's tags."""
         if not getattr(self, "cloud", None) or self.cloud.faults.throttled + self.cloud.faults.omitted > 0:
             return
         stale_s = self.cloud.faults.stale_s

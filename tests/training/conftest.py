@@ -1,4 +1,4 @@
-"""What tests of several folders share: to import the frameworks takes longer than most of what is done with them."""
+"""Fixtures that several folders share, because importing the frameworks takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.training.checkpoint.crew import Said, run_cases
 
 @pytest.fixture(scope="session")
 def said_under_trainers(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What two ranks say of the cases of callbacks and of evaluations under the Trainers of Hugging Face and Lightning.
+    """Return the reports of two ranks about callbacks and evaluations under Hugging Face's and Lightning's Trainers.
 
-    Lightning takes what torchrun would have set as its environment; the group itself meets at a file.
+    Lightning reads the variables that torchrun would have set. The group itself meets at a file.
     """
     from tests.training.frameworks import evaluation_rank_cases, rank_cases
 

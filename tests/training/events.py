@@ -1,4 +1,4 @@
-"""TensorBoard's own reader, for tests; without TensorFlow, which it would load for the file system's sake."""
+"""TensorBoard's own reader, for tests, without TensorFlow, which it would load for the file system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["scalars_in", "texts_in", "without_tensorflow"]
 
 
 def without_tensorflow() -> None:
-    """Asks tensorboard for its own stand-in, by the module that its builds without TensorFlow have."""
+    """Make tensorboard use its own stand-in, by the module that its builds without TensorFlow have."""
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))
 
 
@@ -23,7 +23,7 @@ def _read(folder: Path | str) -> Any:
 
 
 def scalars_in(folder: Path | str) -> dict[str, list[tuple[int, float]]]:
-    """By tag: steps and values, in the order of the file."""
+    """Return steps and values by tag, in the order of the file."""
     read = _read(folder)
     return {
         tag: [(each.step, round(each.value, 6)) for each in read.Scalars(tag)] for tag in sorted(read.Tags()["scalars"])

@@ -1,4 +1,4 @@
-"""Keras in a process of its own: its backend is chosen once for each process."""
+"""Keras in a separate process, because its backend is chosen once per process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-# Keras 3.15 gives numpy 2 what it has given up.
+# Keras 3.15 passes numpy 2 deprecated arguments.
 WARNINGS = ("-W", "error", "-W", "ignore:__array__ implementation:DeprecationWarning")
 
 
 def found_by(script: str | Path, backend: str) -> tuple[Any, str]:
-    """Runs a script that prints FOUND and JSON. Gives what it has found, and all that it has printed."""
+    """Run a script that prints FOUND and JSON. Returns that JSON, and all output."""
     chosen = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": backend}
     command = [sys.executable, *WARNINGS, script]
     environment = {**os.environ, **chosen}

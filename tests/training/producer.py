@@ -1,4 +1,4 @@
-"""A producer of the tests: fires what a training loop fires, through the bus, with losses that it is given."""
+"""A producer of the tests: it fires a training loop's events through the bus, with given losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Producer", "RunArgs"]
 
 @dataclass(kw_only=True)
 class RunArgs:
-    """What callbacks may ask of `args`."""
+    """Arguments that callbacks may read as `args`."""
 
     logging_dir: str | None = None
     output_dir: str = "out"
@@ -55,7 +55,7 @@ class Producer:
         self.fire("on_train_begin")
 
     def step(self, *, tokens: int = 0, **logs: Any) -> dict[str, Any]:
-        """One step, which ends with a log of `logs` if there are any. Gives the logs as callbacks left them."""
+        """Make one step, which ends with a log of `logs` if there are any. Returns the logs as callbacks left them."""
         self.fire("on_step_begin")
         self.fire("on_train_metrics", metrics={"loss": logs.get("loss"), "tokens": tokens})
         self.state.global_step += 1
@@ -79,7 +79,7 @@ class Producer:
         self.fire("on_evaluate", metrics=metrics)
 
     def save(self) -> Any:
-        """A checkpoint, as it comes back from a disk."""
+        """Return a checkpoint as it comes back from a disk."""
         checkpoint = {
             "global_step": self.state.global_step,
             "epoch": self.state.epoch,

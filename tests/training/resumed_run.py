@@ -1,8 +1,8 @@
 """A training with all loggers that is killed and resumed: python -m tests.training.resumed_run FOLDER PART.
 
-Part `whole` trains 12 steps, logs at each second, evaluates at each fourth and saves at each third. Part `first` says
-"ready" after what happens at step 10 and waits to be killed. Part `second` resumes from the last checkpoint, that of
-step 9, in the middle of an interval, with loggers that are told another folder.
+Part `whole` trains 12 steps, logs at each second, evaluates at each fourth and saves at each third. Part `first` prints
+"ready" after the events of step 10 and waits to be killed. Part `second` resumes from the last checkpoint, that of step
+9, in the middle of an interval, with loggers for another folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WaitsForTheEnd(TrainerCallback):
 
 
 def loggers(folder: Path) -> list[Any]:
-    """All of ours that are not there by default; logs in `folder`."""
+    """Return all our loggers that are not there by default. Logs are in `folder`."""
     writer = ResumableSummaryWriter(folder / "tb")
     return [JsonLogger(name="a run"), writer, TBLogger(writer), DivergenceDetector()]
 

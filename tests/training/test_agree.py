@@ -1,5 +1,6 @@
-"""Ranks agree on what is asked, and none is left waiting for one that has raised. Real gloo; every case
-runs in the same three processes.
+"""Ranks agree on requests, and none waits for one that has raised.
+
+They use real gloo. Every case runs in the same three processes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ WORLD = 3
 
 
 class Together(TrainerCallback):
-    """Two exchanges in one handler; one rank may raise before, between or after them."""
+    """Callback with two exchanges in one handler. One rank may raise before, between or after them."""
 
     collective_events = frozenset({"on_evaluate"})
 
@@ -38,7 +39,7 @@ class Alone(TrainerCallback):
 
 
 class Watcher(TrainerCallback):
-    """Fails by itself on one rank, in an event without a word between ranks; meets the others in another."""
+    """Callback that fails on one rank in an event without an exchange, and meets the others in another."""
 
     on_error = "disable"
     collective_events = frozenset({"on_evaluate"})
@@ -161,7 +162,7 @@ def test_a_callback_that_failed_on_one_rank_keeps_no_rank_waiting(said: dict[tup
     assert got == ["2 steps, 0 meetings", "1 steps, 0 meetings", "2 steps, 0 meetings"]
 
 
-def test_what_one_rank_asks_for_all_do_and_an_abort_saves_nothing(said: dict[tuple[str, int], str]) -> None:
+def test_a_request_of_one_rank_is_obeyed_by_all_and_an_abort_saves_nothing(said: dict[tuple[str, int], str]) -> None:
     assert of(said, what_one_asks_for_all_do) == ["(True, True, False) False True"] * WORLD
 
 

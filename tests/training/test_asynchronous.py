@@ -1,4 +1,4 @@
-"""Callbacks beside training: in order, with what was there at the event, and errors that come back."""
+"""Callbacks beside training: they run in order, with the values of the event, and report their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import until
 
 
 class Slow(TrainerCallback):
-    """Handles a log when it is let go."""
+    """Callback that handles a log when it is let go."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -66,7 +66,7 @@ def test_training_goes_on_while_a_handler_runs_and_order_is_kept() -> None:
     assert threads_of_callbacks() == []
 
 
-def test_handlers_see_state_logs_and_arrays_as_they_were() -> None:
+def test_handlers_see_state_logs_and_arrays_of_the_event() -> None:
     import numpy as np
     import torch
 
@@ -101,7 +101,7 @@ def test_handlers_see_state_logs_and_arrays_as_they_were() -> None:
     assert seen["tensor"].tolist() == [2, 2]
 
 
-def test_a_log_file_is_the_one_of_a_callback_in_place(tmp_path: Path) -> None:
+def test_a_log_file_equals_that_of_a_callback_in_place(tmp_path: Path) -> None:
     records = []
     for name, wrap in (("beside", asynchronously), ("in place", lambda each: each)):
         run = Producer([wrap(JsonLogger())], tmp_path / name)
@@ -116,7 +116,7 @@ def test_a_log_file_is_the_one_of_a_callback_in_place(tmp_path: Path) -> None:
     assert records[0] == records[1]
 
 
-def test_a_checkpoint_waits_for_what_was_told_before_and_resumes_as_the_callback(tmp_path: Path) -> None:
+def test_a_checkpoint_waits_for_earlier_events_and_resumes_like_the_callback(tmp_path: Path) -> None:
     run = Producer([asynchronously(JsonLogger())], tmp_path)
     run.begin()
     for at in range(4):
@@ -138,7 +138,7 @@ def test_a_checkpoint_waits_for_what_was_told_before_and_resumes_as_the_callback
     assert found[4]["loss"] == 9.0
 
 
-def test_in_our_trainer_a_run_that_resumes_has_the_records_of_one_in_place(tmp_path: Path) -> None:
+def test_in_our_trainer_a_resumed_run_has_the_records_of_one_in_place(tmp_path: Path) -> None:
     import torch
 
     from skyward.training import Trainer, TrainingArguments
@@ -192,7 +192,7 @@ def test_an_error_ends_the_run_at_the_end_of_a_step() -> None:
     assert threads_of_callbacks() == []
 
 
-def test_an_error_that_may_be_left_out_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ignorable_error_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     run = Producer([wrapped := asynchronously(fails := Fails(at=1), on_error="disable")])
     run.begin()
     run.step(loss=1.0)
@@ -207,7 +207,7 @@ def test_an_error_that_may_be_left_out_is_warned_of_once(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("policy", ["raise", "disable"])
-def test_an_error_before_a_checkpoint_is_dealt_with_by_the_policy(policy: Any) -> None:
+def test_an_error_before_a_checkpoint_follows_the_policy(policy: Any) -> None:
     class Kept(Fails):
         def state_dict(self) -> dict[str, Any]:
             return {"handled": self.handled}
@@ -264,7 +264,7 @@ def test_among_ranks_an_error_is_kept_until_they_agree() -> None:
     run.handler.close()
 
 
-def test_what_changes_logs_control_ranks_or_reads_the_model_runs_in_place() -> None:
+def test_callbacks_that_change_the_run_or_read_the_model_run_in_place() -> None:
     told: list[tuple[str, bool]] = []
 
     class Mixed(TrainerCallback):
@@ -318,7 +318,7 @@ def test_what_changes_logs_control_ranks_or_reads_the_model_runs_in_place() -> N
         (lambda control, **_: control, None),
     ],
 )
-def test_an_answer_or_a_look_at_the_model_beside_training_is_an_error(handler: Any, message: str | None) -> None:
+def test_an_answer_or_a_read_of_the_model_beside_training_is_an_error(handler: Any, message: str | None) -> None:
     class Asks(TrainerCallback):
         def on_log(self, **context: Any) -> Any:
             return handler(**context)
@@ -336,7 +336,7 @@ def test_an_answer_or_a_look_at_the_model_beside_training_is_an_error(handler: A
     run.handler.close()
 
 
-def test_at_the_bound_training_waits_and_nothing_is_dropped() -> None:
+def test_at_the_limit_training_waits_and_nothing_is_dropped() -> None:
     slow = Slow()
     run = Producer([wrapped := asynchronously(slow, max_pending=2)])
     run.begin()
@@ -362,7 +362,7 @@ def test_a_handler_that_never_ends_does_not_hang_the_run() -> None:
     until(lambda: threads_of_callbacks() == [])
 
 
-def test_a_run_that_forgets_to_close_leaves_no_thread_for_long() -> None:
+def test_a_run_that_is_never_closed_leaves_no_thread_for_long() -> None:
     slow = Slow()
     slow.go.set()
     run = Producer([asynchronously(slow)])
@@ -376,7 +376,7 @@ def test_a_run_that_forgets_to_close_leaves_no_thread_for_long() -> None:
     gc.collect()
 
 
-def test_a_process_that_ends_writes_what_was_told() -> None:
+def test_a_process_that_ends_writes_all_reported_events() -> None:
     code = """
 import time
 from skyward.training import TrainerCallback, asynchronously
@@ -394,7 +394,7 @@ for _ in range(4):
     assert (done.stdout.split(), done.stderr) == (["1", "2", "3", "4"], "")
 
 
-def test_it_travels_to_the_process_that_trains() -> None:
+def test_it_can_be_sent_to_the_training_process() -> None:
     again = pickle.loads(pickle.dumps(asynchronously(JsonLogger(), max_pending=7)))
     assert (again.name, again.state_key, again.runs_on, again.on_error) == (
         *("JsonLogger", "JsonLogger", "rank_zero", "disable"),
@@ -403,8 +403,8 @@ def test_it_travels_to_the_process_that_trains() -> None:
     assert options["max_pending"] == 7
 
 
-def test_hugging_faces_own_callbacks_are_called_as_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By position; and a handler that their base class leaves empty is none."""
+def test_hugging_faces_own_callbacks_are_called_like_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face passes arguments by position, and a handler that the base class leaves empty does not count."""
     base = type(
         "TrainerCallback", (), {"on_save": lambda *_, **__: None, "__module__": "transformers.trainer_callback"}
     )
@@ -446,6 +446,6 @@ class Decides(TrainerCallback):
         (lambda: asynchronously(Fails(), in_place=("on_logs",)), r"in_place=\('on_logs',\): no event 'on_logs' exists"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(make: Any, message: str) -> None:
+def test_impossible_combinations_are_refused_at_once(make: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Events reach the callbacks that have a handler, in order; their errors reach every rank."""
+"""Events reach the callbacks that have a handler, in order, and their errors reach every rank."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_only_handlers_that_are_defined_are_called_in_the_order_of_the_callbacks
     assert not handler.listens("on_epoch_end")
 
 
-def test_callbacks_may_be_added_and_taken_away_between_events() -> None:
+def test_callbacks_may_be_added_and_removed_between_events() -> None:
     got: list[str] = []
     handler = CallbackHandler([Recorder(got)])
     added = Counter()
@@ -88,7 +88,9 @@ def test_the_last_answer_that_is_not_none_wins() -> None:
     assert control == save
 
 
-def test_a_callback_whose_errors_do_not_matter_is_warned_of_once_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_whose_errors_are_ignored_is_warned_about_once_and_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Fails(TrainerCallback):
         on_error = "disable"
 
@@ -106,7 +108,7 @@ def test_a_callback_whose_errors_do_not_matter_is_warned_of_once_and_left_out(ca
     assert len(got) == 2
 
 
-def test_an_error_that_matters_ends_the_run_and_says_where_it_was() -> None:
+def test_an_error_that_matters_ends_the_run_and_names_the_event() -> None:
     class Fails(TrainerCallback):
         def on_step_end(self, **kwargs: Any) -> None:
             raise OSError("disk full")
@@ -131,12 +133,12 @@ def test_two_states_of_one_key_are_refused() -> None:
         CallbackHandler([Counter(), Counter()])
 
 
-def test_what_has_no_handler_is_refused() -> None:
+def test_an_object_without_a_handler_is_refused() -> None:
     with pytest.raises(UsageError, match="handles no event"):
         CallbackHandler([object()])
 
 
-def test_a_misspelt_handler_is_warned_of_with_the_event_that_was_meant(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_handler_is_warned_about_with_the_likely_event(caplog: pytest.LogCaptureFixture) -> None:
     class Misspelt(TrainerCallback):
         def on_log(self, **_: Any) -> None: ...
 
@@ -153,7 +155,7 @@ def test_a_misspelt_handler_is_warned_of_with_the_event_that_was_meant(caplog: p
     ]
 
 
-def test_a_callback_with_nothing_but_a_misspelt_handler_is_told_what_was_meant() -> None:
+def test_a_callback_with_only_a_misspelt_handler_is_refused_with_the_likely_event() -> None:
     class Misspelt:
         def on_logs(self, **_: Any) -> None: ...
 
@@ -161,7 +163,7 @@ def test_a_callback_with_nothing_but_a_misspelt_handler_is_told_what_was_meant()
         CallbackHandler([Misspelt()])
 
 
-def test_the_first_three_may_have_any_names() -> None:
+def test_the_first_three_parameters_may_have_any_names() -> None:
     got: list[Any] = []
 
     class Positional(TrainerCallback):
@@ -194,7 +196,7 @@ def test_a_handler_that_cannot_take_everything_is_refused_before_training() -> N
         CallbackHandler([Short()])
 
 
-def test_a_parameter_that_no_event_gives_is_explained() -> None:
+def test_a_parameter_that_no_event_has_is_explained() -> None:
     class Asks(TrainerCallback):
         def on_step_end(self, step: int, **_: Any) -> None: ...
 
@@ -217,14 +219,14 @@ def test_the_documentation_lists_every_event() -> None:
     assert set(re.findall(r"\bon_[a-z_]+", drawing)) == set(EVENTS)
 
 
-def test_a_control_is_a_number_and_back() -> None:
+def test_a_control_converts_to_a_number_and_back() -> None:
     for bits in range(64):
         control = TrainerControl()
         control.set_flags(bits)
         assert control.flags() == bits
 
 
-def test_an_abort_takes_back_what_would_save() -> None:
+def test_an_abort_clears_the_flags_that_would_save() -> None:
     control = TrainerControl(should_save=True, should_evaluate=True)
     control.abort()
     assert control == TrainerControl(should_training_stop=True, should_abort_without_save=True)
@@ -249,14 +251,14 @@ def test_closing_reaches_every_callback_although_one_fails(caplog: pytest.LogCap
     assert "Failing.close failed" in caplog.text
 
 
-def test_what_calls_a_handler_that_is_not_defined_hears_where_callbacks_belong() -> None:
+def test_a_call_of_an_undefined_handler_says_where_callbacks_belong() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'on_init_end'; .*HFCallbacks\(\[\.\.\.\]\)"):
         Counter().on_init_end()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"'Counter' object has no attribute 'other'$"):
         _ = Counter().other  # type: ignore[attr-defined]
 
 
-def test_a_class_of_the_users_that_is_called_trainer_callback_is_heard() -> None:
+def test_a_users_class_named_trainer_callback_is_accepted() -> None:
     heard: list[str] = []
     made = type("TrainerCallback", (TrainerCallback,), {"on_log": lambda self, **_: heard.append("log")})()
     fire(CallbackHandler([made]), "on_log")

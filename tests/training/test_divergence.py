@@ -13,7 +13,7 @@ from tests.training.producer import Producer
 
 
 def acts_after(losses: list[float], **options: Any) -> int | None:
-    """How many losses it takes."""
+    """Return how many losses it takes until it acts."""
     run = Producer([DivergenceDetector(**options)])
     run.begin()
     for at, loss in enumerate(losses, 1):
@@ -38,13 +38,13 @@ def test_a_relative_threshold_is_a_multiple_of_the_best() -> None:
     assert acts_after([-1.0] * 11 + [1.0] * 9, threshold=None, relative_threshold=1.5) is None
 
 
-def test_nothing_is_looked_at_before_the_end_of_the_warmup() -> None:
+def test_nothing_is_checked_before_the_end_of_the_warmup() -> None:
     assert acts_after([1.0, *[9.0] * 30], warmup=10) == 13
     assert acts_after([1.0, *[9.0] * 30], warmup=0) == 4
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_no_number_is_acted_on_at_once(value: float) -> None:
+def test_a_loss_that_is_no_number_is_acted_on_at_once(value: float) -> None:
     assert acts_after([1.0, 1.0, value]) == 3
     assert acts_after([value]) == 1
 
@@ -108,7 +108,7 @@ def test_a_resumed_run_decides_as_if_it_had_not_stopped() -> None:
     assert at == whole
 
 
-def test_it_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_reports_the_reason_once(caplog: pytest.LogCaptureFixture) -> None:
     run = Producer([DivergenceDetector()])
     run.begin()
     for _ in range(3):
@@ -132,6 +132,6 @@ def test_it_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
         ({"action": "shout"}, "action"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], field: str) -> None:
+def test_illegal_arguments_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError, match=field):
         DivergenceDetector(**options)

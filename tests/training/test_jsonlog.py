@@ -39,10 +39,10 @@ def run_of(folder: Path, **kwargs: Any) -> Producer:
     return Producer([JsonLogger(**kwargs)], logging_dir=folder)
 
 
-# What is written ------------------------------------------------------------------------------------------------------
+# Records --------------------------------------------------------------------------------------------------------------
 
 
-def test_records_have_a_utc_timestamp_step_epoch_and_what_was_logged(tmp_path: Path) -> None:
+def test_records_have_a_utc_timestamp_step_epoch_and_the_logged_values(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run.begin()
     before = time.time()
@@ -58,7 +58,7 @@ def test_records_have_a_utc_timestamp_step_epoch_and_what_was_logged(tmp_path: P
     ]
 
 
-def test_what_the_run_is_called_is_recorded_when_it_starts(tmp_path: Path) -> None:
+def test_the_name_of_the_run_is_recorded_when_it_starts(tmp_path: Path) -> None:
     run = run_of(tmp_path, experiment="a", config={"width": 8})
     run.begin()
     (record,) = records_in(tmp_path)
@@ -79,7 +79,7 @@ def test_an_evaluation_that_is_reported_twice_is_one_record(tmp_path: Path) -> N
     assert kinds == [["loss"], ["eval_a_loss"], ["eval_b_loss"], ["eval_c_loss"], ["loss"], ["loss"], ["eval_a_loss"]]
 
 
-def test_values_that_json_does_not_know_become_numbers_lists_null_or_text(tmp_path: Path) -> None:
+def test_values_unknown_to_json_become_numbers_lists_null_or_text(tmp_path: Path) -> None:
     import torch
 
     run = run_of(tmp_path, where=tmp_path)
@@ -95,7 +95,7 @@ def test_values_that_json_does_not_know_become_numbers_lists_null_or_text(tmp_pa
     assert record["many"] == [None, {"x": None}]
 
 
-def test_only_rank_zero_writes_and_only_where_there_is_a_folder_for_logs(tmp_path: Path) -> None:
+def test_only_rank_zero_writes_and_only_with_a_folder_for_logs(tmp_path: Path) -> None:
     class Second:
         rank, world_size, local_rank = 1, 2, 1
 
@@ -146,7 +146,7 @@ def killed(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def test_the_file_is_whole_at_every_instant_while_another_process_writes_it(tmp_path: Path) -> None:
+def test_the_file_is_complete_at_every_instant_while_another_process_writes_it(tmp_path: Path) -> None:
     process = writing(tmp_path, 0.0005)
     try:
         last = reads = 0
@@ -162,7 +162,7 @@ def test_the_file_is_whole_at_every_instant_while_another_process_writes_it(tmp_
     assert last > 20
 
 
-def test_the_file_is_whole_wherever_a_kill_hits(tmp_path: Path) -> None:
+def test_the_file_is_complete_wherever_a_kill_hits(tmp_path: Path) -> None:
     chance = random.Random(5)
     for attempt in range(12):
         folder = tmp_path / str(attempt)
@@ -183,7 +183,7 @@ def test_the_file_is_whole_wherever_a_kill_hits(tmp_path: Path) -> None:
         assert [each for each in os.listdir(folder) if each.startswith(".")] == []
 
 
-def test_who_holds_the_file_open_has_it_as_it_was(tmp_path: Path) -> None:
+def test_a_reader_that_holds_the_file_open_keeps_its_version(tmp_path: Path) -> None:
     writer = JsonLogWriter("log.json")
     writer.open(tmp_path)
     writer.write_record(1, None, {"loss": 1.0})
@@ -202,8 +202,8 @@ def test_who_holds_the_file_open_has_it_as_it_was(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["log.json"]
 
 
-def test_a_process_that_is_forked_and_ends_changes_nothing(tmp_path: Path) -> None:
-    """Such as a DataLoader's worker: what it has inherited is not its own."""
+def test_a_forked_process_that_ends_changes_nothing(tmp_path: Path) -> None:
+    """A DataLoader's worker is an example: the inherited file is not its own."""
     code = (
         "import multiprocessing, sys; from skyward.training import JsonLogWriter\n"
         "writer = JsonLogWriter('log.json'); writer.open(sys.argv[1]); writer.write_record(1, None, {})\n"
@@ -248,8 +248,8 @@ def test_a_record_costs_the_same_in_a_long_file(tmp_path: Path) -> None:
     assert len(records_in(tmp_path, "log.json")) == 33_200
 
 
-def test_a_disk_that_is_full_for_a_while_costs_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file's size limit is a write that fails half way, like a full disk."""
+def test_a_full_disk_loses_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file's size limit makes a write fail half way, like a full disk."""
     import resource
 
     writer = JsonLogWriter("log.json")
@@ -317,7 +317,7 @@ def test_a_resumed_run_cuts_at_the_checkpoints_step_not_at_the_last_records(tmp_
     assert sorted(os.listdir(tmp_path)) == ["run_info.json", "trainer_logs.json"]
 
 
-def test_wherever_a_run_is_saved_and_killed_its_resumed_log_is_that_of_a_whole_run(tmp_path: Path) -> None:
+def test_the_log_of_a_killed_and_resumed_run_is_that_of_a_whole_run(tmp_path: Path) -> None:
     def steps(run: Producer, last: int, save_at: int | None = None) -> Any:
         checkpoint = None
         while run.state.global_step < last:
@@ -350,7 +350,7 @@ def test_wherever_a_run_is_saved_and_killed_its_resumed_log_is_that_of_a_whole_r
             again.handler.close()
 
 
-def test_what_was_logged_at_the_checkpoints_own_step_is_there_once(tmp_path: Path) -> None:
+def test_records_of_the_checkpoints_own_step_are_there_once(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run.begin()
     run.step(loss=1.0)
@@ -403,7 +403,7 @@ def test_a_second_run_in_a_folder_takes_the_name_and_the_first_one_can_still_be_
     assert others == ["second"]
 
 
-def test_a_checkpoint_that_is_made_behind_the_end_knows_the_file(tmp_path: Path) -> None:
+def test_a_checkpoint_made_after_the_end_knows_the_file(tmp_path: Path) -> None:
     run = run_of(tmp_path / "a")
     run.begin()
     run.step(loss=1.0)
@@ -434,7 +434,7 @@ def test_a_run_that_had_logged_nothing_takes_no_record_from_another(tmp_path: Pa
     assert steps_in(tmp_path) == [1, 1]
 
 
-def test_a_damaged_file_is_kept_as_bak_and_what_can_be_read_goes_on(
+def test_a_damaged_file_is_kept_as_bak_and_its_readable_part_is_continued(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = run_of(tmp_path)
@@ -456,7 +456,7 @@ def test_a_damaged_file_is_kept_as_bak_and_what_can_be_read_goes_on(
     assert "damaged" in caplog.text
 
 
-def test_a_file_that_is_gone_is_warned_of_and_begun_anew_in_the_new_folder(
+def test_a_missing_file_is_warned_about_and_started_again_in_the_new_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = run_of(tmp_path / "old")
@@ -474,7 +474,7 @@ def test_a_file_that_is_gone_is_warned_of_and_begun_anew_in_the_new_folder(
     run.handler.close()
 
 
-def test_a_run_goes_on_in_its_original_folder_and_finds_it_where_all_was_moved(tmp_path: Path) -> None:
+def test_a_run_continues_in_its_original_folder_and_finds_it_after_a_move(tmp_path: Path) -> None:
     run = run_of(tmp_path / "old")
     run.begin()
     run.step(loss=1.0)
@@ -497,7 +497,7 @@ def test_a_run_goes_on_in_its_original_folder_and_finds_it_where_all_was_moved(t
     assert [each["loss"] for each in records_in(tmp_path / "moved")] == [1.0, 3.0]
 
 
-def test_a_checkpoint_without_our_state_goes_on_in_a_copy_where_records_are_dropped(tmp_path: Path) -> None:
+def test_a_checkpoint_without_our_state_continues_in_a_copy_if_records_are_dropped(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run.begin()
     run.step(loss=1.0)
@@ -532,7 +532,7 @@ def test_a_file_that_another_process_writes_is_left_to_it(tmp_path: Path) -> Non
     assert records_in(tmp_path, "log-1.json")[0]["mine"]
 
 
-def test_no_thread_and_no_handler_of_a_logger_stays(tmp_path: Path) -> None:
+def test_no_thread_and_no_handler_of_a_logger_is_left(tmp_path: Path) -> None:
     threads, handlers = threading.active_count(), list(logging.getLogger().handlers)
     for _ in range(3):
         run = run_of(tmp_path)
@@ -543,7 +543,7 @@ def test_no_thread_and_no_handler_of_a_logger_stays(tmp_path: Path) -> None:
     assert logging.getLogger().handlers == handlers
 
 
-def test_the_runs_arguments_versions_and_machine_stand_beside_its_log(tmp_path: Path) -> None:
+def test_the_runs_arguments_versions_and_machine_are_written_beside_its_log(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     vars(run.args)["hub_token"] = "hf_secret"
     run.begin()
@@ -554,7 +554,7 @@ def test_the_runs_arguments_versions_and_machine_stand_beside_its_log(tmp_path: 
     assert info["machine"]["ranks"] == "1"
 
 
-def test_a_run_goes_on_where_its_facts_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_if_its_facts_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run_info.json").mkdir()
     run = run_of(tmp_path)
     run.begin()

@@ -20,7 +20,7 @@ OF_TIME = ("runtime", "per_second", "tok_per_sec", "timestamp")
 
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
-    """Without what a clock says."""
+    """Return the records without times."""
     found = json.loads((folder / "trainer_logs.json").read_text())
     return [{key: value for key, value in each.items() if not key.endswith(OF_TIME)} for each in found]
 
@@ -30,7 +30,7 @@ def comparable_scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def without_times(text: str) -> list[str]:
-    """Lines as they are shown."""
+    """Return the shown lines without times."""
     return [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", each) for each in text.splitlines()]
 
 
@@ -47,7 +47,7 @@ class Part:
         return self.process.stdout.readline() == "ready\n"
 
     def end(self) -> str:
-        """What it showed."""
+        """Return the output of the run."""
         _, shown = self.process.communicate(timeout=100)
         return shown
 
@@ -117,7 +117,7 @@ def test_hugging_faces_trainer_stopped_and_resumed_has_the_logs_of_one_that_was_
         made.train(resume_from_checkpoint=resume)
 
     def records_of(part: str) -> list[dict[str, Any]]:
-        """Without train_loss: HF's counts the steps since the resume as if they were all."""
+        """Return the records without train_loss: HF's counts the steps since the resume as if they were all."""
         return [
             {key: value for key, value in each.items() if key != "train_loss"}
             for each in records_in(tmp_path / part / "logs")
@@ -158,7 +158,7 @@ def _rank(rank: int, meeting: str, folder: Path, answers: Any) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD)
 
     class OtherLosses(TrainerCallback):
-        """As where each rank logs its own loss: rank 1's is no number from step 4 on, rank 0's is well."""
+        """Loss that differs by rank, as if each rank logged its own: rank 1's is no number from step 4 on."""
 
         def on_log_step(self, logs: dict[str, Any], state: Any, **_: Any) -> None:
             if state.global_step >= 4 and rank == 1:

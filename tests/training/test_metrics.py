@@ -1,4 +1,4 @@
-"""DefaultMetrics: what it adds to training logs, and to nothing else."""
+"""DefaultMetrics adds metrics to training logs, and to nothing else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_resumed_run_counts_from_the_checkpoint() -> None:
     assert logs == {"loss": 1.0, "tokens": 100, "tok_per_sec": 100, "total_flos": 5e9 + 500, "mfu": 0.5}
 
 
-def test_mfu_is_of_the_time_in_steps_and_of_all_ranks_hardware() -> None:
+def test_mfu_is_relative_to_the_time_in_steps_and_all_ranks_hardware() -> None:
     clock = Clock()
     run = started(clock, flops=200.0)
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_mfu_is_of_the_time_in_steps_and_of_all_ranks_hardware() -> None:
     assert "mfu" not in logs
 
 
-def test_evaluations_and_the_summary_are_left_alone_and_do_not_end_an_interval() -> None:
+def test_evaluations_and_the_summary_are_unchanged_and_do_not_end_an_interval() -> None:
     clock = Clock()
     run = started(clock)
     clock.now += 1
@@ -79,7 +79,7 @@ def test_evaluations_and_the_summary_are_left_alone_and_do_not_end_an_interval()
     assert run.step(loss=1.0)["tok_per_sec"] == 50
 
 
-def test_what_the_producer_has_logged_stays() -> None:
+def test_values_logged_by_the_producer_stay() -> None:
     clock = Clock()
     run = started(clock)
     clock.now += 1
@@ -104,11 +104,11 @@ def test_peak_memory_is_bytes_one_number_for_each_rank(monkeypatch: pytest.Monke
     assert run.step(loss=1.0)["peak_mem_allocated"] == [5, 0]
 
 
-def test_nothing_is_added_where_nothing_is_known() -> None:
+def test_nothing_is_added_if_nothing_is_known() -> None:
     assert started(Clock(), flops=1.0).step(loss=1.0) == {"loss": 1.0}
 
 
 @pytest.mark.parametrize("flops", [0, -1.0, float("nan")])
-def test_a_peak_that_is_none_is_refused(flops: float) -> None:
+def test_an_illegal_peak_is_refused(flops: float) -> None:
     with pytest.raises(UsageError, match="peak_hardware_flops"):
         DefaultMetrics(flops)

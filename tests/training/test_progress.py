@@ -1,4 +1,4 @@
-"""ProgressCallback and InfoCallback, as they are read in a file, on a real terminal and in a real notebook."""
+"""ProgressCallback and InfoCallback in a file, on a real terminal and in a real notebook."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def shown(run: Producer, stream: io.StringIO) -> list[str]:
-    """The lines so far, without their times."""
+    """Return the lines so far, without their times."""
     lines = stream.getvalue().splitlines()
     return [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", each) for each in lines]
 
@@ -56,7 +56,7 @@ def test_a_file_gets_lines_with_the_columns_whose_metrics_are_logged() -> None:
     assert "\r" not in stream.getvalue()
 
 
-def test_a_header_comes_every_so_many_rows_and_when_other_columns_are_shown() -> None:
+def test_a_header_repeats_and_comes_again_when_the_columns_change() -> None:
     run, stream = started(header_interval=3)
     for _ in range(4):
         run.step(loss=1.0)
@@ -90,7 +90,7 @@ def test_columns_are_changed_added_and_erased() -> None:
     ]
 
 
-def test_the_summary_has_labels_and_suffixes_and_not_what_was_erased() -> None:
+def test_the_summary_has_labels_and_suffixes_and_no_erased_metrics() -> None:
     run, stream = started(final_metrics={"train_loss": None, "train_runtime": {"suffix": " seconds"}, "epoch": None})
     run.step()
     run.end(my_metric=3, total_flos=0)  # not known
@@ -109,13 +109,13 @@ def test_an_evaluation_is_one_line_although_it_is_reported_twice() -> None:
     ]
 
 
-def test_a_value_that_does_not_fit_its_format_is_shown_as_it_is() -> None:
+def test_a_value_that_does_not_fit_its_format_is_shown_unformatted() -> None:
     run, stream = started()
     run.step(loss="much", learning_rate=float("nan"), tok_per_sec=float("inf"))
     assert shown(run, stream)[1].split() == ["1", "0.1", "much", "nan", "inf"]
 
 
-def test_each_line_is_written_once_however_many_callbacks_were_made() -> None:
+def test_each_line_is_written_once_however_many_callbacks_exist() -> None:
     handlers = {name: list(logging.getLogger(name).handlers) for name in ("", "progress_logger", "info_logger")}
     threads = threading.active_count()
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_each_line_is_written_once_however_many_callbacks_were_made() -> None:
 
 
 @pytest.mark.parametrize(("max_steps", "made", "shown"), [(-1, 3, "2.5"), (10, 2, "2"), (10, sys.maxsize, None)])
-def test_epochs_are_those_that_will_be_made(max_steps: int, made: int, shown: str | None) -> None:
+def test_epochs_are_the_planned_ones(max_steps: int, made: int, shown: str | None) -> None:
     args = SimpleNamespace(max_steps=max_steps, num_train_epochs=2.5)
     facts = facts_of_run(args, TrainerState(max_steps=10, num_train_epochs=made), Alone())
     assert (facts.get("epochs"), facts["steps"]) == (shown, "10")
@@ -164,7 +164,7 @@ def test_other_ranks_show_nothing() -> None:
         ({"output_stream": "printer"}, "output_stream"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], field: str) -> None:
+def test_illegal_arguments_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError, match=field):
         ProgressCallback(**options)
 
@@ -173,7 +173,7 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], field: str) -> 
 
 
 class Terminal:
-    """A pseudo-terminal: what is written to `stream` is read from `text`."""
+    """A pseudo-terminal: text written to `stream` is read from `text`."""
 
     def __init__(self, columns: int = 100) -> None:
         self.end, other = os.openpty()
@@ -254,7 +254,7 @@ def test_an_evaluations_bar_knows_its_length_from_the_last_one(terminal: Termina
     assert "eval_loss: 0.50000" in text
 
 
-def test_bars_and_lines_can_be_asked_for(terminal: Terminal) -> None:
+def test_bars_and_lines_can_be_chosen(terminal: Terminal) -> None:
     stream = io.StringIO()
     run = Producer([ProgressCallback(use_tqdm=True, output_stream=stream)])
     run.begin()
@@ -289,7 +289,7 @@ run.end()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_notebook_shows_a_bar_as_text_where_there_are_no_widgets() -> None:
+def test_a_notebook_without_widgets_shows_a_bar_as_text() -> None:
     cell: dict[str, Any] = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
     cells = [{**cell, "source": NOTEBOOK.format(root=str(ROOT))}]
     notebook: Any = nbformat.from_dict({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})  # type: ignore[no-untyped-call]
@@ -306,7 +306,7 @@ def test_a_notebook_shows_a_bar_as_text_where_there_are_no_widgets() -> None:
 # Info -----------------------------------------------------------------------------------------------------------------
 
 
-def test_info_tells_what_a_run_is_and_more_when_asked() -> None:
+def test_info_describes_a_run_with_more_on_request() -> None:
     import torch
 
     model = torch.nn.Sequential(torch.nn.Linear(1000, 10), torch.nn.Linear(10, 1))

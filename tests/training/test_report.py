@@ -1,4 +1,4 @@
-"""The report of a run: what is on the page, that it is well formed and needs nothing else, whatever the logs have."""
+"""The report of a run: the contents of the page, which is well formed and self-contained whatever the logs hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 class Page(HTMLParser):
-    """Refuses tags that are left open or closed twice; keeps texts, by the tag that they are in."""
+    """Parser that refuses tags that are left open or closed twice. It keeps texts by the tag that they are in."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -56,7 +56,7 @@ class Page(HTMLParser):
             self.texts.setdefault(self.open[-1], []).append(data)
 
     def chart(self, line: str) -> dict[str, Any]:
-        """The one that has this line."""
+        """Return the chart that has this line."""
         return next(each for each in self.data if any(s["name"] == line for s in each.get("series", [])))
 
 
@@ -74,7 +74,7 @@ def step(at: int, **values: Any) -> dict[str, Any]:
 
 
 def test_a_run_of_ours_has_its_curves_memory_norms_and_tables(tmp_path: Path) -> None:
-    """Of a real run, by the loggers that write the files."""
+    """Run a real training with the loggers that write the files."""
     from skyward.training import GradNormLogger, JsonLogger, ParameterNormLogger, PeakMemory, WeightNormLogger
     from tests.training.probes.small_run import SmallRun
 
@@ -115,7 +115,7 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
         assert word not in html
 
 
-def test_nothing_that_a_run_is_called_becomes_markup(tmp_path: Path) -> None:
+def test_no_text_of_a_run_becomes_markup(tmp_path: Path) -> None:
     nasty = "</script><script>alert(1)</script><blink a=\"'&"
     folder = tmp_path / "<i>run"
     log(
@@ -145,7 +145,7 @@ def test_the_page_of_a_killed_run_says_so(tmp_path: Path) -> None:
     assert "1 min 30 s" in found.texts["b"]
 
 
-def test_a_loss_that_was_not_finite_is_a_gap_and_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_was_not_finite_is_a_gap_and_is_reported(tmp_path: Path) -> None:
     log(tmp_path, [step(at, loss=None if at == 2 else 1.0 * at) for at in range(1, 5)])
     found = page(tmp_path)
     assert found.chart("loss")["series"][0]["points"] == [[1, 1.0], [2, None], [3, 3.0], [4, 4.0]]
@@ -171,7 +171,7 @@ def test_a_long_loss_has_a_smooth_line_beside_it(tmp_path: Path) -> None:
     assert all(value == pytest.approx(2.0) for _, value in smoothed)
 
 
-def test_smoothing_is_centred_and_passes_over_gaps() -> None:
+def test_smoothing_is_centred_and_skips_gaps() -> None:
     straight: Points = {at: 5.0 - 0.01 * at for at in range(400)}
     assert smoothed(straight) == pytest.approx(straight)  # a mean of the past would lie above it
     noisy: Points = {at: 1.0 + (-1) ** at * 0.5 for at in range(400)}
@@ -214,7 +214,7 @@ def test_several_runs_are_laid_over_each_other(tmp_path: Path) -> None:
     assert any("1 fact is the same" in each for each in found.texts["p"])
 
 
-def test_runs_are_told_apart_by_the_ends_of_their_paths(tmp_path: Path) -> None:
+def test_runs_are_named_by_the_ends_of_their_paths(tmp_path: Path) -> None:
     paths = [tmp_path / "x" / "run" / "logs", tmp_path / "y" / "run"]
     assert labels_of(paths) == ["x/run", "y/run"]
     assert labels_of([tmp_path, tmp_path]) == [f"{tmp_path.name} (1)", f"{tmp_path.name} (2)"]
@@ -274,14 +274,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_goes_where_it_is_wanted_and_nothing_else_stays(tmp_path: Path) -> None:
+def test_the_page_is_written_to_the_given_path_and_nothing_else_is_left(tmp_path: Path) -> None:
     log(tmp_path / "run", [step(1, loss=1.0)])
     assert report(tmp_path / "run", to=tmp_path / "pages" / "a.html") == tmp_path / "pages" / "a.html"
     assert [each.name for each in (tmp_path / "pages").iterdir()] == ["a.html"]
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["trainer_logs.json"]
 
 
-def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_page_and_prints_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from skyward.cli import main
 
     log(tmp_path, [step(1, loss=1.0)])
@@ -295,7 +295,7 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pyte
     assert "is not a folder; pass the folder of a run" in capsys.readouterr().err
 
 
-def test_the_command_finds_a_run_that_listens_by_its_id(
+def test_the_command_finds_a_listening_run_by_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import os

@@ -72,7 +72,7 @@ def test_scalars_are_changed_added_erased_and_skipped(tmp_path: Path) -> None:
         TBLogger(None, scalars={"a": {"sauce": "b"}})
 
 
-def test_texts_say_what_the_run_is_and_what_it_came_to(tmp_path: Path) -> None:
+def test_texts_describe_the_run_and_its_results(tmp_path: Path) -> None:
     import torch
 
     run = Producer(
@@ -104,7 +104,7 @@ def test_a_run_that_ends_without_a_log_has_no_results(tmp_path: Path) -> None:
     assert "loss:" in texts_in(tmp_path / "b")["train_results"][0][1]
 
 
-def test_what_is_logged_is_in_the_file_at_once(tmp_path: Path) -> None:
+def test_a_log_is_in_the_file_at_once(tmp_path: Path) -> None:
     run = started(tmp_path)
     run.step(loss=2.0)
     assert scalars_in(tmp_path)["train-loss"] == [(1, 2.0)]
@@ -113,7 +113,7 @@ def test_what_is_logged_is_in_the_file_at_once(tmp_path: Path) -> None:
     run.handler.close()
 
 
-def test_torchs_own_writer_will_do(tmp_path: Path) -> None:
+def test_torchs_own_writer_works_too(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     make: Any = SummaryWriter
@@ -166,8 +166,8 @@ def test_nothing_is_made_before_something_is_added(tmp_path: Path) -> None:
         writer.on_log  # noqa: B018  # the bus asks which handlers it has
 
 
-def test_the_checkpoints_step_stays_what_is_behind_it_goes_and_nothing_is_there_twice(tmp_path: Path) -> None:
-    """Without a pause: the second file is made in the second of the first."""
+def test_values_up_to_the_checkpoints_step_stay_once_and_later_ones_go(tmp_path: Path) -> None:
+    """There is no pause: the second file is made in the same second as the first."""
     writer = ResumableSummaryWriter(tmp_path)
     state: dict[str, Any] = {}
     for step in range(1, 8):
@@ -178,7 +178,7 @@ def test_the_checkpoints_step_stays_what_is_behind_it_goes_and_nothing_is_there_
             state = writer.state_dict()
     writer.close()
     (tmp_path / ".cut.0a1b").write_bytes(b"left by a kill")
-    for resumed_at, until in ((5, 9), (6, 8)):  # and once more, behind the first resume's checkpoint
+    for resumed_at, until in ((5, 9), (6, 8)):  # and once more, after the first resume's checkpoint
         again = ResumableSummaryWriter(tmp_path / "other")
         run = Producer([again])
         run.resume({"global_step": resumed_at, "epoch": 0.5, "callbacks": {"ResumableSummaryWriter": state}})
@@ -203,7 +203,7 @@ def test_a_new_step_zero_run_hides_nothing(tmp_path: Path) -> None:
     assert sorted(scalars_in(tmp_path)["train-loss"]) == [(1, 1.0), (1, 2.0)]
 
 
-def test_a_folder_that_is_gone_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_folder_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = ResumableSummaryWriter(tmp_path / "new")
     writer.load_state_dict({"log_dir": str(tmp_path / "old")})
     writer.add_scalar("x", 1.0, 1)
@@ -212,7 +212,7 @@ def test_a_folder_that_is_gone_is_warned_of(tmp_path: Path, caplog: pytest.LogCa
     assert "is missing; using" in caplog.text
 
 
-def test_it_says_what_to_install_where_tensorboard_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorboard_comes_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingDependency, match=r"skyward\[training\]"):
         Producer([ResumableSummaryWriter(tmp_path)]).begin()

@@ -1,4 +1,4 @@
-"""Places for checkpoints that a test needs."""
+"""Places for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """Mount a file system of 1 MiB."""
     place = tmp_path / "small"
     place.mkdir()
     done = subprocess.run(

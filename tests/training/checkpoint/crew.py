@@ -1,4 +1,4 @@
-"""Real gloo ranks that run many cases one after another: a process costs seconds, a case milliseconds."""
+"""Real gloo ranks that run many cases one after another, because a process costs seconds and a case milliseconds."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ def run_cases(
     environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
     imports: Sequence[str] = (),
 ) -> Said:
-    """imports: modules that are imported once, before the ranks are forked: "torch._dynamo" where they make optimizers.
+    """Run the cases on real ranks.
 
-    Raises: queue.Empty when the ranks do not say anything for 90 seconds."""
+    `imports` are modules that are imported once, before the ranks are forked, such as "torch._dynamo" for optimizers.
+
+    Raises:
+        queue.Empty: The ranks are silent for 90 seconds.
+    """
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     environments = [dict(environment(rank)) for rank in range(world)]
@@ -49,7 +53,7 @@ def run_cases(
 
 
 def _lead(folder: str, cases: list[Case], environments: list[dict[str, str]], imports: list[str], answers: Any) -> None:
-    """Imports once, and forks the ranks."""
+    """Import once, and fork the ranks."""
     import torch.distributed
 
     for each in imports:
@@ -69,7 +73,7 @@ def _lead(folder: str, cases: list[Case], environments: list[dict[str, str]], im
 
 
 def error_of(act: Callable[[], Any]) -> str:
-    """Class and text of what it raises; "nothing" where it raises nothing."""
+    """Return class and text of the exception that it raises, or "nothing"."""
     try:
         act()
     except Exception as error:

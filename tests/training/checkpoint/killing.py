@@ -1,4 +1,4 @@
-"""Ranks that kill themselves at a chosen point of what they do to files."""
+"""Ranks that kill themselves at a chosen operation on files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[[int, int, str, str, int | None, Any], None]
 
 
 class Suicide:
-    """Counts what this process does to files in a folder, and kills it before the one whose turn it is."""
+    """Counter of this process's operations on files in a folder. It kills the process before the chosen one."""
 
     def __init__(self, folder: str, at: int | None) -> None:
         self.folder, self.at, self.count = folder, at, 0
@@ -44,7 +44,10 @@ class Suicide:
 
 
 def run_world(run: Run, folder: Path, *, world: int, victim: int | None = None, at: int | None = None) -> list[Any]:
-    """What the ranks said, by rank; None of one that was killed. Raises: where one does not end within 60 seconds."""
+    """Return the reports of the ranks, by rank, with None for a killed one.
+
+    Raises if one does not end within 60 seconds.
+    """
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     meeting = f"{folder}.meeting-{victim}-{at}-{os.getpid()}-{len(list(folder.parent.iterdir()))}"

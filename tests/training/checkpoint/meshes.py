@@ -14,7 +14,7 @@ __all__ = ["Mlp", "components", "made", "trained"]
 
 
 class Mlp(nn.Module):
-    """x: (B, 6) -> (B, 4). Splits into 2 or 4 parts, and has a parameter that no mesh splits."""
+    """Model x: (B, 6) -> (B, 4). It splits into 2 or 4 parts, and has a parameter that no mesh splits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Mlp(nn.Module):
 
 
 def made(seed: int, *, dp: int = 1, tp: int = 1, fsdp: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """On dp x tp ranks, all of them: tensor-parallel over tp; over dp replicas, or sharded by FSDP2."""
+    """Make the model on all dp x tp ranks: tensor-parallel over tp, and over dp replicated or sharded by FSDP2."""
     torch.manual_seed(seed)
     model = Mlp()
     if dp * tp > 1:
@@ -43,7 +43,7 @@ def made(seed: int, *, dp: int = 1, tp: int = 1, fsdp: bool = False) -> tuple[nn
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
-    """The losses of some steps, on the same batch on every rank."""
+    """Return the losses of some steps, on the same batch on every rank."""
     losses = []
     for _ in range(steps):
         loss = model(torch.linspace(-1, 1, 24).reshape(4, 6)).square().mean()

@@ -1,7 +1,8 @@
-"""An S3 on this machine: moto's server, a process of its own, that can kill a client at one of its requests.
+"""An S3 on this machine: moto's server in its own process, which can kill a client at one of its requests.
 
-`python -m tests.training.checkpoint.s3_server` says its port, and ends when its standard input does. What changes
-something (PUT, POST, DELETE) is counted; POST /_tests/plan sets the count to zero and says whom to kill, and where.
+`python -m tests.training.checkpoint.s3_server` prints its port, and ends when its standard input does. Requests that
+change something (PUT, POST, DELETE) are counted. POST /_tests/plan sets the count to zero and names the process to
+kill, and the request.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ ROOT = Path(__file__).parents[3]
 
 
 class S3:
-    """What tests know of the server. Its address and credentials are in this process's environment."""
+    """The tests' access to the server. Its address and credentials are in this process's environment."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def bucket(self) -> str:
-        """The URL of a new one."""
+        """Return the URL of a new bucket."""
         import boto3
 
         name = f"bucket-{uuid.uuid4().hex[:12]}"
@@ -44,7 +45,7 @@ class S3:
         return f"s3://{name}"
 
     def keys(self, url: str) -> list[str]:
-        """What is below a URL, as the server has it."""
+        """Return the keys below a URL, as the server has them."""
         import boto3
 
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
@@ -52,7 +53,7 @@ class S3:
         return [each["Key"] for each in found]
 
     def uploads(self, url: str) -> list[str]:
-        """Keys of uploads in parts that were not ended."""
+        """Return the keys of unfinished multipart uploads."""
         import boto3
 
         found = boto3.client("s3").list_multipart_uploads(Bucket=url.removeprefix("s3://").partition("/")[0])
@@ -63,23 +64,23 @@ class S3:
         self._ask("plan", {"pid": pid, "at": at, "when": when})
 
     def refuse(self, at: int, *, is_carried_out: bool = False) -> None:
-        """Say no to the requests from this number on; to carry them out all the same is to lose the answers."""
+        """Refuse the requests from this number on, or carry them out and lose the answers."""
         self._ask("plan", {"from": at, "is_carried_out": is_carried_out})
 
     def count(self) -> int:
-        """Of the requests since, those that change something."""
+        """Return the number of requests that change something since the last reset."""
         return int(self._ask("count", {})["count"])
 
     def log(self) -> list[str]:
-        """All requests since."""
+        """Return all requests since the last reset."""
         return list(self._ask("count", {})["log"])
 
     def forget(self) -> None:
-        """Counts from now on."""
+        """Reset the count."""
         self._ask("plan", {})
 
     def refuse_strangers(self, is_refused: bool) -> None:
-        """Whether who has no key of this server's is refused."""
+        """Set whether clients without a key of this server are refused."""
         body = b"0" if is_refused else b"inf"
         head = {"Content-Type": "text/plain"}
         request = urllib.request.Request(f"{self.address}/moto-api/reset-auth", data=body, headers=head, method="POST")
@@ -93,7 +94,7 @@ class S3:
 
 @contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[S3]:
-    """folder: for fsspec's settings, by which uploads have parts of 5 MiB, the least that S3 takes."""
+    """Run the server. `folder` holds fsspec's settings, by which uploads have parts of 5 MiB, the minimum of S3."""
     (folder / "s3.json").write_text(json.dumps({"s3": {"default_block_size": 5 << 20}}))
     command = [sys.executable, "-m", "tests.training.checkpoint.s3_server"]
     server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -125,7 +126,7 @@ def s3_server(folder: Path) -> Iterator[S3]:
 
 
 class _Application:
-    """WSGI, in front of moto's own."""
+    """WSGI application in front of moto's own."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app

@@ -20,7 +20,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse_exchange() -> None:
-    """For this process and those that it makes: renameat2(..., RENAME_EXCHANGE) is EINVAL. It cannot be undone."""
+    """Let renameat2(..., RENAME_EXCHANGE) fail with EINVAL in this process and its children. It cannot be undone."""
     machine, renameat2 = _NUMBERS[platform.machine()]
     lines = [
         (_LOAD, 0, 0, 4),  # the machine

@@ -1,4 +1,4 @@
-"""States to be saved: plain, of real optimizers, and those that fail."""
+"""States to save: plain, of real optimizers, and failing ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyward.training.checkpoint import SharingPattern, StateComponent, Validati
 
 
 class Box:
-    """Holds a state."""
+    """Owner of a state."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -28,7 +28,7 @@ class Refuses(Box):
 
 
 class Unwritable(Box):
-    """Its state cannot be written: it fails while the file is being made."""
+    """Component whose state cannot be written: it fails while the file is being made."""
 
     class Thing:
         def __reduce__(self) -> Any:
@@ -39,7 +39,7 @@ class Unwritable(Box):
 
 
 def shard(index: int, *, size: int = 64) -> dict[str, Any]:
-    """A model's and optimizer's nested state that is another one for every index, and the same on every rank."""
+    """Return a model's and optimizer's nested state. It differs for every index, and is the same on every rank."""
     generator = torch.Generator().manual_seed(1000 + index)
     return {
         "layer.weight": torch.randn(size, generator=generator),
@@ -50,14 +50,14 @@ def shard(index: int, *, size: int = 64) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Bit by bit."""
+    """Compare bit by bit."""
     from skyward.training.checkpoint.validate import fingerprints
 
     return fingerprints(one, ValidationLevel.TENSOR) == fingerprints(other, ValidationLevel.TENSOR)
 
 
 def part(key: str, stateful: Any, pattern: str, group: str | None = None, **options: Any) -> StateComponent:
-    """A component, whose pattern and level are given by their values."""
+    """Make a component, with pattern and level given by their values."""
     if "validation_level" in options:
         options["validation_level"] = ValidationLevel(options["validation_level"])
     return StateComponent(key, stateful, SharingPattern(pattern), group, **options)

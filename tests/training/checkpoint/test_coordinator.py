@@ -1,4 +1,4 @@
-"""One process: declarations, names, replacing, sweeping, object stores, safety, and old formats."""
+"""Checkpoints of one process: declarations, names, replacing, sweeping, object stores, safety, and old formats."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_values_are_lower_case() -> None:
         ({"stateful": 7}, "has no state_dict"),
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_is_declared(arguments: dict[str, Any], said: str) -> None:
+def test_illegal_declarations_are_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         StateComponent(**{"key": "model", "stateful": Box({}), "sharing_pattern": "global", **arguments})
 
@@ -69,13 +69,13 @@ def of_box(folder: object, box: Box, **options: Any) -> CheckpointCoordinator:
 
 @pytest.fixture(params=["folder", "memory", "file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Folders and URLs."""
+    """Return folders and URLs."""
     if request.param == "folder":
         return str(tmp_path / "run")
     return f"memory://{uuid.uuid4().hex}/run" if request.param == "memory" else f"file://{tmp_path}/run"
 
 
-def test_a_checkpoint_is_named_replaced_and_found_anywhere(place: str) -> None:
+def test_a_checkpoint_is_named_replaced_and_found_in_any_place(place: str) -> None:
     box = Box(shard(1))
     coordinator = of_box(place, box, metadata={"epoch": 1.5, "name": "first"})
     assert coordinator.save_checkpoint().endswith("/run/checkpoint-0")
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_named_replaced_and_found_anywhere(place: str) -> None:
     assert [each.checkpoint_id for each in checkpoints_in(place)] == ["0", "100", "101", "50"], "as they were written"
 
 
-def test_a_given_path_is_where_it_is(tmp_path: Path) -> None:
+def test_a_given_path_is_used_unchanged(tmp_path: Path) -> None:
     box = Box(shard(1))
     path = of_box(tmp_path, box).save_checkpoint(tmp_path / "elsewhere" / "mine")
     assert path == str(tmp_path / "elsewhere" / "mine")
@@ -105,14 +105,14 @@ def test_the_second_place_is_read_too(tmp_path: Path) -> None:
     assert of_box(tmp_path, box).load_checkpoint().step == 7
 
 
-def test_without_any_there_is_nothing_to_load(tmp_path: Path) -> None:
+def test_without_a_checkpoint_nothing_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFound, match="no complete checkpoint is there"):
         of_box(tmp_path, Box({})).load_checkpoint()
     with pytest.raises(CheckpointNotFound, match="no checkpoint is there"):
         of_box(tmp_path, Box({})).load_checkpoint(tmp_path)
 
 
-def test_what_interrupted_saves_left_is_swept_and_what_others_write_is_not(
+def test_leftovers_of_interrupted_saves_are_swept_and_files_of_others_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_box(tmp_path, Box(shard(1))).save_checkpoint(checkpoint_id=1)
@@ -131,7 +131,7 @@ def test_what_interrupted_saves_left_is_swept_and_what_others_write_is_not(
 
 
 class Custom:
-    """A class that torch does not load unasked."""
+    """A class that torch does not load by default."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Custom)
@@ -139,7 +139,7 @@ class Custom:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_objects_of_any_class_are_loaded_only_where_they_are_trusted(tmp_path: Path) -> None:
+def test_objects_of_any_class_are_loaded_only_if_trusted(tmp_path: Path) -> None:
     path = of_box(tmp_path, Box({"thing": Custom()}), allow_pickle=True).save_checkpoint()
     with pytest.raises(UsageError, match="allow_pickle=True"):
         of_box(tmp_path, Box(None)).load_checkpoint(path)
@@ -148,7 +148,7 @@ def test_objects_of_any_class_are_loaded_only_where_they_are_trusted(tmp_path: P
     assert box.state == {"thing": Custom()}
 
 
-def test_a_manifest_that_is_no_json_or_of_the_future_is_said_to_be(tmp_path: Path) -> None:
+def test_a_manifest_that_is_no_json_or_of_the_future_is_refused(tmp_path: Path) -> None:
     path = Path(of_box(tmp_path, Box({})).save_checkpoint())
     manifest = path / "checkpoint_manifest.json"
     text = manifest.read_text()
@@ -181,7 +181,7 @@ def test_tied_weights_in_safetensors_come_back_and_others_read_them(tmp_path: Pa
     assert box.state["embed.weight"].data_ptr() == box.state["head.weight"].data_ptr()
 
 
-def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
+def test_generators_continue_where_they_were(tmp_path: Path) -> None:
     import random
 
     import numpy as np
@@ -208,6 +208,6 @@ def test_a_provider_declares_its_components_or_is_one() -> None:
     assert [(each.key, each.sharing_pattern) for each in components_of(Box({}))] == [("state", SharingPattern.GLOBAL)]
 
 
-def test_errors_travel() -> None:
+def test_errors_are_picklable() -> None:
     error = CheckpointCorrupt("x: bad", path="x")
     assert pickle.loads(pickle.dumps(error)).path == "x"

@@ -78,7 +78,7 @@ def data_and_tensor(ranks: Any, folder: Path) -> Any:
 
 
 def a_model_over_its_shards(ranks: Any, folder: Path) -> Any:
-    """Declared over {0-3}, whose members hold different stages: as the reference's own examples do."""
+    """Declare a group over {0-3} whose members hold different stages, as the reference's own examples do."""
     model = part("model", Box(shard(index_in(STAGES, ranks.rank))), "per_group", "pp")
     coordinator = CheckpointCoordinator([model], {"pp": COPIES}, ranks, folder)
     said = error_of(lambda: coordinator.save_checkpoint(checkpoint_id=1))
@@ -93,7 +93,7 @@ def groups_that_contradict(ranks: Any, folder: Path) -> Any:
 
 
 def one_flipped_element(ranks: Any, folder: Path) -> Any:
-    """Of a nested optimizer state, on rank 6, far from the tensor's begin."""
+    """Flip one element of a nested optimizer state on rank 6, far from the tensor's begin."""
     state = shard(0, size=5000)
     if ranks.rank == 6:
         state["state"][0]["exp_avg"][4321] += 1e-6
@@ -102,7 +102,7 @@ def one_flipped_element(ranks: Any, folder: Path) -> Any:
 
 
 def meshes_of_tensors(ranks: Any, folder: Path) -> Any:
-    """DTensors over 4 x 2, with replicas and with FSDP2: saved, and loaded again there and over 2 x 4."""
+    """Save DTensors over 4 x 2, with replicas and with FSDP2. Load them there and over 2 x 4."""
     said = {}
     for name, fsdp in (("replicas", False), ("fsdp", True)):
         model, optimizer = made(1, dp=4, tp=2, fsdp=fsdp)
@@ -131,7 +131,7 @@ CASES = [
 ]
 
 
-# What the eight have written, on four ranks ---------------------------------------------------------------------------
+# Files of eight ranks on four ranks -----------------------------------------------------------------------------------
 
 
 def meshes_of_four(ranks: Any, folder: Path) -> Any:
@@ -145,7 +145,7 @@ def meshes_of_four(ranks: Any, folder: Path) -> Any:
 
 
 def stages_of_four(ranks: Any, folder: Path) -> Any:
-    """Four stages on four ranks are as many; on two stages of two ranks they are not."""
+    """Load four stages on four ranks, where their number fits, and on two ranks with two stages, where it does not."""
     written = folder.parent / "data_and_pipeline"
 
     def load(groups: list[list[int]], **options: Any) -> Any:
@@ -170,7 +170,7 @@ def stages_of_four(ranks: Any, folder: Path) -> Any:
 
 
 def a_whole_model_over_a_mesh(ranks: Any, folder: Path) -> Any:
-    """What one process wrote, without DTensors."""
+    """Load a state that one process wrote without DTensors."""
     if ranks.rank == 0:
         model, optimizer = made(1)
         trained(model, optimizer, 3)
@@ -240,7 +240,7 @@ def test_a_group_whose_members_differ_is_refused_on_all_ranks_with_the_reason(sa
     assert all(names == [] for _, names in said["a_model_over_its_shards"])
 
 
-def test_groups_that_contradict_one_another_are_refused(said: Said) -> None:
+def test_contradictory_groups_are_refused(said: Said) -> None:
     texts = set(said["groups_that_contradict"])
     assert len(texts) == 1
     assert "UsageError: process_groups['dp']=[0, 1, 2]: rank 0 reports this" in texts.pop()
@@ -252,15 +252,18 @@ def test_one_flipped_element_of_a_nested_state_is_found_on_all_ranks(said: Said)
     assert "rank 6 differs from rank 0 in 'state.0.exp_avg'" in texts.pop()
 
 
-def test_tensor_parallel_models_go_on_to_the_bit_and_over_another_mesh(said: Said) -> None:
-    """With replicas and with FSDP2, saved behind training; from 4 x 2 to 2 x 4 to float tolerance."""
+def test_tensor_parallel_models_resume_to_the_bit_and_over_another_mesh(said: Said) -> None:
+    """With replicas and with FSDP2, they are saved behind training.
+
+    From 4 x 2 to 2 x 4 they agree to float tolerance.
+    """
     for ways in said["meshes_of_tensors"]:
         for _, after, (same_mesh, other_mesh) in ways.values():
             assert same_mesh == after
             assert other_mesh == pytest.approx(after, rel=1e-5)
 
 
-def test_tensor_parallel_models_go_on_on_half_the_ranks_and_on_one(
+def test_tensor_parallel_models_resume_on_half_the_ranks_and_on_one(
     said: Said, said_by_four: Said, folder: Path
 ) -> None:
     for name in ("replicas", "fsdp"):
@@ -277,7 +280,7 @@ def test_tensor_parallel_models_go_on_on_half_the_ranks_and_on_one(
 
 
 def test_each_part_of_a_tensor_is_written_once(said: Said, folder: Path) -> None:
-    """Replicas over 4 write what one of them has: less than twice the model."""
+    """Replicas over 4 write one copy: less than twice the model."""
     whole = sum(each.numel() * each.element_size() for each in made(1)[0].parameters())
     for name in ("replicas", "fsdp"):
         checkpoint = folder / "meshes_of_tensors" / name / "checkpoint-3"
@@ -297,7 +300,7 @@ def test_stages_go_to_as_many_groups_and_are_refused_by_fewer_unless_resharded(s
         assert is_pair
 
 
-def test_a_whole_model_of_one_rank_is_not_poured_into_a_mesh(said_by_four: Said) -> None:
+def test_a_whole_model_of_one_rank_is_not_spread_over_a_mesh(said_by_four: Said) -> None:
     (text,) = set(said_by_four["a_whole_model_over_a_mesh"])
     assert text.startswith("CheckpointMismatch: ")
     assert "model does not fit: it was written as 1 state of 1 rank, and this run has 4" in text

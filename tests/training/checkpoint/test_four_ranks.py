@@ -1,4 +1,4 @@
-"""Four real ranks, as two nodes of two: patterns, nodes, what is refused, what is compared, and what fails."""
+"""Four real ranks, as two nodes of two: patterns, nodes, refusals, comparisons, and failures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def a_rank_that_raises(ranks: Any, folder: Path) -> Any:
 
 
 def a_rank_that_cannot_write(ranks: Any, folder: Path) -> Any:
-    """The replaced checkpoint stays as it was, too."""
+    """Save with one rank that cannot write. The replaced checkpoint must stay unchanged, too."""
     good = part("model", Box(shard(1)), "per_rank")
     coordinator(ranks, folder, good).save_checkpoint(checkpoint_id=1)
     before = (folder / "checkpoint-1" / "checkpoint_manifest.json").read_bytes()
@@ -71,7 +71,7 @@ def a_rank_that_cannot_write(ranks: Any, folder: Path) -> Any:
 
 
 def replicas_that_differ(ranks: Any, folder: Path) -> Any:
-    """By level: one element of a nested float, of a bfloat16 and of an integer tensor."""
+    """Change one element of a nested float, of a bfloat16 and of an integer tensor, by level."""
     said = {}
     for level in ("none", "quick", "tensor", "full"):
         for path, change in (("layer.half", 0.5), ("state.0.exp_avg", 1e-7), ("state.0.step", 1), ("param_groups", 0)):
@@ -90,7 +90,7 @@ def replicas_that_differ(ranks: Any, folder: Path) -> Any:
 
 
 def equal_replicas_of_any_kind(ranks: Any, folder: Path) -> Any:
-    """NaN, empty, 0-dim, bool, complex, 8-bit float, views, an order of keys: all equal to themselves."""
+    """Compare NaN, empty, 0-dim, bool, complex, 8-bit float, views, another order of keys: all equal themselves."""
     state = {
         "nan": torch.tensor([float("nan"), 1.0]),
         "empty": torch.zeros(0, 3),
@@ -119,7 +119,10 @@ def what_is_missing(ranks: Any, folder: Path) -> Any:
 
 
 def what_is_corrupt(ranks: Any, folder: Path) -> Any:
-    """A flipped byte, a short file, one that is gone: raised on all ranks, whatever `strict`, and nothing loaded."""
+    """Damage a checkpoint: a flipped byte, a short file, a missing one.
+
+    All ranks raise, whatever `strict`, and load nothing.
+    """
     texts = []
     for at, damage in enumerate(("flip", "cut", "gone")):
         component = part("model", Box(shard(ranks.rank)), "per_rank", required=False)
@@ -158,7 +161,7 @@ def declared_otherwise_by_a_rank(ranks: Any, folder: Path) -> Any:
 
 
 def uneven_nodes(ranks: Any, folder: Path) -> Any:
-    """Three ranks on one node, one on the other."""
+    """Run three ranks on one node, one on the other."""
     before = os.environ["LOCAL_RANK"]
     os.environ["LOCAL_RANK"] = str(ranks.rank % 3)
     try:
@@ -172,7 +175,7 @@ def uneven_nodes(ranks: Any, folder: Path) -> Any:
 
 
 def disks_of_nodes(ranks: Any, folder: Path) -> Any:
-    """Each node has a disk of its own, with all that it needs. One node committed more than the other."""
+    """Give each node its own disk, with all that it needs. One node committed more than the other."""
     disk = folder / f"node{ranks.rank // 2}"
     boxes = {"model": Box(shard(0)), "own": Box(shard(ranks.rank)), "node": Box(shard(50 + ranks.rank // 2))}
 
@@ -191,7 +194,7 @@ def disks_of_nodes(ranks: Any, folder: Path) -> Any:
 
 
 def saved_by_four(ranks: Any, folder: Path) -> Any:
-    """For a world of another size, in the test below."""
+    """Save a checkpoint for a world of another size, in the test below."""
     components = [
         part("model", Box(shard(0)), "replicated"),
         part("shards", Box({"part": torch.full((2,), float(ranks.rank))}), "per_rank"),
@@ -202,7 +205,7 @@ def saved_by_four(ranks: Any, folder: Path) -> Any:
 
 
 def a_checkpoint_of_version_1(ranks: Any, folder: Path) -> Any:
-    """Each rank gets its own group's, node's and rank's state."""
+    """Load a checkpoint of version 1: each rank gets the state of its own group, node and rank."""
     boxes = {key: Box(None) for key in ("model", "trainer", "scheduler", "rng", "cache")}
     patterns = dict(zip(boxes, ("per_group", "global", "replicated", "per_rank", "per_node"), strict=True))
     components = [part(key, box, patterns[key], "dp" if key == "model" else None) for key, box in boxes.items()]
@@ -240,13 +243,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
 
 
 def of_all(said: Said, case: str) -> Any:
-    """What all ranks said alike."""
+    """Return the common report of all ranks."""
     answers = said[case]
     assert all(answer == answers[0] for answer in answers), answers
     return answers[0]
 
 
-def test_every_pattern_comes_back_to_its_ranks_and_is_written_by_whom_it_says(said: Said) -> None:
+def test_every_pattern_comes_back_to_its_ranks_and_is_written_by_the_documented_ones(said: Said) -> None:
     wrong, files = of_all(said, "every_pattern")
     assert wrong == []
     assert files == sorted(
@@ -272,7 +275,7 @@ def test_a_rank_that_raises_fails_the_save_on_all_and_leaves_nothing(said: Said)
     assert loads == "nothing"
 
 
-def test_a_rank_that_cannot_write_leaves_the_checkpoint_that_was_to_be_replaced(said: Said) -> None:
+def test_a_rank_that_cannot_write_leaves_the_old_checkpoint(said: Said) -> None:
     text, names, is_as_before = of_all(said, "a_rank_that_cannot_write")
     assert text.startswith("CheckpointSaveFailed: saving checkpoint-1 failed on rank 3: OSError")
     assert names == ["checkpoint-1"]
@@ -329,7 +332,7 @@ def test_nodes_may_have_different_numbers_of_ranks(said: Said) -> None:
     assert topology["nodes"] == [[0, 1, 2], [3]]
 
 
-def test_with_a_disk_for_each_node_the_newest_that_all_have_is_loaded(said: Said) -> None:
+def test_with_a_disk_for_each_node_the_newest_common_checkpoint_is_loaded(said: Said) -> None:
     answers = said["disks_of_nodes"]
     assert [(step, is_same) for step, is_same, _ in answers] == [(1, True)] * 4
     assert answers[3][2] == sorted(

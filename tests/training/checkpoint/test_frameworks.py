@@ -1,4 +1,4 @@
-"""Our checkpoints inside Hugging Face's and Lightning's trainers, and a plain loop with a StatefulDataLoader."""
+"""skyward's checkpoints in Hugging Face's and Lightning's trainers, and in a plain loop with a StatefulDataLoader."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ pytestmark = [
 ]
 
 
-def test_a_plain_loop_goes_on_in_the_middle_of_an_epoch_to_the_bit(tmp_path: Path) -> None:
-    """Model, optimizer, schedule, scaler, generators and a shuffled StatefulDataLoader."""
+def test_a_plain_loop_resumes_in_the_middle_of_an_epoch_to_the_bit(tmp_path: Path) -> None:
+    """Resume model, optimizer, schedule, scaler, generators and a shuffled StatefulDataLoader."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     data: Any = torch.randn(20, 3)
@@ -102,7 +102,7 @@ def test_hugging_faces_trainer_saves_with_our_callback(tmp_path: Path) -> None:
     assert same(fresh.state_dict(), model.state_dict())
 
 
-def test_hugging_faces_run_that_diverges_keeps_the_last_finite_checkpoint(tmp_path: Path) -> None:
+def test_a_hugging_face_run_that_diverges_keeps_the_last_finite_checkpoint(tmp_path: Path) -> None:
     import transformers
 
     class Breaks(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A rank is killed, or its disk is full, at every step of a save: nothing hangs, and the run goes on to the bit."""
+"""A rank is killed, or its disk is full, at every step of a save: nothing hangs, and the run resumes to the bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 6
 
 
 class Walk:
-    """A training whose steps use the generator: what a rank has depends on every step before."""
+    """A training whose steps use the generator, so that a rank's state depends on every step before."""
 
     def __init__(self, rank: int) -> None:
         self.position = torch.zeros(300) + rank
@@ -38,7 +38,7 @@ class Walk:
 
 
 def _run(rank: int, world: int, meeting: str, folder: str, at: int | None, answers: Any) -> None:
-    """Resumes, goes on to the last step with a save at every second, says where it got to."""
+    """Resume, go on to the last step with a save at every second one, and report how far it got."""
     import torch.distributed as dist
 
     from skyward.training import TorchRanks
@@ -73,7 +73,7 @@ def _run(rank: int, world: int, meeting: str, folder: str, at: int | None, answe
 
 
 def _lead(folder: str, answers: Any) -> None:
-    """In a process of its own, which forks the ranks: every point of every rank, then the run goes on."""
+    """Fork the ranks in a separate process: kill every rank at every point, then let the run go on."""
     import torch.distributed
 
     torch.set_num_threads(1)
@@ -94,8 +94,8 @@ def _lead(folder: str, answers: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_rank_killed_at_any_write_of_a_save_costs_no_checkpoint(tmp_path: Path) -> None:
-    """And the others are told, and the run that goes on ends as one that was never killed."""
+def test_a_rank_killed_at_any_write_of_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
+    """The other ranks get an error, and the resumed run ends like one that was never killed."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     leader = context.Process(target=_lead, args=(str(tmp_path), answers))

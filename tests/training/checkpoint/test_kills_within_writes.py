@@ -1,5 +1,7 @@
-"""A rank dies in the middle of a file or of a request, behind training; or cannot go on writing. The last checkpoint is
-there to the bit, nobody waits for the dead, and what was begun is cleared by the run that goes on.
+"""A rank that dies or cannot write in the middle of a file or request, behind training.
+
+The last checkpoint is intact to the bit, nobody waits for the dead rank, and the resumed run removes the unfinished
+files.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ ELEMENTS = 60_000
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """rank: which dies while the checkpoint of step 4 is written: when a file of its has `at` bytes, or at its request
-    `at`. about: bytes that the manifest has besides. address: of the S3.
+    """A kill in the middle of writing the checkpoint of step 4.
+
+    `rank` dies when a file of its has `at` bytes, or at its request `at`. `about` is the number of bytes that the
+    manifest has besides. `address` is that of the S3.
     """
 
     rank: int
@@ -52,14 +56,14 @@ class Kill:
         if self.address:
             S3(self.address).kill(os.getpid(), self.at, self.when)
             return
-        # The system ends the process at the write that would go further. Python would have it refused only.
+        # The system ends the process at the write that would exceed the limit. Python would only have it refused.
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.at, self.at))
 
 
 def _run(rank: int, meeting: str, url: str, kill: Kill | None, answers: Any) -> None:
-    """Resumes and goes on to the last step, saving every second one; says where it got to."""
+    """Resume and go on to the last step, with a save at every second one. Report how far it got."""
     import torch.distributed as dist
 
     from skyward.training import TorchRanks
@@ -89,7 +93,7 @@ def _run(rank: int, meeting: str, url: str, kill: Kill | None, answers: Any) -> 
                     dist.barrier()
                 manager.step(step)
         answers.put((rank, "done", walk.state["position"].sum().item()))
-    except Exception as error:  # the checkpoint's, or of whatever collective of the run met the dead first
+    except Exception as error:  # of the checkpoint, or of whatever collective of the run met the dead rank first
         answers.put((rank, "failed", f"{type(error).__name__}: {error}"))
     answers.close()
     answers.join_thread()
@@ -97,7 +101,7 @@ def _run(rank: int, meeting: str, url: str, kill: Kill | None, answers: Any) -> 
 
 
 def _world(base: Path, url: str, kill: Kill | None = None) -> list[Any]:
-    """What the ranks said; None of one that died. Raises: queue.Empty where one says nothing within 60 seconds."""
+    """Return the reports of the ranks, with None for a dead one. Raises queue.Empty if one is silent for 60 seconds."""
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     meeting = base / f"meeting-{len(list(base.iterdir()))}"
@@ -121,7 +125,7 @@ def _world(base: Path, url: str, kill: Kill | None = None) -> list[Any]:
 
 
 def _lead(base: Path, urls: list[str], kills: list[Kill], answers: Any) -> None:
-    """In a process of its own, which imports once and forks the ranks."""
+    """Import once and fork the ranks, in a separate process."""
     import torch.distributed
 
     if kills[0].address:
@@ -151,7 +155,7 @@ def _check(base: Path, urls: list[str], kills: list[Kill]) -> None:
             kill, killed, found, newest, is_same, left = answer
             assert killed[kill.rank] is None, kill
             assert killed[1 - kill.rank] is None or killed[1 - kill.rank][0] == "failed", (kill, killed)
-            # After the manifest is there the checkpoint is, whoever dies.
+            # Once the manifest is there, the checkpoint is complete, whoever dies.
             is_there = kill.when == "after" and len(found) == 2
             assert newest.rpartition("-")[2] == ("4" if is_there else "2"), (kill, newest)
             assert not any(found), (kill, found)
@@ -162,7 +166,7 @@ def _check(base: Path, urls: list[str], kills: list[Kill]) -> None:
         leader.join()
 
 
-def test_a_rank_killed_within_a_file_costs_no_checkpoint(tmp_path: Path) -> None:
+def test_a_rank_killed_within_a_file_loses_no_checkpoint(tmp_path: Path) -> None:
     chance = random.Random(4)
     size = 4 * ELEMENTS
     kills = [Kill(rank=rank, at=chance.randrange(size)) for rank in range(WORLD)]
@@ -179,8 +183,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
         yield server
 
 
-def test_a_rank_killed_within_a_request_to_a_store_costs_no_checkpoint(s3: S3, tmp_path: Path) -> None:
-    """Five files are sent by two ranks, then the manifest."""
+def test_a_rank_killed_within_a_request_to_a_store_loses_no_checkpoint(s3: S3, tmp_path: Path) -> None:
+    """Two ranks send five files, then the manifest."""
     places: list[tuple[int, int, When]] = [
         (1, 2, "within"),
         (0, 4, "before"),
@@ -195,7 +199,7 @@ def test_a_rank_killed_within_a_request_to_a_store_costs_no_checkpoint(s3: S3, t
 
 
 def a_rank_cannot_go_on_writing(ranks: Any, folder: Path) -> Any:
-    """In the middle of its file, behind training: all hear of it at their next step, and go on."""
+    """Limit a rank's file in the middle, behind training. All ranks hear of it at their next step, and go on."""
     folder.mkdir(exist_ok=True)
     box = Box(shard(ranks.rank, size=50_000))
     saves = CheckpointCoordinator([part("model", box, "per_rank")], None, ranks, folder)
@@ -221,7 +225,7 @@ def a_rank_cannot_go_on_writing(ranks: Any, folder: Path) -> Any:
 
 
 def a_disk_is_full(ranks: Any, folder: Path) -> Any:
-    """Behind training. What was begun is removed, so that less has room at once."""
+    """Fill a disk behind training. The unfinished files are removed, so that a smaller save has room at once."""
     disk = (folder.parent / "disk").read_text()
     if not disk:
         return None
@@ -244,7 +248,7 @@ def a_disk_is_full(ranks: Any, folder: Path) -> Any:
     return error, names, is_first, [each.step for each in checkpoints_in(disk)]
 
 
-def test_what_cannot_be_written_to_its_end_is_said_on_all_ranks(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_completed_is_reported_on_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "disk").write_text("")
     said = run_cases([a_rank_cannot_go_on_writing], world=2, folder=tmp_path)
     for error, after, is_first, steps in said["a_rank_cannot_go_on_writing"]:
@@ -257,7 +261,7 @@ def test_what_cannot_be_written_to_its_end_is_said_on_all_ranks(tmp_path: Path) 
 
 
 @pytest.mark.root
-def test_a_disk_that_is_full_behind_training_is_said_on_all_ranks(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_behind_training_is_reported_on_all_ranks(small_disk: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").write_text(str(small_disk))
     said = run_cases([a_disk_is_full], world=2, folder=tmp_path)
     for error, names, is_first, steps in said["a_disk_is_full"]:

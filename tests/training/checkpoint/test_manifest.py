@@ -1,4 +1,4 @@
-"""The manifest: which checkpoint is the newest, whether it is as it was written, and those from before it said so."""
+"""The manifest: it tells which checkpoint is the newest and whether it is unchanged, and older ones are read too."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def change(checkpoint: Path | str, **fields: Any) -> None:
     file.write_bytes(Manifest(**{**vars(manifest), **fields}).to_json())
 
 
-def test_the_newest_is_the_one_that_was_committed_last_whatever_the_clocks_said(tmp_path: Path) -> None:
-    """A machine whose clock was 90 s ahead wrote checkpoint-10; the next machine goes on from there."""
+def test_the_newest_checkpoint_is_the_last_committed_whatever_the_clocks_say(tmp_path: Path) -> None:
+    """A machine whose clock was 90 s ahead wrote checkpoint-10. The next machine continues from there."""
     run = run_in(tmp_path)
     ahead = run.save_checkpoint(checkpoint_id=10)
     change(ahead, timestamp="2999-01-01T00:00:00.000000Z")
@@ -56,7 +56,7 @@ def test_a_checkpoint_that_is_replaced_becomes_the_newest(tmp_path: Path) -> Non
     assert [(each.step, each.manifest.commit_number) for each in checkpoints_in(tmp_path)] == [(2, 2), (3, 3), (1, 4)]
 
 
-def test_checkpoints_from_before_there_were_numbers_come_first(tmp_path: Path) -> None:
+def test_checkpoints_without_numbers_come_first(tmp_path: Path) -> None:
     shutil.copytree(ASSETS / "v2-run", tmp_path, dirs_exist_ok=True)
     shutil.copytree(ASSETS / "v1" / "checkpoints" / "checkpoint-7", tmp_path / "checkpoint-7")
     assert [each.step for each in checkpoints_in(tmp_path)] == [7, 2, 4], "by their time"
@@ -88,7 +88,7 @@ def test_manifests_without_a_digest_are_read(checkpoint: Path) -> None:
         ('"commit_number": 1', '"commit_number": 7'),
     ],
 )
-def test_a_manifest_that_was_changed_is_neither_verified_nor_loaded(
+def test_a_changed_manifest_is_neither_verified_nor_loaded(
     old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_in(tmp_path, metadata={"name": "first"})
@@ -111,15 +111,15 @@ def test_a_manifest_that_was_changed_is_neither_verified_nor_loaded(
 
 
 def test_a_manifest_may_be_written_in_another_form(tmp_path: Path) -> None:
-    """Its values are digested, not its white space."""
+    """The digest covers the values, not the white space."""
     path = run_in(tmp_path, metadata={"metrics": {"loss": float("nan")}, "by": {3: ("a", None)}}).save_checkpoint()
     file = Path(path, "checkpoint_manifest.json")
     file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
     assert problems(path) == []
 
 
-def test_a_save_goes_on_beside_a_damaged_manifest(tmp_path: Path) -> None:
-    """The number comes after that of the damaged one, if it can still be read."""
+def test_a_save_works_beside_a_damaged_manifest(tmp_path: Path) -> None:
+    """The new number follows the damaged one's, if that can still be read."""
     run = run_in(tmp_path)
     for step in (1, 2, 3):
         run.save_checkpoint(checkpoint_id=step)

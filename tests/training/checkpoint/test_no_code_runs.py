@@ -1,4 +1,4 @@
-"""Whatever stands in a checkpoint's pickles, nothing of it runs unless pickles are allowed."""
+"""No code in a checkpoint's pickles runs unless pickles are allowed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ _is_watching = False
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """A hook cannot be removed: one for all tests, which notes what a payload would do, and what a pickle asks for."""
+    """Install one audit hook for all tests, because hooks cannot be removed.
+
+    It notes a payload's actions and imports.
+    """
     if _is_watching and (
         (event == "pickle.find_class" and arguments[1:] in PAYLOADS.values())
         or (event in ("os.mkdir", "os.system", "exec", "compile") and MARK in str(arguments))
@@ -77,7 +80,7 @@ def watching() -> Iterator[list[str]]:
 
 
 def payload(kind: str, *, protocol: int = 4) -> bytes:
-    """A pickle that makes a folder, or would. From protocol 4 on a name may have dots in it."""
+    """Return a pickle that would make a folder. From protocol 4 on a name may have dots in it."""
     module, name = PAYLOADS[kind]
     argument = f"__import__('os').mkdir('{MARK}')" if kind == "eval" else MARK
     if protocol == 2:
@@ -87,7 +90,7 @@ def payload(kind: str, *, protocol: int = 4) -> bytes:
 
 
 def in_torchs_file(kind: str) -> bytes:
-    """As torch.save would have written it: the pickle of a zip file is another one."""
+    """Replace the pickle in a zip file that torch.save wrote."""
     whole, out = io.BytesIO(), io.BytesIO()
     torch.save({"weight": torch.ones(2)}, whole)
     with zipfile.ZipFile(whole) as old, zipfile.ZipFile(out, "w") as new:
@@ -98,7 +101,7 @@ def in_torchs_file(kind: str) -> bytes:
 
 
 def rewrite(checkpoint: Path, file: Path, data: bytes) -> None:
-    """Replace a file, and make the manifest say that this is what was written."""
+    """Replace a file, and change the manifest to match it."""
     file.write_bytes(data)
     manifest = checkpoint / "checkpoint_manifest.json"
     raw = json.loads(manifest.read_text())
@@ -112,7 +115,7 @@ def rewrite(checkpoint: Path, file: Path, data: bytes) -> None:
 
 
 def with_dcp(folder: Path) -> Path:
-    """A checkpoint with a state of torch.distributed.checkpoint, `sharded`; and plain ones."""
+    """Make a checkpoint with a `sharded` state of torch.distributed.checkpoint, and plain ones."""
     shutil.copytree(ASSETS / "v2-store", folder, dirs_exist_ok=True)
     return folder / "checkpoint-11"
 
@@ -124,7 +127,7 @@ def in_metadata(folder: Path, kind: str) -> Path:
 
 
 def in_bytes_of_dcp(folder: Path, kind: str) -> Path:
-    """A value that is no tensor is a pickle of its own in DCP's files."""
+    """Replace a value that is no tensor, which is a separate pickle in DCP's files."""
     path = with_dcp(folder)
     place = next(path.glob("*/sharded.dcp"))
     shutil.rmtree(place)
@@ -153,7 +156,7 @@ def in_a_state(folder: Path, kind: str) -> Path:
 
 
 def in_a_raw_pickle(folder: Path, kind: str) -> Path:
-    """No zip file at all, but what torch reads for old files."""
+    """Write a raw pickle without a zip file, which torch reads for old files."""
     path = with_dcp(folder)
     rewrite(path, next(path.glob("*/optimizer_state.pt")), payload(kind, protocol=2))
     return path
@@ -189,7 +192,7 @@ def components() -> list[Any]:
 
 
 def read_in_every_way(path: Path, scratch: Path) -> list[str]:
-    """What the package can do with a checkpoint; gives what each said."""
+    """Use every way to read a checkpoint. Returns the result of each."""
     run = path.parent
 
     def command(*words: object) -> Callable[[], int]:
@@ -252,7 +255,7 @@ PLACES = (
 
 @pytest.mark.parametrize("kind", PAYLOADS)
 @pytest.mark.parametrize("place", PLACES)
-def test_no_way_to_read_a_checkpoint_runs_what_stands_in_it(
+def test_no_way_to_read_a_checkpoint_runs_code_in_it(
     place: Callable[[Path, str], Path], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -266,10 +269,10 @@ def test_no_way_to_read_a_checkpoint_runs_what_stands_in_it(
 
 
 @pytest.mark.parametrize("place", [in_metadata, in_bytes_of_dcp, in_a_state, of_dcp_alone])
-def test_the_payload_runs_where_pickles_are_allowed(
+def test_the_payload_runs_if_pickles_are_allowed(
     place: Callable[[Path, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is the refusal that kept it from running, not a mistake of this test."""
+    """Show that the refusal kept the payload from running, and not a mistake of the other test."""
     monkeypatch.chdir(tmp_path)
     path = place(tmp_path / "run", "mkdir")
     with watching() as seen, suppress(Exception):
@@ -281,14 +284,14 @@ def test_the_payload_runs_where_pickles_are_allowed(
     assert seen
 
 
-def test_the_refusal_names_the_file_and_what_it_asks_for(tmp_path: Path) -> None:
+def test_the_refusal_names_the_file_and_the_refused_name(tmp_path: Path) -> None:
     path = in_metadata(tmp_path, "mkdir")
     with pytest.raises(UsageError, match=r"sharded.dcp/.metadata: names posix.mkdir.*allow_pickle=True"):
         list(differences(path, path))
 
 
-def test_only_files_of_torchs_present_format_are_read_by_a_torch_that_runs_code_of_the_older() -> None:
-    """That of before 2.6."""
+def test_a_torch_that_runs_code_of_old_files_reads_only_the_present_format() -> None:
+    """Torch before 2.6 has this problem."""
     for is_zip in (True, False):
         file = io.BytesIO()
         torch.save({"weight": torch.ones(2)}, file, _use_new_zipfile_serialization=is_zip)

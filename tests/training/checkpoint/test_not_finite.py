@@ -1,4 +1,4 @@
-"""A run that has become NaN: it deletes no finite checkpoint, and no run goes on from what it has saved."""
+"""A run that has become NaN deletes no finite checkpoint, and no run resumes from its later ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def steps(folder: Path) -> list[int | None]:
 
 
 def breaks(at: int, event: str = "on_step_begin") -> object:
-    """A callback that makes a weight NaN before or in the step after `at`."""
+    """Return a callback that makes a weight NaN before or in the step after `at`."""
 
     def handler(state: Any, model: Any, **_: Any) -> None:
         if state.global_step == at:
@@ -54,7 +54,7 @@ def breaks(at: int, event: str = "on_step_begin") -> object:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_run_that_diverges_keeps_its_last_finite_checkpoint_and_auto_goes_on_from_it(
+def test_a_diverging_run_keeps_its_last_finite_checkpoint_and_auto_resumes_from_it(
     asynchronous: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings: dict[str, Any] = {"max_steps": 9, "save_steps": 2, "logging_steps": 1, "save_total_limit": 1}
@@ -78,7 +78,7 @@ def test_a_run_that_stays_nan_keeps_the_newest_and_the_last_finite_one(tmp_path:
     assert latest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
 
 
-def test_weights_that_the_last_step_has_broken_count_although_its_loss_was_a_number(tmp_path: Path) -> None:
+def test_weights_broken_by_the_last_step_count_though_its_loss_was_a_number(tmp_path: Path) -> None:
     made = run(
         tmp_path, callbacks=[breaks(at=3, event="on_optimizer_step")], max_steps=4, save_steps=1, logging_steps=1
     )
@@ -86,7 +86,7 @@ def test_weights_that_the_last_step_has_broken_count_although_its_loss_was_a_num
     assert [each.manifest.is_finite for each in checkpoints_in(tmp_path)] == [True, True, True, False]
 
 
-def test_a_loss_that_is_no_number_counts_although_the_weights_are(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_counts_though_the_weights_are_finite(tmp_path: Path) -> None:
     class Infinite(Line):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
             loss, *rest = super().forward(x, labels)
@@ -97,7 +97,7 @@ def test_a_loss_that_is_no_number_counts_although_the_weights_are(tmp_path: Path
     assert each.manifest.is_finite is False
 
 
-def test_where_no_checkpoint_is_finite_auto_begins_and_true_says_so(
+def test_without_a_finite_checkpoint_auto_begins_and_true_raises(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path, callbacks=[breaks(at=0)], max_steps=2, save_steps=1)
@@ -115,11 +115,11 @@ def test_a_path_is_loaded_whatever_its_loss_was(tmp_path: Path) -> None:
     assert math.isnan(made.model.state_dict()["a"])
 
 
-# Loops of one's own, and other frameworks ----------------------------------------------------------------------------
+# Users' own loops, and other frameworks ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_manager_goes_by_the_losses_among_its_metrics(
+def test_a_manager_uses_the_losses_among_its_metrics(
     asynchronous: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = CheckpointManager(coordinator(tmp_path), save_steps=1, save_total_limit=1, asynchronous=asynchronous)
@@ -140,7 +140,7 @@ def test_a_manager_goes_by_the_losses_among_its_metrics(
     assert [(each.step, each.manifest.is_finite) for each in checkpoints_in(tmp_path)] == [(5, None), (6, False)]
 
 
-def test_every_way_to_the_newest_passes_over_what_is_not_finite(
+def test_every_way_to_find_the_newest_skips_checkpoints_that_are_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     coordinator(tmp_path).save_checkpoint(checkpoint_id=1)
@@ -161,7 +161,7 @@ def test_every_way_to_the_newest_passes_over_what_is_not_finite(
     ]
 
 
-def test_pruning_counts_checkpoints_of_before_as_finite(tmp_path: Path) -> None:
+def test_pruning_counts_older_checkpoints_as_finite(tmp_path: Path) -> None:
     shutil.copytree(ASSETS / "v2-run", tmp_path, dirs_exist_ok=True)
     coordinator(tmp_path, metadata={"is_finite": False}).save_checkpoint(checkpoint_id=6)
     prune(tmp_path, keep=1, protect=[])
@@ -170,7 +170,7 @@ def test_pruning_counts_checkpoints_of_before_as_finite(tmp_path: Path) -> None:
     assert made.state.global_step == 5
 
 
-def test_the_callback_looks_at_weights_and_losses(tmp_path: Path) -> None:
+def test_the_callback_checks_weights_and_losses(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     saves = CheckpointCallback(tmp_path, save_steps=1, save_total_limit=1, asynchronous=False)
     saves.on_train_begin(ranks=Alone(), model=model)
@@ -189,7 +189,7 @@ def test_the_callback_looks_at_weights_and_losses(tmp_path: Path) -> None:
     assert [(each.step, each.manifest.is_finite) for each in checkpoints_in(tmp_path)] == [(1, True), (3, False)]
 
 
-def test_what_finite_weights_are() -> None:
+def test_trained_weights_are_checked_for_finite_values() -> None:
     layers = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).half(), torch.nn.Linear(3, 3).bfloat16()]
     model = torch.nn.Sequential(*layers)
     model.register_buffer("mask", torch.tensor(-math.inf))

@@ -1,4 +1,4 @@
-"""A checkpoint that is replaced is there at every moment: the old one or the new one, whoever is killed or looks."""
+"""A checkpoint that is replaced exists at every moment: the old one or the new one, whoever is killed or looks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.training.checkpoint.seccomp import refuse_exchange
 from tests.training.checkpoint.states import Box, part, same, shard
 from tests.training.trainer.regression import callback, run
 
-# JAX, which another test of the process may have imported, warns of forks. The children here use none of it.
+# JAX, which another test of the process may have imported, warns of forks. The children here use nothing of it.
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
 _FORK = multiprocessing.get_context("fork")
 
@@ -39,14 +39,14 @@ def coordinator(folder: object, box: Box) -> CheckpointCoordinator:
 
 
 def state_in(folder: object) -> int:
-    """Which state a run that goes on would have. Raises: where it would have none."""
+    """Return the state from which a run would resume. Raises if it would have none."""
     box = Box(None)
     coordinator(folder, box).load_checkpoint()
     return next(index for index in range(100) if same(box.state, shard(index)))
 
 
 def in_a_process(act: Callable[[], None], *, can_exchange: bool) -> int:
-    """Its exit status; minus the signal that killed it."""
+    """Return the exit status of the process, or minus the signal that killed it."""
 
     def child() -> None:
         torch.set_num_threads(1)
@@ -136,8 +136,8 @@ def test_a_reader_beside_a_run_that_replaces_its_checkpoint_always_finds_one(
     assert problems(tmp_path / "checkpoint-4") == []
 
 
-def test_where_names_cannot_be_exchanged_the_new_files_lie_in_the_checkpoint(tmp_path: Path) -> None:
-    """It is replaced as a whole: whatever lay in it goes."""
+def test_if_names_cannot_be_exchanged_the_new_files_are_in_the_checkpoint(tmp_path: Path) -> None:
+    """The checkpoint is replaced as a whole: all its old contents go."""
 
     def save() -> None:
         for index in (1, 2):
@@ -166,11 +166,11 @@ def test_a_replacement_whose_manifest_cannot_be_put_leaves_nothing_behind(tmp_pa
     assert in_a_process(fail, can_exchange=False) == 0
 
 
-# What older versions left: they renamed the old one away before they renamed the new one in --------------------------
+# Leftovers of older versions, which renamed the old one away before they renamed the new one in ----------------------
 
 
 def interrupted(folder: Path, name: str) -> None:
-    """A replacement that an older version had begun when it was killed."""
+    """Make a replacement that an older version had begun when it was killed."""
     os.rename(folder / name, folder / f".old-{name}-{new_token()}")
 
 
@@ -189,7 +189,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_an_older_version_had_renamed_away_is_put_back_before_anything_looks(way: str, tmp_path: Path) -> None:
+def test_a_checkpoint_renamed_away_by_an_older_version_is_put_back_first(way: str, tmp_path: Path) -> None:
     saves = coordinator(tmp_path, Box(shard(1)))
     saves.metadata["metrics"] = {"loss": 1.0}
     saves.save_checkpoint(checkpoint_id=4)
@@ -198,7 +198,7 @@ def test_what_an_older_version_had_renamed_away_is_put_back_before_anything_look
     assert os.listdir(tmp_path) == ["checkpoint-4"]
 
 
-def test_a_trainer_goes_on_from_what_an_older_version_had_renamed_away(tmp_path: Path) -> None:
+def test_a_trainer_resumes_from_a_checkpoint_renamed_away_by_an_older_version(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4, save_steps=4)
     interrupted(tmp_path, "checkpoint-4")
     begun_at: list[int] = []

@@ -38,7 +38,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 @pytest.fixture
 def run(s3: S3) -> Iterator[str]:
-    """The URL of a run in a new bucket."""
+    """Return the URL of a run in a new bucket."""
     yield f"{s3.bucket()}/team/run"
     s3.forget()
 
@@ -48,7 +48,7 @@ def of_box(url: str, box: Box, **options: Any) -> CheckpointCoordinator:
 
 
 def large(seed: int = 0) -> dict[str, Any]:
-    """Three parts of an upload, and small tensors in front of them."""
+    """Return three parts of an upload, with small tensors in front of them."""
     generator = torch.Generator().manual_seed(seed)
     return {f"norm.{at}": torch.randn(8, generator=generator) for at in range(50)} | {
         "weight": torch.randn(3_500_000, generator=generator)
@@ -56,7 +56,7 @@ def large(seed: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["torch", "safetensors"])
-def test_what_is_saved_comes_back_to_the_bit(run: str, s3: S3, kind: str) -> None:
+def test_a_saved_state_comes_back_to_the_bit(run: str, s3: S3, kind: str) -> None:
     box = Box(large())
     saves = CheckpointCoordinator([part("model", box, "global", metadata={"format": kind})], output_dir=run)
     s3.forget()
@@ -83,8 +83,8 @@ def test_small_files_are_one_request_each(run: str, s3: S3) -> None:
     assert len(s3.log()) < 15
 
 
-def test_another_process_sees_what_this_one_has_replaced(run: str, s3: S3) -> None:
-    """And this one what that one has: nothing is taken from what a client remembers."""
+def test_another_process_sees_the_replaced_checkpoint(run: str, s3: S3) -> None:
+    """No client answers from memory: this process also sees the other one's changes."""
     code = """
 import sys, torch
 from skyward.training.checkpoint import CheckpointCoordinator
@@ -153,7 +153,7 @@ def test_training_goes_on_while_a_save_is_sent(run: str) -> None:
     assert box.state["weight"].sum() == 0
 
 
-def test_what_cannot_be_written_leaves_nothing_and_the_last_one_stays(run: str, s3: S3) -> None:
+def test_a_save_that_fails_leaves_nothing_and_the_last_checkpoint_stays(run: str, s3: S3) -> None:
     box = Box(shard(1))
     of_box(run, box).save_checkpoint(checkpoint_id=1)
     before = s3.keys(run)
@@ -167,7 +167,7 @@ def test_what_cannot_be_written_leaves_nothing_and_the_last_one_stays(run: str, 
 
 
 class _LateUnwritable(Unwritable):
-    """Fails when parts of it have been sent."""
+    """Component that fails when parts of it have been sent."""
 
     def state_dict(self) -> Any:
         return large()
@@ -177,14 +177,14 @@ class _LateUnwritable(Unwritable):
         self.state_dict = lambda: {"weight": torch.zeros(3_000_000), "text": "x" * (6 << 20), "thing": self.Thing()}  # type: ignore[method-assign]
 
 
-def test_a_manifest_that_is_put_is_the_commit_whatever_the_answer_says(
+def test_a_stored_manifest_is_the_commit_whatever_the_answer(
     run: str, s3: S3, caplog: pytest.LogCaptureFixture
 ) -> None:
     box = Box(shard(1))
     saves = of_box(run, box)
     saves.save_checkpoint(checkpoint_id=1)
     last = 1
-    # The file, the manifest, then the deletion of what is replaced.
+    # First the file, then the manifest, then the deletion of the replaced files.
     for seed, (at, is_carried_out, is_committed) in enumerate(
         [(2, False, True), (1, True, True), (1, False, False), (0, False, False), (0, True, False)], start=2
     ):
@@ -227,7 +227,7 @@ def test_corruption_is_found(run: str, s3: S3) -> None:
     assert "it is missing" in problems(path)[0]
 
 
-def test_what_interrupted_saves_left_is_swept_and_what_others_send_is_not(run: str, s3: S3) -> None:
+def test_leftovers_of_interrupted_saves_are_swept_and_uploads_of_others_are_not(run: str, s3: S3) -> None:
     import boto3
 
     of_box(run, Box(shard(1))).save_checkpoint(checkpoint_id=1)
@@ -251,7 +251,7 @@ def test_what_interrupted_saves_left_is_swept_and_what_others_send_is_not(run: s
     assert [each.step for each in checkpoints_in(run)] == [1, 3]
 
 
-def test_a_bucket_that_is_not_there_is_named_and_not_made(s3: S3) -> None:
+def test_a_missing_bucket_is_named_and_not_made(s3: S3) -> None:
     url = "s3://no-such-bucket/run"
     with pytest.raises(CheckpointSaveFailed, match="s3://no-such-bucket/run.*no such bucket"):
         of_box(url, Box(shard(1))).save_checkpoint(checkpoint_id=1)
@@ -271,7 +271,7 @@ Say = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs a command line; its status and what it prints."""
+    """Run a command line. Returns its status and output."""
 
     def run(*argv: object) -> tuple[int, str]:
         status = main(["checkpoint", *map(str, argv)])
@@ -281,7 +281,9 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
     return run
 
 
-def test_who_has_no_right_is_told_so(run: str, s3: S3, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_without_permission_gets_a_clear_error(
+    run: str, s3: S3, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_box(run, Box(shard(1))).save_checkpoint(checkpoint_id=1)
     s3.refuse_strangers(True)
     try:
@@ -406,7 +408,7 @@ def test_two_ranks_save_and_load_in_a_store(s3: S3, tmp_path: Path) -> None:
     assert s3.uploads(url) == []
 
 
-def test_without_its_client_it_says_what_to_install() -> None:
+def test_without_its_client_the_error_says_what_to_install() -> None:
     code = """
 import sys
 sys.modules["s3fs"] = None

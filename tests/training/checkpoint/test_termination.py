@@ -1,4 +1,4 @@
-"""The notice that a machine is about to go."""
+"""Notices that a machine is about to end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_notice_of_an_earlier_run_is_forgotten() -> None:
             termination.close()
 
 
-def test_where_signals_cannot_be_handled_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_given_if_signals_cannot_be_handled(caplog: pytest.LogCaptureFixture) -> None:
     termination = Termination(grace_s=1.0, option="handle_sigterm")
     with caplog.at_level(logging.WARNING):
         thread = threading.Thread(target=termination.open)
@@ -52,6 +52,6 @@ def test_where_signals_cannot_be_handled_a_warning_says_so(caplog: pytest.LogCap
     assert "handle_sigterm: cannot handle SIGTERM outside a program's main thread" in caplog.text
 
 
-def test_the_end_of_a_run_travels_under_its_public_name() -> None:
+def test_the_exception_that_ends_a_run_is_pickled_under_its_public_name() -> None:
     assert RunTerminated.__module__ == "skyward.training.checkpoint"
     assert pickle.loads(pickle.dumps(RunTerminated)) is RunTerminated

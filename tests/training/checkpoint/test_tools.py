@@ -1,4 +1,4 @@
-"""Old formats, other libraries' layouts, and the command that looks at them."""
+"""Old formats, other libraries' layouts, and the command that inspects them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Say = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs a command line; its status and what it prints."""
+    """Run a command line. Returns its status and output."""
 
     def run(*argv: object) -> tuple[int, str]:
         status = main(["checkpoint", *map(str, argv)])
@@ -64,7 +64,7 @@ def test_every_format_is_read() -> None:
 
 
 def test_both_folders_and_the_layout_of_a_store_are_read(tmp_path: Path) -> None:
-    """Version 1 in `checkpoints/` and beside it; version 2 as two ranks wrote it to S3, with a sharded state."""
+    """Version 1 is in `checkpoints/` and beside it. Version 2 is in S3 as two ranks wrote it, with a sharded state."""
     shutil.copytree(ASSETS / "v1" / "checkpoints" / "checkpoint-7", tmp_path / "checkpoint-7")
     for place in (ASSETS / "v1", tmp_path):
         (found,) = checkpoints_in(place)
@@ -93,7 +93,7 @@ def test_old_ones_are_migrated_without_loading_them(version: str, tmp_path: Path
 
 
 def test_hugging_faces_checkpoints_are_migrated_and_weights_exported(tmp_path: Path) -> None:
-    """Tied weights, and what from_pretrained reads."""
+    """Export tied weights, and load the result by from_pretrained."""
     import transformers
 
     torch.manual_seed(0)
@@ -164,7 +164,7 @@ def test_the_command_lists_shows_and_verifies(tmp_path: Path, say: Say) -> None:
     assert say("verify", path)[0] == 1
 
 
-def test_the_command_says_how_two_differ(tmp_path: Path, say: Say) -> None:
+def test_the_command_shows_the_differences_of_two(tmp_path: Path, say: Say) -> None:
     state = shard(1)
     box = Box(state)
     run = CheckpointCoordinator([part("model", box, "global")], output_dir=tmp_path)

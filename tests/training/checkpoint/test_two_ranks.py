@@ -27,7 +27,7 @@ WORLD = 2
 
 
 class Gate:
-    """Writing it waits until a file is there."""
+    """Component whose writing waits until a file exists."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -118,7 +118,7 @@ def nothing_to_resume(ranks: Any, folder: Path) -> Any:
 
 
 def a_sigterm_of_one_rank(ranks: Any, folder: Path) -> Any:
-    """All ranks save, and end as the signal says."""
+    """Send SIGTERM to one rank. All ranks save, and end as the signal says."""
     box = Box({"step": 0})
     with CheckpointManager(coordinator(ranks, folder, box), handle_sigterm=True, grace_s=30) as manager:
         try:
@@ -134,7 +134,7 @@ def a_sigterm_of_one_rank(ranks: Any, folder: Path) -> Any:
 
 
 def sharded_tensors(ranks: Any, folder: Path) -> Any:
-    """FSDP2 on gloo: saved in the background, loaded again; and below in a world of one."""
+    """Save FSDP2 on gloo in the background and load it again. A world of one loads it below."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -197,12 +197,12 @@ def said(folder: Path) -> Said:
     return run_cases(CASES, world=WORLD, folder=folder)
 
 
-def test_training_goes_on_while_a_save_is_written_and_what_it_changes_is_not_in_it(said: Said) -> None:
+def test_training_goes_on_during_a_save_and_its_changes_are_not_in_it(said: Said) -> None:
     expected: tuple[Any, ...] = (True, [None, None], [], "checkpoint-1", True, True)
     assert said["training_goes_on_while_a_save_is_written"] == [expected] * 2
 
 
-def test_a_busy_writer_is_passed_by_unless_the_save_is_needed(said: Said) -> None:
+def test_a_save_is_skipped_if_the_writer_is_busy_unless_it_is_required(said: Said) -> None:
     assert said["a_busy_writer_is_waited_for_or_passed_by"] == [([True, False, True], [1, 3])] * 2
 
 
@@ -228,7 +228,7 @@ def test_a_sigterm_of_one_rank_saves_on_all_and_ends_them(said: Said) -> None:
     assert said["a_sigterm_of_one_rank"] == [("checkpoint-5", 143, [5])] * 2
 
 
-def test_sharded_tensors_go_on_to_the_bit_and_in_another_world(said: Said, folder: Path) -> None:
+def test_sharded_tensors_resume_to_the_bit_and_in_another_world(said: Said, folder: Path) -> None:
     for goes_on, loaded, _ in said["sharded_tensors"]:
         assert goes_on
         assert loaded == ["model", "optimizer", "trainer"]

@@ -1,4 +1,4 @@
-"""States with values that torch does not load unasked: converted, or refused when they are saved."""
+"""States with values that torch does not load by default are converted, or refused when they are saved."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def coordinator(folder: Path, box: Box, **options: Any) -> CheckpointCoordinator
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("name", KEPT)
-def test_a_value_comes_back_as_it_was(name: str, asynchronous: bool, tmp_path: Path) -> None:
+def test_a_value_comes_back_unchanged(name: str, asynchronous: bool, tmp_path: Path) -> None:
     value = KEPT[name]
     box = Box({"in": [value], "tensor": torch.ones(2)})
     saves = coordinator(tmp_path, box)
@@ -93,7 +93,7 @@ def test_a_value_comes_back_as_it_was(name: str, asynchronous: bool, tmp_path: P
         assert repr(found) == repr(value)
 
 
-def test_what_equals_a_plain_value_becomes_it(tmp_path: Path) -> None:
+def test_a_value_equal_to_a_plain_one_becomes_it(tmp_path: Path) -> None:
     box = Box(
         {"level": Level.HIGH, "mode": Mode.FAST, np.int64(7): 1, "keys": {(np.int8(1), "a"): 2}, "set": {np.int8(4)}}
     )
@@ -132,8 +132,8 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(
     assert os.listdir(tmp_path) == []
 
 
-def test_an_ordinary_state_is_written_as_it_is() -> None:
-    """No copy, and what was shared stays shared."""
+def test_an_ordinary_state_is_written_unchanged() -> None:
+    """Nothing is copied, and shared values stay shared."""
     from skyward.training.checkpoint.plain import from_plain, to_plain
 
     model = torch.nn.BatchNorm1d(2)
@@ -155,7 +155,7 @@ def test_a_class_that_was_allowed_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 class Keeps:
-    """A callback with a state of NumPy, as metrics give them."""
+    """A callback with a state of NumPy values, as metrics are."""
 
     def __init__(self, best: Any) -> None:
         self.best = best
@@ -193,7 +193,7 @@ def test_a_trainer_can_be_told_to_trust_its_checkpoints(tmp_path: Path) -> None:
     assert again.best is Colour.RED
 
 
-def test_an_older_checkpoint_with_numpy_is_loaded_where_it_is_trusted() -> None:
+def test_an_older_checkpoint_with_numpy_is_loaded_if_trusted() -> None:
     (path,) = (ASSETS / "v2-numpy").glob("checkpoint-*")
     box = Box(None)
     component = [part("state", box, "global")]
@@ -204,7 +204,7 @@ def test_an_older_checkpoint_with_numpy_is_loaded_where_it_is_trusted() -> None:
     assert box.state["array"].tolist() == [0, 1, 2]
 
 
-def test_marks_that_are_not_ours_are_a_damaged_file(tmp_path: Path) -> None:
+def test_foreign_marks_are_a_damaged_file(tmp_path: Path) -> None:
     for mark in (
         {"__skyward_kind__": "soup"},
         {"__skyward_kind__": "numpy.ndarray", "dtype": "O", "value": torch.ones(8)},
@@ -215,8 +215,8 @@ def test_marks_that_are_not_ours_are_a_damaged_file(tmp_path: Path) -> None:
             states_in(tmp_path)["model"]()
 
 
-def test_a_state_of_dcp_keeps_values_and_refuses_what_could_not_be_loaded(tmp_path: Path) -> None:
-    """As tensor-parallel ranks write it; here by one."""
+def test_a_state_of_dcp_keeps_values_and_refuses_values_that_could_not_be_loaded(tmp_path: Path) -> None:
+    """One process writes the state as tensor-parallel ranks do."""
     from skyward.training.checkpoint.commit import staging_in
     from skyward.training.checkpoint.sharded import ShardedFiles, write_sharded
 

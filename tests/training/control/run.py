@@ -1,4 +1,4 @@
-"""A run for tests of control: a loop that fires events and does what its control says, with nothing to train."""
+"""A run for tests of control: a loop that fires events and obeys its control, with nothing to train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Run", "run_in_thread"]
 
 @dataclass(eq=False)
 class Run:
-    """One rank. `pause()` is called in each step; `logs` are added to each log; `events` are (step, what) pairs."""
+    """One rank. `pause()` is called in each step, `logs` are added to each log, and `events` are (step, what) pairs."""
 
     callbacks: list[Any]
     pause: Callable[[], object] = lambda: None
@@ -63,7 +63,7 @@ class Run:
 
 
 class Begun(TrainerCallback):
-    """Tell that the callbacks before it have begun."""
+    """Callback that reports that the callbacks before it have begun."""
 
     def __init__(self) -> None:
         self.is_set = threading.Event()
@@ -74,7 +74,7 @@ class Begun(TrainerCallback):
 
 @contextmanager
 def run_in_thread(run: Run) -> Iterator[TrainerControlCallback]:
-    """The run, from when it listens; it is aborted at the end if it still goes."""
+    """Start the run in a thread and return it once it listens. It is aborted at the end if it still runs."""
     (control,) = (each for each in run.callbacks if isinstance(each, TrainerControlCallback))
     failed: list[BaseException] = []
     begun = Begun()

@@ -1,4 +1,4 @@
-"""A run is looked at, saved, stopped and aborted from outside; what it says of a command is true."""
+"""A run is watched, saved, stopped and aborted from outside, and its answers to commands are correct."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def a_run_with_http(**options: Any) -> Run:
 # Commands -----------------------------------------------------------------------------------------------------------
 
 
-def test_status_says_where_the_run_is() -> None:
+def test_status_shows_how_far_the_run_is() -> None:
     run = a_run(max_steps=10_000_000)
     with run_in_thread(run):
         client = find("job")
@@ -67,7 +67,7 @@ def test_status_says_where_the_run_is() -> None:
         assert rank["memory_bytes"] > 1 << 20
 
 
-def test_a_save_is_executed_when_the_checkpoint_is_written_and_the_run_goes_on() -> None:
+def test_a_save_is_executed_once_the_checkpoint_is_written_and_the_run_goes_on() -> None:
     run = a_run(log_every=10**9)  # nothing is ever logged
     with run_in_thread(run):
         client = find("job")
@@ -100,7 +100,7 @@ def test_a_stop_saves_and_is_executed_when_the_run_has_ended() -> None:
         ("abort", {"load_best_model_at_end": True, "eval_strategy": "steps"}, ["aborted"]),
     ],
 )
-def test_what_a_command_asks_of_the_run(command: str, args: dict[str, Any], does: list[str]) -> None:
+def test_a_command_sets_the_flags_of_the_run(command: str, args: dict[str, Any], does: list[str]) -> None:
     run = a_run(args=SimpleNamespace(**args))
     with run_in_thread(run):
         assert getattr(find("job"), command)(wait_s=10).state == "executed"
@@ -108,7 +108,7 @@ def test_what_a_command_asks_of_the_run(command: str, args: dict[str, Any], does
     assert len({step for step, _ in run.events}) == 1
 
 
-def test_an_abort_overrules_saves_that_were_asked_for_and_those_that_are_due() -> None:
+def test_an_abort_overrules_requested_saves_and_due_ones() -> None:
     gate = threading.Event()
     run = a_run(save_every=1)
     run.pause = lambda: gate.wait(10)
@@ -117,7 +117,7 @@ def test_an_abort_overrules_saves_that_were_asked_for_and_those_that_are_due() -
         save, abort = client.save(), client.abort()
         assert (save.state, abort.state) == ("waiting", "waiting")
         gate.set()
-        with contextlib.suppress(ControlFailed):  # the run may have ended before this asks it
+        with contextlib.suppress(ControlFailed):  # the run may have ended before this request
             assert client.command(abort.request_id, wait_s=10).state in ("executed", "unknown")
     assert run.events == [(1, "aborted")]
 
@@ -185,7 +185,7 @@ def test_values_of_logs_become_json() -> None:
 # Files --------------------------------------------------------------------------------------------------------------
 
 
-def test_files_are_this_users_alone_and_go_with_the_run(jobs: Path) -> None:
+def test_files_are_private_and_are_removed_with_the_run(jobs: Path) -> None:
     os.umask(before := os.umask(0o777))
     os.umask(0)  # whatever the umask is
     try:
@@ -212,7 +212,7 @@ def test_files_are_this_users_alone_and_go_with_the_run(jobs: Path) -> None:
         os.umask(before)
 
 
-def test_the_token_has_no_moment_in_which_others_may_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_never_readable_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[tuple[str, int, int]] = []
     real = os.open
 
@@ -227,7 +227,7 @@ def test_the_token_has_no_moment_in_which_others_may_read_it(monkeypatch: pytest
         assert all(flags & os.O_EXCL and flags & os.O_CREAT and mode == 0o600 for _, flags, mode in modes)
 
 
-def test_a_job_id_is_that_of_one_run_at_a_time_and_of_a_dead_one_no_longer(jobs: Path) -> None:
+def test_a_job_id_belongs_to_one_run_at_a_time_and_a_dead_run_frees_it(jobs: Path) -> None:
     with run_in_thread(a_run()):
         with pytest.raises(UsageError, match=f"job_id='job': the run of process {os.getpid()} has this id"):
             Run([TrainerControlCallback(job_id="job", port=0)], max_steps=1).train()
@@ -235,14 +235,14 @@ def test_a_job_id_is_that_of_one_run_at_a_time_and_of_a_dead_one_no_longer(jobs:
 
 
 @pytest.mark.parametrize("job_id", ["", ".", "..", "a/b", "../x", "a b", "ä", "-x", "x\n", "x" * 129, 5])
-def test_a_job_id_that_could_lead_elsewhere_is_refused(job_id: Any) -> None:
+def test_a_job_id_with_a_path_is_refused(job_id: Any) -> None:
     with pytest.raises(UsageError, match="job_id"):
         TrainerControlCallback(job_id=job_id)
     with pytest.raises(UsageError, match="job_id"):
         find(job_id)
 
 
-def test_an_id_is_made_where_none_is_given() -> None:
+def test_an_id_is_made_if_none_is_given() -> None:
     one, other = (TrainerControlCallback(port=0) for _ in range(2))
     with run_in_thread(Run([one], pause=step)), run_in_thread(Run([other], pause=step)):
         assert one.job_id is not None
@@ -292,7 +292,7 @@ def test_another_process_stops_a_run() -> None:
     assert runs() == []
 
 
-def test_a_run_that_is_stuck_in_a_step_still_answers_and_acknowledges_nothing() -> None:
+def test_a_run_that_is_stuck_in_a_step_still_answers_but_acknowledges_nothing() -> None:
     gate = threading.Event()
     run = a_run()
     run.pause = lambda: gate.wait(30)
@@ -305,7 +305,7 @@ def test_a_run_that_is_stuck_in_a_step_still_answers_and_acknowledges_nothing() 
         assert client.command(save.request_id, wait_s=10).state == "executed"
 
 
-def test_a_command_to_a_run_that_was_killed_meanwhile_fails() -> None:
+def test_a_command_to_a_killed_run_fails() -> None:
     with started("gone") as process:
         until(runs)
         client = find("gone")
@@ -320,7 +320,7 @@ def test_a_command_to_a_run_that_was_killed_meanwhile_fails() -> None:
 # Starting -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_is_an_error_of_the_run_and_leaves_nothing(jobs: Path) -> None:
+def test_a_taken_port_is_an_error_of_the_run_and_leaves_nothing(jobs: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -344,26 +344,26 @@ def test_a_port_is_found_by_binding_it() -> None:
 
 
 @pytest.mark.parametrize("host", ["no such host", "192.0.2.1"])
-def test_a_host_that_is_not_here_is_an_error_of_the_run(host: str) -> None:
+def test_a_host_of_another_machine_is_an_error_of_the_run(host: str) -> None:
     with pytest.raises(UsageError, match="host|cannot listen"):
         Run([TrainerControlCallback(host=host)], max_steps=1).train()
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "8900", True, 1.5])
-def test_a_port_that_is_none_is_refused(port: Any) -> None:
+def test_an_impossible_port_is_refused(port: Any) -> None:
     with pytest.raises(UsageError, match="port"):
         TrainerControlCallback(port=port)
 
 
 @pytest.mark.parametrize("token", ["", "a b", "ä", "a\n", 5])
-def test_a_token_that_no_header_can_bring_is_refused(token: Any) -> None:
+def test_a_token_that_no_header_can_hold_is_refused(token: Any) -> None:
     with pytest.raises(UsageError, match="auth_token"):
         TrainerControlCallback(auth_token=token)
     with pytest.raises(UsageError, match="disable_auth"):
         TrainerControlCallback(auth_token="a", disable_auth=True)
 
 
-def test_what_is_not_safe_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unsafe_setting_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         with run_in_thread(a_run()):
             pass
@@ -375,7 +375,7 @@ def test_what_is_not_safe_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
     assert "requires no token" in caplog.text
 
 
-def test_a_run_that_fails_and_is_dropped_listens_no_more(jobs: Path) -> None:
+def test_a_run_that_fails_and_is_dropped_stops_listening(jobs: Path) -> None:
     def fail() -> None:
         raise RuntimeError("loss is nan")
 
@@ -385,7 +385,7 @@ def test_a_run_that_fails_and_is_dropped_listens_no_more(jobs: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"enable_http": False}, {"enable_http": False, "port": 0}])
-def test_no_port_is_opened_unless_it_is_asked_for(jobs: Path, options: dict[str, Any]) -> None:
+def test_no_port_is_opened_by_default(jobs: Path, options: dict[str, Any]) -> None:
     control = TrainerControlCallback(job_id="job", **options)
     with run_in_thread(Run([control], pause=step)):
         (endpoint,) = runs()
@@ -395,7 +395,7 @@ def test_no_port_is_opened_unless_it_is_asked_for(jobs: Path, options: dict[str,
 
 
 @pytest.mark.parametrize("options", [{"enable_http": True}, {"port": 0}, {"host": "127.0.0.1"}, {"auth_token": "x"}])
-def test_a_run_that_is_asked_to_answers_at_a_port_and_at_its_socket(options: dict[str, Any]) -> None:
+def test_a_run_answers_at_a_port_on_request_and_at_its_socket(options: dict[str, Any]) -> None:
     control = TrainerControlCallback(job_id="job", **options)
     with run_in_thread(Run([control], pause=step)):
         (endpoint,) = runs()
@@ -404,7 +404,7 @@ def test_a_run_that_is_asked_to_answers_at_a_port_and_at_its_socket(options: dic
         assert by_port.status().job_id == find("job").status().job_id == "job"
 
 
-def test_a_run_on_another_machine_that_listens_only_there_is_said_to() -> None:
+def test_a_run_on_another_machine_that_listens_only_there_is_reported() -> None:
     with run_in_thread(a_run()):
         (endpoint,) = runs()
         elsewhere = replace(endpoint, owner=replace(endpoint.owner, host="elsewhere"), hostname="gpu1")
@@ -412,8 +412,8 @@ def test_a_run_on_another_machine_that_listens_only_there_is_said_to() -> None:
             client_of(elsewhere)
 
 
-def test_the_endpoint_of_a_run_of_the_version_before_is_read(jobs: Path) -> None:
-    """It had no socket, and a token at each port."""
+def test_the_endpoint_of_a_run_of_the_previous_version_is_read(jobs: Path) -> None:
+    """The previous version had no socket, and a token at each port."""
     with run_in_thread(a_run_with_http()):
         file = jobs / "job" / "endpoint.json"
         before = {name: value for name, value in json.loads(file.read_text()).items() if name != "socket"}

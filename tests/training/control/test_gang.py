@@ -1,4 +1,4 @@
-"""Ranks of a gang agree on a command, and on one that cannot begin."""
+"""Ranks of a gang agree on a command, and on a run that cannot begin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 @contextlib.contextmanager
 def _ended(pool: sky.ComputePool) -> Iterator[None]:
-    """Nobody waits for the run of a test that failed."""
+    """Abort the run of a failed test, so that nobody waits for it."""
     try:
         yield
     finally:
@@ -46,7 +46,7 @@ def train(port: int | None = None) -> tuple[str | None, list[tuple[int, str]]]:
     return control.job_id, run.events
 
 
-def test_an_abort_is_all_ranks_at_one_step_and_status_shows_them_all(pool: sky.ComputePool) -> None:
+def test_an_abort_reaches_all_ranks_at_one_step_and_status_shows_them_all(pool: sky.ComputePool) -> None:
     with ThreadPoolExecutor() as threads, _ended(pool):
         training = threads.submit(lambda: train() @ pool)
         control = pool.control("train")
@@ -66,7 +66,7 @@ def test_an_abort_is_all_ranks_at_one_step_and_status_shows_them_all(pool: sky.C
     assert (abort.step, "save") not in first
 
 
-def test_a_port_that_is_taken_is_an_error_of_all_ranks(pool: sky.ComputePool) -> None:
+def test_a_taken_port_is_an_error_of_all_ranks(pool: sky.ComputePool) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""The endpoint against clients of any kind: wrong, hostile, slow and many. No crash, and nothing without the token."""
+"""The endpoint against wrong, hostile, slow and many clients: it never crashes, and reveals nothing without a token."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def served() -> Iterator[tuple[ControlledRun, int]]:
 
 
 def said(port: int, data: bytes, *, half_close: bool = True) -> bytes:
-    """All that comes back for these bytes."""
+    """Return all bytes of the answer to these bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
         with contextlib.suppress(OSError):  # it may refuse before it has read all
             sock.sendall(data)
@@ -71,7 +71,7 @@ def asked(
     host: str = "localhost",
     headers: bytes = b"",
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """(status, body, headers)"""
+    """Return (status, body, headers)."""
     auth = b"" if token is None else b"Authorization: Bearer " + (token if isinstance(token, bytes) else token.encode())
     lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: " + host.encode(), auth, headers]
     lines.append(b"Content-Length: %d" % len(body))
@@ -90,7 +90,7 @@ def command(name: object, **more: object) -> bytes:
 # Routes and bodies --------------------------------------------------------------------------------------------------
 
 
-def test_jobs_and_status_and_a_command(served: tuple[ControlledRun, int]) -> None:
+def test_jobs_status_and_commands_are_served(served: tuple[ControlledRun, int]) -> None:
     controlled, port = served
     controlled.global_step, controlled.max_steps, controlled.epoch = 7, 100, 0.5
     controlled.logged({"loss": 0.25})
@@ -118,8 +118,8 @@ def test_jobs_and_status_and_a_command(served: tuple[ControlledRun, int]) -> Non
     assert (status, body["global_step"]) == (200, 7)
 
 
-def test_a_checkpoint_that_was_begun_before_a_command_does_not_execute_it(served: tuple[ControlledRun, int]) -> None:
-    """One of step 3 was being written when the command came; that of step 5 is the command's."""
+def test_a_checkpoint_begun_before_a_command_does_not_execute_it(served: tuple[ControlledRun, int]) -> None:
+    """The checkpoint of step 3 was being written when the command came. That of step 5 executes the command."""
     controlled, _ = served
     asked_for = controlled.submit("save_checkpoint").request_id
     controlled.take(5)
@@ -182,7 +182,7 @@ def test_a_request_can_wait_until_its_command_is_executed(served: tuple[Controll
         ("GET", "/jobs/%ff%fe/status", b"", 404, "unknown job"),
     ],
 )
-def test_what_is_wrong_is_said_and_changes_nothing(
+def test_a_mistake_is_reported_and_changes_nothing(
     served: tuple[ControlledRun, int], method: str, path: str, body: bytes, status: int, says: str
 ) -> None:
     controlled, port = served
@@ -210,7 +210,7 @@ def test_commands_that_nobody_takes_do_not_pile_up() -> None:
         assert asked(port, "POST", "/jobs/job/control", command("abort"))[0] == 409
 
 
-# Who may ask --------------------------------------------------------------------------------------------------------
+# Authorization ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_commands_that_nobody_takes_do_not_pile_up() -> None:
     [None, "", "5f", TOKEN[:-1], TOKEN + "0", TOKEN.upper(), "é" * 32, b"\xff" * 64, b"\x01\x02", TOKEN + " " + TOKEN],
 )
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/job/status", "/jobs/job/control", "/nowhere"])
-def test_without_the_token_nothing_is_said(served: tuple[ControlledRun, int], token: Any, path: str) -> None:
+def test_without_the_token_nothing_is_revealed(served: tuple[ControlledRun, int], token: Any, path: str) -> None:
     controlled, port = served
     before = controlled.commands()
     status, body, headers = asked(port, "POST", path, command("abort"), token=token)
@@ -235,12 +235,12 @@ def test_another_scheme_is_not_the_token(served: tuple[ControlledRun, int], head
     assert asked(served[1], token=None, headers=header)[0] == 401
 
 
-def test_two_tokens_are_none(served: tuple[ControlledRun, int]) -> None:
+def test_two_tokens_count_as_none(served: tuple[ControlledRun, int]) -> None:
     assert asked(served[1], headers=b"Authorization: Bearer x")[0] == 401
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8900", "127.0.0.1", "127.0.0.1:1", "[::1]:80", "10.0.0.7"])
-def test_a_host_that_cannot_be_rebound_is_taken(served: tuple[ControlledRun, int], host: str) -> None:
+def test_a_host_that_cannot_be_rebound_is_accepted(served: tuple[ControlledRun, int], host: str) -> None:
     assert asked(served[1], host=host)[0] == 200
 
 
@@ -253,7 +253,7 @@ def test_a_page_that_rebound_its_name_gets_nothing(served: tuple[ControlledRun, 
     assert "jobs" not in body
 
 
-def test_one_host_is_needed(served: tuple[ControlledRun, int]) -> None:
+def test_exactly_one_host_header_is_needed(served: tuple[ControlledRun, int]) -> None:
     assert said(served[1], b"GET /jobs HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert asked(served[1], headers=b"Host: localhost")[0] == 400
 
@@ -268,13 +268,13 @@ def test_the_page_of_another_site_gets_nothing_even_without_auth() -> None:
         assert asked(port, "POST", "/jobs/job/control", command("abort"), headers=b"Origin: http://localhost")[0] == 202
 
 
-def test_the_name_that_was_bound_is_taken() -> None:
+def test_the_bound_name_is_accepted() -> None:
     with serving(host="0.0.0.0") as (_, port):
         assert asked(port, host=socket.gethostname())[0] == 200
         assert asked(port, host="evil.example")[0] == 403
 
 
-# What is no request -------------------------------------------------------------------------------------------------
+# Invalid requests ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_the_name_that_was_bound_is_taken() -> None:
         ),
     ],
 )
-def test_what_is_no_request_is_refused(served: tuple[ControlledRun, int], data: bytes, status: int) -> None:
+def test_an_invalid_request_is_refused(served: tuple[ControlledRun, int], data: bytes, status: int) -> None:
     answer = said(served[1], data.replace(b"Bearer T\r\n", b"Bearer " + TOKEN.encode() + b"\r\n"))
     assert answer.startswith(b"HTTP/1.1 %d " % status)
 
@@ -356,7 +356,7 @@ GLUE = (b" ", b" ", b"\r\n", b"\r\n", b"\r\n\r\n", b"\n", b"\r", b"", b":", b"\0
 
 
 def garbage(draw: random.Random) -> bytes:
-    """Requests that are nearly right, and noise."""
+    """Return requests that are nearly right, and noise."""
     kind = draw.random()
     if kind < 0.15:
         return draw.randbytes(draw.randrange(4000))
@@ -379,7 +379,7 @@ def garbage(draw: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_whatever_comes_without_the_token_changes_nothing_and_breaks_nothing(
+def test_arbitrary_bytes_without_the_token_change_and_break_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     draw = random.Random(20_26)
@@ -400,14 +400,14 @@ def test_whatever_comes_without_the_token_changes_nothing_and_breaks_nothing(
 # Slow clients, and many ---------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_does_not_come_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_does_not_come_in_time_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
     with serving() as (_, port), socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
         sock.sendall(b"GET /jobs HT")
         assert sock.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_clients_that_are_slow_on_purpose_keep_nobody_out() -> None:
+def test_deliberately_slow_clients_keep_nobody_out() -> None:
     with serving() as (_, port), contextlib.ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(100)]
         for sock in slow:
@@ -417,7 +417,7 @@ def test_clients_that_are_slow_on_purpose_keep_nobody_out() -> None:
             assert asked(port)[0] == 200
 
 
-def test_requests_that_wait_keep_nobody_out_and_are_answered_when_the_run_ends() -> None:
+def test_waiting_requests_keep_nobody_out_and_are_answered_when_the_run_ends() -> None:
     with serving() as (controlled, port):
         controlled.submit("save_checkpoint", "r")
         answers: list[dict[str, Any]] = []
@@ -436,7 +436,7 @@ def test_requests_that_wait_keep_nobody_out_and_are_answered_when_the_run_ends()
         assert sorted(answer["state"] for answer in answers) == ["failed"] * 8 + ["waiting"] * 12
 
 
-def test_a_server_that_is_closed_ends_its_connections_and_its_thread() -> None:
+def test_a_closed_server_ends_its_connections_and_its_thread() -> None:
     others = threading.active_count()
     with serving() as (_, port), socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
         sock.sendall(b"GET /jobs")
@@ -449,7 +449,7 @@ def test_a_server_that_is_closed_ends_its_connections_and_its_thread() -> None:
 
 
 def test_fifty_slow_clients_do_not_slow_training() -> None:
-    """Steps of pure Python, which share the GIL with whatever answers."""
+    """The steps are pure Python and share the GIL with the server."""
     times: list[float] = []
     stop = threading.Event()
 
@@ -482,11 +482,11 @@ def test_fifty_slow_clients_do_not_slow_training() -> None:
         stop.set()
         for client in clients:
             client.join()
-    # What a step costs the thread that trains. How long it waits meanwhile depends on what else the machine does.
+    # Measure the step's cost for the training thread. How long it waits meanwhile depends on the machine's other load.
     assert beside < 2 * alone
 
 
-def test_a_local_socket_asks_for_no_token_and_goes_with_its_server() -> None:
+def test_a_local_socket_needs_no_token_and_is_removed_with_its_server() -> None:
     sock = bind_local()
     local = ControlServer([ControlledRun("job")], sock)
     local.start()

@@ -1,4 +1,4 @@
-"""A model whose evaluation can be held, counted and made to fail, and a dispatcher whose hand is the test's."""
+"""A model whose evaluation can be held, counted and made to fail, and a dispatcher that the test controls by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def norm_of(model: nn.Module, payload: object) -> dict[str, float]:
 
 
 class ByHand:
-    """Jobs end when the test says so. Says that it does not share memory, so contents are pickled."""
+    """Dispatcher whose jobs end when the test says so. It reports no shared memory, so contents are pickled."""
 
     name = "by hand"
     slots = 1
@@ -55,7 +55,7 @@ class ByHand:
         self.was_closed = True
 
     def job(self, at: int) -> Job:
-        """The one that was submitted as number `at`. Waits for it."""
+        """Return job number `at`, after a wait for it."""
         with self.came:
             assert self.came.wait_for(lambda: len(self.jobs) > at, 20)
         return self.jobs[at][0]

@@ -22,7 +22,7 @@ from tests.waiting import until
 
 
 class _Slow(InProcessDispatcher):
-    """Takes a while to hand over; for probes, too."""
+    """Dispatcher that takes a while to hand over jobs, probes included."""
 
     def __init__(self, name: str, delay_s: float = 0.0) -> None:
         super().__init__(name=name)
@@ -39,7 +39,7 @@ class _Slow(InProcessDispatcher):
 
 @pytest.fixture
 def pair() -> Iterator[tuple[AdaptiveCompute, list[SubprocessDispatcher]]]:
-    """Two processes."""
+    """Make two processes."""
     dispatchers = [SubprocessDispatcher(name=name) for name in ("left", "right")]
     compute = AdaptiveCompute(dispatchers)
     yield compute, dispatchers
@@ -55,13 +55,13 @@ def _dies_elsewhere() -> list[Any]:
 
 
 def _begun(folder: Path, name: object) -> int:
-    """The process in which it has begun."""
+    """Return the process in which it has begun."""
     path = folder / f"begun-{name}"
     until(lambda: path.exists() and path.read_text())
     return int(path.read_text())
 
 
-def test_each_goes_where_it_is_expected_to_end_first() -> None:
+def test_each_evaluation_goes_where_it_is_expected_to_end_first() -> None:
     quick, slow = _Slow("quick"), _Slow("slow", delay_s=0.1)
     with AdaptiveCompute([slow, quick]) as compute:
         for n in range(10):
@@ -75,7 +75,7 @@ def test_each_goes_where_it_is_expected_to_end_first() -> None:
         dispatcher.close()
 
 
-def test_several_run_at_once_on_several_workers(
+def test_several_evaluations_run_at_once_on_several_workers(
     pair: tuple[AdaptiveCompute, list[SubprocessDispatcher]], tmp_path: Path
 ) -> None:
     compute, _ = pair
@@ -87,7 +87,7 @@ def test_several_run_at_once_on_several_workers(
     assert {future.result(60).worker for future in futures} == {"left", "right"}
 
 
-def test_what_a_killed_worker_had_goes_to_another_at_once(
+def test_the_evaluation_of_a_killed_worker_goes_to_another_at_once(
     pair: tuple[AdaptiveCompute, list[SubprocessDispatcher]], tmp_path: Path
 ) -> None:
     compute, _ = pair
@@ -110,7 +110,7 @@ def test_what_a_killed_worker_had_goes_to_another_at_once(
     print(f"noticed after {1000 * noticed_s:.0f} ms")
 
 
-def test_one_that_kills_its_workers_is_reported_and_does_not_go_round(
+def test_an_evaluation_that_kills_its_workers_is_reported_and_does_not_go_round(
     pair: tuple[AdaptiveCompute, list[SubprocessDispatcher]],
 ) -> None:
     compute, _ = pair
@@ -124,7 +124,7 @@ def test_one_that_kills_its_workers_is_reported_and_does_not_go_round(
     until(lambda: not compute.is_backpressured())
 
 
-def test_what_is_the_evaluations_fault_stays_there(
+def test_an_error_of_the_evaluation_does_not_count_against_the_worker(
     pair: tuple[AdaptiveCompute, list[SubprocessDispatcher]],
 ) -> None:
     compute, _ = pair
@@ -141,7 +141,7 @@ def test_what_is_the_evaluations_fault_stays_there(
     assert [state.failures for state in compute.workers] == [0, 0]
 
 
-def test_a_closed_worker_is_passed_over() -> None:
+def test_a_closed_worker_is_skipped() -> None:
     closed, there = InProcessDispatcher(name="closed"), InProcessDispatcher(name="there")
     closed.close()
     with AdaptiveCompute([closed, there]) as compute:
@@ -153,12 +153,12 @@ def test_a_closed_worker_is_passed_over() -> None:
 
 
 def test_pressure_comes_and_goes_by_itself(tmp_path: Path) -> None:
-    """Defect 4 of the reference: under "skip" it never went again, as nothing was observed any more."""
+    """Defect 4 of the reference: under "skip" it never ended, because nothing was observed again."""
     with AdaptiveCompute([None], initial_latency=10.0, backpressure_threshold=5.0) as compute:
         assert not compute.is_backpressured()
         compute.warmup(rounds=3, set_backpressure=True)
         assert not compute.is_backpressured()
-        assert compute.threshold_s == 5.0  # no evaluation was seen: what an identity takes says nothing
+        assert compute.threshold_s == 5.0  # no evaluation was seen: the time of an identity says nothing
         futures = [compute.submit(job_of(n, waits_for, str(tmp_path))) for n in range(2)]
         assert compute.is_backpressured()
         for n in range(2):
@@ -171,7 +171,7 @@ def test_pressure_comes_and_goes_by_itself(tmp_path: Path) -> None:
         assert 1.5 * latency_s <= compute.threshold_s < 5.0  # 1.5 x the slower of the two
 
 
-def test_a_warm_up_reports_the_truth_and_may_eject() -> None:
+def test_a_warm_up_measures_correctly_and_may_eject() -> None:
     near, far, dead = _Slow("near"), _Slow("far", delay_s=0.1), InProcessDispatcher(name="dead")
     dead.close()
     with AdaptiveCompute([near, far, dead]) as compute:
@@ -188,7 +188,7 @@ def test_a_warm_up_reports_the_truth_and_may_eject() -> None:
             compute.warmup(rounds=1, timeout=0.1)
 
 
-def test_a_worker_that_stands_still_is_noticed_while_nothing_runs_and_comes_back() -> None:
+def test_a_stopped_idle_worker_is_noticed_and_comes_back() -> None:
     with AdaptiveCompute(["subprocess"]) as compute:
         pid = compute.submit(job_of(1)).result(60).value["pid"]
         compute.add_worker(None)
@@ -206,7 +206,7 @@ def test_a_worker_that_stands_still_is_noticed_while_nothing_runs_and_comes_back
         assert not compute.workers[0].is_suspended
 
 
-def test_a_worker_that_stands_still_for_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_stopped_for_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyward.training.evaluation.members.GIVE_UP_S", 3.0)
     with AdaptiveCompute(["subprocess"]) as compute:
         pid = compute.submit(job_of(1)).result(60).value["pid"]
@@ -237,7 +237,7 @@ def test_a_worker_that_has_become_slow_is_noticed() -> None:
         dispatcher.close()
 
 
-def test_a_busy_worker_is_not_asked_whether_it_lives(tmp_path: Path) -> None:
+def test_a_busy_worker_is_not_probed(tmp_path: Path) -> None:
     with AdaptiveCompute([None]) as compute:
         future = compute.submit(job_of(0, waits_for, str(tmp_path)))
         _begun(tmp_path, 0)
@@ -271,7 +271,7 @@ def test_workers_come_and_go() -> None:
         assert [state.name for state in compute.workers] == ["in-process 2"]
 
 
-def test_closing_ends_what_was_started_here_and_cancels_the_rest(tmp_path: Path) -> None:
+def test_closing_ends_workers_started_here_and_cancels_the_rest(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     compute = AdaptiveCompute([None, "subprocess"])
     compute.start_health_probes(interval=60)
@@ -293,8 +293,8 @@ def slow_to_make() -> list[Any]:
     return make()
 
 
-def test_cold_nodes_hold_up_nothing_and_get_their_share_when_they_are_warm() -> None:
-    """The failure that was seen: 22 of 24 evaluations ran in this process while two nodes that had started idled."""
+def test_cold_nodes_delay_nothing_and_get_their_share_when_they_are_warm() -> None:
+    """The observed failure: 22 of 24 evaluations ran in this process while two started nodes idled."""
     lasting_s, count = 0.1, 24
     contents = {"factory": slow_to_make, "payload": lasting_s}
     state = {"w": [1.0]}
@@ -318,13 +318,13 @@ def test_cold_nodes_hold_up_nothing_and_get_their_share_when_they_are_warm() -> 
 
 
 class _Warm(InProcessDispatcher):
-    """Has its model."""
+    """Worker that has its model."""
 
     def submit(self, job: Job) -> Future[Outcome]:
         return super().submit(dataclasses.replace(job, factory=Content(make, "factory")))
 
 
-def test_a_factory_that_fails_fails_the_evaluation_and_nothing_else() -> None:
+def test_a_factory_that_fails_fails_only_the_evaluation() -> None:
     def fails() -> Any:
         raise OSError("no such base model")
 
@@ -335,7 +335,7 @@ def test_a_factory_that_fails_fails_the_evaluation_and_nothing_else() -> None:
         assert compute.workers[0].failures == 0
 
 
-def test_a_worker_that_dies_while_it_is_warmed_up_is_left_alone() -> None:
+def test_a_worker_that_dies_during_its_warm_up_is_left_alone() -> None:
     with AdaptiveCompute(["subprocess"]) as compute:
         compute.add_worker(None)
         assert compute.submit(job_of(1, factory=_dies_elsewhere)).result(60).worker == "in-process"
@@ -343,7 +343,7 @@ def test_a_worker_that_dies_while_it_is_warmed_up_is_left_alone() -> None:
         assert compute.workers[0].open == 0
 
 
-def test_what_waits_can_be_cancelled(tmp_path: Path) -> None:
+def test_a_waiting_evaluation_can_be_cancelled(tmp_path: Path) -> None:
     with AdaptiveCompute([None]) as compute:
         futures = [compute.submit(job_of(n, waits_for, str(tmp_path))) for n in range(3)]
         assert futures[1].cancel()
@@ -353,7 +353,7 @@ def test_what_waits_can_be_cancelled(tmp_path: Path) -> None:
         assert not (tmp_path / "begun-1").exists()
 
 
-def test_nodes_of_a_pool_are_workers(tmp_path: Path) -> None:
+def test_nodes_of_a_pool_can_be_workers(tmp_path: Path) -> None:
     with (
         sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False, cancel_grace_s=0.5) as pool,
         AdaptiveCompute([pool.node(0), pool.node(1)]) as compute,
@@ -400,7 +400,7 @@ def test_no_workers_are_refused(workers: Any) -> None:
         AdaptiveCompute(workers)
 
 
-def test_a_bad_worker_is_named_by_its_place() -> None:
+def test_an_illegal_worker_is_named_by_its_place() -> None:
     with pytest.raises(UsageError, match=r"^workers\[1\]='zakuro://host:3960': is an address"):
         AdaptiveCompute([None, "zakuro://host:3960"])
     with AdaptiveCompute([None]) as compute:

@@ -1,4 +1,4 @@
-"""The best model's file has the weights that were scored, whole at every instant, and says which they are."""
+"""The best model's file has the scored weights, complete at every instant, and names their step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record(step: int, **metrics: Any) -> EvaluationRecord:
     return EvaluationRecord(step=step, snapshot_id=f"s-{step}", submitted_at=0.0, status="ok", metrics=metrics)
 
 
-def test_the_file_has_the_weights_of_the_best_score_and_not_those_of_training(tmp_path: Path) -> None:
+def test_the_file_has_the_weights_of_the_best_score_and_not_the_current_ones(tmp_path: Path) -> None:
     hand, best, live = ByHand(), BestModel(tmp_path / "best.pt", "loss"), {"w": torch.zeros(3)}
     with AsyncEvaluator(int, int, compute=hand, gate="always", best=best) as evaluator:
         for step in range(1, 5):
@@ -39,7 +39,7 @@ def test_the_file_has_the_weights_of_the_best_score_and_not_those_of_training(tm
     assert sorted(each.name for each in tmp_path.iterdir()) == ["best.pt", "best.pt.json"]
 
 
-def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+def test_a_failing_write_leaves_the_old_file(tmp_path: Path) -> None:
     def half(state: Any, path: Path) -> None:
         path.write_text("half")
         if state == "full disk":
@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path: Path) -> No
     assert len(list(best.path.parent.iterdir())) == 2
 
 
-def test_a_best_model_that_cannot_be_written_is_said_in_the_record(tmp_path: Path) -> None:
+def test_a_best_model_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:
     hand, best = ByHand(), BestModel(tmp_path / "best.pt", "f1")
     with AsyncEvaluator(int, int, compute=hand, gate="always", best=best, on_error="raise") as evaluator:
         evaluator.submit({"w": torch.zeros(1)}, step=1)
@@ -79,7 +79,7 @@ def test_the_formats_are_read_by_their_own_libraries(tmp_path: Path) -> None:
     assert [np.load(tmp_path / "a.npz")[name].tolist() for name in ("0", "1")] == [[1, 1], [0]]
 
 
-def test_what_is_better_is_told_by_the_name_unless_it_is_said() -> None:
+def test_the_better_direction_follows_from_the_name_unless_given() -> None:
     assert [is_greater_better(each) for each in ("eval_loss", "perplexity", "accuracy", "f1")] == [
         False,
         False,
@@ -89,7 +89,7 @@ def test_what_is_better_is_told_by_the_name_unless_it_is_said() -> None:
     assert BestModel("x", "accuracy", greater_is_better=False).greater_is_better is False
 
 
-def test_training_stops_after_enough_evaluations_that_are_no_better() -> None:
+def test_training_stops_after_enough_evaluations_without_improvement() -> None:
     stopping = EarlyStopping("eval_loss", patience=2, threshold=0.1)
     told = [stopping.observe(record(step, loss=loss)) for step, loss in enumerate([1.0, 0.95, 0.8, math.nan, 0.75])]
     assert told == [False, False, False, False, True]

@@ -1,4 +1,4 @@
-"""Evaluation beside training in our Trainer: at its cadence, into its logs, one copy for all of a step."""
+"""Evaluation beside training in our Trainer: at its cadence, in its logs, with one copy per step."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_training_is_the_same_with_and_without_it(tmp_path: Path) -> None:
         assert torch.equal(each, beside.model.state_dict()[name]), name
 
 
-def test_the_best_model_has_the_weights_that_were_scored(tmp_path: Path) -> None:
+def test_the_best_model_has_the_scored_weights(tmp_path: Path) -> None:
     best = BestModel(tmp_path / "best.safetensors", "loss")
     train(tmp_path, asynchronous(best=best))
     from safetensors.torch import load_file
@@ -115,7 +115,7 @@ def test_checkpoint_and_evaluation_of_a_step_share_one_copy(tmp_path: Path) -> N
     shared: list[bool] = []
 
     class Looks(TrainerCallback):
-        """A checkpoint is on the disk: the evaluation of its step may end."""
+        """Callback that sees a checkpoint on the disk, so that the evaluation of its step may end."""
 
         def on_save(self, **kwargs: Any) -> None:
             shared.append(True)
@@ -132,7 +132,7 @@ def test_checkpoint_and_evaluation_of_a_step_share_one_copy(tmp_path: Path) -> N
     train(tmp_path, evaluation, Looks(), async_save=True, save_strategy="steps", save_steps=4, optim="sgd")
     weights = sum(each.numel() for each in make_model().state_dict().values())
     assert shared
-    # Of each step: the evaluation's copy is all of the model, and the checkpoint's has none of it.
+    # For each step, the evaluation's copy is all of the model, and the checkpoint's has none of it.
     assert weights in taken
     assert sum(each >= weights for each in taken) == 3 + len(shared)
 
@@ -152,7 +152,7 @@ def test_a_run_that_raises_leaves_no_evaluation_open(tmp_path: Path) -> None:
     assert all(future.cancelled() for _, future in hand.jobs)
 
 
-def test_what_it_knows_goes_with_checkpoints() -> None:
+def test_its_state_is_in_checkpoints() -> None:
     first, second = asynchronous(stop_on="loss", name="a"), asynchronous(stop_on="loss", name="a")
     first.history.append(EvaluationRecord(step=5, snapshot_id="s", submitted_at=1.0, status="ok", metrics={"loss": 1}))
     assert first.state_key == "AsyncEvaluation.a"

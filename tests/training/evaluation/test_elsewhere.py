@@ -1,4 +1,4 @@
-"""Evaluations in other processes: training waits for none, numbers are the same, and their ends harm nothing."""
+"""Evaluations in other processes: training waits for none, scores are the same, and a dead process does no harm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.training.evaluation.dispatchers.jobs import ends_badly, load, make, s
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    # As many threads as here: their number changes the order of sums.
+    # As many threads as here, because their number changes the order of sums.
     image = sky.Image(env={"OMP_NUM_THREADS": str(torch.get_num_threads())})
     with sky.ComputePool(
         provider=sky.Local(), nodes=2, image=image, logs=False, console=False, cancel_grace_s=0.5
@@ -34,12 +34,12 @@ def beside() -> Iterator[SubprocessDispatcher]:
     dispatcher.close(cancel=True)
 
 
-def test_training_takes_as_long_as_it_would_alone_and_one_evaluation(pool: sky.ComputePool) -> None:
+def test_training_takes_as_long_as_alone_plus_one_evaluation(pool: sky.ComputePool) -> None:
     """N x T + E: evaluations on two nodes, each nearly as long as two intervals."""
     count, interval_s, evaluation_s = 10, 0.6, 1.1
     state = {"w": np.zeros(1_000_000, np.float32)}
     with AsyncEvaluator(make, sleep_on, evaluation_s, compute=pool, load=load, gate="always") as evaluator:
-        for step in range(2):  # the slots import what they need
+        for step in range(2):  # the slots import their modules
             evaluator.submit(state, step=step)
         assert [record.status for record in evaluator.drain()] == ["ok", "ok"]
         began = time.perf_counter()
@@ -58,7 +58,7 @@ def test_training_takes_as_long_as_it_would_alone_and_one_evaluation(pool: sky.C
 
 @sky.compute
 def _train(target: Any) -> list[tuple[str, int, str, float]]:
-    """A training that is itself a call to a node."""
+    """Train in a call to a node."""
     state = {"w": np.zeros(100_000, np.float32)}
     with AsyncEvaluator(make, sleep_on, 0.05, compute=target, load=load, gate="always") as evaluator:
         for step in range(1, 4):
@@ -73,7 +73,7 @@ def test_a_training_on_one_node_is_evaluated_on_another(pool: sky.ComputePool) -
 
 
 def make_network() -> nn.Module:
-    """Its last weights are large enough to travel beside the pickle."""
+    """Make a network whose last weights are large enough to travel beside the pickle."""
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 50))
 
 
@@ -95,7 +95,7 @@ _WAYS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_numbers_are_those_of_an_evaluation_in_training_to_the_bit(
+def test_scores_equal_those_of_an_evaluation_within_training_to_the_bit(
     way: str, pool: sky.ComputePool, beside: SubprocessDispatcher
 ) -> None:
     torch.manual_seed(0)
@@ -125,10 +125,10 @@ def test_numbers_are_those_of_an_evaluation_in_training_to_the_bit(
 
 
 @pytest.mark.parametrize("way", ["subprocess", "pool"])
-def test_however_an_evaluation_ends_training_goes_on_and_the_record_says_it(
+def test_training_goes_on_however_an_evaluation_ends_and_the_record_says_how(
     way: str, pool: sky.ComputePool, beside: SubprocessDispatcher
 ) -> None:
-    # In a pool that counts from before the imports of a slot that took the place of a killed one.
+    # In a pool, the timeout includes the imports of a slot that replaces a killed one.
     timeout_s = 1.0 if way == "subprocess" else 6.0
     compute: Any = beside if way == "subprocess" else PoolDispatcher(pool, start_s=0)
     state = {"w": np.zeros(3, np.float32)}

@@ -1,4 +1,4 @@
-"""Copies are scored while training goes on; whatever becomes of that is a record, and training is as without it."""
+"""Copies are scored while training goes on. Every outcome is a record, and training is the same as without."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps(records: list[EvaluationRecord]) -> list[tuple[int, str]]:
     return [(each.step, each.status) for each in records]
 
 
-# What is scored ------------------------------------------------------------------------------------------------------
+# Scored weights ------------------------------------------------------------------------------------------------------
 
 
 def test_weights_that_training_changes_meanwhile_are_not_scored() -> None:
@@ -118,7 +118,7 @@ def test_only_floats_travel_as_half_and_the_model_gets_its_own_dtypes() -> None:
         hand.end(0, {})
 
 
-def test_a_factory_of_another_model_is_said_so() -> None:
+def test_a_factory_of_another_model_is_reported() -> None:
     with AsyncEvaluator(lambda: torch.nn.Linear(1, 1), scored, gate="sync") as evaluator:
         record = evaluator.submit(make_model().state_dict(), step=1)
     assert record is not None
@@ -143,7 +143,7 @@ def test_arrays_need_no_torch_and_are_copied_into_the_same_buffers() -> None:
         hand.end(1, {"a": 1})
 
 
-def test_a_snapshot_of_somebody_else_is_shared_and_not_copied() -> None:
+def test_a_snapshot_of_another_owner_is_shared_and_not_copied() -> None:
     hand, taken = ByHand(), SnapshotPool().take(state(3))
     with by_hand(hand) as evaluator:
         evaluator.submit(taken, step=1)
@@ -169,12 +169,12 @@ def test_contents_are_the_same_objects_for_every_job() -> None:
             hand.end(at, {})
 
 
-def test_what_cannot_be_sent_is_refused_when_the_evaluator_is_made() -> None:
+def test_an_object_that_cannot_be_sent_is_refused_when_the_evaluator_is_made() -> None:
     with pytest.raises(ArgumentNotPicklable, match="payload: cannot be sent to another process"):
         AsyncEvaluator(make_model, scored, threading.Lock(), compute=ByHand(shares_memory=False))
 
 
-# What goes wrong -----------------------------------------------------------------------------------------------------
+# Failures ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_evaluation_that_raises_or_returns_no_dictionary_is_a_record() -> None:
@@ -192,7 +192,7 @@ def test_an_evaluation_that_raises_or_returns_no_dictionary_is_a_record() -> Non
     assert no_dictionary.error.startswith("eval_fn: returned float (0.5); return a dictionary of metrics")
 
 
-def test_an_evaluation_that_never_returns_is_ended_by_its_time() -> None:
+def test_an_evaluation_that_never_returns_times_out() -> None:
     stuck, back = threading.Event(), threading.Event()
 
     def never(model: Any, payload: Any) -> dict[str, int]:
@@ -224,7 +224,7 @@ def test_a_dispatcher_that_refuses_is_a_record() -> None:
     assert (record.status, record.error) == ("failed", "OSError: no room")
 
 
-def test_nothing_that_a_worker_gives_leaves_an_evaluation_open() -> None:
+def test_no_result_of_a_worker_leaves_an_evaluation_open() -> None:
     class Odd(dict[str, float]):
         def items(self) -> Any:
             raise RuntimeError("no items")
@@ -247,7 +247,7 @@ def test_nothing_that_a_worker_gives_leaves_an_evaluation_open() -> None:
     assert third.status == "ok"
 
 
-def test_an_error_is_raised_where_training_collects_if_that_is_wanted() -> None:
+def test_an_error_is_raised_where_training_collects_on_request() -> None:
     hand = ByHand()
     evaluator = by_hand(hand, on_error="raise")
     for step in (1, 2):
@@ -266,7 +266,7 @@ def test_an_error_is_raised_where_training_collects_if_that_is_wanted() -> None:
     assert not hand.was_closed, "a dispatcher that was given is its owner's"
 
 
-def test_a_copy_that_fails_is_training_s_own_error_and_nothing_is_open() -> None:
+def test_a_copy_that_fails_is_training_s_own_error_and_leaves_nothing_open() -> None:
     def fails() -> Any:
         raise MemoryError("no room for a copy")
 
@@ -280,10 +280,10 @@ def test_a_copy_that_fails_is_training_s_own_error_and_nothing_is_open() -> None
     assert steps(evaluator.history) == [(2, "ok")]
 
 
-# How many at once ----------------------------------------------------------------------------------------------------
+# Limits --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_skips_without_a_copy_and_says_so() -> None:
+def test_a_full_queue_skips_without_a_copy_and_reports_it() -> None:
     hand, calls = ByHand(), []
 
     def counted() -> dict[str, torch.Tensor]:
@@ -305,7 +305,7 @@ def test_a_full_queue_skips_without_a_copy_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("on_backpressure", ["block", "queue"])
-def test_at_the_bound_training_waits_for_the_oldest_where_it_is_to(on_backpressure: Any) -> None:
+def test_at_the_limit_training_waits_for_the_oldest_if_told_to(on_backpressure: Any) -> None:
     hand = ByHand()
     with by_hand(hand, max_pending=1, on_backpressure=on_backpressure) as evaluator:
         evaluator.submit(state(), step=1)
@@ -318,7 +318,7 @@ def test_at_the_bound_training_waits_for_the_oldest_where_it_is_to(on_backpressu
         hand.end(1, {})
 
 
-def test_a_worker_that_is_behind_is_skipped_or_not_and_recovers() -> None:
+def test_a_slow_worker_is_skipped_or_not_and_recovers() -> None:
     hand = ByHand()
     with by_hand(hand) as evaluator, by_hand(hand, on_backpressure="queue") as insists:
         hand.behind_s = 60
@@ -357,7 +357,7 @@ def test_by_default_training_waits_for_no_cold_worker() -> None:
         assert evaluator.way == "beside"
 
 
-def test_a_warm_up_makes_the_model_elsewhere_and_says_once_what_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warm_up_makes_the_model_elsewhere_and_reports_a_failure_once(caplog: pytest.LogCaptureFixture) -> None:
     hand = ByHand(shares_memory=False)
     with by_hand(hand) as evaluator:
         evaluator.warm_up()
@@ -380,7 +380,7 @@ def test_a_warm_up_makes_the_model_elsewhere_and_says_once_what_fails(caplog: py
 # The end -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_not_ended_when_training_has_is_recorded() -> None:
+def test_evaluations_open_at_the_end_of_training_are_recorded() -> None:
     hand = ByHand()
     evaluator = by_hand(hand)
     for step in (1, 2):
@@ -407,7 +407,7 @@ def test_a_training_that_raises_does_not_wait_for_evaluations() -> None:
     assert steps(evaluator.history) == [(1, "failed")]
 
 
-def test_old_metrics_are_late_and_decide_nothing() -> None:
+def test_late_metrics_decide_nothing() -> None:
     hand = ByHand()
     with by_hand(hand, max_age_steps=10) as evaluator:
         for step in (10, 20):

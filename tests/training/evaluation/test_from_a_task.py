@@ -1,4 +1,4 @@
-"""A training on some nodes has its model evaluated on a node that is kept for that."""
+"""A training on some nodes has its model evaluated on a node that is reserved for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skyward.training.evaluation import AsyncEvaluator
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
     module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)  # the nodes need not import this file, and pytest with it
+    cloudpickle.register_pickle_by_value(module)  # the nodes do not have to import this file, and pytest with it
     try:
         with sky.ComputePool(sky.Local(), nodes=3, roles={"evaluation": [2]}, logs=False) as opened:
             yield opened
@@ -38,7 +38,7 @@ def weight_and_node(model: Any, payload: object) -> dict[str, float]:
 
 
 def train(evaluations: Any, steps: int) -> list[dict[str, float]]:
-    """Rank 0 evaluates; the gradients meet in a real process group meanwhile."""
+    """Train. Rank 0 evaluates, and meanwhile the gradients meet in a real process group."""
     model = make_model()
     evaluator = AsyncEvaluator(make_model, weight_and_node, None, compute=evaluations, gate="always", max_pending=steps)
     try:

@@ -1,4 +1,4 @@
-"""The gate keeps the faster way, and finding that out costs a short run nothing."""
+"""The gate keeps the faster way, and its trials cost a short run nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Run:
         return self.run(Gate(mode))
 
     def run(self, gate: Gate) -> float:
-        """Seconds until all evaluations have ended."""
+        """Return the seconds until all evaluations have ended."""
         now = backlog_s = arrived_at = 0.0
         scored, cold_s, was_warm = 0, self.cold_s, False
         for number in range(self.count):
@@ -66,7 +66,7 @@ runs = st.builds(
 @BUSY
 @given(runs)
 def test_a_run_takes_at_most_a_tenth_longer_than_by_the_better_way(run: Run) -> None:
-    """However short it is, on any machine that loses nothing when two share its processors."""
+    """Runs of any length are tried, on any machine that loses nothing when two share its processors."""
     assert run.wall_s("auto") <= 1.1 * min(run.wall_s("always"), run.wall_s("sync")) + 1e-6
 
 
@@ -84,14 +84,14 @@ def test_a_short_run_waits_for_no_cold_worker(run: Run) -> None:
     assert short.run(gate) <= short.wall_s("always") + TRIAL_SHARE * short.count * run.training_s * run.slowdown
 
 
-def test_processors_that_lose_time_when_they_are_shared_are_found_out() -> None:
+def test_processors_that_lose_time_when_they_are_shared_are_noticed() -> None:
     run, gate = Run(count=200, training_s=1.0, evaluation_s=0.2, slowdown=4.0), Gate("auto")
     wall_s = run.run(gate)
     assert gate.way == "inline"
     assert wall_s < 1.1 * run.wall_s("sync") < run.wall_s("always")
 
 
-def test_other_hardware_is_found_to_be_faster() -> None:
+def test_other_hardware_is_recognised_as_faster() -> None:
     run, gate = Run(count=200, training_s=1.0, evaluation_s=0.5, slowdown=1.0), Gate("auto")
     wall_s = run.run(gate)
     assert gate.is_settled
@@ -100,7 +100,7 @@ def test_other_hardware_is_found_to_be_faster() -> None:
     assert wall_s <= run.wall_s("always") + TRIALS * 0.5 + 1e-6
 
 
-def test_evaluations_that_end_slower_than_they_come_count_by_their_own_length() -> None:
+def test_evaluations_slower_than_their_interval_count_by_their_own_length() -> None:
     gate = Gate("auto")
     gate.observe(1.0, steps=10, evaluation_s=3.0)
     gate.observe(1.0, steps=10, evaluation_s=3.0, slots=2)
@@ -133,7 +133,7 @@ def test_intervals_of_other_lengths_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(("mode", "way"), [("always", "beside"), ("sync", "inline")])
-def test_what_is_said_is_not_tried(mode: Literal["always", "sync"], way: str) -> None:
+def test_a_given_way_is_not_tried(mode: Literal["always", "sync"], way: str) -> None:
     gate = Gate(mode)
     gate.observe(1.0, steps=1, evaluation_s=0.1)
     assert gate.is_settled

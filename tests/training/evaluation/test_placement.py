@@ -1,4 +1,4 @@
-"""Which worker takes which evaluation, by a virtual clock: never much later than the best schedule."""
+"""Placement of evaluations on workers, by a virtual clock: never much later than the best schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What a worker is like."""
+    """True properties of a worker."""
 
     evaluation_s: float
     cold_s: float = 0.0
@@ -37,7 +37,7 @@ class Schedule:
 
 
 def simulated(releases: list[float], truths: list[Truth], temperature: float = 0.0) -> Schedule:
-    """Run evaluations that are asked for at these ascending times, as an AdaptiveCompute does, without threads."""
+    """Run evaluations requested at these ascending times, as an AdaptiveCompute does, without threads."""
     now = 0.0
     workers = [WorkerScore(clock=lambda: now) for _ in truths]
     order, chance = itertools.count(), random.Random(0)
@@ -74,7 +74,7 @@ def simulated(releases: list[float], truths: list[Truth], temperature: float = 0
 
 
 def best_end(releases: list[float], truths: list[Truth]) -> float:
-    """When all could have ended, if everything had been known: exact, for evaluations that are alike."""
+    """Return when all could have ended with full knowledge. It is exact for equal evaluations."""
 
     def is_possible(end: float) -> bool:
         starts: list[float] = []
@@ -101,8 +101,8 @@ def every(seconds: float, count: int = 24) -> list[float]:
 
 @pytest.mark.parametrize("cold_s", [0.0, 4.0, 17.0, 600.0])
 @pytest.mark.parametrize("apart_s", [0.0, 0.15, 0.3])
-def test_cold_workers_hold_up_nothing_and_are_used_when_they_are_warm(cold_s: float, apart_s: float) -> None:
-    """Two nodes that have to start, and this process, which is warm."""
+def test_cold_workers_delay_nothing_and_are_used_when_they_are_warm(cold_s: float, apart_s: float) -> None:
+    """Two nodes have to start, and this process is warm."""
     truths = [Truth(evaluation_s=0.6, cold_s=cold_s)] * 2 + [Truth(evaluation_s=0.6)]
     releases = every(apart_s)
     schedule = simulated(releases, truths)
@@ -118,8 +118,10 @@ releases = st.lists(st.floats(0, 3), min_size=1, max_size=24).map(lambda gaps: l
 
 @BUSY
 @given(releases, st.lists(truths, min_size=1, max_size=5))
-def test_all_have_ended_within_one_evaluation_of_the_best_schedule(asked: list[float], workers: list[Truth]) -> None:
-    """Whatever workers there are: what is not known costs the slowest one's evaluation once."""
+def test_all_evaluations_end_within_one_evaluation_of_the_best_schedule(
+    asked: list[float], workers: list[Truth]
+) -> None:
+    """Ignorance costs one evaluation on the slowest worker, whatever the workers."""
     longest_s = max(each.evaluation_s for each in workers)
     end = max(simulated(asked, workers).ends)
     assert end <= best_end(asked, workers) + longest_s + 1e-6
@@ -127,12 +129,12 @@ def test_all_have_ended_within_one_evaluation_of_the_best_schedule(asked: list[f
 
 @BUSY
 @given(releases, st.lists(seconds, min_size=1, max_size=5), st.floats(0.01, 10))
-def test_at_any_temperature_all_of_them_end(asked: list[float], lasting: list[float], temperature: float) -> None:
+def test_at_any_temperature_all_evaluations_end(asked: list[float], lasting: list[float], temperature: float) -> None:
     schedule = simulated(asked, [Truth(evaluation_s=each) for each in lasting], temperature)
     assert not any(math.isnan(end) for end in schedule.ends)
 
 
-def test_a_worker_that_looked_slow_once_is_tried_again_while_others_are_asked() -> None:
+def test_a_worker_that_looked_slow_once_is_tried_again_while_others_work() -> None:
     now = 0.0
     once_slow, steady = (WorkerScore(clock=lambda: now) for _ in range(2))
     for worker, lasted_s in ((once_slow, 12.0), (steady, 1.0)):
@@ -161,7 +163,7 @@ def test_an_evaluation_waits_for_a_much_faster_worker() -> None:
     assert wait_s == pytest.approx(10.0)
 
 
-def test_a_worker_that_is_barred_takes_it_only_where_it_is_alone() -> None:
+def test_a_barred_worker_is_used_only_if_it_is_alone() -> None:
     one, other = WorkerScore(), WorkerScore()
     chance = random.Random(0)
     assert place([one], [one, other], temperature=0.0, chance=chance)[0] == [1]
@@ -174,7 +176,7 @@ def test_a_worker_that_is_barred_takes_it_only_where_it_is_alone() -> None:
     assert wait_s == math.inf
 
 
-def test_at_a_temperature_the_better_is_likelier_and_infinite_ones_are_never_taken() -> None:
+def test_at_a_temperature_the_better_worker_is_likelier_and_infinite_ones_are_never_taken() -> None:
     chance = random.Random(1)
     taken = [choose([1.0, 2.0, math.inf], 1.0, chance) for _ in range(2000)]
     assert 2 not in taken

@@ -1,4 +1,4 @@
-"""Rank 0 of two: what it exchanges with the other, beside the events of a framework and of our bus."""
+"""Rank 0 of two: its exchanges with the other, beside the events of a framework and of our bus."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def evaluator(eval_fn: Any = scored, **options: Any) -> AsyncEvaluator:
     ("is_collective", "calls"),
     [(True, ["share"]), (False, ["exchange", "exchange", "flags", "exchange", "share"])],
 )
-def test_a_result_takes_one_exchange_where_events_are_collective(is_collective: bool, calls: list[str]) -> None:
+def test_a_result_takes_one_exchange_if_events_are_collective(is_collective: bool, calls: list[str]) -> None:
     ranks, evaluations = Recording(), Evaluations("Ours", has_collective_events=is_collective)
     evaluations.open(evaluator, ranks=ranks)
     evaluations.submit(make_model(), step=1, epoch=None)
@@ -68,5 +68,5 @@ def test_an_error_is_reported_to_the_other_ranks_once(is_collective: bool) -> No
     with pytest.raises(ZeroDivisionError, match="no rows"):
         evaluations.poll(step=1)
     evaluations.close()
-    # The bus reports what a collective handler raises, so a second report would meet no exchange of the others.
+    # The bus reports an exception of a collective handler, so a second report would meet no exchange of the others.
     assert ranks.calls.count("fail") == (0 if is_collective else 1)

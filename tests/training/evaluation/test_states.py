@@ -1,4 +1,4 @@
-"""What is sent of a model: under its own names, whole where ranks hold parts, and of adapters only what is trained."""
+"""The sent part of a model: under its own names, whole if ranks hold parts, and only trained parts of adapters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_names_are_those_of_the_model_without_its_wrappers() -> None:
     assert model_state(model)["0.weight"].data_ptr() == model.state_dict()["0.weight"].data_ptr(), "no copy yet"
 
 
-def test_of_an_adapter_only_trained_parts_and_buffers_travel() -> None:
+def test_only_trained_parts_and_buffers_of_an_adapter_travel() -> None:
     from peft import LoraConfig, get_peft_model
 
     def base() -> nn.Module:
@@ -91,7 +91,7 @@ def whole_model() -> nn.Module:
 
 
 def _evaluated(ranks: Any, model: Any, trains: Any) -> Any:
-    """What rank 0's evaluation of it gives, with and without the wrapper; after a step of training."""
+    """Return the scores of rank 0's evaluation, with and without the wrapper, after a step of training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         trains(torch.ones(3, 4)).square().mean().backward()
@@ -176,7 +176,7 @@ def skipped_ones_gather_nothing(ranks: Any, place: Path) -> Any:
     return gathered
 
 
-def test_what_is_skipped_is_not_gathered_by_any_rank(said: Said) -> None:
+def test_a_skipped_evaluation_is_gathered_by_no_rank(said: Said) -> None:
     assert said["skipped_ones_gather_nothing"] == [1, 1]
 
 
@@ -192,7 +192,7 @@ def one_that_fails(ranks: Any, place: Path) -> Any:
     return error_of(functools.partial(submit_model, evaluator, model, ranks=ranks, step=1)).partition(":")[0]
 
 
-def test_a_rank_0_that_fails_leaves_nobody_waiting(said: Said) -> None:
+def test_a_failing_rank_0_leaves_nobody_waiting(said: Said) -> None:
     assert said["one_that_fails"] == ["UsageError", "nothing"]
 
 
@@ -230,9 +230,10 @@ def in_the_trainer(ranks: Any, place: Path) -> Any:
     return seen, [each.step for each in evaluation.history], trainer.state.global_step
 
 
-def test_all_ranks_are_told_and_stop_at_the_same_step(said: Said) -> None:
+def test_all_ranks_hear_the_result_and_stop_at_the_same_step(said: Said) -> None:
     first, second = said["in_the_trainer"]
     assert first[1:] == second[1:], (first, second)
     assert [step for step, _ in first[0]] == [step for step, _ in second[0]] == first[1]
-    # The first counts as better than none, two are no better: known where the third's step is logged, or one log later.
+    # The first is better than none, and two are no better. This is known when the third's step is logged, or one log
+    # later.
     assert first[2] in (6, 8)

@@ -1,4 +1,4 @@
-"""The picture of a run: how long training stood still, and pages that are well formed whatever the names are."""
+"""The picture of a run: how long training stood still, and pages that are well formed whatever the names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMES = st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda each: (each
 
 
 class Page(HTMLParser):
-    """Refuses tags that are left open or closed twice."""
+    """Parser that refuses tags that are left open or closed twice."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -40,7 +40,7 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """A tag without content."""
+        """Handle a tag without content."""
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 
 def overlapped() -> Timeline:
-    """Two intervals of training with a copy between them, a wait in the second, two evaluations."""
+    """Record two intervals of training with a copy between them, a wait in the second, two evaluations."""
     timeline = Timeline()
     timeline.add("training", "steps 0 to 10", 100.0, 104.0)
     timeline.add("snapshot", "step 10", 104.0, 104.5, step=10)
@@ -67,7 +67,7 @@ def test_the_summary_says_how_long_training_stood_still() -> None:
     found = overlapped().summary()
     assert (found.wall_s, found.snapshot_s, found.waited_s, found.stood_still_s) == (12.5, 0.5, 1.0, 1.5)
     assert (found.snapshots, found.evaluations, found.evaluation_s) == (1, 2, 6.5)
-    assert found.hidden_s == 3.0 + 0.5  # but for the wait, and for what came after training
+    assert found.hidden_s == 3.0 + 0.5  # except for the wait, and the time after training
     assert found.busy_s == {"node 1": 4.0, "node <2>": 2.5}
 
 
@@ -78,7 +78,7 @@ def test_the_summary_says_how_long_training_stood_still() -> None:
     copies=st.lists(TIMES, max_size=4),
     work=st.lists(TIMES, max_size=6),
 )
-def test_what_is_hidden_is_what_a_count_of_instants_gives(
+def test_the_hidden_time_agrees_with_a_count_of_instants(
     training: list[tuple[float, float]],
     waits: list[tuple[float, float]],
     copies: list[tuple[float, float]],
@@ -101,7 +101,7 @@ def test_what_is_hidden_is_what_a_count_of_instants_gives(
     assert found.waited_s == pytest.approx(sum(bool(covers(waits, at)) for at in instants) / 4)
 
 
-def test_rows_have_no_two_spans_that_overlap() -> None:
+def test_rows_have_no_overlapping_spans() -> None:
     timeline = Timeline()
     for start in range(10):
         timeline.add("worker", str(start), start, start + 2.5)
@@ -122,7 +122,7 @@ def test_a_chrome_trace_has_every_span_in_microseconds(tmp_path: Path) -> None:
     assert trace["otherData"]["began_s"] == 100.0
 
 
-def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_is_complete_and_loads_nothing(tmp_path: Path) -> None:
     html = overlapped().html(tmp_path / "timeline.html", title="A <run>").read_text()
     page = Page(html)
     assert page.loads == []
@@ -159,7 +159,7 @@ def test_an_empty_timeline_has_a_page_and_a_trace(tmp_path: Path) -> None:
     assert json.loads(Timeline().chrome_trace(tmp_path / "none.json").read_text())["traceEvents"]
 
 
-def test_a_page_of_spans_without_length_and_of_strange_values_is_whole(tmp_path: Path) -> None:
+def test_a_page_of_spans_without_length_and_of_strange_values_is_complete(tmp_path: Path) -> None:
     timeline = Timeline()
     timeline.add("worker", "at once", 5.0, 5.0, loss=float("nan"), far=float("inf"), what={"a": object()}, none=None)
     timeline.add("worker", "the clock was set back", 5.0, 4.0, text="x" * 1000)
@@ -169,7 +169,7 @@ def test_a_page_of_spans_without_length_and_of_strange_values_is_whole(tmp_path:
     json.loads(timeline.chrome_trace(tmp_path / "trace.json").read_text())
 
 
-def test_it_keeps_the_latest_spans_only_and_says_so(tmp_path: Path) -> None:
+def test_only_the_latest_spans_are_kept_and_the_page_says_so(tmp_path: Path) -> None:
     timeline = Timeline(spans_per_track=3)
     for at in range(10):
         timeline.add("training", f"step {at}", at, at + 1)

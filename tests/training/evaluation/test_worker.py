@@ -71,7 +71,7 @@ def test_other_keys_run_side_by_side() -> None:
     assert not both.broken
 
 
-def test_the_least_recently_used_model_goes_first() -> None:
+def test_the_least_recently_used_model_is_dropped_first() -> None:
     worker, before = Worker(max_models=2), Model.made
     for key in ("a", "b", "a", "c", "a", "b"):
         run(worker, lambda model, payload: {}, key=key)
@@ -86,7 +86,7 @@ def test_a_model_whose_evaluation_raised_is_not_used_again() -> None:
     assert Model.made - before == 2
 
 
-def test_who_waits_for_a_model_that_is_given_up_gets_another() -> None:
+def test_a_caller_that_waits_for_an_abandoned_model_gets_another() -> None:
     worker, stuck, back = Worker(), threading.Event(), threading.Event()
 
     def hangs(model: Model, payload: Any) -> None:
@@ -132,7 +132,7 @@ def test_floats_get_the_dtype_of_the_models_own_tensor_and_nothing_else_is_cast(
     assert model[1].weight.max() < 7, "it has a copy"
 
 
-def test_names_that_do_not_fit_are_said() -> None:
+def test_mismatched_names_are_reported() -> None:
     model = torch.nn.Linear(2, 1)
     with pytest.raises(
         UsageError, match=r"another model than the one in training \(unexpected: extra; missing: bias\)"
@@ -142,7 +142,7 @@ def test_names_that_do_not_fit_are_said() -> None:
     assert model.weight.tolist() == [[0, 0]]
 
 
-def test_arrays_go_in_by_set_weights() -> None:
+def test_arrays_are_loaded_by_set_weights() -> None:
     class Keras:
         def set_weights(self, weights: list[Any]) -> None:
             self.weights = weights

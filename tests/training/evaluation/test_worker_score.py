@@ -20,7 +20,7 @@ class _Clock:
 
 
 def _seen(clock: _Clock, *seconds: float, **options: float) -> WorkerScore:
-    """A worker that has run evaluations that took so long."""
+    """Make a worker that has run evaluations of these durations."""
     score = WorkerScore(clock=clock, **options)  # type: ignore[arg-type]
     for each in seconds:
         score.add("job")
@@ -37,17 +37,17 @@ def end_s(score: WorkerScore) -> float:
     return wait_s(score) + score.cost_s()
 
 
-# Defect 4 of the reference: after three rounds of warm-up the latency was 3.69 times the truth, the pool was under
-# pressure at once, and never recovered as nothing was observed while evaluations were skipped.
+# Defect 4 of the reference: after three rounds of warm-up the latency was 3.69 times the truth. The pool was under
+# pressure at once, and never recovered, because nothing was observed while evaluations were skipped.
 
 
-def test_after_three_observations_the_latency_is_the_truth() -> None:
+def test_after_three_observations_the_latency_is_correct() -> None:
     score = _seen(_Clock(), 0.5, 0.5, 0.5)
     assert score.latency_s == pytest.approx(0.5)
     assert score.deviation_s == pytest.approx(0.0)
 
 
-def test_answers_of_a_warm_up_are_averaged_without_bias_and_are_no_latency_of_evaluations() -> None:
+def test_warm_up_answers_are_averaged_without_bias_and_are_no_latency_of_evaluations() -> None:
     score = WorkerScore(initial_s=1.0, clock=_Clock())
     for _ in range(3):
         score.answered(0.029)
@@ -77,9 +77,7 @@ def test_pressure_ends_without_any_new_observation() -> None:
     ),
     st.integers(1, 3),
 )
-def test_whatever_happened_pressure_is_gone_when_nothing_is_open_for_a_while(
-    steps: list[tuple[str, float]], slots: int
-) -> None:
+def test_pressure_is_gone_when_nothing_was_open_for_a_while(steps: list[tuple[str, float]], slots: int) -> None:
     clock = _Clock()
     score = WorkerScore(slots, clock=clock)
     jobs: list[int] = []
@@ -116,14 +114,14 @@ def test_a_longer_queue_is_never_better(latencies: list[float]) -> None:
         before = end_s(score)
 
 
-def test_the_score_is_what_waits_times_how_long_one_takes() -> None:
+def test_the_score_is_the_queue_times_the_time_of_one_evaluation() -> None:
     score = _seen(_Clock(), 2.0)
     for number in range(3):
         assert end_s(score) == pytest.approx((number + 1) * 2.0)
         score.add(number)
 
 
-def test_one_that_failed_is_left_alone_longer_each_time_and_one_answer_ends_it() -> None:
+def test_a_failed_worker_is_left_alone_longer_each_time_until_one_answer() -> None:
     clock = _Clock()
     score = WorkerScore(clock=clock)
     pauses = []
@@ -143,7 +141,7 @@ def test_one_that_failed_is_left_alone_longer_each_time_and_one_answer_ends_it()
     assert score.is_suspended
 
 
-def test_drift_is_seen_multiplies_the_score_by_five_and_ends() -> None:
+def test_drift_is_noticed_multiplies_the_score_by_five_and_ends() -> None:
     clock = _Clock()
     score = _seen(clock, *[1.0] * 20)
     assert not score.is_drifting
@@ -159,7 +157,7 @@ def test_drift_is_seen_multiplies_the_score_by_five_and_ends() -> None:
     assert not score.is_drifting
 
 
-def test_drift_is_forgotten_by_and_by_as_a_worker_that_is_not_asked_shows_nothing_new() -> None:
+def test_drift_fades_because_an_unused_worker_shows_nothing_new() -> None:
     clock = _Clock()
     score = _seen(clock, *[1.0] * 20, 4.0)
     assert score.is_drifting
@@ -181,7 +179,7 @@ def test_the_latency_of_an_idle_worker_counts_less_and_less(latency_s: float) ->
 
 @BUSY
 @given(st.lists(st.floats(0.02, 1000), min_size=1, max_size=50))
-def test_what_stays_the_same_for_long_is_no_drift_whatever_was_before(values: list[float]) -> None:
+def test_a_long_constant_latency_is_no_drift(values: list[float]) -> None:
     drift = Drift(noise_s=0.01)
     for _ in range(3):
         drift.add(values[0])
@@ -193,7 +191,7 @@ def test_what_stays_the_same_for_long_is_no_drift_whatever_was_before(values: li
     assert not drift.is_on
 
 
-def test_a_quantile_is_of_what_was_seen() -> None:
+def test_a_quantile_is_one_of_the_observed_values() -> None:
     clock = _Clock()
     score = _seen(clock, *[float(n) for n in range(1, 21)])
     assert score.quantile_s(0.95) == 19.0

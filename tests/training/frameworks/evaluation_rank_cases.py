@@ -1,4 +1,4 @@
-"""What two ranks do under the Trainers of Hugging Face and of Lightning; `tests/training/conftest.py` runs it."""
+"""Cases of two ranks under the Trainers of Hugging Face and of Lightning. `tests/training/conftest.py` runs them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Falls:
 
 
 class Inline(transformers.TrainerCallback):  # type: ignore[misc]  # it is Any to mypy here
-    """Scores a copy of the weights at the end of each epoch, as they are then."""
+    """Callback that scores a copy of the weights at the end of each epoch."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -73,7 +73,10 @@ class Inline(transformers.TrainerCallback):  # type: ignore[misc]  # it is Any t
 
 
 class ShardedTrainer(Trainer):  # type: ignore[misc]
-    """Of a model that is sharded already: accelerate does it on accelerators only, and would wrap it in DDP here."""
+    """Trainer of a model that is sharded already.
+
+    accelerate shards only on accelerators, and would wrap the model in DDP here.
+    """
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -128,7 +131,7 @@ def hf_fsdp2(ranks: Any, folder: Path) -> Any:
 
 
 def hf_fsdp2_skips(ranks: Any, folder: Path) -> Any:
-    """While the first evaluation waits, others are skipped, and no rank waits for one that gathers."""
+    """Skip evaluations while the first one waits. No rank waits for one that gathers."""
     goes_on = threading.Event()
 
     def waits(model: Any, rows: Any) -> Any:
@@ -192,10 +195,10 @@ class ShardedModule(Module):
 
 
 class ShardedStrategy(DDPStrategy):  # type: ignore[misc]
-    """Of a module that shards itself: Lightning's own strategies for it want accelerators."""
+    """Strategy of a module that shards itself: Lightning's own strategies for it want accelerators."""
 
     def configure_ddp(self) -> None:
-        """Nothing is wrapped."""
+        """Wrap nothing."""
 
 
 class InlineLightning(Callback):  # type: ignore[misc]

@@ -21,7 +21,7 @@ class Line(torch.nn.Module):
 
 
 def slope(model: Any, payload: Any) -> dict[str, float]:
-    """The weight itself: it says which weights were scored."""
+    """Return the weight itself, which shows which weights were scored."""
     return {"a": model.a.item()}
 
 
@@ -37,7 +37,7 @@ def tiny_gpt2() -> Any:
 
 
 def tiny_lora() -> Any:
-    """A GPT2 of fixed weights with adapters. (To seed the process is no matter for a thread of it.)"""
+    """Make a GPT2 of fixed weights with adapters. Seeding the process does not matter for a thread of it."""
     import peft
 
     base = tiny_gpt2()

@@ -1,4 +1,4 @@
-"""What two ranks do under the Trainers of Hugging Face and of Lightning; `tests/training/conftest.py` runs it."""
+"""Cases of two ranks under the Trainers of Hugging Face and of Lightning. `tests/training/conftest.py` runs them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORLD = 2
 
 
 class Breaks(TrainerCallback):
-    """On one rank only, while the other goes on."""
+    """Callback that raises on one rank only, while the other goes on."""
 
     def on_log(self, state: Any, ranks: Any, **_: Any) -> None:
         if ranks.rank == 1 and state.global_step == 2:
@@ -48,7 +48,7 @@ class LogsAlone(Trainer):  # type: ignore[misc]  # it is Any to mypy here
 
 
 class LosesANumber(Trainer):  # type: ignore[misc]
-    """From step 2 on rank 1 has no loss."""
+    """Model that has no loss on rank 1 from step 2 on."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().training_step(*args, **kwargs)

@@ -8,7 +8,7 @@ from skyward.training import EVENTS, TrainerCallback
 
 
 class Recorder(TrainerCallback):
-    """Every event with where the run was then; `told` has what came with it."""
+    """Callback that records every event with the run's position. `told` holds the events' arguments."""
 
     def __init__(self, *, only: tuple[str, ...] = EVENTS) -> None:
         self.events: list[tuple[str, int]] = []
@@ -31,7 +31,7 @@ class Recorder(TrainerCallback):
 
 
 class Asks(TrainerCallback):
-    """Sets flags of the control at one event of one step, in one rank or all."""
+    """Callback that sets flags of the control at one event of one step, in one rank or all."""
 
     def __init__(self, event: str, step: int, ask: str, *, rank: int | None = None) -> None:
         self.step, self.ask, self.rank = step, ask, rank
@@ -46,7 +46,7 @@ class Asks(TrainerCallback):
 
 
 class Counts(TrainerCallback):
-    """A stateful one."""
+    """Stateful callback that counts."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -64,7 +64,7 @@ class Counts(TrainerCallback):
 
 
 class Adds(TrainerCallback):
-    """A number of its own in each log."""
+    """Callback that adds its own number to each log."""
 
     def on_log_step(self, state: Any, logs: dict[str, Any], **_: Any) -> None:
         logs["ours"] = 10.0 * state.global_step

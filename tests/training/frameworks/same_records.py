@@ -1,4 +1,4 @@
-"""One tiny run under each of four producers, with the same callbacks. As a script: Keras's, printed as JSON."""
+"""One tiny run under each of four producers, with the same callbacks. As a script, it runs Keras's and prints JSON."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from . import same_records
 from .recording import Asks
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),  # Lightning uses what torch gives up
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),  # Lightning calls deprecated functions
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
@@ -90,7 +90,7 @@ def test_a_run_is_saved_and_stopped_from_outside(
 
 # HF forgets the losses since its last log, and Lightning goes on exactly from the end of an epoch.
 @pytest.mark.parametrize(("train", "saved"), [(with_hf, 6), (with_lightning, 5)], ids=["hf", "lightning"])
-def test_logs_of_a_resumed_run_have_no_holes_and_nothing_twice(
+def test_logs_of_a_resumed_run_have_no_gaps_and_no_duplicates(
     train: Callable[..., None], saved: int, tmp_path: Path
 ) -> None:
     def records(folder: Path) -> tuple[list[int], list[float]]:
@@ -99,7 +99,7 @@ def test_logs_of_a_resumed_run_have_no_holes_and_nothing_twice(
         return [step for step, _ in losses], [loss for _, loss in losses]
 
     train(tmp_path / "whole", [JsonLogger()], epochs=3)
-    # It is saved, goes on to step 9, and is begun again from where it was saved.
+    # It is saved, goes on to step 9, and is resumed from the save.
     asks = [Asks("on_step_end", saved, "should_save"), Asks("on_step_end", 9, "abort")]
     train(tmp_path / "parts", [*asks, JsonLogger()], epochs=3)
     assert saved_steps(tmp_path / "parts") == [saved]

@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-def test_hf_on_a_node_of_a_pool(tmp_path: Path) -> None:
+def test_hf_evaluates_on_a_node_of_a_pool(tmp_path: Path) -> None:
     timeline = Timeline()
     with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
         ours = SakuraHFCallback(
@@ -40,7 +40,7 @@ def test_hf_on_a_node_of_a_pool(tmp_path: Path) -> None:
     assert {row["worker"] for row in ours.history} == {"node 1"}
 
 
-def test_hf_with_peft_in_another_process(tmp_path: Path) -> None:
+def test_hf_with_peft_evaluates_in_another_process(tmp_path: Path) -> None:
     rows = token_rows()
     inline = Inline(perplexity, rows)
     ours = SakuraHFCallback(
@@ -56,7 +56,7 @@ def test_hf_with_peft_in_another_process(tmp_path: Path) -> None:
     assert [row["loss"] for row in ours.history] == [each["loss"] for each in inline.metrics]
 
 
-def test_lightning_in_another_process(tmp_path: Path) -> None:
+def test_lightning_evaluates_in_another_process(tmp_path: Path) -> None:
     here = beside(tmp_path, LightningLine(), val_loader=loader())
     there: Any = beside(tmp_path, LightningLine(), val_loader=loader(), val_compute="subprocess")
     assert [record.metrics for record in there.records] == [record.metrics for record in here.records]

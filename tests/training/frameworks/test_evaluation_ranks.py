@@ -22,7 +22,7 @@ def said(said_under_trainers: Said) -> Said:
 
 
 @pytest.mark.parametrize("scenario", ["hf_ddp", "hf_fsdp2"])
-def test_under_hf_all_ranks_know_what_rank_0_would_have_scored_inline(scenario: str, said: Said) -> None:
+def test_under_hf_all_ranks_know_the_scores_of_an_inline_evaluation_by_rank_0(scenario: str, said: Said) -> None:
     (logged, inline, history), (others_logged, _, others_history) = said[scenario]
     assert history == others_history == inline
     assert logged == others_logged == [[6 * (epoch + 1), loss] for epoch, loss in enumerate(inline)]
@@ -46,7 +46,7 @@ def test_an_evaluation_that_fails_is_raised_on_all_ranks(said: Said) -> None:
     assert said["hf_raises_what_failed_beside_on_all"] == ["ZeroDivisionError: no rows", FAILED]
 
 
-def test_under_lightning_all_ranks_know_what_rank_0_would_have_scored_inline(said: Said) -> None:
+def test_under_lightning_all_ranks_know_the_scores_of_an_inline_evaluation_by_rank_0(said: Said) -> None:
     (history, inline, (loss, square), best), (others_history, _, others, others_best) = said["lightning_ddp"]
     assert history == others_history == inline
     assert [loss, square] == others == [pytest.approx(inline[-1]), pytest.approx(0.035)]

@@ -1,4 +1,4 @@
-"""What the frameworks share: states as JSON, names of metrics, models under wrappers, and imports that cost nothing."""
+"""Common parts of the frameworks: states as JSON, names of metrics, models under wrappers, and cheap imports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Colour(IntEnum):
     ],
     ids=repr,
 )
-def test_states_come_back_from_json_as_they_were(value: Any) -> None:
+def test_states_come_back_from_json_unchanged(value: Any) -> None:
     found = through_json(value)
     assert found == value
     assert type(found) is type(value)
@@ -74,7 +74,7 @@ def test_arrays_and_their_numbers_come_back_from_json() -> None:
     assert type(found["n"]) is float
 
 
-def test_what_json_cannot_keep_is_refused_with_its_place() -> None:
+def test_values_that_json_cannot_keep_are_refused_with_their_place() -> None:
     with pytest.raises(
         UsageError, match=r"^the state\['a'\]\[1\]: a JSON checkpoint cannot keep a value of type object; "
     ):
@@ -90,7 +90,7 @@ def test_metrics_of_evaluations_have_one_name() -> None:
 
 
 # Pitfall 8.
-def test_models_are_given_without_their_wrappers() -> None:
+def test_models_are_passed_without_their_wrappers() -> None:
     model = torch.nn.Linear(1, 1)
     parallel = torch.nn.DataParallel(model)
     assert unwrapped(torch.compile(parallel, backend="eager")) is model
@@ -102,7 +102,7 @@ def test_models_are_given_without_their_wrappers() -> None:
     assert unwrapped(holder) is holder
 
 
-def test_a_cadence_that_is_none_is_refused() -> None:
+def test_an_illegal_cadence_is_refused() -> None:
     given: dict[str, Any] = {"output_dir": None, "logging_dir": None, "saves_at_stop": True, "ranks": None}
     with pytest.raises(UsageError, match="logging_steps=0: must be a whole number of steps >= 1, or None; "):
         CallbackRun([], logging_steps=0, **given)
@@ -135,7 +135,7 @@ def test_classes_report_their_public_module(module: str, name: str) -> None:
     assert pickle.loads(pickle.dumps(kind)) is kind
 
 
-def test_options_that_are_passed_on_stand_in_the_signature() -> None:
+def test_options_that_are_passed_on_are_in_the_signature() -> None:
     from skyward.training.evaluation import AsyncEvaluator
 
     theirs = inspect.signature(AsyncEvaluator).parameters

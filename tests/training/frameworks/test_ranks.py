@@ -33,11 +33,11 @@ def test_an_error_of_one_of_hfs_ranks_is_raised_on_all(said: Said) -> None:
     assert said["hf_raises_on_all"] == [FAILED, "OSError: disk full"]
 
 
-def test_a_log_that_one_of_hfs_ranks_makes_alone_holds_up_nobody(said: Said) -> None:
+def test_a_log_that_one_of_hfs_ranks_makes_alone_delays_nobody(said: Said) -> None:
     assert said["hf_logs_of_one_rank_hold_up_nobody"] == [[2, 0]] * 2
 
 
-def test_all_of_hfs_ranks_hear_that_one_has_no_loss(said: Said) -> None:
+def test_all_of_hfs_ranks_learn_that_one_has_no_loss(said: Said) -> None:
     assert said["hf_tells_all_ranks_that_one_has_no_loss"] == [[3, [False, False, True]]] * 2
 
 

@@ -1,4 +1,4 @@
-"""The same callbacks write the same records under our Trainer, Hugging Face's, Lightning's and Keras's."""
+"""The same callbacks write the same records under the Trainers of skyward, Hugging Face, Lightning and Keras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.training.keras_process import found_by
 from . import same_records
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),  # Lightning uses what torch gives up
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),  # Lightning calls deprecated functions
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
 ]
 
@@ -43,11 +43,11 @@ KEPT = ("global_step", "epoch", "loss", "learning_rate", "weight_norm", "eval_lo
 
 
 def kept(found: Found, name: str) -> list[dict[str, Any]]:
-    """What a record says of the training."""
+    """Return the record's contents about the training."""
     return [{key: each[key] for key in KEPT if key in each} for each in found[name]["records"]]
 
 
-def test_our_own_records_are_what_they_should_be(ours: Found) -> None:
+def test_our_own_records_are_correct(ours: Found) -> None:
     tame = kept(ours, "tame")
     assert [(each["global_step"], *(set(each) & {"loss", "eval_loss", "train_loss"})) for each in tame] == [
         *((step, "loss") for step in range(1, 6)),
@@ -60,7 +60,7 @@ def test_our_own_records_are_what_they_should_be(ours: Found) -> None:
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
-def test_records_are_ours(producer: str, ours: Found, tmp_path: Path) -> None:
+def test_other_producers_records_equal_ours(producer: str, ours: Found, tmp_path: Path) -> None:
     found = PRODUCERS[producer](tmp_path)
     for name in ("tame", "wild"):
         expected, got = kept(ours, name), kept(found, name)

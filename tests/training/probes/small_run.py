@@ -1,4 +1,4 @@
-"""A producer of the tests' own: a few steps of a real model, every event at its place, clipped gradients."""
+"""A producer of the tests: a few steps of a real model, every event at its place, clipped gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyward.training import CallbackHandler, Ranks, TrainerControl, TrainerStat
 
 @dataclass(kw_only=True)
 class Args:
-    """What every producer's args have."""
+    """The `args` that every producer has."""
 
     output_dir: str
     logging_dir: str | None
@@ -31,7 +31,7 @@ class Args:
 
 
 class SmallNet(nn.Module):
-    """A bit of everything that has norms: a convolution, a matrix, vectors, a parameter of zeros, dropout."""
+    """Model with every kind of norm: a convolution, a matrix, vectors, a parameter of zeros, dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SmallNet(nn.Module):
 
 
 class SmallRun:
-    """Trains on images of a fixed seed. What a checkpoint would keep is `checkpoint()`."""
+    """Training on images of a fixed seed. `checkpoint()` returns a checkpoint's contents."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class SmallRun:
         )
 
     def train(self, *, dies_at: int | None = None) -> SmallRun:
-        """dies_at: the step in which it raises, with no further event but `close`, as a producer does."""
+        """Train. In step `dies_at` it raises, with no further event except `close`, as a producer does."""
         try:
             self.fire("on_init_end")
             self.fire("on_train_begin")

@@ -1,4 +1,4 @@
-"""Probes under the Trainers of transformers and Lightning, by our callbacks for them."""
+"""Probes under the Trainers of transformers and Lightning, with our callbacks for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.training.probes.tiny_lm import Characters
 
 
 class Seen(TrainerCallback):
-    """The gradients of each step, as they are when the optimizer takes them."""
+    """Callback that keeps the gradients of each step as the optimizer gets them."""
 
     def __init__(self) -> None:
         self.gradients: dict[int, dict[str, float]] = {}
@@ -58,7 +58,7 @@ def probes() -> list[TrainerCallback]:
     ("strategy", "steps"),
     [({"eval_strategy": "epoch"}, [8, 16]), ({"eval_strategy": "steps", "eval_steps": 6}, [6, 12, 16])],
 )
-def test_under_huggingfaces_trainer(tmp_path: Path, strategy: dict[str, Any], steps: list[int]) -> None:
+def test_probes_work_under_huggingfaces_trainer(tmp_path: Path, strategy: dict[str, Any], steps: list[int]) -> None:
     transformers = pytest.importorskip("transformers")
     from skyward.training.frameworks.hf.callbacks import HFCallbacks
 
@@ -98,7 +98,7 @@ def test_under_huggingfaces_trainer(tmp_path: Path, strategy: dict[str, Any], st
 @pytest.mark.parametrize(
     ("chosen", "steps"), [({}, [16, 32]), ({"val_check_interval": 4, "limit_train_batches": 8}, [4, 8, 12, 16])]
 )
-def test_under_lightnings_trainer(tmp_path: Path, chosen: dict[str, Any], steps: list[int]) -> None:
+def test_probes_work_under_lightnings_trainer(tmp_path: Path, chosen: dict[str, Any], steps: list[int]) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from skyward.training.frameworks.lightning.callbacks import LightningCallbacks
 

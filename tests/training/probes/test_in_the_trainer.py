@@ -1,4 +1,4 @@
-"""All probes at once under our Trainer: what they write, and that a run with them trains the same."""
+"""All probes at once under our Trainer: their output, and that a run with them trains the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.training.probes.tiny_lm import ALPHABET, Characters, TinyLM
 
 
 class LM(TinyLM):
-    """With a loss, as trainers want it."""
+    """Language model with a loss, as trainers want it."""
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         logits = super().forward(input_ids)
@@ -86,7 +86,7 @@ def records(folder: Path, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_run_with_probes_trains_as_one_without_and_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_with_probes_trains_like_one_without_and_resumes_to_the_bit(tmp_path: Path) -> None:
     plain = trainer(tmp_path / "plain", [])
     plain.train()
     whole = trainer(tmp_path / "whole", probes())
@@ -116,7 +116,7 @@ def test_a_run_with_probes_trains_as_one_without_and_resumes_to_the_bit(tmp_path
     assert texts[0].texts == texts[1].texts != []
 
 
-def test_a_run_that_raises_closes_what_probes_hold(tmp_path: Path) -> None:
+def test_a_run_that_raises_closes_files_of_probes(tmp_path: Path) -> None:
     class Failing(TrainerCallback):
         def on_step_end(self, state: Any, **kwargs: Any) -> None:
             if state.global_step == 3:

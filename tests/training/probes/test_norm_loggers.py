@@ -1,4 +1,4 @@
-"""GradNormLogger, ParameterNormLogger, WeightNormLogger in a run: what they write, when, at what cost, and resumed."""
+"""GradNormLogger, ParameterNormLogger, WeightNormLogger in a run: their records, their cost, and a resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_gradient_norms_are_those_after_clipping_of_the_step_before_the_evaluati
     assert found[0]["epoch"] == 0.5
 
 
-def test_gradients_are_measured_only_where_that_is_written_and_waited_for_once(tmp_path: Path) -> None:
+def test_gradients_are_measured_only_if_recorded_with_one_wait(tmp_path: Path) -> None:
     calls: list[str] = []
 
     class Watching(GradNormLogger):
@@ -71,7 +71,7 @@ def test_gradients_are_measured_only_where_that_is_written_and_waited_for_once(t
         ({"eval_strategy": "whenever it likes"}, {}, 10, None, None),
     ],
 )
-def test_it_is_foreseen_which_step_an_evaluation_follows(
+def test_the_step_before_an_evaluation_is_foreseen(
     args: dict[str, Any], control: dict[str, bool], step: int, loader: Any, expected: bool | None
 ) -> None:
     from types import SimpleNamespace
@@ -98,7 +98,7 @@ def test_evaluations_by_epochs_have_their_records(tmp_path: Path) -> None:
     assert [each["global_step"] for each in records(tmp_path, "gradient_norms.json")] == [3, 6]
 
 
-def test_an_evaluation_that_nobody_foresaw_has_no_record_and_the_next_such_has(tmp_path: Path) -> None:
+def test_an_unforeseen_evaluation_has_no_record_and_the_next_one_has(tmp_path: Path) -> None:
     run = SmallRun(tmp_path, [GradNormLogger()], max_steps=8, eval_steps=4, evaluates_also_at=(1, 3)).train()
     found = records(tmp_path, "gradient_norms.json")
     assert [each["global_step"] for each in found] == [3, 4, 8]
@@ -107,7 +107,7 @@ def test_an_evaluation_that_nobody_foresaw_has_no_record_and_the_next_such_has(t
 
 
 def test_two_evaluations_at_a_step_are_one_record_and_one_before_the_first_step_is_none(tmp_path: Path) -> None:
-    """Of several data sets; and `eval_on_start`."""
+    """There are evaluations of several data sets, and `eval_on_start`."""
     callback = GradNormLogger()
     run = SmallRun(tmp_path, [callback], max_steps=4)
 
@@ -140,7 +140,7 @@ def test_without_a_logging_dir_nothing_is_written_or_measured(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gradients_that_the_backward_pass_uses_up_are_told_once(
+def test_gradients_consumed_by_the_backward_pass_are_warned_about_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
@@ -160,7 +160,9 @@ def test_gradients_that_the_backward_pass_uses_up_are_told_once(
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # importing torch.distributed.optim
-def test_torchs_own_optimizer_in_backward_is_known_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_torchs_own_optimizer_in_backward_is_recognised_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
@@ -171,7 +173,7 @@ def test_torchs_own_optimizer_in_backward_is_known_at_once(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("callback", [GradNormLogger, ParameterNormLogger, WeightNormLogger])
-def test_parameters_on_the_meta_device_are_told_once(
+def test_parameters_on_the_meta_device_are_warned_about_once(
     tmp_path: Path, callback: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with torch.device("meta"):
@@ -212,7 +214,7 @@ def test_each_kind_of_norm_can_be_left_out(tmp_path: Path) -> None:
         assert set(record) == {"timestamp", "global_step", "epoch"} | expected
 
 
-def test_parameter_norms_wait_twice_at_an_evaluation_and_never_else(tmp_path: Path) -> None:
+def test_parameter_norms_wait_twice_at_an_evaluation_and_at_no_other_time(tmp_path: Path) -> None:
     run = SmallRun(tmp_path, [ParameterNormLogger()])
     run.fire("on_train_begin")
     with Waits() as waits:
@@ -221,7 +223,7 @@ def test_parameter_norms_wait_twice_at_an_evaluation_and_never_else(tmp_path: Pa
 
 
 def test_a_resumed_run_writes_the_same_records_as_one_that_never_stopped(tmp_path: Path) -> None:
-    """To the bit: the directions of the power iteration are part of the checkpoint."""
+    """The directions of the power iteration are part of the checkpoint, so records agree to the bit."""
     whole = tmp_path / "whole"
     SmallRun(whole, [GradNormLogger(), ParameterNormLogger(power_iter_steps=1)], max_steps=8).train()
 

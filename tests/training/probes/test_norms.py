@@ -1,4 +1,4 @@
-"""Norms of many tensors, and of matrices, against torch's own; a wait for the device each time, no more."""
+"""Norms of many tensors and of matrices, against torch's own, with one wait for the device each time."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_a_warm_start_follows_a_matrix_that_changes() -> None:
         assert cold < true * 0.99
 
 
-def test_a_matrix_of_zeros_or_nan_costs_no_direction() -> None:
-    """A LoRA adapter begins as zeros; an update that blew up may be undone."""
+def test_a_matrix_of_zeros_or_nan_loses_no_direction() -> None:
+    """A LoRA adapter begins as zeros. An update that blew up may be undone."""
     torch.manual_seed(3)
     iteration, matrix = PowerIteration(steps=10), torch.randn(8, 8)
     true = float(torch.linalg.svdvals(matrix)[0])
@@ -128,7 +128,7 @@ def test_a_matrix_of_zeros_or_nan_costs_no_direction() -> None:
     assert float(iteration.estimate("w", matrix)) == pytest.approx(true, rel=1e-3)
 
 
-def test_directions_are_kept_as_plain_text_and_go_on_to_the_bit(tmp_path: Path) -> None:
+def test_directions_are_kept_as_plain_text_and_resume_to_the_bit(tmp_path: Path) -> None:
     import json
 
     torch.manual_seed(4)
@@ -146,7 +146,7 @@ def test_directions_are_kept_as_plain_text_and_go_on_to_the_bit(tmp_path: Path) 
         assert one.estimate(name, each) == other.estimate(name, each)
 
 
-def test_estimates_wait_for_nothing_and_draw_no_random_number() -> None:
+def test_estimates_need_no_wait_and_draw_no_random_number() -> None:
     state = torch.get_rng_state()
     iteration = PowerIteration(steps=10)
     with Waits() as waits:

@@ -1,4 +1,4 @@
-"""PeakMemory: on CUDA through a stand-in for the device where there is none, and as itself without one."""
+"""PeakMemory without a device, and on CUDA, where a stand-in is used if there is no device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Device(peak_memory.MemorySource):
 
 
 class TwoRanks(Alone):
-    """Another rank, of which more is known than it says."""
+    """World with another rank whose values the test gives."""
 
     def exchange(self, value: Any) -> Any:
         return [value, 2 * value]
@@ -80,7 +80,7 @@ def test_the_peak_of_each_rank_is_logged_and_never_falls(tmp_path: Path, device:
     assert device.said == ["reset"]
 
 
-def test_it_says_nothing_unless_asked(tmp_path: Path, device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_nothing_by_default(tmp_path: Path, device: Device, capsys: pytest.CaptureFixture[str]) -> None:
     SmallRun(tmp_path / "1", [PeakMemory()], max_steps=2).train()
     assert capsys.readouterr().out == ""
     SmallRun(tmp_path / "2", [PeakMemory(do_log=True, show_details=True)], max_steps=2).train()
@@ -95,9 +95,7 @@ def test_a_memory_history_ends_at_the_first_log(tmp_path: Path, device: Device) 
 
 
 @pytest.mark.parametrize("dies_at", [None, 2])
-def test_a_memory_history_ends_where_nothing_is_ever_logged(
-    tmp_path: Path, device: Device, dies_at: int | None
-) -> None:
+def test_a_memory_history_ends_though_nothing_is_logged(tmp_path: Path, device: Device, dies_at: int | None) -> None:
     run = SmallRun(tmp_path, [PeakMemory(enable_memory_snapshot=True, file_prefix="m")], logging_steps=100, max_steps=3)
     if dies_at is None:
         run.train()

@@ -1,5 +1,6 @@
-"""Probes where parameters are sharded over ranks: real gloo, fully_shard and other DTensors; every case runs in the
-same two processes.
+"""Probes of parameters that are sharded over ranks: real gloo, fully_shard and other DTensors.
+
+Every case runs in the same two processes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 from tests.training.probes.tiny_lm import Characters
 
-# Two processes that import torch, on a machine that may have more to do.
+# Limit for two processes that import torch, on a machine with other load.
 pytestmark = pytest.mark.timeout(300)
 
 WORLD = 2
@@ -137,7 +138,7 @@ def text_of_a_sharded_model_is_that_of_the_whole_one(ranks: Any, folder: Path) -
         callback.load_state_dict({"next_step": counter})
         run = SmallRun(folder, [callback], model=model, ranks=ranks, processing_class=Characters())
         run.state.global_step = 40
-        # Draws of its own, as ranks have them: what is generated must not depend on them.
+        # Each rank draws its own numbers. Generated text must not depend on them.
         torch.manual_seed(0 if ranks is None else ranks.rank)
         before = torch.get_rng_state()
         run.fire("on_evaluate", metrics={})
@@ -147,7 +148,7 @@ def text_of_a_sharded_model_is_that_of_the_whole_one(ranks: Any, folder: Path) -
     model = TinyLM()
     alone, _ = texts(model, 0)
     whole = fully_shard(TinyLM(), mesh=init_device_mesh("cpu", (WORLD,)))
-    # Rank 1 does not know of the counter, as after a resume by which only rank 0 got it: rank 0's decides.
+    # Rank 1 does not know the counter, as after a resume in which only rank 0 got it: rank 0's decides.
     due, next_step = texts(whole, 40 if ranks.rank == 0 else 99, ranks)
     not_due, _ = texts(whole, 41 if ranks.rank == 0 else 0, ranks)
     return {"same": due == alone if ranks.rank == 0 else due == [], "next": next_step, "not due": not_due}
@@ -264,11 +265,11 @@ def test_replicated_parameters_cost_other_ranks_nothing(said: dict[tuple[str, in
     assert of(said, replicated_parameters_are_measured_by_rank_zero_only) == [[True, True], [False, False]]
 
 
-def test_one_rank_that_fails_leaves_no_other_waiting(said: dict[tuple[str, int], Any]) -> None:
+def test_one_failing_rank_leaves_no_other_waiting(said: dict[tuple[str, int], Any]) -> None:
     assert of(said, one_rank_that_fails_leaves_no_other_waiting) == [[6, [2]], [6, []]]
 
 
-def test_text_of_a_sharded_model_is_that_of_the_whole_one(said: dict[tuple[str, int], Any]) -> None:
+def test_text_of_a_sharded_model_equals_that_of_the_whole_one(said: dict[tuple[str, int], Any]) -> None:
     expected = {"same": True, "next": 42, "not due": []}
     assert of(said, text_of_a_sharded_model_is_that_of_the_whole_one) == [expected] * 2
 

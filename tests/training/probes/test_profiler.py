@@ -1,4 +1,4 @@
-"""ProfilerCallback: its window, what it writes, and that it is closed however training ends."""
+"""ProfilerCallback: its window, its files, and that it is closed however training ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_training_that_ends_before_the_window_writes_nothing_and_leaves_no_profi
         assert not (tmp_path / str(at) / "logs").exists()
 
 
-def test_a_producer_that_closes_nothing_is_closed_by_the_next_run(tmp_path: Path) -> None:
+def test_the_profiler_of_an_unclosed_run_is_closed_by_the_next(tmp_path: Path) -> None:
     """Hugging Face's Trainer fires nothing when it raises."""
     callback = ProfilerCallback(start_step=0, num_steps=5)
     run = SmallRun(tmp_path / "1", [callback])
@@ -71,7 +71,7 @@ def test_a_producer_that_closes_nothing_is_closed_by_the_next_run(tmp_path: Path
     assert len(steps_in(tmp_path / "2" / "logs" / "profiler" / "trace_rank0.json")) == 5
 
 
-def test_a_process_that_ends_by_an_exception_has_written_what_it_saw(tmp_path: Path) -> None:
+def test_a_process_that_ends_by_an_exception_has_written_its_trace(tmp_path: Path) -> None:
     program = f"""
 import torch
 from tests.training.probes.small_run import SmallRun

@@ -1,4 +1,4 @@
-"""TextgenCallback: when it generates, what it leaves as it was, and the sampling loop for plain models."""
+"""TextgenCallback: when it generates, the state it restores, and the sampling loop for plain models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.training.probes.tiny_lm import ALPHABET, Characters, TinyLM
 
 
 class Texts:
-    """A summary writer that keeps what it is given."""
+    """A summary writer that keeps its texts."""
 
     def __init__(self) -> None:
         self.texts: list[tuple[str, str, int]] = []
@@ -76,7 +76,7 @@ def steps_with_text(folder: Path, callback: TextgenCallback, **args: Any) -> lis
 
 
 class TrainableLM(SmallNet):
-    """Trains on images; asked with tokens, it is a language model."""
+    """Model that trains on images and is a language model for tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ def test_it_generates_at_the_first_evaluation_and_then_at_multiples_of_its_steps
     assert steps_with_text(tmp_path / "1", every, max_steps=12, eval_steps=2) == [2, 4, 6, 8, 10, 12]
     some = TextgenCallback(prompts=["a"], max_new_tokens=1, generation_steps=4)
     assert steps_with_text(tmp_path / "2", some, max_steps=12, eval_steps=2) == [2, 4, 8, 12]
-    # An evaluation that comes late moves nothing: the next multiple is the next.
+    # A late evaluation moves nothing: the next multiple is the next.
     odd = TextgenCallback(prompts=["a"], max_new_tokens=1, generation_steps=4)
     assert steps_with_text(tmp_path / "3", odd, max_steps=12, eval_steps=3) == [3, 6, 9, 12]
 
 
 def test_a_resumed_run_generates_when_the_whole_one_would(tmp_path: Path) -> None:
-    """The counter is part of the checkpoint: without it every evaluation would be due until it caught up."""
+    """The counter is part of the checkpoint. Without it every evaluation would be due until it caught up."""
     whole = TextgenCallback(prompts=["a"], max_new_tokens=4, generation_steps=6)
     assert steps_with_text(tmp_path / "whole", whole, max_steps=14, eval_steps=2) == [2, 6, 12]
 
@@ -165,17 +165,17 @@ def test_every_modules_mode_and_compiled_call_are_restored_also_after_an_excepti
 
 
 @pytest.mark.parametrize("returns", ["tensor", "pair", "mapping", "object"])
-def test_logits_are_found_in_what_models_return(returns: str) -> None:
+def test_logits_are_found_in_a_models_result(returns: str) -> None:
     texts = evaluate(TextgenCallback(prompts=["ab"], max_new_tokens=5), TinyLM(returns))
     assert texts == evaluate(TextgenCallback(prompts=["ab"], max_new_tokens=5), TinyLM())
 
 
-def test_a_model_without_logits_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_logits_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     evaluate(TextgenCallback(prompts=["ab"]), TinyLM("nonsense"))
     assert "no logits of the shape (batch, time, vocabulary)" in caplog.text
 
 
-def test_a_text_longer_than_the_context_goes_on_with_its_end() -> None:
+def test_a_text_longer_than_the_context_continues_from_its_end() -> None:
     model = TinyLM(block_size=6)
     callback = TextgenCallback(prompts=["abcd"], max_new_tokens=10, generation_config={"top_k": 5})
     evaluate(callback, model)
@@ -194,7 +194,7 @@ def test_an_empty_prompt_begins_with_the_token_that_ends_texts(caplog: pytest.Lo
     assert "prompts: '' has no tokens" in caplog.text
 
 
-def test_a_run_without_a_tokenizer_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_a_tokenizer_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     SmallRun(Path("unused"), [TextgenCallback(prompts=["a"])], model=TinyLM()).fire("on_evaluate")
     assert (
         "the run's processing_class is None, without encode() and decode(); pass the trainer a tokenizer" in caplog.text
@@ -235,7 +235,7 @@ def test_huggingface_models_generate_by_their_own_method(caplog: pytest.LogCaptu
     assert caplog.messages == []
 
 
-def test_the_sampling_loop_chooses_as_huggingfaces_processors_do() -> None:
+def test_the_sampling_loop_chooses_like_huggingfaces_processors() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     logits, seen = torch.randn(40) * 4, [3, 3, 17, 25]

@@ -1,4 +1,4 @@
-"""The smallest language models and tokenizer that text can be generated with."""
+"""The smallest language models and tokenizer that can generate text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALPHABET = "\n abcdefghijklmnopqrstuvwxyz"
 
 
 class Characters:
-    """A token is a character; the line feed ends a text."""
+    """Tokenizer whose tokens are characters. The line feed ends a text."""
 
     eos_token_id = 0
 
@@ -24,7 +24,7 @@ class Characters:
 
 
 class TinyLM(nn.Module):
-    """Logits of the next character, from the mean of those before; `returns` says how."""
+    """Model of the next character, from the mean of the ones before. `returns` is the form of its result."""
 
     def __init__(self, returns: str = "tensor", block_size: int = 16) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How often code waits for the device: counted where it asks for a value, so that a CPU shows it too."""
+"""Count of waits for the device. Reads of values are counted, so that a CPU shows them too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WAITING = {"item", "tolist", "cpu", "numpy", "__float__", "__bool__", "__int__",
 
 
 class Waits(TorchFunctionMode):
-    """`count` of them in the block."""
+    """Waits within a block, in `count`."""
 
     def __init__(self) -> None:
         super().__init__()

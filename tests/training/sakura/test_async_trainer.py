@@ -1,4 +1,4 @@
-"""`AsyncTrainer`: a trainer of no framework, whose tests run beside its next epoch."""
+"""`AsyncTrainer`: a trainer without a framework, whose tests run beside its next epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loss_of(model: torch.nn.Module) -> float:
 
 
 class Trainer:
-    """As users of Sakura write them. form: what its state is."""
+    """Trainer as users of Sakura write it. `form` is the kind of its state."""
 
     def __init__(self, form: str = "pickles", epochs: int = 4) -> None:
         torch.manual_seed(0)
@@ -72,7 +72,7 @@ def test_each_epochs_weights_are_tested_and_known_before_the_epoch_after_the_nex
     assert [(row["epoch"], row["step"], row["status"]) for row in beside.history] == [
         (at, at, "ok") for at in range(1, 5)
     ]
-    # Strict: when an epoch begins, the test of the one before the last is there; the last one's, at the end.
+    # Strict: when an epoch begins, the test of the one before the last has ended. The last one's ends at the end.
     assert [epoch for epoch, _ in trainer.seen] == [1, 2, 3, 4]
     known = [loss for _, loss in trainer.seen]
     assert known[0] is None
@@ -93,7 +93,7 @@ def test_training_is_the_same_as_without_and_no_thread_is_left() -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith(("skyward", "test"))]
 
 
-def test_a_test_that_fails_leaves_the_metrics_and_says_so_in_the_history() -> None:
+def test_a_test_that_fails_leaves_the_metrics_and_is_noted_in_the_history() -> None:
     trainer = Trainer(epochs=2)
     beside = AsyncTrainer(trainer, make, lambda model: 1 / 0)
     beside.run([X])
@@ -105,7 +105,7 @@ def test_a_test_that_fails_leaves_the_metrics_and_says_so_in_the_history() -> No
         AsyncTrainer(Trainer(), make, lambda model: 1 / 0, on_error="raise").run([X])
 
 
-def test_an_end_that_waits_for_nothing_is_bounded() -> None:
+def test_an_end_that_waits_for_a_hanging_test_is_bounded() -> None:
     go = threading.Event()
     trainer = Trainer(epochs=1)
     beside = AsyncTrainer(trainer, make, lambda model: {"waited": go.wait(60)}, gate="always", drain_timeout_s=0.1)
@@ -116,7 +116,7 @@ def test_an_end_that_waits_for_nothing_is_bounded() -> None:
     assert "cancelled, not ended 0.1 s after training" in row["error"]
 
 
-def test_a_trainer_that_lacks_something_is_refused_at_once() -> None:
+def test_an_incomplete_trainer_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="trainer: SimpleNamespace has no serialized_state_dict, _epochs, which"):
         AsyncTrainer(SimpleNamespace(train=None, _metrics=None), make, score)
     with pytest.raises(UsageError, match="test_fn=None: must be callable"):
@@ -124,7 +124,7 @@ def test_a_trainer_that_lacks_something_is_refused_at_once() -> None:
 
 
 class Bare:
-    """Exactly what the specification of Sakura names."""
+    """Trainer with exactly the members that Sakura's specification names."""
 
     def __init__(self, epochs: Any = 3) -> None:
         self._epochs, self._metrics = epochs, dict[str, Any]()
@@ -138,7 +138,7 @@ class Bare:
         return self._model.state_dict()
 
 
-def test_a_trainer_has_no_more_than_sakura_asks_for() -> None:
+def test_a_trainer_needs_no_more_than_sakuras_members() -> None:
     trainer = Bare()
     beside = AsyncTrainer(trainer, make, score, gate="sync")
     beside.run()
@@ -150,7 +150,7 @@ def test_a_trainer_has_no_more_than_sakura_asks_for() -> None:
         AsyncTrainer(Bare(2.5), make, score)
 
 
-def test_errors_name_what_was_written() -> None:
+def test_errors_name_the_given_value() -> None:
     with pytest.raises(UsageError, match="^val_compute='quic://host:1': is an address"):
         AsyncTrainer(Bare(), make, score, val_compute="quic://host:1").run()
     with pytest.raises(UsageError, match="^cache_keys: not an option of AsyncTrainer; did you mean cache_key=\\?"):
@@ -160,7 +160,7 @@ def test_errors_name_what_was_written() -> None:
     assert beside.history[0]["error"].startswith("test_fn: returned float (0.5)")
 
 
-def test_a_factory_that_fails_is_told_before_training_begins() -> None:
+def test_a_factory_that_fails_is_reported_before_training_begins() -> None:
     trainer = Bare()
     with pytest.raises(OSError, match="no base model"):
         AsyncTrainer(trainer, _fails, score).run()

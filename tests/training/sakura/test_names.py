@@ -1,4 +1,4 @@
-"""Names that users of Sakura know, and what importing them costs."""
+"""Names that users of Sakura know, and the cost of importing them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skyward.training.evaluation import AdaptiveCompute, AsyncEvaluation, AsyncE
 
 
 def fresh(code: str) -> str:
-    """What the code prints in a new interpreter."""
+    """Return the output of the code in a new interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -71,7 +71,7 @@ def test_a_star_import_of_training_loads_no_other_framework() -> None:
     assert not {"tensorflow", "keras", "transformers", "lightning", "jax"} & set(loaded)
 
 
-def test_a_misspelt_option_gets_the_nearest() -> None:
+def test_a_misspelt_option_is_refused_with_the_nearest() -> None:
     parts: dict[str, Any] = {"model_factory": dict, "eval_fn": len}
     kinds: tuple[tuple[Any, dict[str, Any]], ...] = (
         (sakura.SakuraHFCallback, {**parts, "eval_payload": None}),

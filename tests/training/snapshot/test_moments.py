@@ -1,4 +1,4 @@
-"""Snapshots of one moment share what neither has to copy twice."""
+"""Snapshots of one moment share tensors that neither has to copy twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "foreach", "fused"])
-def test_what_was_not_written_since_is_not_copied_again(kind: str) -> None:
+def test_tensors_that_were_not_written_since_are_not_copied_again(kind: str) -> None:
     model, optimizer = model_and_optimizer(kind)
     step(model, optimizer)
     pool = SnapshotPool()
@@ -39,7 +39,8 @@ def test_what_was_not_written_since_is_not_copied_again(kind: str) -> None:
     whole.release()
     kept = {name: each.clone() for name, each in weights.state.items()}
     step(model, optimizer)
-    # Also at the same moment nothing is shared if torch has counted a write; fused optimizers' it does not count.
+    # Even at the same moment nothing is shared if torch has counted a write. It does not count those of fused
+    # optimizers.
     for moment in (2,) if kind == "fused" else (1, 2):
         with pool.take(model.state_dict(), moment=moment) as after:
             assert torch.equal(after.state["0.weight"], model.state_dict()["0.weight"])
@@ -48,7 +49,7 @@ def test_what_was_not_written_since_is_not_copied_again(kind: str) -> None:
     weights.release()
 
 
-def test_only_what_is_still_held_and_of_this_moment_is_shared() -> None:
+def test_only_buffers_that_are_held_and_of_this_moment_are_shared() -> None:
     pool, live = SnapshotPool(), {"w": torch.ones(3)}
     first = pool.take(live, moment=1)
     place = first.state["w"].data_ptr()
@@ -60,7 +61,7 @@ def test_only_what_is_still_held_and_of_this_moment_is_shared() -> None:
         assert again.state["w"].tolist() == [2, 2, 2]
 
 
-def test_buffers_go_back_when_all_that_share_them_have_let_go() -> None:
+def test_buffers_are_free_when_all_that_share_them_are_released() -> None:
     pool, live = SnapshotPool(keep=2), {"w": torch.ones(3)}
     first, second = pool.take(live, moment=1), pool.take(live, moment=1)
     place = first.state["w"].data_ptr()

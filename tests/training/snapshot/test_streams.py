@@ -1,4 +1,4 @@
-"""The order of a copy from a CUDA device, on recorders in place of streams: there is no such device here."""
+"""The order of a copy from a CUDA device. Recorders stand for the streams, because there is no such device here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots are true copies in buffers that are used again, shared by their readers."""
+"""Snapshots are real copies in reused buffers, shared by their readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def state() -> dict[str, Any]:
     }
 
 
-def test_what_is_changed_afterwards_is_not_in_it() -> None:
+def test_later_changes_are_not_in_it() -> None:
     live = state()
     snapshot = SnapshotPool().take(live)
     live["weight"].add_(1)
@@ -37,7 +37,7 @@ def test_a_tensor_with_two_names_is_copied_once() -> None:
     assert taken["weight"].data_ptr() != taken["turned"].data_ptr()
 
 
-def test_buffers_are_used_again_when_the_last_reader_lets_go() -> None:
+def test_buffers_are_reused_after_the_last_release() -> None:
     pool, live = SnapshotPool(), state()
     first = pool.take(live)
     place = first.state["weight"].data_ptr()
@@ -50,7 +50,7 @@ def test_buffers_are_used_again_when_the_last_reader_lets_go() -> None:
         assert third.state["weight"].data_ptr() == place
 
 
-def test_a_released_snapshot_says_so() -> None:
+def test_a_released_snapshot_is_refused() -> None:
     snapshot = SnapshotPool().take(state())
     snapshot.release()
     with pytest.raises(RuntimeError, match="was released"):
@@ -59,7 +59,7 @@ def test_a_released_snapshot_says_so() -> None:
         snapshot.release()
 
 
-def test_other_shapes_get_buffers_of_their_own() -> None:
+def test_other_shapes_get_their_own_buffers() -> None:
     pool = SnapshotPool(keep=1)
     pool.take({"a": torch.zeros(3)}).release()
     taken = pool.take({"a": torch.ones(4), "empty": torch.zeros(0), "sparse": torch.eye(2).to_sparse()})

@@ -1,4 +1,4 @@
-"""What callbacks see of a model that lies on several ranks, one stage on each: cases for real ranks."""
+"""The view of callbacks on a model that lies on several ranks, one stage on each: cases for real ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Language(nn.Module):
-    """tokens: (B, T) int64 -> logits (B, T, vocabulary), of the mean of the tokens so far."""
+    """Model tokens: (B, T) int64 -> logits (B, T, vocabulary), of the mean of the tokens so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Language(nn.Module):
 
 
 class First(nn.Module):
-    """With a name of its own for what it takes out of the model."""
+    """First stage with its own name for the part of the model."""
 
     def __init__(self, model: Language) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def rows(size: int) -> list[dict[str, torch.Tensor]]:
 
 
 def trainer_of(kind: type[Trainer], folder: Path, callbacks: list[Any], **options: Any) -> Trainer:
-    """Without the dropout, which each rank draws for itself."""
+    """Make a trainer without the dropout, which each rank draws for itself."""
     args = SETTINGS | options.pop("args", {})
     model = Language()
     model.mix[2].p = options.pop("dropout", 0.0)
@@ -118,7 +118,7 @@ def trainer_of(kind: type[Trainer], folder: Path, callbacks: list[Any], **option
 
 
 def observed(kind: type[Trainer], folder: Path, resume: str | None = None, **options: Any) -> dict[str, Any]:
-    """What every callback that looks into the model has to say of a run."""
+    """Return the observations of every callback that looks into the model."""
     info, text = io.StringIO(), TextgenCallback(prompts=["ab", "hello"], max_new_tokens=9)
     loggers = [WeightNormLogger(), GradNormLogger(), ParameterNormLogger(), text]
     made = trainer_of(kind, folder, [*loggers, InfoCallback(True, output_stream=info)], **options)
@@ -156,7 +156,7 @@ def what_is_observed_goes_on(ranks: Any, folder: Path) -> Any:
 
 
 def a_frozen_stage(ranks: Any, folder: Path) -> Any:
-    """The first stage has no gradients; the other's are written."""
+    """Train with a frozen first stage. Its gradients do not exist, and the other's are written."""
     info = io.StringIO()
     callbacks = [GradNormLogger(), InfoCallback(output_stream=info)]
     made = trainer_of(PipelineTrainer, folder, callbacks, args={"max_steps": 2})
@@ -191,7 +191,7 @@ def an_evaluation_beside_a_pipeline(ranks: Any, folder: Path) -> Any:
 
 
 def a_sequential_and_columns(ranks: Any, folder: Path) -> Any:
-    """As a data set of rank 0's, and as a loader of the user's, whose batches nobody else has looked at."""
+    """Train a sequential with columns: from a data set of rank 0, and from a loader whose batches are unknown."""
     told = []
     ways: list[Any] = [rows(8), torch.utils.data.DataLoader(rows(8), batch_size=4)]  # type: ignore[arg-type]
     for data in ways:

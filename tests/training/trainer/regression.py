@@ -15,7 +15,7 @@ __all__ = ["Line", "Points", "Stream", "callback", "history", "losses", "run", "
 
 
 class Line(nn.Module):
-    """y = a x + b. With dropout, so that a run shows which random numbers it drew. x, labels: (B,) float32"""
+    """Model y = a x + b. With dropout, so that a run shows which random numbers it drew. x, labels: (B,) float32"""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Line(nn.Module):
 
 
 class Points(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Of y = 2 x + 3. noise: drawn when a point is read, from torch's own generator."""
+    """Points of y = 2 x + 3. `noise` is drawn when a point is read, from torch's own generator."""
 
     def __init__(self, size: int, *, noise: float = 0.0) -> None:
         self.x = torch.randn(size, generator=torch.Generator().manual_seed(7))
@@ -53,18 +53,18 @@ class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
 
 def callback(**handlers: Any) -> object:
-    """An object with these handlers: `callback(on_log=lambda **event: ...)`."""
+    """Return an object with these handlers: `callback(on_log=lambda **event: ...)`."""
     made = type("Callback", (), {name: staticmethod(each) for name, each in handlers.items()})
     return made()
 
 
 def spy(seen: list[str], events: tuple[str, ...] = EVENTS) -> object:
-    """Notes the name of every event."""
+    """Return a callback that notes the name of every event."""
     return callback(**{event: lambda _name=event, **_: seen.append(_name) for event in events})
 
 
 def trainer(folder: Path | str, *, callbacks: Any = (), data: Any = None, model: Any = None, **args: Any) -> Trainer:
-    """One on 20 points, quiet."""
+    """Make a quiet trainer on 20 points."""
     options = {name: args.pop(name) for name in ("eval_dataset", "compute_metrics", "optimizers") if name in args}
     settings = {"learning_rate": 0.1, "per_device_train_batch_size": 4, "disable_tqdm": True, "use_cpu": True} | args
     made = Trainer(
@@ -83,7 +83,7 @@ def trainer(folder: Path | str, *, callbacks: Any = (), data: Any = None, model:
 
 
 def run(folder: Path | str, resume: str | bool | None = None, **options: Any) -> Trainer:
-    """One that has trained."""
+    """Make a trainer and train."""
     made = trainer(folder, **options)
     made.train(resume_from_checkpoint=resume)
     return made
@@ -93,12 +93,12 @@ _TIMES = ("runtime", "per_second", "tok_per_sec", "mfu")
 
 
 def history(made: Trainer) -> list[dict[str, Any]]:
-    """What it logged, without what depends on the clock."""
+    """Return its logs, without values that depend on the clock."""
     return [
         {name: value for name, value in entry.items() if not name.endswith(_TIMES)} for entry in made.state.log_history
     ]
 
 
 def losses(made: Trainer) -> list[float]:
-    """Those of training that were logged."""
+    """Return the logged losses of training."""
     return [entry["loss"] for entry in made.state.log_history if "loss" in entry]

@@ -1,4 +1,4 @@
-"""A process is killed while its Trainer writes a checkpoint behind training: the run goes on from the last good one."""
+"""A process is killed while its Trainer writes a checkpoint behind training: the run resumes from the last good one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _run(rank: int, world: int, meeting: str, folder: str, at: int | None, answe
 
 
 def _lead(folder: str, answers: Any) -> None:
-    """In a process of its own, which imports once and forks the ranks."""
+    """Import once and fork the ranks, in a separate process."""
     import torch._dynamo  # an optimizer imports it: seconds, for each process that has not
     import torch.distributed
 
@@ -62,7 +62,7 @@ def _lead(folder: str, answers: Any) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_run_whose_rank_is_killed_while_a_checkpoint_is_written_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_whose_rank_is_killed_during_a_save_resumes_to_the_bit(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     leader = context.Process(target=_lead, args=(str(tmp_path), answers))

@@ -21,7 +21,7 @@ IMPORTS = ["torch._dynamo", "torch.distributed.pipelining"]
 
 
 class Net(nn.Module):
-    """x: (B, 4) float32 -> (B, 2). With dropout it shows which random numbers were drawn, with a norm buffers."""
+    """Model x: (B, 4) float32 -> (B, 2). Dropout shows which random numbers were drawn, a norm has buffers."""
 
     def __init__(self, *, dropout: float = 0.0, norm: bool = False) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 class Tail(nn.Module):
-    """The last stage, which also looks at a column of the batch."""
+    """The last stage, which also reads a column of the batch."""
 
     def __init__(self, model: Net) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def split(model: nn.Module, stages: int) -> list[nn.Module]:
 
 
 def of_first(model: nn.Module, stages: int) -> list[nn.Module]:
-    """As `split`, the first stage called with the batch's column."""
+    """Split like `split`, with the first stage called with the batch's column."""
     first, *others = split(model, stages)
     return [First(first), *others]
 
@@ -119,13 +119,13 @@ def made(
 
 
 def result(trainer: Trainer, resume: str | bool | None = None) -> tuple[Any, Any]:
-    """What it logs, and its weights on this rank."""
+    """Return its logs, and its weights on this rank."""
     trainer.train(resume_from_checkpoint=resume)
     return history(trainer), {name: each.tolist() for name, each in trainer.model.state_dict().items()}
 
 
 def all_resumes(make: Any, folder: Path) -> list[Any]:
-    """The whole run, then those from each of its checkpoints."""
+    """Run the whole run, then one from each of its checkpoints."""
     whole = result(make(folder / "whole"))
     resumed = []
     for found in checkpoints_in(folder / "whole"):
@@ -144,7 +144,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def a_pipeline(ranks: Any, folder: Path) -> Any:
-    """20 rows: the last batch and the last step of an epoch are short. And what predict gives."""
+    """Train a pipeline on 20 rows, so that the last batch and the last step of an epoch are short, and predict."""
     said = {}
     for name, options in WAYS.items():
         trainer = made(PipelineTrainer, folder / name, Net(), rows(20), {}, **options)
@@ -161,7 +161,7 @@ def a_pipeline_whose_last_stage_looks_at_the_batch(ranks: Any, folder: Path) -> 
 
 
 def a_pipeline_goes_on(ranks: Any, folder: Path) -> Any:
-    """With random numbers of each rank's own, buffers, and saves behind training."""
+    """Resume a pipeline with each rank's own random numbers, buffers, and saves behind training."""
 
     def make(where: Path) -> Trainer:
         torch.manual_seed(ranks.rank)
@@ -175,7 +175,7 @@ def a_pipeline_goes_on(ranks: Any, folder: Path) -> Any:
 
 
 def events_of_a_pipeline(ranks: Any, folder: Path) -> Any:
-    """The same as a Trainer's; and a stop that one rank asks for is both's."""
+    """Return the events, which equal a Trainer's. A stop that one rank requests is both's."""
 
     def stops(state: Any, control: Any, **_: Any) -> None:
         if ranks.rank == 1 and state.global_step == 3:
@@ -222,7 +222,7 @@ def an_accelerated_run_goes_on(ranks: Any, folder: Path) -> Any:
     trainer = make(folder / "declared")
     trainer.train()
     parts = {each.key: (each.sharing_pattern.value, each.is_compared) for each in trainer.get_state_components()}
-    # A Trainer reads what it has written.
+    # A Trainer reads its files.
     plain = made(Trainer, folder / "plain", Net(dropout=0.3), rows(20), {"per_device_train_batch_size": 3})
     same = result(plain, str(folder / "whole" / "checkpoint-2")) == said[0]
     return said, parts, same
@@ -256,7 +256,7 @@ def what_is_refused(ranks: Any, folder: Path) -> Any:
 
 
 def sharded_models(ranks: Any, folder: Path) -> Any:
-    """What a Trainer says to models whose parameters are DTensors."""
+    """Return a Trainer's errors for models whose parameters are DTensors."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -279,7 +279,7 @@ def sharded_models(ranks: Any, folder: Path) -> Any:
 
 
 def data_on_rank_0_only(ranks: Any, folder: Path) -> Any:
-    """Evaluated more than once."""
+    """Evaluate data of rank 0 more than once."""
     data, dataset = (Points(20), Points(9)) if ranks.rank == 0 else (None, None)
     args = TrainingArguments(folder, max_steps=4, eval_strategy="steps", eval_steps=1, dispatch_batches=True,
                              save_strategy="no", use_cpu=True, disable_tqdm=True)  # fmt: skip
@@ -313,13 +313,13 @@ def said(two: Path) -> Said:
 
 
 def environment(rank: int) -> dict[str, str]:
-    """What torchrun sets, and our integrations: Accelerate looks at it."""
+    """Set the variables of torchrun and of our integrations, which Accelerate reads."""
     one = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
     return one | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 def alone(folder: Path, model: nn.Module | None = None, *, size: int = 6, scaled: bool = False) -> Any:
-    """One process with the same batches, and its trainer."""
+    """Train in one process with the same batches. Returns its trainer too."""
     args = {"per_device_train_batch_size": size}
     trainer = made(Trainer, folder / "alone", model or Net(), rows(20, scaled=scaled), args)
     return trainer, result(trainer)[0]
@@ -351,7 +351,7 @@ def test_a_later_stage_gets_the_columns_of_the_batch_that_it_names(said: Said, t
         assert is_close(logged, expected)
 
 
-def test_a_pipeline_goes_on_after_any_step_to_the_bit(said: Said) -> None:
+def test_a_pipeline_resumes_after_any_step_to_the_bit(said: Said) -> None:
     for (whole, *resumed), names in said["a_pipeline_goes_on"]:
         assert len(resumed) == 4
         assert resumed == [whole] * len(resumed)
@@ -375,7 +375,7 @@ def test_accelerate_trains_as_data_parallel_ranks_do(said: Said) -> None:
             assert weights == others, name
 
 
-def test_an_accelerated_run_goes_on_after_any_step_to_the_bit(said: Said) -> None:
+def test_an_accelerated_run_resumes_after_any_step_to_the_bit(said: Said) -> None:
     for (whole, *resumed), parts, same in said["an_accelerated_run_goes_on"]:
         assert len(resumed) == 4
         assert resumed == [whole] * len(resumed)
@@ -392,7 +392,7 @@ def test_an_accelerated_run_goes_on_after_any_step_to_the_bit(said: Said) -> Non
         assert same
 
 
-def test_what_cannot_be_is_refused_in_one_line(said: Said) -> None:
+def test_impossible_settings_are_refused_in_one_line(said: Said) -> None:
     first, second = said["what_is_refused"]
     assert first == second
     assert "pass a function (model, num_stages) -> [module, ...]" in first["no splitter"]
@@ -422,7 +422,7 @@ def test_a_model_whose_ranks_need_the_same_batches_is_refused_and_one_of_fsdp_is
     assert first["hybrid FSDP"] == ["nothing", "nothing"]
 
 
-def test_a_data_set_of_rank_0_is_evaluated_again_and_again(said: Said) -> None:
+def test_a_data_set_of_rank_0_is_evaluated_repeatedly(said: Said) -> None:
     assert [len(losses) for losses in said["data_on_rank_0_only"]] == [4, 4]
 
 
@@ -432,7 +432,7 @@ def observed_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def is_near(mine: Any, other: Any) -> bool:
-    """Numbers in dictionaries and lists, which pytest.approx does not look into."""
+    """Compare numbers in dictionaries and lists, which pytest.approx does not enter."""
     if isinstance(mine, dict):
         return set(mine) == set(other) and all(is_near(each, other[name]) for name, each in mine.items())
     if isinstance(mine, list):
@@ -460,7 +460,7 @@ def test_norms_facts_and_texts_of_a_pipeline_are_those_of_the_whole_model(
     assert [each["texts"] for each in told[1:]] == [[]] * (len(told) - 1)
 
 
-def test_norms_and_texts_of_a_pipeline_that_goes_on_are_those_of_the_whole_run(said: Said) -> None:
+def test_norms_and_texts_of_a_resumed_pipeline_are_those_of_the_whole_run(said: Said) -> None:
     whole, resumed, texts, others = said["what_is_observed_goes_on"][0]
     assert [each["global_step"] for each in whole] == [2, 4, 6]
     assert resumed == whole
@@ -473,7 +473,7 @@ def test_a_frozen_stage_has_no_gradients_and_the_others_are_written(said: Said) 
     assert "trained:" in info
 
 
-def test_a_stage_that_fails_while_text_is_made_leaves_no_rank_waiting(said: Said) -> None:
+def test_a_stage_that_fails_during_text_generation_leaves_no_rank_waiting(said: Said) -> None:
     failed = "RankFailed: rank 1 failed in pipeline_generate: OSError: no space left"
     for step, texts, error, shape, misuse, is_training in said["a_stage_that_fails_while_text_is_made"]:
         assert (step, texts) == (4, [])
@@ -483,7 +483,7 @@ def test_a_stage_that_fails_while_text_is_made_leaves_no_rank_waiting(said: Said
         assert is_training
 
 
-def test_a_sequential_that_takes_no_column_is_told_which_there_are(said: Said) -> None:
+def test_a_sequential_that_takes_no_column_is_refused_with_the_columns(said: Said) -> None:
     expected = (
         "columns=['tokens', 'labels']: the first stage (Sequential) takes ['input'], so none of them would reach it"
     )
@@ -496,7 +496,7 @@ def test_an_evaluation_beside_training_is_refused_for_a_pipeline(said: Said) -> 
         assert "AsyncEvaluation: PipelineTrainer gives each rank one stage of the model" in error
 
 
-# On four: two pipelines of two stages ---------------------------------------------------------------------------------
+# Four ranks: two pipelines of two stages ------------------------------------------------------------------------------
 
 
 def two_pipelines(ranks: Any, folder: Path) -> Any:
@@ -548,7 +548,7 @@ def test_two_pipelines_share_the_data_and_have_the_numbers_of_one_process(
     torch.testing.assert_close(whole, dict(trainer.model.state_dict()), rtol=1e-4, atol=1e-5)
 
 
-def test_two_pipelines_go_on_after_any_step_and_write_each_stage_once(said_by_four: Said) -> None:
+def test_two_pipelines_resume_after_any_step_and_write_each_stage_once(said_by_four: Said) -> None:
     for (whole, *resumed), names in said_by_four["two_pipelines_go_on"]:
         assert len(resumed) == 4
         assert resumed == [whole] * len(resumed)
@@ -559,7 +559,7 @@ def test_two_pipelines_go_on_after_any_step_and_write_each_stage_once(said_by_fo
         ]  # fmt: skip
 
 
-# Alone ----------------------------------------------------------------------------------------------------------------
+# One process ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_pipeline_of_one_stage_needs_no_other_rank(tmp_path: Path) -> None:
@@ -577,6 +577,6 @@ def test_a_trainer_of_one_process_declares_everything_global(tmp_path: Path) -> 
     assert set(patterns.values()) == {"global"}
 
 
-def test_a_pipeline_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_pipeline_names_its_requirements(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="compute_loss_func="):
         PipelineTrainer(Net(), TrainingArguments(tmp_path), model_splitter=split)

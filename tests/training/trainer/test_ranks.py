@@ -37,7 +37,7 @@ def _travelling() -> Iterator[None]:
 
 
 def on_two_ranks(pool: ComputePool, function: Any, *args: Any) -> list[Any]:
-    """What it gives on each rank."""
+    """Return its value on each rank."""
 
     @sky.compute
     @sky.integrations.torch(backend="gloo", processes_per_node=2)
@@ -67,7 +67,7 @@ READING: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_two_ranks_have_the_losses_of_one_process_with_the_double_batch(
     reading: str, pool: ComputePool, tmp_path: Path
 ) -> None:
-    """21 samples: neither ranks nor batches divide them, and every sample counts once."""
+    """With 21 samples, neither ranks nor batches divide them, and every sample counts once."""
     data, args = READING[reading]
     common: dict[str, Any] = {"num_train_epochs": 2, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 3,
                               "gradient_accumulation_steps": 2, "save_strategy": "no", **args}  # fmt: skip
@@ -102,11 +102,11 @@ RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("reading", RESUMED)
-def test_two_ranks_go_on_after_any_step_as_if_nothing_had_been(reading: str, pool: ComputePool, tmp_path: Path) -> None:
+def test_two_ranks_resume_after_any_step_without_a_difference(reading: str, pool: ComputePool, tmp_path: Path) -> None:
     data, args = RESUMED[reading]
 
     def all_resumes() -> list[Any]:
-        """The whole run, then those from each of its checkpoints."""
+        """Run the whole run, then one from each of its checkpoints."""
 
         def one(folder: str, step: int | None) -> dict[str, Any]:
             resume = None if step is None else str(tmp_path / "whole" / f"checkpoint-{step}")
@@ -124,7 +124,7 @@ def test_two_ranks_go_on_after_any_step_as_if_nothing_had_been(reading: str, poo
     assert ranks[0][0] == ranks[1][0]
 
 
-def test_what_one_rank_asks_for_both_do(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_request_of_one_rank_is_obeyed_by_both(pool: ComputePool, tmp_path: Path) -> None:
     def train() -> Any:
         import torch.distributed as dist
 
@@ -160,7 +160,7 @@ def test_an_error_of_one_ranks_callback_is_raised_on_both(pool: ComputePool, tmp
     assert on_two_ranks(pool, train) == [("RankFailed", True), ("OSError", True)]
 
 
-def test_a_reader_that_fails_leaves_nobody_waiting(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_failing_reader_leaves_nobody_waiting(pool: ComputePool, tmp_path: Path) -> None:
     class Broken(Points):
         def __getitem__(self, index: int) -> Any:
             if index == 7:
@@ -176,7 +176,7 @@ def test_a_reader_that_fails_leaves_nobody_waiting(pool: ComputePool, tmp_path: 
     assert on_two_ranks(pool, train) == [("ValueError", True), ("RankFailed", True)]
 
 
-def test_a_save_that_fails_on_one_rank_fails_on_both_and_leaves_what_was_there(
+def test_a_save_that_fails_on_one_rank_fails_on_both_and_keeps_the_old_checkpoint(
     pool: ComputePool, tmp_path: Path
 ) -> None:
     class Poison:
@@ -200,7 +200,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_both_and_leaves_what_was_there(
     assert [each.name for each in tmp_path.iterdir() if "checkpoint" in each.name] == ["checkpoint-2"]
 
 
-def test_fsdp_is_left_as_it_is_trains_as_one_process_and_goes_on(pool: ComputePool, tmp_path: Path) -> None:
+def test_fsdp_is_left_unchanged_trains_like_one_process_and_resumes(pool: ComputePool, tmp_path: Path) -> None:
     def model() -> torch.nn.Module:
         torch.manual_seed(0)
         layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
@@ -254,7 +254,7 @@ class Net(torch.nn.Module):
         return (torch.nn.functional.mse_loss(self.layers(x), labels),)
 
 
-def test_a_ddp_trainer_declares_what_its_ranks_share(pool: ComputePool, tmp_path: Path) -> None:
+def test_a_ddp_trainer_declares_the_shared_state_of_its_ranks(pool: ComputePool, tmp_path: Path) -> None:
     def train(dispatches: bool) -> Any:
         settings: dict[str, Any] = {"output_dir": tmp_path, "max_steps": 2, "save_strategy": "no", "use_cpu": True}
         loaders: list[Any] = []

@@ -1,4 +1,4 @@
-"""A run that goes on after any step gives what it would have given: weights, losses and logs, to the bit."""
+"""A run that resumes after any step gives the same weights, losses and logs, to the bit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from skyward.errors import CheckpointError, UsageError
 from skyward.training import JsonLogger, Trainer
 from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run, trainer
 
-# Everything that could go wrong: samples in a new order each epoch, dropout and noise from the generators,
-# micro-batches that do not divide the epoch, an interval between logs that does not divide that between saves,
-# a schedule with a warm-up, an optimizer with a state.
+# Everything that could go wrong: samples in a new order each epoch, dropout and noise from the generators, an optimizer
+# with a state, a schedule with a warm-up. Micro-batches do not divide the epoch, and the interval between logs does not
+# divide that between saves.
 HARD: dict[str, Any] = {
     "num_train_epochs": 3,
     "per_device_train_batch_size": 3,
@@ -35,7 +35,7 @@ HARD: dict[str, Any] = {
 
 
 class Counting(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
-    """A stream with a state. read: how many rows were ever read."""
+    """A stream with a state. `read` counts the rows that were ever read."""
 
     def __init__(self, size: int, *, noise: float = 0.1) -> None:
         self.points, self.at, self.read = Points(size, noise=noise), 0, 0
@@ -63,7 +63,7 @@ def stateful_loader() -> Any:
 
 
 def epoch_end_at(step: int) -> Any:
-    """Ends the epoch in the middle."""
+    """Return a callback that ends the epoch in the middle."""
 
     def on_step_end(state: Any, control: Any, **_: Any) -> None:
         if state.global_step == step:
@@ -87,7 +87,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Drawing(Points):
-    """Augmented by Python's and NumPy's generators."""
+    """Points augmented by Python's and NumPy's generators."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = super().__getitem__(index)
@@ -95,7 +95,7 @@ class Drawing(Points):
 
 
 class Shuffled(Stream):
-    """In an order that Python's generator gives."""
+    """Points in an order that Python's generator gives."""
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         return iter(random.sample(list(super().__iter__()), len(self.points)))
@@ -117,7 +117,7 @@ def hard_run(folder: Path, resume: str | None = None, **changes: Any) -> Trainer
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_goes_on_after_any_step_is_the_same_to_the_bit(case: str, tmp_path: Path) -> None:
+def test_a_run_resumed_after_any_step_is_the_same_to_the_bit(case: str, tmp_path: Path) -> None:
     whole = hard_run(tmp_path / "whole", **CASES[case])
     steps = steps_of(tmp_path / "whole")
     assert len(steps) >= 3
@@ -130,26 +130,29 @@ def test_a_run_that_goes_on_after_any_step_is_the_same_to_the_bit(case: str, tmp
         shutil.rmtree(tmp_path / "again", ignore_errors=True)
 
 
-# Another test of this process may have imported JAX; workers of a loader are forked, and do not use it.
+# Another test of this process may have imported JAX. Workers of a loader are forked, and do not use it.
 @pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 @pytest.mark.parametrize("data", [lambda: Drawing(20), lambda: Counting(20, noise=0.0)])
-def test_workers_go_on_where_they_were(data: Any, tmp_path: Path) -> None:
-    """Those of a data set draw the same numbers; those of an iterable have read ahead, and their state says how far."""
+def test_workers_continue_where_they_were(data: Any, tmp_path: Path) -> None:
+    """Workers of a data set draw the same numbers.
+
+    Those of an iterable have read ahead, and their state says how far.
+    """
     options: dict[str, Any] = {"data": data, "dataloader_num_workers": 2, "max_steps": 4}
     whole = hard_run(tmp_path / "whole", **options)
     again = hard_run(tmp_path / "again", str(tmp_path / "whole" / "checkpoint-2"), **options)
     assert history(again) == history(whole)
 
 
-def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+def test_read_samples_are_not_read_again(tmp_path: Path) -> None:
     whole, rest = Counting(20), Counting(20)
     hard_run(tmp_path, data=lambda: whole, max_steps=3, num_train_epochs=1)
     hard_run(tmp_path, str(tmp_path / "checkpoint-2"), data=lambda: rest, max_steps=3, num_train_epochs=1)
     assert (whole.read, rest.read) == (18, 6)
 
 
-def test_logs_that_a_crash_left_behind_are_written_once(tmp_path: Path) -> None:
-    """The first run logs on after its last checkpoint, and dies. The log has each step once all the same."""
+def test_logs_left_by_a_crash_are_written_once(tmp_path: Path) -> None:
+    """The first run logs after its last checkpoint, and dies. The log still has each step once."""
 
     def dies(state: Any, **_: Any) -> None:
         if state.global_step == 5:
@@ -165,7 +168,7 @@ def test_logs_that_a_crash_left_behind_are_written_once(tmp_path: Path) -> None:
     assert [each["loss"] for each in records if "loss" in each] == losses(made)
 
 
-def test_a_stop_is_saved_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_stop_is_saved_and_the_run_resumes_from_there(tmp_path: Path) -> None:
     def stops(state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 4:
             control.stop()
@@ -195,7 +198,7 @@ def test_true_needs_a_checkpoint_and_auto_does_not(tmp_path: Path) -> None:
         run(tmp_path, str(tmp_path / "checkpoint-9"), max_steps=4)
 
 
-def test_a_resume_leaves_out_what_is_skipped(tmp_path: Path) -> None:
+def test_a_resume_leaves_out_the_skipped_components(tmp_path: Path) -> None:
     run(tmp_path / "first", max_steps=6, save_steps=3, learning_rate=0.1)
     made = trainer(tmp_path / "second", max_steps=6, save_strategy="no", learning_rate=0.01, callbacks=[
         callback(on_train_begin=lambda optimizer, state, **_: seen.append((len(optimizer.state), state.global_step)))
@@ -212,7 +215,7 @@ def test_a_resume_leaves_out_what_is_skipped(tmp_path: Path) -> None:
     assert seen[1] == (2, 0)  # once: what was loaded is used up
 
 
-def test_a_new_run_begins_with_the_weights_of_another_alone(tmp_path: Path) -> None:
+def test_a_new_run_begins_with_only_the_weights_of_another(tmp_path: Path) -> None:
     first = run(tmp_path, max_steps=4, save_steps=4)
     made = trainer(tmp_path, max_steps=2, save_strategy="no", learning_rate=0.0)
     made.load_checkpoint(True, only=["model"])
@@ -221,7 +224,7 @@ def test_a_new_run_begins_with_the_weights_of_another_alone(tmp_path: Path) -> N
     assert [each.item() for each in made.model.parameters()] == [each.item() for each in first.model.parameters()]
 
 
-def test_what_a_checkpoint_lacks_is_warned_of_where_it_is_not_strict(
+def test_missing_components_of_a_checkpoint_are_warned_about_if_not_strict(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path, max_steps=4, save_steps=4, save_only_model=True)
@@ -235,7 +238,7 @@ def test_what_a_checkpoint_lacks_is_warned_of_where_it_is_not_strict(
     assert "skipped optimizer" in caplog.text
 
 
-def test_components_that_there_are_not_are_named(tmp_path: Path) -> None:
+def test_unknown_components_are_named(tmp_path: Path) -> None:
     run(tmp_path, max_steps=2, save_steps=2)
     made = trainer(tmp_path, max_steps=4)
     made.load_checkpoint("auto", skip=["optimiser"])

@@ -1,4 +1,4 @@
-"""The parts of a Trainer without a Trainer: a run's cadence and state, and the saves of whatever is savable."""
+"""The parts of a Trainer without a Trainer: a run's cadence and state, and saves of any component."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_run_sets_flags_by_its_cadence_and_ends_with_its_steps(tmp_path: Path)
     assert (run.state.global_step, run.position.epoch, run.position.rounds) == (6, 2, 0)
 
 
-def test_a_run_goes_on_from_its_state_with_the_same_sums(tmp_path: Path) -> None:
+def test_a_run_continues_from_its_state_with_the_same_sums(tmp_path: Path) -> None:
     args = TrainingArguments(tmp_path, max_steps=9, use_cpu=True)
     first, second = run_of(args), run_of(args)
     first.set_length(4)
@@ -55,7 +55,7 @@ def test_a_run_goes_on_from_its_state_with_the_same_sums(tmp_path: Path) -> None
 
 
 class Saved:
-    """A model and nothing else."""
+    """Component with a model and nothing else."""
 
     def __init__(self) -> None:
         self.model: nn.Module = nn.Linear(1, 1)
@@ -67,7 +67,7 @@ class Saved:
         return {}
 
 
-def test_a_saver_tells_once_of_each_save_and_loads_it(tmp_path: Path) -> None:
+def test_a_saver_reports_each_save_once_and_loads_it(tmp_path: Path) -> None:
     told: list[int] = []
     args = TrainingArguments(tmp_path, max_steps=9, save_total_limit=1, async_save=True, use_cpu=True)
     run = run_of(args, callback(on_save=lambda saved_step, **_: told.append(saved_step)))

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer and ours, side by side on one cadence: the same events in the same order, the same numbers."""
+"""Hugging Face's Trainer and ours, side by side at one cadence: the same events in the same order, the same numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def stop_at(step: int, event: str = "on_step_end", flag: str = "should_training_
     return {event: handler}
 
 
-# name: arguments, how many points, what a callback asks for
+# name: arguments, number of points, flags that a callback sets
 CADENCES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "epochs": (
         {"num_train_epochs": 2, "logging_strategy": "epoch", "optim": "adagrad", "optim_args": "lr_decay=0.1,eps=1e-6"},
@@ -342,7 +342,7 @@ def test_a_callback_of_hugging_face_stops_our_trainer(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_language_model_of_hugging_face_has_its_own_losses(more: dict[str, Any], tmp_path: Path) -> None:
-    """Labels that differ in number, uneven micro-batches: both divide by the tokens of the whole step."""
+    """Labels differ in number and micro-batches are uneven. Both trainers divide by the tokens of the whole step."""
     config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                                       num_attention_heads=2, max_position_embeddings=16)  # fmt: skip
     generator = torch.Generator().manual_seed(0)
@@ -376,7 +376,9 @@ def test_a_language_model_of_hugging_face_has_its_own_losses(more: dict[str, Any
 
 def test_a_gpt2s_loss_is_its_own_mean_where_hugging_faces_trainer_divides_by_one_label_more(tmp_path: Path) -> None:
     """GPT2LMHeadModel leaves out each row's first label, but is not among the classes of which its Trainer knows that.
-    So with rows of T labels it logs, and trains on, (T - 1) / T of the loss that the model gives by itself."""
+
+    So with rows of T labels it logs, and trains on, (T - 1) / T of the loss that the model computes by itself.
+    """
     config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0,
                                      embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0)  # fmt: skip
     tokens = torch.randint(32, (4, 12), generator=torch.Generator().manual_seed(0))
@@ -396,11 +398,14 @@ def test_a_gpt2s_loss_is_its_own_mean_where_hugging_faces_trainer_divides_by_one
     assert theirs.state.log_history[0]["loss"] == pytest.approx(alone * 11 / 12, rel=1e-5)
 
 
-def test_what_berts_do_not_divide_themselves_counts_once_where_hugging_faces_trainer_counts_it_for_each_micro_batch(
+def test_a_berts_mean_loss_counts_once_where_hugging_faces_trainer_counts_it_for_each_micro_batch(
     tmp_path: Path,
 ) -> None:
-    """BERT's forward takes **kwargs and drops them, so its loss stays the mean of a micro-batch. Here the second has
-    one row of five, and labels that count are few: the loss and gradient of a step are those of all rows at once."""
+    """BERT's forward takes **kwargs and drops them, so its loss stays the mean of a micro-batch.
+
+    Here the second has one row of five, and few labels count. The loss and gradient of a step are those of all rows at
+    once.
+    """
     config = transformers.BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
                                      intermediate_size=16, max_position_embeddings=16, hidden_dropout_prob=0,
                                      attention_probs_dropout_prob=0, num_labels=3)  # fmt: skip
@@ -431,7 +436,7 @@ def test_what_berts_do_not_divide_themselves_counts_once_where_hugging_faces_tra
     assert theirs.state.log_history[0]["loss"] == pytest.approx(2 * mean, rel=1e-5)
 
 
-def test_which_models_shift_their_labels_is_known_as_hugging_face_knows_it() -> None:
+def test_models_that_shift_their_labels_are_recognised_as_by_hugging_face() -> None:
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
     from skyward.training.trainer.loss import shifts_labels

@@ -1,4 +1,4 @@
-"""Checkpoints that a Trainer writes behind training, those before a machine goes, and those of groups of ranks."""
+"""Checkpoints that a Trainer writes behind training, before a machine ends, and of groups of ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HARD: dict[str, Any] = {
 
 
 class Gated:
-    """A callback whose state cannot be written before a file is there."""
+    """A callback whose state cannot be written before a file exists."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -54,7 +54,7 @@ class Gate:
 
     def __reduce__(self) -> Any:
         until(self.file.exists, within_s=60)
-        return (complex, ())  # which loads unasked
+        return (complex, ())  # which loads it by default
 
 
 class Poisoned:
@@ -83,7 +83,7 @@ def steps_in(folder: Path) -> list[int | None]:
 
 
 def all_resumes(folder: Path) -> list[dict[str, Any]]:
-    """Of a run that saves at once, of one that saves behind training, and of those from each of its checkpoints."""
+    """Run one that saves at once, one that saves behind training, and one from each checkpoint."""
     at_once = result(hard(folder / "at-once", async_save=False))
     whole = result(hard(folder / "whole"))
     resumed = []
@@ -96,14 +96,14 @@ def all_resumes(folder: Path) -> list[dict[str, Any]]:
 # One process ----------------------------------------------------------------------------------------------------------
 
 
-def test_saves_behind_training_change_nothing_and_each_can_be_gone_on_from(tmp_path: Path) -> None:
+def test_saves_behind_training_change_nothing_and_each_can_be_resumed(tmp_path: Path) -> None:
     first, *others = all_resumes(tmp_path)
     assert len(others) == 1 + 6
     assert others == [first] * len(others)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_checkpoint_tells_its_epoch_its_metrics_and_the_hash_of_its_settings(
+def test_a_checkpoint_has_its_epoch_its_metrics_and_the_hash_of_its_settings(
     tmp_path: Path, asynchronous: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, Any] = {
@@ -126,19 +126,19 @@ def test_a_checkpoint_tells_its_epoch_its_metrics_and_the_hash_of_its_settings(
     assert f"eval_loss={losses[4]:.4g}" in capsys.readouterr().out
 
 
-def test_a_save_that_a_callback_asks_for_is_made_where_only_the_best_are_saved(tmp_path: Path) -> None:
+def test_a_save_that_a_callback_requests_is_made_though_only_the_best_are_saved(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 6, "save_strategy": "best", "eval_strategy": "steps", "eval_steps": 1}
     run(tmp_path, learning_rate=0.0, callbacks=[callback(on_step_end=asks(3))], **settings)
     assert steps_in(tmp_path) == [1, 3]
 
 
-def test_the_hash_of_settings_is_that_of_what_they_compute() -> None:
+def test_the_hash_of_settings_covers_those_that_affect_the_computation() -> None:
     first = TrainingArguments("here", learning_rate=0.1).digest()
     assert TrainingArguments("there", learning_rate=0.1, resume_from_checkpoint="auto").digest() == first
     assert TrainingArguments("here", learning_rate=0.2).digest() != first
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_hears_of_it_when_it_is_durable(tmp_path: Path) -> None:
+def test_training_goes_on_during_a_save_and_is_notified_when_it_is_durable(tmp_path: Path) -> None:
     told: list[tuple[str, int, int, list[str]]] = []
     seen: list[bool] = []
 
@@ -170,8 +170,8 @@ def asks(*steps: int) -> Any:
     return on_step_end
 
 
-def test_a_busy_writer_passes_by_what_only_the_cadence_asks_for(tmp_path: Path) -> None:
-    """Not what a callback asks for (7), nor the best (4: every evaluation is better), nor the last."""
+def test_a_busy_writer_skips_saves_that_only_the_cadence_requests(tmp_path: Path) -> None:
+    """Neither a callback's request (7), nor the best (4: every evaluation is better), nor the last is skipped."""
 
     def opens(state: Any, **_: Any) -> None:
         if state.global_step == 3:
@@ -188,7 +188,7 @@ def test_a_busy_writer_passes_by_what_only_the_cadence_asks_for(tmp_path: Path) 
 
 
 class Slow(Line):
-    """So that a step is longer than a flag takes."""
+    """Callback that makes a step longer than a flag takes."""
 
 
 def test_an_error_of_a_save_behind_training_ends_the_run_at_a_later_step(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_an_error_of_a_save_behind_training_ends_the_run_at_a_later_step(tmp_pat
 
 
 def test_the_best_model_is_loaded_from_a_checkpoint_that_was_being_written(tmp_path: Path) -> None:
-    """Steps go away from the line: the first evaluation is the best."""
+    """Steps move away from the line, so the first evaluation is the best."""
     made = run(tmp_path, max_steps=6, save_steps=3, eval_strategy="steps", eval_steps=3, async_save=True,
                learning_rate=-0.0, load_best_model_at_end=True, save_total_limit=1)  # fmt: skip
     assert made.state.best_model_checkpoint is not None
@@ -208,8 +208,8 @@ def test_the_best_model_is_loaded_from_a_checkpoint_that_was_being_written(tmp_p
 
 
 @pytest.mark.parametrize("at", [5, 6, 9])
-def test_a_sigterm_saves_the_step_and_the_run_goes_on_from_there(at: int, tmp_path: Path) -> None:
-    """Step 6 is logged and ends an epoch, after 9 it is evaluated."""
+def test_a_sigterm_saves_the_step_and_the_run_resumes_from_there(at: int, tmp_path: Path) -> None:
+    """Step 6 is logged and ends an epoch, and after 9 it is evaluated."""
     before = signal.getsignal(signal.SIGTERM)
 
     def terminates(state: Any, **_: Any) -> None:
@@ -261,7 +261,7 @@ def test_an_emergency_save_that_takes_longer_than_its_grace_time_is_an_error(tmp
     assert steps_in(tmp_path) == [2], "it is written all the same if the process is not killed"
 
 
-def test_arguments_of_saves_say_what_is_legal() -> None:
+def test_refused_arguments_of_saves_list_the_legal_values() -> None:
     with pytest.raises(UsageError, match=r"save_on_busy='drop': must be one of 'wait', 'skip'"):
         TrainingArguments(save_on_busy="drop")
     with pytest.raises(UsageError, match=r"jit_checkpoint_grace_s=0: must be a number of seconds > 0"):
@@ -296,7 +296,7 @@ def a_sigterm_of_one_rank(ranks: Any, folder: Path) -> Any:
 
 
 class Grouped(Trainer):
-    """Beside the usual, a state that each group of ranks shares."""
+    """Component with a state that each group of ranks shares, beside the usual one."""
 
     group: Any = None
     box: Box
@@ -344,7 +344,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     return run_cases(CASES, world=2, folder=tmp_path_factory.mktemp("saves"), imports=["torch._dynamo"])
 
 
-def test_two_ranks_that_save_behind_training_go_on_to_the_bit(said: Said) -> None:
+def test_two_ranks_that_save_behind_training_resume_to_the_bit(said: Said) -> None:
     for first, *others in said["two_ranks_save_behind_training"]:
         assert len(others) == 1 + 3
         assert others == [first] * len(others)

@@ -1,4 +1,4 @@
-"""What a Trainer makes of models, data and arguments, where Hugging Face's says nothing or errs."""
+"""A Trainer's treatment of models, data and arguments in cases that Hugging Face's leaves open or gets wrong."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_one_of_several_processes_without_a_group_is_refused(tmp_path: Path, mon
     trainer(tmp_path)
 
 
-def test_a_trainer_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_trainer_names_a_missing_argument(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither model nor model_init"):
         Trainer()
     with pytest.raises(UsageError, match="there is no eval_dataset"):
@@ -133,7 +133,7 @@ def test_a_process_that_is_alone_needs_no_process_group(tmp_path: Path) -> None:
 
 
 class Gives(Line):
-    """A line whose forward gives what `shape(loss, y)` makes of it."""
+    """A line whose forward returns `shape(loss, y)`."""
 
     def __init__(self, shape: Any) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ SHAPES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_models_may_give_their_loss_in_any_of_the_usual_ways(shape: str, tmp_path: Path) -> None:
+def test_models_may_return_their_loss_in_any_of_the_usual_ways(shape: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_steps": 4, "logging_steps": 1, "eval_strategy": "epoch"}
     usual = run(tmp_path, **options)
     assert history(run(tmp_path, model=Gives(SHAPES[shape]), **options)) == history(usual)
@@ -218,7 +218,7 @@ def gradient(model: nn.Module, points: Points, indices: list[int]) -> torch.Tens
 
 
 def test_a_step_of_uneven_micro_batches_has_the_gradient_of_all_its_samples(tmp_path: Path) -> None:
-    """7 samples in micro-batches of 4 and 3: the mean of two means would be another."""
+    """There are 7 samples in micro-batches of 4 and 3: the mean of two means would be another."""
     points, seen = Points(7), []
 
     def keep(model: nn.Module, **_: Any) -> None:
@@ -232,13 +232,13 @@ def test_a_step_of_uneven_micro_batches_has_the_gradient_of_all_its_samples(tmp_
 
 
 def test_the_loss_of_an_evaluation_is_that_of_all_samples(tmp_path: Path) -> None:
-    """9 samples in batches of 8 and 1."""
+    """There are 9 samples in batches of 8 and 1."""
     points = Points(9)
     expected = ((2 * points.x + 3) ** 2).mean().item()
     assert trainer(tmp_path, eval_dataset=points).evaluate()["eval_loss"] == pytest.approx(expected)
 
 
-def test_evaluation_gives_back_the_modes_of_modules_and_of_generators(tmp_path: Path) -> None:
+def test_evaluation_restores_the_modes_of_modules_and_the_generators(tmp_path: Path) -> None:
     made = trainer(tmp_path, model=Line(dropout=0.5))
     made.model.train()
     frozen = made.model.dropout
@@ -253,7 +253,7 @@ def test_evaluation_gives_back_the_modes_of_modules_and_of_generators(tmp_path: 
 
 def test_predictions_stay_on_the_device_for_as_many_batches_as_the_arguments_say(tmp_path: Path) -> None:
     def alive(steps: int | None) -> tuple[list[int], Any]:
-        """How many batches' predictions there are, after each of five batches; and what is predicted."""
+        """Return how many batches' predictions exist after each of five batches, and the predictions."""
         made: list[weakref.ref[torch.Tensor]] = []
         seen: list[int] = []
 
@@ -273,7 +273,7 @@ def test_predictions_stay_on_the_device_for_as_many_batches_as_the_arguments_say
     assert alive(3) == ([1, 2, 1, 1, 2], predictions)
 
 
-def test_smoothed_labels_are_those_of_torch_for_any_model_that_gives_logits(tmp_path: Path) -> None:
+def test_smoothed_labels_are_those_of_torch_for_any_model_that_returns_logits(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = nn.Linear(3, 5)
     x, labels = torch.randn(8, 3), torch.tensor([0, 1, 2, 3, 4, -100, 1, 0])
@@ -288,7 +288,7 @@ def test_smoothed_labels_are_those_of_torch_for_any_model_that_gives_logits(tmp_
         run(tmp_path, model=model, data=[(row, label.float()) for row, label in rows], **options)
 
 
-def test_activations_are_computed_again_by_a_model_that_can(tmp_path: Path) -> None:
+def test_activations_are_recomputed_by_a_model_that_can(tmp_path: Path) -> None:
     asked: list[Any] = []
 
     class Can(Line):
@@ -319,7 +319,7 @@ def test_metrics_are_computed_on_all_predictions_and_reach_callbacks(tmp_path: P
     assert EvalPrediction(1, 2).predictions == 1
 
 
-def test_predictions_of_different_lengths_are_filled_up(tmp_path: Path) -> None:
+def test_predictions_of_different_lengths_are_padded(tmp_path: Path) -> None:
     class Ragged(Line):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             return self.a + torch.zeros((), device=x.device), x[:, None].expand(len(x), 2 + (len(x) < 8))
@@ -345,7 +345,7 @@ def test_a_stop_saves_and_an_abort_does_not(tmp_path: Path) -> None:
         assert seen[-3:] == ["on_epoch_end", "on_log", "on_train_end"] or ask == "stop"
 
 
-def test_a_stop_without_any_saving_saves_nothing_and_a_save_and_stop_does(tmp_path: Path) -> None:
+def test_without_a_save_strategy_a_stop_saves_nothing_and_a_save_and_stop_does(tmp_path: Path) -> None:
     run(tmp_path, callbacks=[callback(on_step_end=lambda control, **_: control.stop())], save_strategy="no")
     assert not list(tmp_path.glob("checkpoint-*"))
     run(tmp_path, callbacks=[callback(on_step_end=lambda control, **_: control.save_and_stop())], save_strategy="no")
@@ -375,7 +375,7 @@ def test_an_epoch_without_data_ends_the_run(tmp_path: Path) -> None:
     assert made.state.global_step == 0
 
 
-def test_columns_that_the_model_does_not_take_are_named_with_what_to_do(tmp_path: Path) -> None:
+def test_unused_columns_are_named_with_advice(tmp_path: Path) -> None:
     made = trainer(tmp_path, model=torch.nn.Sequential(torch.nn.Linear(1, 1)), max_steps=1)
     with pytest.raises(UsageError, match=r"columns=\['x', 'labels'\]: Sequential takes \['input'\]"):
         made.train()
@@ -399,9 +399,7 @@ def test_losses_that_are_not_finite_are_left_out_unless_all_are(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("finite", "expected"), [(2, 9.0), (0, math.nan)])
-def test_the_mean_loss_of_a_run_counts_no_interval_without_a_loss_as_0(
-    tmp_path: Path, finite: int, expected: float
-) -> None:
+def test_the_mean_loss_of_a_run_ignores_intervals_without_a_loss(tmp_path: Path, finite: int, expected: float) -> None:
     class Diverges(Line):
         calls = 0
 
@@ -429,7 +427,7 @@ def test_mixed_precision_trains_and_keeps_its_scale_in_checkpoints(precision: st
     assert history(run(tmp_path, str(tmp_path / "checkpoint-2"), **options)) == history(whole)
 
 
-def test_fp16_leaves_out_a_step_that_overflows_and_the_schedule_waits(tmp_path: Path) -> None:
+def test_fp16_skips_a_step_that_overflows_and_the_schedule_waits(tmp_path: Path) -> None:
     class Overflows(Line):
         def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
             loss, y = super().forward(x, labels)
@@ -441,7 +439,7 @@ def test_fp16_leaves_out_a_step_that_overflows_and_the_schedule_waits(tmp_path: 
     assert rates[0] == rates[1]
 
 
-def test_the_best_model_is_there_at_the_end_and_is_the_one_that_was_scored(tmp_path: Path) -> None:
+def test_the_best_model_is_loaded_at_the_end_and_is_the_scored_one(tmp_path: Path) -> None:
     weights: list[float] = []
     made = run(
         tmp_path,
@@ -488,7 +486,7 @@ def test_columns_that_the_model_does_not_take_are_left_out(tmp_path: Path) -> No
     assert losses(run(tmp_path, data=rows, max_steps=1, logging_steps=1)) == pytest.approx([25.0])
 
 
-def test_a_callback_that_is_added_later_is_called_and_one_that_is_removed_is_not(tmp_path: Path) -> None:
+def test_a_callback_added_later_is_called_and_a_removed_one_is_not(tmp_path: Path) -> None:
     class Counts(TrainerCallback):
         steps = 0
 
@@ -504,7 +502,7 @@ def test_a_callback_that_is_added_later_is_called_and_one_that_is_removed_is_not
     assert (stays.steps, goes.steps) == (2, 0)
 
 
-def test_the_default_callbacks_are_there_unless_the_user_brings_his_own(tmp_path: Path) -> None:
+def test_the_default_callbacks_are_there_unless_the_user_replaces_them(tmp_path: Path) -> None:
     from skyward.training import DefaultMetrics
 
     args = TrainingArguments(output_dir=tmp_path, use_cpu=True)

@@ -40,7 +40,7 @@ def kill_me(model: list[Any], payload: Any) -> dict[str, Any]:
 
 
 def waits_for(model: list[Any], payload: str) -> dict[str, Any]:
-    """Says that it has begun, in a file, and ends when another is there."""
+    """Report the begin in a file, and end when another file exists."""
     folder = Path(payload)
     (folder / f"begun-{model[0]}").write_text(str(os.getpid()))
     while not (folder / f"end-{model[0]}").exists():
@@ -49,13 +49,13 @@ def waits_for(model: list[Any], payload: str) -> dict[str, Any]:
 
 
 def sleep_on(model: list[Any], seconds: float) -> dict[str, float]:
-    """Gives a number of the state when the time is over."""
+    """Return a number of the state when the time is over."""
     time.sleep(seconds)
     return {"value": float(model[0]["w"][0])}
 
 
 def ends_badly(model: list[Any], payload: object) -> Any:
-    """What becomes of it depends on the weights."""
+    """End in the way that the weights choose."""
     step = int(model[0]["w"][0])
     if step == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -67,7 +67,7 @@ def ends_badly(model: list[Any], payload: object) -> Any:
 
 
 def job_of(state: Any, eval_fn: Any = doubled, payload: Any = 1, **options: Any) -> Job:
-    """A job whose contents are its own."""
+    """Make a job with its own contents."""
     parts = {"factory": make, "load": load, "eval_fn": eval_fn, "payload": payload}
     contents: dict[str, Any] = {name: Content(options.pop(name, value), name) for name, value in parts.items()}
     chosen: dict[str, Any] = {"cache_key": "model", "step": 1, "snapshot_id": "one", **options}
@@ -75,7 +75,7 @@ def job_of(state: Any, eval_fn: Any = doubled, payload: Any = 1, **options: Any)
 
 
 class NoteLoading:
-    """Writes a line each time it is unpickled. path: None refuses to be."""
+    """Object that writes a line each time it is unpickled. With `path=None` it refuses to be unpickled."""
 
     def __init__(self, path: Path | None, data: bytes) -> None:
         self.path, self.data = path, data

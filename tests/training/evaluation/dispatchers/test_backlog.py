@@ -27,7 +27,7 @@ def test_an_average_of_equal_values_is_that_value_from_the_first_on() -> None:
 
 @BUSY
 @given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=50), st.sampled_from([0.0, 0.5, 0.9, 0.999]))
-def test_an_average_lies_among_what_was_observed(values: list[float], beta: float) -> None:
+def test_an_average_lies_among_the_observed_values(values: list[float], beta: float) -> None:
     average = MovingAverage(beta)
     for value in values:
         average.add(value)
@@ -35,13 +35,13 @@ def test_an_average_lies_among_what_was_observed(values: list[float], beta: floa
     assert min(values) * 0.999 <= average.value <= max(values) * 1.001
 
 
-def test_what_is_free_makes_nobody_wait() -> None:
+def test_a_free_worker_has_no_wait() -> None:
     backlog = Backlog(2)
     backlog.add("a")
     assert backlog.wait_s() == 0.0
 
 
-def test_each_that_waits_before_adds_its_share() -> None:
+def test_each_waiting_evaluation_adds_its_share() -> None:
     clock = _Clock()
     backlog = Backlog(1, clock=clock)
     backlog.add("a")
@@ -67,7 +67,7 @@ def test_two_slots_take_turns() -> None:
     assert backlog.wait_s() == pytest.approx(14.0)  # c ends at 20
 
 
-def test_what_hangs_looks_worse_and_worse() -> None:
+def test_a_hanging_worker_looks_worse_and_worse() -> None:
     clock = _Clock()
     backlog = Backlog(1, initial_s=1.0, clock=clock)
     backlog.add("a")
@@ -86,7 +86,7 @@ def test_what_hangs_looks_worse_and_worse() -> None:
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from(["add", "end"]), st.integers(0, 9), st.floats(0, 5)), max_size=60),
 )
-def test_it_never_counts_below_none_nor_waits_below_nothing(slots: int, steps: list[tuple[str, int, float]]) -> None:
+def test_counts_and_waits_are_never_negative(slots: int, steps: list[tuple[str, int, float]]) -> None:
     clock = _Clock()
     backlog, open_jobs = Backlog(slots, clock=clock), set()
     for what, job, seconds in steps:

@@ -49,7 +49,7 @@ def test_the_values_themselves_are_used_and_nothing_is_pickled() -> None:
 
 
 @pytest.mark.usefixtures("no_thread_stays")
-def test_a_model_is_made_once_for_a_key_and_anew_without_one() -> None:
+def test_a_model_is_made_once_for_a_key_and_each_time_without_one() -> None:
     dispatcher = InProcessDispatcher()
     made = []
 
@@ -68,7 +68,7 @@ def test_a_model_is_made_once_for_a_key_and_anew_without_one() -> None:
 
 
 @pytest.mark.usefixtures("no_thread_stays")
-def test_so_many_run_at_once_as_there_are_slots_each_with_a_model_of_its_own(tmp_path: Path) -> None:
+def test_each_slot_runs_one_evaluation_with_its_own_model(tmp_path: Path) -> None:
     dispatcher = InProcessDispatcher(slots=2)
     futures = [dispatcher.submit(job_of(n, waits_for, str(tmp_path))) for n in range(3)]
     until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
@@ -83,7 +83,7 @@ def test_so_many_run_at_once_as_there_are_slots_each_with_a_model_of_its_own(tmp
 
 
 @pytest.mark.usefixtures("no_thread_stays")
-def test_what_the_evaluation_raises_is_raised_and_the_next_one_runs() -> None:
+def test_an_error_of_the_evaluation_is_raised_and_the_next_one_runs() -> None:
     dispatcher = InProcessDispatcher()
 
     def fail(model: Any, payload: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_what_the_evaluation_raises_is_raised_and_the_next_one_runs() -> None:
 
 
 @pytest.mark.usefixtures("no_thread_stays")
-def test_one_that_runs_too_long_is_given_up_and_the_next_one_has_a_new_model() -> None:
+def test_an_evaluation_that_times_out_is_abandoned_and_the_next_one_has_a_new_model() -> None:
     dispatcher = InProcessDispatcher()
     begun, end, evaluate = _gate()
     slow = dispatcher.submit(job_of(1, evaluate, timeout_s=0.05))
@@ -107,12 +107,12 @@ def test_one_that_runs_too_long_is_given_up_and_the_next_one_has_a_new_model() -
         slow.result(20)
     assert begun.is_set()
     assert following.result(20).value["value"] == 5
-    dispatcher.close()  # does not wait for the one that was given up
+    dispatcher.close()  # does not wait for the abandoned one
     end.set()
 
 
 @pytest.mark.usefixtures("no_thread_stays")
-def test_the_time_of_one_that_waits_does_not_run() -> None:
+def test_the_time_of_a_waiting_evaluation_does_not_run() -> None:
     dispatcher = InProcessDispatcher()
     _begun, end, evaluate = _gate()
     first = dispatcher.submit(job_of(1, evaluate))
@@ -180,12 +180,12 @@ class _HasAddress:
 
 
 @pytest.mark.parametrize("compute", ["zakuro://host:3960", _HasAddress()])
-def test_an_address_is_refused_with_what_to_use(compute: Any) -> None:
+def test_an_address_is_refused_with_advice(compute: Any) -> None:
     with pytest.raises(UsageError, match=r"compute=.*: is an address.*pool\.node\(1\)"):
         as_dispatcher(compute)
 
 
 @pytest.mark.parametrize("compute", ["subproces", 3, object(), InProcessDispatcher, [None]])
-def test_what_is_nowhere_to_run_is_refused(compute: Any) -> None:
+def test_an_unknown_place_is_refused(compute: Any) -> None:
     with pytest.raises(UsageError, match=r"^val_compute=.*: unknown place for evaluations; use None"):
         as_dispatcher(compute, field="val_compute")

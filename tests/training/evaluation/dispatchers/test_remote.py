@@ -25,7 +25,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 class _Counting:
-    """A target that notes how many bytes of contents each call carries."""
+    """A target that counts the bytes of contents in each call."""
 
     def __init__(self, pool: sky.ComputePool) -> None:
         self.pool, self.total_slots = pool, 2
@@ -39,7 +39,7 @@ class _Counting:
         return self.pool.submit(pending)
 
 
-def test_evaluations_run_side_by_side_on_the_nodes_and_say_which(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_evaluations_run_side_by_side_on_the_nodes_and_name_them(pool: sky.ComputePool, tmp_path: Path) -> None:
     dispatcher = as_dispatcher(pool)
     assert isinstance(dispatcher, PoolDispatcher)
     assert dispatcher.slots == 2
@@ -60,7 +60,7 @@ def test_evaluations_run_side_by_side_on_the_nodes_and_say_which(pool: sky.Compu
         dispatcher.submit(job_of(1))
 
 
-def test_nodes_that_are_kept_for_evaluations_are_named_and_no_others_run_them(pool: sky.ComputePool) -> None:
+def test_only_nodes_reserved_for_evaluations_run_them(pool: sky.ComputePool) -> None:
     dispatcher = as_dispatcher(pool.node(1))
     assert (dispatcher.name, dispatcher.slots) == ("node 1", 1)
     outcomes = [dispatcher.submit(job_of(n)).result(60) for n in range(3)]
@@ -69,14 +69,14 @@ def test_nodes_that_are_kept_for_evaluations_are_named_and_no_others_run_them(po
     dispatcher.close()
 
 
-def test_the_open_pool_is_meant_by_the_package(pool: sky.ComputePool) -> None:
+def test_the_package_stands_for_the_open_pool(pool: sky.ComputePool) -> None:
     dispatcher = as_dispatcher(sky)
     assert dispatcher.submit(job_of(1)).result(60).value["value"] == 3
     dispatcher.close()
 
 
 def test_contents_are_sent_and_loaded_once_in_each_slot(pool: sky.ComputePool, tmp_path: Path) -> None:
-    """Those that are large enough for a blob, and those that are not."""
+    """Contents are large enough for a blob, or not."""
     target = _Counting(pool)
     dispatcher = as_dispatcher(target)
 
@@ -107,7 +107,7 @@ def _with_state(job: Any, state: Any) -> Any:
     return dataclasses.replace(job, state=state)
 
 
-def test_a_large_state_and_payload_arrive_whole(pool: sky.ComputePool) -> None:
+def test_a_large_state_and_payload_arrive_complete(pool: sky.ComputePool) -> None:
     dispatcher = as_dispatcher(pool)
     payload = np.arange(300_000, dtype=np.float64)
 
@@ -149,7 +149,7 @@ def test_a_slot_that_dies_in_the_middle_is_reported_and_the_next_one_runs(
     dispatcher.close()
 
 
-def test_one_that_never_returns_ends_when_its_time_is_over(pool: sky.ComputePool) -> None:
+def test_an_evaluation_that_never_returns_ends_at_its_timeout(pool: sky.ComputePool) -> None:
     dispatcher = PoolDispatcher(pool, start_s=0)
     slow = dispatcher.submit(job_of(1, hang, 1000, timeout_s=0.2))
     with pytest.raises(TaskTimeout):
@@ -177,7 +177,7 @@ def test_cancelling_stops_it_on_the_node(pool: sky.ComputePool, tmp_path: Path) 
     assert not (tmp_path / "begun-2").exists()
 
 
-def test_errors_are_raised_as_themselves(pool: sky.ComputePool) -> None:
+def test_errors_are_raised_unchanged(pool: sky.ComputePool) -> None:
     dispatcher = as_dispatcher(pool)
 
     def fail(model: Any, payload: Any) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def test_errors_are_raised_as_themselves(pool: sky.ComputePool) -> None:
     dispatcher.close()
 
 
-def test_a_pool_that_is_closed_fails_evaluations_and_nothing_else(tmp_path: Path) -> None:
+def test_a_closed_pool_fails_only_evaluations(tmp_path: Path) -> None:
     pool = sky.ComputePool(provider=sky.Local(), nodes=1, logs=False, console=False, cancel_grace_s=0.2).start()
     dispatcher = as_dispatcher(pool)
     future = dispatcher.submit(job_of(0, waits_for, str(tmp_path)))
@@ -203,7 +203,7 @@ def test_a_pool_that_is_closed_fails_evaluations_and_nothing_else(tmp_path: Path
     dispatcher.close()
 
 
-def test_a_bad_start_is_refused() -> None:
+def test_an_illegal_start_method_is_refused() -> None:
     for start_s in (-1, True, "3", float("inf")):
         with pytest.raises(UsageError, match="start_s"):
             PoolDispatcher(_Counting(None), start_s=start_s)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def test_it_runs_in_one_process_beside_this_one_that_keeps_its_model(dispatcher: SubprocessDispatcher) -> None:
+def test_it_runs_in_one_separate_process_that_keeps_its_model(dispatcher: SubprocessDispatcher) -> None:
     outcomes = [dispatcher.submit(job_of(n, doubled, 1)).result(60) for n in range(3)]
     assert [outcome.value["value"] for outcome in outcomes] == [1, 3, 5]
     assert len({outcome.value["pid"] for outcome in outcomes} | {os.getpid()}) == 2
@@ -74,7 +74,7 @@ def test_contents_that_the_process_has_dropped_are_sent_again(dispatcher: Subpro
     assert len(lines_of(tmp_path / "loaded")) == 2
 
 
-def test_what_the_evaluation_raises_is_raised_as_itself_with_where(dispatcher: SubprocessDispatcher) -> None:
+def test_an_error_of_the_evaluation_is_raised_unchanged_with_its_place(dispatcher: SubprocessDispatcher) -> None:
     def fail(model: Any, payload: Any) -> dict[str, Any]:
         raise KeyError("no such label")
 
@@ -84,7 +84,7 @@ def test_what_the_evaluation_raises_is_raised_as_itself_with_where(dispatcher: S
     assert dispatcher.submit(job_of(1)).result(60).value["value"] == 3
 
 
-def test_what_cannot_travel_is_named(dispatcher: SubprocessDispatcher) -> None:
+def test_objects_that_cannot_travel_are_named(dispatcher: SubprocessDispatcher) -> None:
     with pytest.raises(ArgumentNotPicklable, match="payload: cannot be sent"):
         dispatcher.submit(job_of(1, doubled, threading.Lock())).result(60)
     with pytest.raises(ResultNotPicklable, match="eval_fn: the result cannot be sent back"):
@@ -102,7 +102,7 @@ def test_a_process_that_dies_is_reported_and_replaced(dispatcher: SubprocessDisp
     assert dispatcher.submit(job_of(2)).result(60).value["value"] == 5
 
 
-def test_one_that_never_returns_is_killed_when_its_time_is_over(
+def test_an_evaluation_that_never_returns_is_killed_at_its_timeout(
     dispatcher: SubprocessDispatcher, tmp_path: Path
 ) -> None:
     before = dispatcher.submit(job_of(1)).result(60).value["pid"]
@@ -114,7 +114,9 @@ def test_one_that_never_returns_is_killed_when_its_time_is_over(
     until(lambda: _is_gone(before))
 
 
-def test_cancelling_kills_what_runs_with_all_that_it_started(dispatcher: SubprocessDispatcher, tmp_path: Path) -> None:
+def test_cancelling_kills_the_evaluation_with_all_its_processes(
+    dispatcher: SubprocessDispatcher, tmp_path: Path
+) -> None:
     def start_another(model: Any, payload: str) -> dict[str, Any]:
         import subprocess
 
@@ -133,7 +135,7 @@ def test_cancelling_kills_what_runs_with_all_that_it_started(dispatcher: Subproc
     assert dispatcher.submit(job_of(2)).result(60).value["value"] == 5
 
 
-def test_closing_leaves_no_process_thread_nor_descriptor(tmp_path: Path) -> None:
+def test_closing_leaves_no_process_thread_or_descriptor(tmp_path: Path) -> None:
     threads, descriptors = threading.active_count(), set(os.listdir("/proc/self/fd"))
     dispatcher = SubprocessDispatcher(slots=2)
     futures = [dispatcher.submit(job_of(n, waits_for, str(tmp_path))) for n in range(2)]
@@ -149,8 +151,8 @@ def test_closing_leaves_no_process_thread_nor_descriptor(tmp_path: Path) -> None
     assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
-def test_the_process_ends_with_the_one_that_trains(tmp_path: Path) -> None:
-    """However it ends; and an evaluation that runs does not hinder it."""
+def test_the_process_ends_with_the_training_process(tmp_path: Path) -> None:
+    """Training may end in any way, and a running evaluation does not hinder the end."""
     import subprocess
     import sys
 
@@ -170,7 +172,7 @@ import threading; threading.Event().wait()
     until(lambda: _is_gone(pid))
 
 
-def test_its_name_chooses_it() -> None:
+def test_the_dispatcher_is_chosen_by_its_name() -> None:
     dispatcher = as_dispatcher("subprocess")
     assert isinstance(dispatcher, SubprocessDispatcher)
     assert not dispatcher.shares_memory

@@ -1,4 +1,4 @@
-"""Our callbacks under the real Trainer of transformers."""
+"""skyward's callbacks under the real Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_an_epoch_ends_before_its_evaluation(tmp_path: Path) -> None:
 
 
 # Pitfall 3: HF has logged before its callbacks hear of it.
-def test_what_callbacks_add_to_logs_reaches_the_history_and_hfs_integrations(tmp_path: Path) -> None:
+def test_values_added_by_callbacks_reach_the_history_and_hfs_integrations(tmp_path: Path) -> None:
     ours, after = Recorder(only=("on_log",)), HFCallbacks([Adds(), Recorder()])
     after.callbacks.add(ours)
     made = trainer(tmp_path, after, report_to=["tensorboard"], max_steps=3)
@@ -161,7 +161,7 @@ def test_what_callbacks_add_to_logs_reaches_the_history_and_hfs_integrations(tmp
     assert scalars_in(events)["train/ours"] == [(1, 10.0), (2, 20.0), (3, 30.0)]
 
 
-def test_logs_of_steps_that_have_a_train_runtime_are_no_summaries(tmp_path: Path) -> None:
+def test_logs_of_steps_with_a_train_runtime_are_no_summaries(tmp_path: Path) -> None:
     stream = io.StringIO()
     ours = HFCallbacks([DefaultMetrics(), ProgressCallback(output_stream=stream), JsonLogger()])
     made = trainer(tmp_path, ours, max_steps=2, include_num_input_tokens_seen=True)
@@ -173,7 +173,7 @@ def test_logs_of_steps_that_have_a_train_runtime_are_no_summaries(tmp_path: Path
     assert stream.getvalue().count("training has ended") == 1
 
 
-def test_what_callbacks_add_is_written_as_json(tmp_path: Path) -> None:
+def test_values_added_by_callbacks_are_written_as_json(tmp_path: Path) -> None:
     class AddsATensor(TrainerCallback):
         def on_log_step(self, logs: dict[str, Any], **_: Any) -> None:
             logs["tensor"] = torch.tensor(2.5)
@@ -194,7 +194,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("event", "step", "strategy"), STOPS)
-def test_a_stop_saves_what_it_ends_with(event: str, step: int, strategy: str, tmp_path: Path) -> None:
+def test_a_stop_saves_the_last_state(event: str, step: int, strategy: str, tmp_path: Path) -> None:
     made = trainer(tmp_path, HFCallbacks([Asks(event, step, "should_training_stop")]), save_strategy=strategy)
     made.train()
     last = {"on_step_begin": step + 1, "on_train_begin": 1}.get(event, step)  # the step that has begun is ended
@@ -202,7 +202,7 @@ def test_a_stop_saves_what_it_ends_with(event: str, step: int, strategy: str, tm
     assert checkpoints(tmp_path) == [f"checkpoint-{last}"]
 
 
-def test_a_stop_at_an_evaluation_saves_where_only_the_best_are_saved(tmp_path: Path) -> None:
+def test_a_stop_at_an_evaluation_saves_though_only_the_best_are_saved(tmp_path: Path) -> None:
     stop = Asks("on_evaluate", 4, "stop")
     chosen: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "best"}
     made = trainer(tmp_path, HFCallbacks([stop]), metric_for_best_model="loss", learning_rate=0.0, **chosen)
@@ -211,13 +211,13 @@ def test_a_stop_at_an_evaluation_saves_where_only_the_best_are_saved(tmp_path: P
     assert checkpoints(tmp_path) == ["checkpoint-2", "checkpoint-4"]  # 4 is no better than 2
 
 
-def test_a_stop_saves_nothing_where_nothing_is_saved(tmp_path: Path) -> None:
+def test_a_stop_saves_nothing_if_nothing_is_saved(tmp_path: Path) -> None:
     trainer(tmp_path, HFCallbacks([Asks("on_log", 3, "should_training_stop")])).train()
     assert checkpoints(tmp_path) == []
 
 
 class SavesAlways(HFTrainerCallback):  # type: ignore[misc]
-    """Stands behind ours, and asks for a checkpoint wherever it can."""
+    """HF callback behind ours that requests a checkpoint wherever it can."""
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if control.should_training_stop:
@@ -236,7 +236,7 @@ ABORTS = [
 
 
 @pytest.mark.parametrize(("event", "step", "strategy", "saved"), ABORTS)
-def test_an_abort_saves_and_evaluates_nothing_whoever_asks(
+def test_an_abort_saves_and_evaluates_nothing_whatever_is_requested(
     event: str, step: int, strategy: str, saved: list[str], tmp_path: Path
 ) -> None:
     ours = Recorder(only=("on_evaluate", "on_epoch_end", "on_train_end"))
@@ -271,7 +271,7 @@ def test_flags_of_callbacks_are_hfs(tmp_path: Path) -> None:
     asks = [Asks("on_step_begin", 1, "should_save"), Asks("on_step_end", 3, "should_evaluate")]
     asks += [Asks("on_step_end", 4, "should_epoch_stop"), Asks("on_step_end", 2, "should_log")]
     trainer(tmp_path, HFCallbacks([*asks, ours]), logging_steps=100, num_train_epochs=1).train()
-    # HF logs, evaluates, saves; the log at the end is that of the whole run.
+    # HF logs, evaluates, saves. The log at the end is that of the whole run.
     first = [("on_log", 2), ("on_save", 2), ("on_evaluate", 3), ("on_epoch_end", 4), ("on_log", 4)]
     assert ours.events == first
 
@@ -329,7 +329,7 @@ def test_a_run_made_without_ours_can_be_resumed_with_them(tmp_path: Path) -> Non
     )
 
 
-def test_what_callbacks_are_given(tmp_path: Path) -> None:
+def test_callbacks_get_the_documented_context(tmp_path: Path) -> None:
     ours = Recorder(only=("on_step_end", "on_log"))
     made = trainer(tmp_path, HFCallbacks([ours]), max_steps=2)
     made.train()
@@ -345,7 +345,7 @@ def test_what_callbacks_are_given(tmp_path: Path) -> None:
     assert [told["epoch"] for told in ours.of("on_step_end")] == [1 / 6, 2 / 6]
 
 
-def test_events_that_hf_does_not_have_are_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_that_hf_does_not_have_are_warned_about_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     waits, has_others = Recorder(only=("on_train_metrics",)), Recorder(only=("on_train_metrics", "on_log"))
     trainer(tmp_path, HFCallbacks([waits, has_others]), max_steps=1).train()
     said = "Hugging Face's Trainer passes a loss only when it logs; use on_log"
@@ -354,7 +354,7 @@ def test_events_that_hf_does_not_have_are_warned_of_once(tmp_path: Path, caplog:
     ]
 
 
-def test_an_error_in_a_callback_ends_the_run_or_is_left_out(tmp_path: Path) -> None:
+def test_an_error_in_a_callback_ends_the_run_or_is_ignored(tmp_path: Path) -> None:
     class Breaks(TrainerCallback):
         def on_step_end(self, state: Any, **_: Any) -> None:
             raise ValueError(f"at {state.global_step}")
@@ -379,7 +379,7 @@ def test_it_is_hfs_callback_and_holds_a_handler(tmp_path: Path) -> None:
     assert type(other)() is other
 
 
-def test_evaluation_beside_training_is_told_at_the_step_that_was_scored(tmp_path: Path) -> None:
+def test_evaluation_beside_training_is_reported_at_the_scored_step(tmp_path: Path) -> None:
     def score(model: Line, data: torch.Tensor) -> dict[str, float]:
         return {"loss": float((model.a.detach() * data).sum())}
 
@@ -392,7 +392,10 @@ def test_evaluation_beside_training_is_told_at_the_step_that_was_scored(tmp_path
 
 
 class Diverging(Line):
-    """Its loss is not finite in these forward passes of a training. spoils: so are its gradients."""
+    """Model whose loss is not finite in these forward passes of a training.
+
+    With `spoils`, its gradients are not either.
+    """
 
     def __init__(self, steps: range, *, spoils: bool) -> None:
         super().__init__()
@@ -433,7 +436,7 @@ def test_single_losses_that_are_not_finite_are_hidden_as_in_our_trainer(tmp_path
 
 
 @pytest.mark.parametrize("shows", [True, False])
-def test_a_run_that_diverges_is_ended_whatever_the_filter_shows(tmp_path: Path, shows: bool) -> None:
+def test_a_diverging_run_is_ended_whatever_the_filter_shows(tmp_path: Path, shows: bool) -> None:
     chosen: dict[str, Any] = {"num_train_epochs": 20, "logging_nan_inf_filter": not shows}
     model = Diverging(range(4, 10**6), spoils=True)
     made = trainer(tmp_path, HFCallbacks([DivergenceDetector(threshold=100.0)]), model=model, **chosen)
@@ -441,7 +444,7 @@ def test_a_run_that_diverges_is_ended_whatever_the_filter_shows(tmp_path: Path, 
     assert made.state.global_step == 4
 
 
-def test_a_training_step_of_the_users_own_is_looked_at_and_given_back_after_a_run_that_raised(tmp_path: Path) -> None:
+def test_a_custom_training_step_is_wrapped_and_restored_after_a_run_that_raised(tmp_path: Path) -> None:
     class Breaks(TrainerCallback):
         def on_log(self, **_: Any) -> None:
             if not raised:

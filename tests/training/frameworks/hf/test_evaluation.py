@@ -72,7 +72,7 @@ def trainer(folder: Path, *callbacks: Any, model: Any = None, data: Any = DATA, 
 
 
 class Inline(TrainerCallback):  # type: ignore[misc]  # it is Any to mypy here
-    """Scores a copy of the model as training stands, at the end of every epoch."""
+    """Callback that scores a copy of the current model at the end of every epoch."""
 
     def __init__(self, score: Any, payload: Any) -> None:
         self._score, self._payload, self.metrics = score, payload, list[dict[str, float]]()
@@ -82,7 +82,7 @@ class Inline(TrainerCallback):  # type: ignore[misc]  # it is Any to mypy here
 
 
 class Watches(TrainerCallback):  # type: ignore[misc]
-    """Notes what others are told, and with which step."""
+    """Callback that notes the reported metrics, and their step."""
 
     def __init__(self) -> None:
         self.logs: list[tuple[int, dict[str, Any]]] = []
@@ -102,7 +102,7 @@ class Watches(TrainerCallback):  # type: ignore[misc]
 
 
 class Opens(TrainerCallback):  # type: ignore[misc]
-    """Lets a gate's evaluations through when training has come to a step."""
+    """Callback that lets a gate's evaluations through when training has come to a step."""
 
     def __init__(self, gate: Gate, step: int) -> None:
         self._gate, self._step = gate, step
@@ -116,20 +116,21 @@ class Opens(TrainerCallback):  # type: ignore[misc]
 
 
 class Waits(TrainerCallback):  # type: ignore[misc]
-    """Holds training up before a step until nothing is pending, as a slow step would."""
+    """Callback that delays training before a step until nothing is pending, like a slow step."""
 
     def __init__(self, beside: Any, *steps: int) -> None:
         self._beside, self._steps = beside, steps
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # `pending` counts those that have ended and are not told of yet, and this thread is the one that tells.
+        # `pending` counts evaluations that have ended and are not reported yet, and this thread is the one that
+        # reports.
         evaluator = self._beside._evaluations.evaluator
         while state.global_step in self._steps and evaluator.pending:
             threading.Event().wait(0.005)
 
 
 @pytest.mark.parametrize("gate", ["always", "auto", "sync"])
-def test_results_are_those_of_inline_evaluation_to_the_bit(gate: Any, tmp_path: Path) -> None:
+def test_results_equal_inline_evaluation_to_the_bit(gate: Any, tmp_path: Path) -> None:
     rows = token_rows()
     inline = Inline(perplexity, rows)
     beside = SakuraHFCallback(model_factory=tiny_gpt2, eval_fn=perplexity, eval_payload=rows, gate=gate, verbose=False)
@@ -138,7 +139,7 @@ def test_results_are_those_of_inline_evaluation_to_the_bit(gate: Any, tmp_path: 
     assert len({row["loss"] for row in beside.history}) == 3
 
 
-def test_rows_keep_the_keys_that_users_know_and_gain_ours(tmp_path: Path) -> None:
+def test_rows_keep_the_usual_keys_and_gain_ours(tmp_path: Path) -> None:
     beside = SakuraHFCallback(**{**LINE, "eval_fn": error_of, "eval_payload": DATA[:4]}, gate="always")
     made = trainer(tmp_path, beside)
     made.train()
@@ -158,13 +159,13 @@ def test_rows_keep_the_keys_that_users_know_and_gain_ours(tmp_path: Path) -> Non
     assert [(entry["step"], entry["eval_loss"]) for entry in entries] == [
         (row["step"], row["loss"]) for row in beside.history
     ]
-    # What is training's own loss stays recognisable.
+    # Training's own loss stays recognisable.
     assert not [entry for entry in entries if "loss" in entry]
     assert beside.pending == 0
 
 
 # Defect 1 of the reference: a snapshot on the CPU that aliases the weights.
-def test_what_is_scored_are_the_weights_of_then_however_far_training_has_gone(tmp_path: Path) -> None:
+def test_the_weights_of_the_step_are_scored_however_far_training_has_gone(tmp_path: Path) -> None:
     gate, watches = Gate(), Watches()
     beside = SakuraHFCallback(**{**LINE, "eval_fn": gate}, gate="always")
     inline = Inline(slope, None)
@@ -203,11 +204,11 @@ def test_logs_and_integrations_get_the_evaluated_step(tmp_path: Path) -> None:
     assert [[step for step, _ in each] for each in drawn] == [[6, 12, 18]]
     records = json.loads((tmp_path / "logs" / "trainer_logs.json").read_text())
     assert [(each["global_step"], each["eval_a"]) for each in records if "eval_a" in each] == told
-    # Logging of the steps themselves goes on as ever.
+    # The steps themselves are logged as usual.
     assert [step for step, logs in watches.logs if "loss" in logs] == list(range(1, 19))
 
 
-def test_every_so_many_steps(tmp_path: Path) -> None:
+def test_evaluations_may_run_every_n_steps(tmp_path: Path) -> None:
     beside = SakuraHFCallback(**LINE, cadence=4, gate="always")
     trainer(tmp_path, beside).train()
     assert [(row["step"], round(row["epoch"], 2)) for row in beside.history] == [
@@ -216,7 +217,7 @@ def test_every_so_many_steps(tmp_path: Path) -> None:
 
 
 class Falls:
-    """Scores as it is told, whatever the model is."""
+    """Dispatcher whose scores are given, whatever the model."""
 
     def __init__(self, *scores: float) -> None:
         self._scores = list(scores)
@@ -228,7 +229,7 @@ class Falls:
 BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
 
 
-def test_in_place_of_the_trainers_own_it_stops_early_and_the_best_weights_are_loaded(tmp_path: Path) -> None:
+def test_in_place_of_the_trainers_own_it_stops_early_and_loads_the_best_weights(tmp_path: Path) -> None:
     scores = Falls(0.5, 0.2, 0.4, 0.9, 0.9, 0.9)
     beside = SakuraHFCallback(**{**LINE, "eval_fn": scores}, cadence="trainer", gate="always")
     inline, watches = Inline(slope, None), Watches()
@@ -237,7 +238,7 @@ def test_in_place_of_the_trainers_own_it_stops_early_and_the_best_weights_are_lo
         tmp_path, inline, beside, watches, stops, Waits(beside, 6, 12, 18, 24, 30), num_train_epochs=6, **BY_EPOCH
     )
     made.train()
-    # The fourth epoch's result is the second that is worse; it comes in the fifth.
+    # The fourth epoch's result is the second that is worse. It comes in the fifth.
     assert made.state.global_step == 4 * STEPS + 1
     assert (made.state.best_metric, made.state.best_global_step) == (0.2, 2 * STEPS)
     assert Path(made.state.best_model_checkpoint).name == f"checkpoint-{2 * STEPS}"
@@ -272,14 +273,14 @@ def test_a_scheduler_that_waits_for_a_metric_steps_once_for_each_result(tmp_path
     assert made.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 * 0.5)
 
 
-def test_a_metric_that_nobody_gives_is_said_once(tmp_path: Path, caplog: Any) -> None:
+def test_a_metric_that_nobody_reports_is_warned_about_once(tmp_path: Path, caplog: Any) -> None:
     beside = SakuraHFCallback(**LINE, cadence="trainer", gate="sync")
     trainer(tmp_path, beside, eval_strategy="epoch", metric_for_best_model="loss").train()
     said = [each for each in caplog.messages if each.startswith("metric_for_best_model")]
     assert said == ["metric_for_best_model: eval_fn returned eval_a, but not eval_loss, so no model is the best"]
 
 
-def test_what_comes_too_late_is_logged_and_decides_nothing(tmp_path: Path) -> None:
+def test_late_results_are_logged_and_decide_nothing(tmp_path: Path) -> None:
     gate, watches = Gate(), Watches()
     beside = SakuraHFCallback(**{**LINE, "eval_fn": gate}, gate="always", max_age_steps=3)
     trainer(tmp_path, beside, watches, Opens(gate, 15)).train()
@@ -288,7 +289,7 @@ def test_what_comes_too_late_is_logged_and_decides_nothing(tmp_path: Path) -> No
     assert [step for step, _ in watches.evaluations] == [18]
 
 
-def test_a_full_queue_skips_and_says_so(tmp_path: Path) -> None:
+def test_a_full_queue_skips_and_reports_it(tmp_path: Path) -> None:
     gate = Gate()
     beside = SakuraHFCallback(**{**LINE, "eval_fn": gate}, gate="always", max_pending=1)
     made = trainer(tmp_path, beside, Opens(gate, 17))
@@ -304,7 +305,7 @@ def test_a_full_queue_skips_and_says_so(tmp_path: Path) -> None:
     assert "skipped" not in by_step[6]
 
 
-def test_strict_waits_for_the_one_before(tmp_path: Path) -> None:
+def test_strict_waits_for_the_previous_one(tmp_path: Path) -> None:
     gate, timeline, watches = Gate(), Timeline(), Watches()
     gate.opened.set()
     beside = SakuraHFCallback(**{**LINE, "eval_fn": gate}, gate="always", drain="strict", timeline=timeline)
@@ -345,7 +346,7 @@ def test_an_evaluation_that_fails_is_a_row_and_training_goes_on(
     assert [entry["status"] for entry in made.state.log_history if "status" in entry] == ["failed"] * 3
 
 
-def test_an_evaluation_that_fails_ends_training_where_that_is_wanted(tmp_path: Path) -> None:
+def test_an_evaluation_that_fails_ends_training_on_request(tmp_path: Path) -> None:
     beside = SakuraHFCallback(**{**LINE, "eval_fn": broken}, gate="sync", on_error="raise")
     made = trainer(tmp_path, beside)
     with pytest.raises(ZeroDivisionError, match="no rows"):
@@ -355,7 +356,7 @@ def test_an_evaluation_that_fails_ends_training_where_that_is_wanted(tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft 0.21 asks transformers 5.23
-def test_of_a_peft_model_only_what_is_trained_travels(tmp_path: Path) -> None:
+def test_only_trained_weights_of_a_peft_model_travel(tmp_path: Path) -> None:
     rows, states = token_rows(), list[Any]()
 
     def load(model: Any, state: Any) -> None:
@@ -377,7 +378,7 @@ def test_of_a_peft_model_only_what_is_trained_travels(tmp_path: Path) -> None:
     assert sum(each.numel() for each in states[0].values()) < sum(each.numel() for each in model.parameters()) / 4
 
 
-def test_the_weights_in_the_best_file_are_those_that_were_scored(tmp_path: Path) -> None:
+def test_the_weights_in_the_best_file_are_the_scored_ones(tmp_path: Path) -> None:
     best = BestModel(tmp_path / "best.pt", "loss")
     inline = Inline(slope, None)
     beside = SakuraHFCallback(**{**LINE, "eval_fn": Falls(0.5, 0.2, 0.7)}, gate="always", best=best)
@@ -395,7 +396,7 @@ def test_one_callback_serves_several_runs(tmp_path: Path) -> None:
     assert [row["step"] for row in beside.history] == [6, 6]
 
 
-def test_a_line_for_each_result(tmp_path: Path, capsys: Any) -> None:
+def test_each_result_is_shown_in_a_line(tmp_path: Path, capsys: Any) -> None:
     beside = SakuraHFCallback(**{**LINE, "verbose": True}, gate="always")
     trainer(tmp_path, beside, num_train_epochs=1).train()
     assert "evaluation of step 6, epoch 1: a 0." in capsys.readouterr().out
@@ -412,12 +413,12 @@ def test_a_line_for_each_result(tmp_path: Path, capsys: Any) -> None:
         ({"val_compute": 7}, "compute"),
     ],
 )
-def test_what_is_wrong_is_said_when_it_is_made(wrong: dict[str, Any], said: str) -> None:
+def test_mistakes_are_reported_at_construction(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         SakuraHFCallback(**{**LINE, **wrong})
 
 
-def test_saving_what_is_there_when_a_score_comes_is_refused(tmp_path: Path) -> None:
+def test_saving_at_the_arrival_of_a_score_is_refused(tmp_path: Path) -> None:
     beside = SakuraHFCallback(**LINE, cadence="trainer")
     made = trainer(
         tmp_path, beside, eval_strategy="epoch", save_strategy="best", metric_for_best_model="a", greater_is_better=True

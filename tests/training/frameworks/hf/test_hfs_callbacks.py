@@ -1,4 +1,4 @@
-"""Hugging Face's own callbacks under our Trainer, as they are."""
+"""Hugging Face's own callbacks under our Trainer, unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trainer(folder: Path, *callbacks: Any, **chosen: Any) -> Trainer:
     return Trainer(Line(), args, train_dataset=DATA, eval_dataset=DATA, callbacks=callbacks)
 
 
-def test_early_stopping_stops_where_it_does_under_hf(tmp_path: Path) -> None:
+def test_early_stopping_stops_at_the_same_step_as_under_hf(tmp_path: Path) -> None:
     args = HFArguments(output_dir=str(tmp_path / "hf"), report_to=[], **GIVEN)
     data: dict[str, Any] = {"train_dataset": DATA, "eval_dataset": DATA}
     theirs = HFTrainer(Line(), args, **data, callbacks=[EarlyStoppingCallback(early_stopping_patience=2)])
@@ -72,13 +72,13 @@ SCORES: dict[str, tuple[list[float], dict[str, Any]]] = {
 
 
 def scored(scores: list[float]) -> Any:
-    """Metrics of one evaluation after another."""
+    """Return the metrics of one evaluation after another."""
     left = iter(scores)
     return lambda _: {"score": next(left)}
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_early_stopping_is_told_the_best_metric_as_under_hf(name: str, tmp_path: Path) -> None:
+def test_early_stopping_gets_the_best_metric_as_under_hf(name: str, tmp_path: Path) -> None:
     scores, chosen = SCORES[name]
     given = {**GIVEN, "metric_for_best_model": "score", "learning_rate": 0.1, **chosen}
     ran: list[Any] = []
@@ -108,7 +108,7 @@ def test_early_stoppings_patience_is_in_our_checkpoints(tmp_path: Path) -> None:
     assert other.early_stopping_patience == 3  # as it was made here
 
 
-def test_what_hf_shows_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_hfs_callbacks_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer(tmp_path, PrinterCallback(), ProgressCallback(), num_train_epochs=1).train()
     shown = capsys.readouterr()
     assert "'train_runtime'" in shown.out

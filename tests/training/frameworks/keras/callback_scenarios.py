@@ -1,4 +1,7 @@
-"""Run by test_keras.py, once for each backend in a process of its own: prints what our callbacks were told, as JSON."""
+"""Scenarios that test_keras.py runs once for each backend, in a separate process.
+
+It prints the callbacks' events as JSON.
+"""
 
 # ruff: noqa: E402  # TensorFlow is put out of the way before Keras is imported
 
@@ -49,7 +52,7 @@ def weight(made: Any) -> float:
 
 
 class Weights(TrainerCallback):
-    """JAX's weights are elsewhere within an epoch."""
+    """Callback that notes the weights. JAX's are elsewhere within an epoch."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -80,7 +83,10 @@ def events() -> Any:
 
 
 def losses() -> Any:
-    """The weight stays 0: the loss of a row is the square of its y. Nine rows: the last batch is a half."""
+    """Return the losses.
+
+    The weight stays 0, so a row's loss is the square of its y. Of nine rows the last batch is a half.
+    """
     every, third, epoch = Recorder(), Recorder(), Recorder()
     fit(KerasCallbacks([every], logging_steps=1), made=model(0.0), rows=9)
     fit(KerasCallbacks([third], logging_steps=3), made=model(0.0), rows=9)
@@ -191,7 +197,7 @@ def weights() -> Any:
 
 
 def diverges() -> Any:
-    """From the third batch on nothing is a number."""
+    """Train on data that are no numbers from the third batch on."""
     spoiled = Y.copy()
     spoiled[4:] = float("nan")
     ours, made = Recorder(only=("on_log",)), model()
@@ -201,7 +207,7 @@ def diverges() -> Any:
 
 
 def passes_over() -> Any:
-    """A run that becomes NaN after its checkpoint of step 2 saves another one when it is stopped."""
+    """Train a run that becomes NaN after its checkpoint of step 2. It saves another one when it is stopped."""
     with tempfile.TemporaryDirectory() as folder:
         spoiled = Y.copy()
         spoiled[4:] = float("nan")

@@ -1,4 +1,4 @@
-"""Run by test_keras.py, once for each backend in a process of its own: prints what came of each fit, as JSON."""
+"""Scenarios that test_keras.py runs once for each backend, in a separate process. It prints the results as JSON."""
 
 # ruff: noqa: E402  # TensorFlow is put out of the way before Keras is imported
 
@@ -34,7 +34,7 @@ said: list[str] = []
 
 
 def make(*, is_compiled: bool = True, units: int = 3, run_eagerly: bool = True) -> Any:
-    """Eager, but for one scenario: on two backends each fit would compile for seconds."""
+    """Make an eager model, except for one scenario: on two backends each fit would compile for seconds."""
     layers = [keras.Input((2,)), keras.layers.Dense(units, activation="tanh"), keras.layers.BatchNormalization()]
     made = keras.Sequential([*layers, keras.layers.Dropout(0.2), keras.layers.Dense(1)])
     if is_compiled:
@@ -43,7 +43,7 @@ def make(*, is_compiled: bool = True, units: int = 3, run_eagerly: bool = True) 
 
 
 def make_unbuilt() -> Any:
-    """As Keras's guides write it: without an Input."""
+    """Make a model as Keras's guides write it: without an Input."""
     layers = [keras.layers.Dense(3, activation="tanh"), keras.layers.BatchNormalization()]
     made = keras.Sequential([*layers, keras.layers.Dropout(0.2), keras.layers.Dense(1)])
     made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=True)
@@ -55,7 +55,7 @@ def evaluate(model: Any, payload: Any) -> Any:
 
 
 class Weights(keras.callbacks.Callback):  # type: ignore[misc]  # Any to mypy
-    """Of each epoch, as they were at its end."""
+    """Callback that keeps the weights at the end of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def scored(callback: Any, epochs: int) -> list[float]:
-    """What the callback's rows say, by epoch."""
+    """Return the callback's rows, by epoch."""
     rows = {each["epoch"]: each for each in callback.history}
     return [rows[at]["loss"] for at in range(epochs)]
 
@@ -110,7 +110,7 @@ def rows() -> Any:
 
 
 class Script:
-    """Gives a val_loss by how often it was called: what early stopping does follows from it."""
+    """Evaluation whose val_loss follows from its number of calls, which determines early stopping."""
 
     def __init__(self, *losses: float) -> None:
         self.losses = list(losses)
@@ -149,7 +149,7 @@ def decisions() -> Any:
 
 
 def inline() -> Any:
-    """Results that are there at the end of their own epoch."""
+    """Evaluate so that results exist at the end of their own epoch."""
     stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
     seen: list[Any] = []
     look = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs.get("val_loss")))
@@ -190,7 +190,7 @@ def failures() -> Any:
 
 
 def ages() -> Any:
-    """Evaluations that end when the third epoch has."""
+    """Hold evaluations until the third epoch has ended."""
     go = threading.Event()
 
     def waits(model: Any, payload: Any) -> Any:
@@ -200,7 +200,7 @@ def ages() -> Any:
     def let_it_end(epoch: int, logs: Any) -> None:
         if epoch == 2:
             go.set()
-            # `pending` counts those that have ended and are not told of yet: here all of them.
+            # `pending` counts evaluations that have ended and are not reported yet: here all of them.
             until(lambda: "0 open" in repr(callback._evaluations.evaluator))
 
     let_go = keras.callbacks.LambdaCallback(on_epoch_end=let_it_end)
@@ -216,7 +216,7 @@ def ages() -> Any:
 
 
 def others() -> Any:
-    """Our loggers, a name that nobody gives, and Keras's own validation as well."""
+    """Add our loggers, an unknown metric, and Keras's own validation."""
     said.clear()
     with tempfile.TemporaryDirectory() as folder:
         logs = KerasCallbacks([JsonLogger()], logging_dir=folder)
@@ -233,7 +233,7 @@ def others() -> Any:
 
 
 def elsewhere() -> Any:
-    """In a process beside this one, which has the model and the data by value."""
+    """Evaluate in another process, which gets the model and the data by value."""
     weights, callback = Weights(), beside(val_compute="subprocess", verbose=True)
     fit(weights, callback, epochs=2)
     fresh = make()
@@ -273,7 +273,7 @@ def raises_on_every_rank() -> Any:
 
 
 def ranks() -> Any:
-    """Two, that train alike: forked before this process has trained anything."""
+    """Train two ranks alike. They are forked before this process has trained anything."""
 
     def rank_main(rank: int, folder: str, said: Any) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Our callbacks in the real `fit` of Keras, on three backends: each in one process, which all its tests share."""
+"""skyward's callbacks in the real `fit` of Keras, on three backends: each in one process, which all its tests share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_losses_are_those_of_the_steps_not_means_since_the_epoch_began(found: An
     assert losses["steps"][:whole] == pytest.approx(losses["true"][:whole], rel=1e-4)
 
 
-def test_a_loss_that_is_no_number_ends_a_run_that_diverges(found: Any) -> None:
+def test_a_loss_that_is_no_number_ends_a_diverging_run(found: Any) -> None:
     assert found["diverges"]["iterations"] == 4
     assert found["diverges"]["losses"][1] == "nan"
 
@@ -77,7 +77,7 @@ def test_executions_of_several_steps_count_as_several(found: Any) -> None:
     assert found["executions"]["iterations"] == 5
 
 
-def test_weights_are_in_the_model_where_something_is_logged(found: Any) -> None:
+def test_weights_are_in_the_model_when_something_is_logged(found: Any) -> None:
     seen = found["weights"]
     assert len(set(seen[:5])) == 5
     assert sorted(seen) == seen  # they go from 0 to 2
@@ -92,7 +92,7 @@ def test_accumulated_batches_are_one_step(found: Any) -> None:
     assert found["accumulation"]["iterations"] == 5
 
 
-def test_a_second_fit_goes_on_counting_where_the_optimizer_is(found: Any) -> None:
+def test_a_second_fit_continues_to_count_at_the_optimizers_step(found: Any) -> None:
     assert [at for name, at in found["second"]["events"] if name == "on_train_begin"] == [0, 5]
     assert [at for name, at in found["second"]["events"] if name == "on_step_end"] == list(range(1, 11))
     assert found["second"]["max_steps"] == 10
@@ -119,7 +119,7 @@ def test_an_abort_saves_and_reports_nothing_more(found: Any) -> None:
         assert [each for each in ended["events"] if each[0] != "on_step_end"] == [*evaluated, ["on_train_end", step]]
 
 
-def test_flags_are_obeyed_and_what_keras_cannot_do_is_said_once(found: Any) -> None:
+def test_flags_are_obeyed_and_unsupported_ones_are_reported_once(found: Any) -> None:
     assert found["flags"]["events"] == [
         *(["on_save", 2], ["on_log_step", 3], ["on_log", 3], ["on_epoch_end", 5], ["on_log_step", 5], ["on_log", 5]),
         ["on_log", 5],  # of the run
@@ -132,7 +132,7 @@ def test_flags_are_obeyed_and_what_keras_cannot_do_is_said_once(found: Any) -> N
     ]
 
 
-def test_a_checkpoint_whose_weights_are_nan_is_passed_over(found: Any) -> None:
+def test_a_checkpoint_whose_weights_are_nan_is_skipped(found: Any) -> None:
     went = found["passes over"]
     assert went["saved"] == ["checkpoint-2.weights.h5", "checkpoint-3.weights.h5"]
     assert went["begun"] == [["on_train_begin", 2]]

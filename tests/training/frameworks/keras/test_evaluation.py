@@ -22,7 +22,7 @@ def found(request: pytest.FixtureRequest) -> Any:
     return {**found, "backend": request.param, "printed": printed}
 
 
-def test_metrics_are_those_of_evaluating_the_same_weights_inline(found: Any) -> None:
+def test_metrics_equal_those_of_evaluating_the_same_weights_inline(found: Any) -> None:
     rows = found["rows"]
     assert [{name: row[name] for name in ("loss", "mae")} for row in rows["history"]] == rows["inline"]
     assert [row["epoch"] for row in rows["history"]] == [0, 1, 2, 3]
@@ -32,7 +32,7 @@ def test_metrics_are_those_of_evaluating_the_same_weights_inline(found: Any) -> 
     assert rows["best"] == min(each["loss"] for each in rows["inline"])
 
 
-def test_kerass_history_has_them_at_the_epochs_that_were_evaluated(found: Any) -> None:
+def test_kerass_history_has_them_at_the_evaluated_epochs(found: Any) -> None:
     inline = found["rows"]["inline"]
     assert found["rows"]["keras"] == {
         "val_loss": [each["loss"] for each in inline],
@@ -52,20 +52,20 @@ def test_a_timeline_has_a_copy_and_an_evaluation_for_each_epoch(found: Any) -> N
     assert (tracks["snapshot"], tracks["transfer"], tracks["in-process"]) == (4, 4, 4)
 
 
-def test_early_stopping_acts_once_for_each_result_and_restores_the_weights_that_were_scored(found: Any) -> None:
+def test_early_stopping_acts_once_for_each_result_and_restores_the_scored_weights(found: Any) -> None:
     decisions = found["decisions"]
-    # The third is best; two that are worse follow, of which the last is known when the sixth epoch ends, or at once.
+    # The third is best. Two that are worse follow, of which the last is known when the sixth epoch ends, or at once.
     assert decisions["epochs"] in (5, 6)
     assert decisions["restored"]
     assert decisions["given_back"]
     assert decisions["keras"] == list(LOSSES[: decisions["epochs"]])
 
 
-def test_the_learning_rate_is_reduced_for_each_result_that_is_worse(found: Any) -> None:
+def test_the_learning_rate_is_reduced_for_each_worse_result(found: Any) -> None:
     assert found["decisions"]["rate"] == pytest.approx(0.1 * 0.5 ** (found["decisions"]["epochs"] - 3))
 
 
-def test_the_best_files_have_the_weights_that_were_scored(found: Any) -> None:
+def test_the_best_files_have_the_scored_weights(found: Any) -> None:
     decisions = found["decisions"]
     assert decisions["best"] == [True, 0.3]
     assert decisions["record"] == 2
@@ -76,7 +76,7 @@ def test_the_best_files_have_the_weights_that_were_scored(found: Any) -> None:
     ]
 
 
-def test_a_result_that_is_there_when_its_epoch_ends_is_in_its_logs(found: Any) -> None:
+def test_a_result_that_exists_when_its_epoch_ends_is_in_its_logs(found: Any) -> None:
     inline = found["inline"]
     assert inline["seen"] == inline["keras"] == [0.9, 0.5, 0.3, 0.6, 0.7]
     assert inline["restored"]
@@ -101,7 +101,7 @@ def test_an_evaluation_that_fails_is_a_row_and_training_goes_on(found: Any, name
     assert is_same_training
 
 
-def test_a_factory_without_an_input_is_built_as_the_model_that_trains(found: Any) -> None:
+def test_a_factory_without_an_input_is_built_like_the_trained_model(found: Any) -> None:
     assert found["failures"]["built"] == ["ok", None]
 
 
@@ -109,18 +109,18 @@ def test_a_failure_may_end_training(found: Any) -> None:
     assert "raised" in found["failures"]
 
 
-def test_what_comes_too_late_is_logged_and_decides_nothing(found: Any) -> None:
+def test_late_results_are_logged_and_decide_nothing(found: Any) -> None:
     ages = found["ages"]
     assert sorted(ages["status"]) == [[0, "late", None], [1, "skipped", True], [2, "skipped", True], [3, "ok", None]]
     assert ages["keras"] == [0.5, None, None, 0.5]
     assert ages["best"] == ages["stop_best"] == 0.5
 
 
-def test_our_loggers_hear_of_it_at_the_evaluated_step(found: Any) -> None:
+def test_our_loggers_get_it_at_the_evaluated_step(found: Any) -> None:
     assert found["others"]["records"] == [[6, 2.0, 0.9], [12, 4.0, 0.5]]
 
 
-def test_it_is_said_what_nobody_gives_and_what_is_done_twice(found: Any) -> None:
+def test_unknown_metrics_and_double_validation_are_reported(found: Any) -> None:
     monitor, twice = found["others"]["said"]
     assert monitor == "EarlyStopping monitors 'val_accuracy', but val_fn returned only val_loss"
     assert twice.startswith("fit(validation_data=...) makes Keras evaluate too")

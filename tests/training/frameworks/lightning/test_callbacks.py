@@ -1,4 +1,4 @@
-"""Our callbacks under the real Trainer of Lightning."""
+"""skyward's callbacks under the real Trainer of Lightning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyward.training import DivergenceDetector, JsonLogger, TrainerCallback
 from skyward.training.frameworks.lightning.callbacks import LightningCallbacks
 from tests.training.frameworks.recording import Adds, Asks, Counts, Recorder
 
-# Lightning 2.6 uses what torch 2.13 gives up, and means many cores by few workers.
+# Lightning 2.6 uses functions that torch 2.13 deprecates, and takes few workers for many cores.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -120,7 +120,7 @@ def test_events_come_in_our_order(tmp_path: Path) -> None:
     assert got == expected
 
 
-def test_gradients_are_clipped_before_the_optimizer_steps_and_as_they_were_in_logs(tmp_path: Path) -> None:
+def test_gradients_are_clipped_before_the_optimizer_steps_and_unclipped_in_logs(tmp_path: Path) -> None:
     class Gradients(TrainerCallback):
         def __init__(self) -> None:
             self.norms: list[float] = []
@@ -141,7 +141,7 @@ def test_gradients_are_clipped_before_the_optimizer_steps_and_as_they_were_in_lo
     assert clipped.norms == pytest.approx([0.01] * 10, rel=1e-3)
     assert all(before < after for before, after in clipped.weights)
     assert all(told["logs"]["grad_norm"] > 0.01 for told in ours.of("on_log")[:-1])
-    # What was put around the run's objects is gone.
+    # Wrappers around the run's objects are gone.
     assert "configure_gradient_clipping" not in vars(model)
     assert "save_checkpoint" not in vars(done)
     assert not done.optimizers[0]._optimizer_step_post_hooks
@@ -174,7 +174,7 @@ def test_logs_are_means_over_their_steps(tmp_path: Path) -> None:
     assert {"train_runtime", "train_steps_per_second"} <= logs[-1].keys()
 
 
-def test_a_loss_that_is_no_number_ends_a_run_that_diverges(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_a_diverging_run(tmp_path: Path) -> None:
     class Diverging(Line):
         def training_step(self, batch: Any, index: int) -> Any:
             loss = super().training_step(batch, index)
@@ -271,7 +271,7 @@ def test_an_abort_saves_and_validates_nothing_more(event: str, step: int, tmp_pa
     assert made.fit_loop.min_epochs == 2
 
 
-def test_flags_of_callbacks_are_obeyed_and_what_lightning_cannot_do_is_said_once(
+def test_flags_of_callbacks_are_obeyed_and_unsupported_ones_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = Recorder(only=("on_save", "on_evaluate", "on_log_step", "on_epoch_end"))
@@ -332,7 +332,7 @@ def test_states_are_in_lightnings_checkpoints_and_come_back(tmp_path: Path) -> N
     assert steps == [2, 4, 6, 8, 10]
 
 
-def test_an_error_in_a_callback_ends_the_run_and_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
+def test_an_error_in_a_callback_ends_the_run_and_restores_the_trainer(tmp_path: Path) -> None:
     class Breaks(TrainerCallback):
         is_closed = False
 

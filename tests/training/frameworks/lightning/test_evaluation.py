@@ -21,7 +21,7 @@ from skyward.errors import UsageError
 from skyward.training import JsonLogger, LightningCallbacks
 from skyward.training.sakura import SakuraLightningCallback, SakuraTrainer
 
-# Lightning 2.6 uses what torch 2.13 gives up, and means many cores by few workers.
+# Lightning 2.6 uses functions that torch 2.13 deprecates, and takes few workers for many cores.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -66,7 +66,7 @@ class Line(LightningModule):  # type: ignore[misc]  # it is Any to mypy here
 
 
 def lightnings(folder: Path, **chosen: Any) -> dict[str, Any]:
-    """Options of Lightning's Trainer."""
+    """Return options of Lightning's Trainer."""
     return {
         "default_root_dir": folder,
         "max_epochs": 4,
@@ -96,7 +96,7 @@ def _no_thread_stays() -> Iterator[None]:
 
 
 class Overfits(Line):
-    """What training drives it to is not what validation wants: it gets better for three epochs, then worse."""
+    """Model that validates better for three epochs, then worse, because training has another optimum."""
 
     def validation_step(self, batch: Any, index: int) -> None:
         (x,) = batch
@@ -104,7 +104,7 @@ class Overfits(Line):
 
 
 class Collects(Callback):  # type: ignore[misc]
-    """What Lightning's own validation gives, each time."""
+    """Callback that collects the results of Lightning's own validations."""
 
     def __init__(self) -> None:
         self.metrics: list[dict[str, float]] = []
@@ -116,7 +116,7 @@ class Collects(Callback):  # type: ignore[misc]
 
 
 def logged(folder: Path) -> list[dict[str, str]]:
-    """The validations in a log of CSVLogger, by step."""
+    """Return the validations in a log of CSVLogger, by step."""
     rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
     return sorted(
         ({k: v for k, v in row.items() if v} for row in rows if row["val_loss"]), key=lambda r: int(r["step"])
@@ -140,7 +140,7 @@ def test_values_names_and_log_steps_are_those_of_lightnings_own_validation(
     assert got == [{k: v for k, v in row.items() if k not in per_batch} for row in wanted]
 
 
-def test_rows_keep_the_keys_that_users_know_and_gain_ours(tmp_path: Path) -> None:
+def test_rows_keep_the_usual_keys_and_gain_ours(tmp_path: Path) -> None:
     ours = beside(tmp_path, model_path=tmp_path / "best.pt")
     assert [(row["epoch"], row["step"], row["status"]) for row in ours.history] == [
         (epoch, STEPS * (epoch + 1), "ok") for epoch in range(4)
@@ -153,13 +153,13 @@ def test_rows_keep_the_keys_that_users_know_and_gain_ours(tmp_path: Path) -> Non
     assert ours.trainer.callback_metrics["val_loss"].item() == pytest.approx(ours.history[-1]["val_loss"])
 
 
-def test_before_the_first_result_nothing_is_best(tmp_path: Path) -> None:
+def test_before_the_first_result_there_is_no_best(tmp_path: Path) -> None:
     made = SakuraTrainer(**lightnings(tmp_path))
     assert made.best_val_loss is None
     assert made.history == []
 
 
-def test_the_weights_in_model_path_are_those_that_were_scored(tmp_path: Path) -> None:
+def test_the_weights_in_model_path_are_the_scored_ones(tmp_path: Path) -> None:
     model = Overfits()
     ours = beside(tmp_path, model, model_path=tmp_path / "best.pt")
     losses = [row["val_loss"] for row in ours.history]
@@ -174,7 +174,7 @@ def test_early_stopping_counts_each_result_once(tmp_path: Path) -> None:
     Trainer(**lightnings(tmp_path, max_epochs=9, callbacks=[inline])).fit(Overfits(), loader(), loader())
     ours = beside(tmp_path, Overfits(), max_epochs=9, callbacks=[stops])
     assert inline.stopped_epoch == 4
-    # Strict: a result is told when the next epoch ends.
+    # Strict: a result is reported when the next epoch ends.
     assert stops.stopped_epoch == inline.stopped_epoch + 1
     assert ours.trainer.current_epoch == inline.stopped_epoch + 2
     assert stops.best_score == inline.best_score
@@ -188,7 +188,7 @@ def test_in_step_with_training_it_stops_as_lightning_does(tmp_path: Path) -> Non
     assert stops.wait_count == inline.wait_count
 
 
-def test_a_metric_that_nobody_gives_is_lightnings_own_error(tmp_path: Path) -> None:
+def test_a_metric_that_nobody_reports_is_lightnings_own_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="`vall_loss` which is not available"):
         beside(tmp_path, callbacks=[EarlyStopping("vall_loss")])
 
@@ -199,7 +199,7 @@ def test_callbacks_that_monitor_training_are_left_alone(tmp_path: Path) -> None:
     assert ours.trainer.current_epoch == 1
 
 
-def test_model_checkpoints_hold_the_weights_that_were_scored(tmp_path: Path) -> None:
+def test_model_checkpoints_hold_the_scored_weights(tmp_path: Path) -> None:
     saves = ModelCheckpoint(
         tmp_path / "best", monitor="val_loss", filename="{epoch}-{val_loss:.3f}", save_top_k=2, save_last=True
     )
@@ -241,7 +241,7 @@ def test_a_plateau_scheduler_steps_once_for_each_result(tmp_path: Path) -> None:
 
 
 class Late(Line):
-    """Its validation waits until training has gone on."""
+    """Model whose validation waits until training has gone on."""
 
     goes_on = threading.Event()
 
@@ -253,7 +253,7 @@ class Late(Line):
             self.goes_on.set()
 
 
-def test_what_comes_too_late_is_logged_and_decides_nothing(tmp_path: Path) -> None:
+def test_late_results_are_logged_and_decide_nothing(tmp_path: Path) -> None:
     Late.goes_on.clear()
     saves = ModelCheckpoint(tmp_path / "best", monitor="val_loss", save_top_k=-1)
     ours = beside(
@@ -280,7 +280,7 @@ def test_a_validation_that_raises_is_a_row_and_training_goes_on(tmp_path: Path) 
     assert "on_train_epoch_end" not in vars(stops)
 
 
-def test_a_validation_that_raises_ends_training_where_that_is_wanted(tmp_path: Path) -> None:
+def test_a_validation_that_raises_ends_training_on_request(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="no rows"):
         beside(tmp_path, Broken(), on_error="raise")
 
@@ -295,13 +295,13 @@ def test_a_fit_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
     saves = ModelCheckpoint(tmp_path / "best", monitor="val_loss", save_top_k=-1)
     with pytest.raises(OSError, match="disk full"):
         beside(tmp_path, Fails(), callbacks=[saves])
-    # Strict: the first validation's result was told, the second's was not.
+    # Strict: the first validation's result was reported, the second's was not.
     assert len(saves.best_k_models) == 1
     assert [str(each) for each in (tmp_path / "best").iterdir()] == list(saves.best_k_models)
     assert "on_train_epoch_end" not in vars(saves)
 
 
-def test_our_callbacks_hear_of_it_with_the_evaluated_step(tmp_path: Path) -> None:
+def test_our_callbacks_get_it_with_the_evaluated_step(tmp_path: Path) -> None:
     ours = beside(tmp_path, callbacks=[LightningCallbacks([JsonLogger()], logging_steps=1)])
     records = json.loads((tmp_path / "logs/trainer_logs.json").read_text())
     told = [(each["global_step"], each["epoch"], each["eval_loss"]) for each in records if "eval_loss" in each]
@@ -311,7 +311,7 @@ def test_our_callbacks_hear_of_it_with_the_evaluated_step(tmp_path: Path) -> Non
 
 
 class Plain(LightningModule):  # type: ignore[misc]
-    """No validation_step: classifies."""
+    """Classifier without a validation_step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ class Needs(Line):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="val_loader=None: no validation data"):
         SakuraTrainer(**lightnings(tmp_path)).run(Line(), loader())
     with pytest.raises(UsageError, match="model_factory=None: Needs needs arguments that it has not saved"):
@@ -355,7 +355,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         beside(tmp_path, mode="up")
 
 
-def test_what_run_is_given_wins_and_it_returns_the_model(tmp_path: Path) -> None:
+def test_arguments_of_run_take_precedence_and_it_returns_the_model(tmp_path: Path) -> None:
     asked = list[str]()
 
     def make_model() -> Line:
@@ -379,7 +379,7 @@ def test_what_run_is_given_wins_and_it_returns_the_model(tmp_path: Path) -> None
     assert (tmp_path / "best.pt").exists()
 
 
-def test_a_trainer_of_ones_own(tmp_path: Path, capsys: Any) -> None:
+def test_a_users_own_trainer_works(tmp_path: Path, capsys: Any) -> None:
     ours = SakuraLightningCallback(val_loader_factory=loader, gate="always")
     Trainer(**lightnings(tmp_path, callbacks=[ours], limit_val_batches=0)).fit(Line(), loader(), loader())
     assert [row["epoch"] for row in ours.history] == [0, 1, 2, 3]
