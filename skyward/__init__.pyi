@@ -3,6 +3,7 @@
 from . import accelerators as accelerators
 from . import errors as errors
 from . import events as events
+from . import hub as hub
 from . import integrations as integrations
 from . import training as training
 from ._version import __version__ as __version__

@@ -66,6 +66,8 @@ LISTED = {
     "node/slot/caller.py:Caller.__init__": "the open calls of the task fail",
     "integrations/torch.py:_leave_within_limit": "the group is left by the end of the process",
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
+    # The hub's client.
+    "hub/client/sender.py:SenderThread.__init__": "logged; the records wait in the spool, and the thread goes on",
     # Training.
     "training/handler_queue.py:HandlerQueue.put": "raised in the training thread by the next call",
     "training/checkpoint/files.py:BackgroundSave.__init__": "raised in the training thread by poll or wait",

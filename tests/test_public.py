@@ -44,6 +44,7 @@ PUBLIC = [
     "skyward.errors",
     "skyward.events",
     "skyward.accelerators",
+    "skyward.hub",
     "skyward.integrations",
     "skyward.training",
     *(f"skyward.training.{name}" for name in ("callbacks", "checkpoint", "control", "evaluation", "snapshot")),
@@ -165,7 +166,14 @@ def test_every_all_is_true() -> None:
 
 
 EXAMPLE = re.compile(r"Examples?:|>>> ")
-DOCUMENTED = ("skyward", "skyward.accelerators", "skyward.errors", "skyward.events", "skyward.integrations")
+DOCUMENTED = (
+    "skyward",
+    "skyward.accelerators",
+    "skyward.errors",
+    "skyward.events",
+    "skyward.hub",
+    "skyward.integrations",
+)
 DOCUMENTED_IN_TRAINING = (
     "skyward.testing",
     "skyward.training",

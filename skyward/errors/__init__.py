@@ -36,6 +36,8 @@
     │   ├── RendezvousFailed       the ranks of a gang could not connect to each other
     │   └── GangHung               ranks of a gang waited too long in a collective
     ├── ControlFailed              a training run did not answer, or refused a command
+    ├── HubError                   a hub refused a request
+    │   └── HubUnreachable         the hub does not answer, or none is named
     ├── CheckpointError            a checkpoint of a training run
     │   ├── CheckpointNotFound     the checkpoint, or a required part of it, is missing
     │   ├── CheckpointCorrupt      a file differs from what was written
@@ -59,6 +61,7 @@ Example:
 from __future__ import annotations
 
 from .base import InternalError, SkywardError
+from .hub import HubError, HubUnreachable
 from .node import BootstrapFailed, NodeError, NodeLost, Preempted, SlotLost, Unreachable
 from .provider import (
     AuthFailed,
@@ -111,6 +114,8 @@ __all__ = [
     "GangHung",
     "HostKeyChanged",
     "HostKeyUnknown",
+    "HubError",
+    "HubUnreachable",
     "InitializerFailed",
     "InteractiveInput",
     "InternalError",

@@ -1,0 +1,114 @@
+"""Measure what logging to a hub costs the thread that trains: CPU for each call, and its share of a step.
+
+    .venv/bin/python benchmarks/hub_client.py             # some seconds
+    .venv/bin/python benchmarks/hub_client.py --rounds 9
+
+A server in another process answers every batch, so the sender thread of the measured process works as it does in a real
+run. The CPU of the calling thread is measured (CLOCK_THREAD_CPUTIME_ID). Other load of the machine cannot add to it
+except by cold caches, so the figure is the best of several rounds. The whole process's CPU, sender included, is printed
+too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from skyward import hub
+
+CALL_TARGET_US = 20.0
+STEP_S, STEP_TARGET = 10e-3, 0.005
+METRICS = 20
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Accept every batch without keeping it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None: ...
+
+    def do_POST(self) -> None:
+        batch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        accepted = batch["first"] + len(batch["records"]) - 1
+        body = json.dumps({"accepted": accepted, "state": "running", "commands": []}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def serve(ports: Any) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    ports.put(server.server_address[1])
+    server.serve_forever()
+
+
+def cpu_us(call: Callable[[int], object], calls: int) -> tuple[float, float]:
+    """Return CPU microseconds of a call: of this thread, and of the whole process."""
+    thread, process = time.thread_time_ns(), time.process_time_ns()
+    for step in range(calls):
+        call(step)
+    spent = time.thread_time_ns() - thread, time.process_time_ns() - process
+    return spent[0] / calls / 1e3, spent[1] / calls / 1e3
+
+
+def measure(rounds: int, calls: int) -> bool:
+    run = hub.start_run(run_name="benchmark")
+    many = {f"metric_{number}": number / 7 for number in range(METRICS)}
+
+    def one_step(step: int) -> None:
+        run.log_metrics(many, step=step)
+
+    def one_by_one(step: int) -> None:
+        for key, value in many.items():
+            run.log_metric(key, value, step)
+
+    run.log_metrics(many, step=0)
+    single = [cpu_us(lambda step: run.log_metrics({"loss": 0.123456789}, step=step), calls) for _ in range(rounds)]
+    together = [cpu_us(one_step, calls // 4) for _ in range(rounds)]
+    apart = [cpu_us(one_by_one, calls // 20) for _ in range(rounds)]
+    began, size = time.perf_counter(), run.unsent
+    complete = run.flush(120)
+    drained = size / max(1e-9, time.perf_counter() - began)
+    run.end()
+
+    share = min(together)[0] / 1e6 / STEP_S
+    print(
+        f"log_metrics, 1 metric          {min(single)[0]:7.2f} us of the thread, {min(single)[1]:7.2f} of the process"
+    )
+    print(f"log_metrics, {METRICS} metrics        {min(together)[0]:7.2f} us of the thread = {share:.2%} of 10 ms")
+    print(f"log_metric, {METRICS} calls           {min(apart)[0]:7.2f} us of the thread")
+    print(f"the rest was {'' if complete else 'NOT '}sent; {size} records waited, {drained:,.0f} a second")
+    is_reached = min(single)[0] <= CALL_TARGET_US and share <= STEP_TARGET and complete
+    targets = f"{CALL_TARGET_US:.0f} us a call, {STEP_TARGET:.1%} of a step of 10 ms with {METRICS} metrics"
+    print(f"targets: {targets}: {'reached' if is_reached else 'MISSED'}")
+    return is_reached
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=20_000)
+    given = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    ports = context.Queue()
+    server = context.Process(target=serve, args=(ports,), daemon=True)
+    server.start()
+    with tempfile.TemporaryDirectory() as spool:
+        hub.connect(f"http://127.0.0.1:{ports.get(timeout=60)}", spool=spool)
+        is_reached = measure(given.rounds, given.calls)
+    server.terminate()
+    server.join()
+    sys.exit(0 if is_reached else 1)
+
+
+if __name__ == "__main__":
+    main()

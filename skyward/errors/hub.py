@@ -1,0 +1,43 @@
+"""Errors of a hub's client."""
+
+from __future__ import annotations
+
+from .base import SkywardError
+
+
+class HubError(SkywardError):
+    """A hub did not answer, or refused a request.
+
+    Logging never raises it: records wait in the run's folder until the hub has them. It comes from calls that need an
+    answer at once, such as reading runs.
+
+    Attributes:
+        url: Address of the hub; empty if none is named.
+        status: HTTP status of the answer; None if there was none.
+        code: The hub's word for a refusal, such as "missing"; may be empty.
+        field: Name of the refused field; may be empty.
+
+    Example:
+        try:
+            runs = hub.runs("metrics.loss < 0.1")
+        except sky.errors.HubError as error:
+            print(error.status, error)
+    """
+
+    url: str = ""
+    status: int | None = None
+    code: str = ""
+    field: str = ""
+
+
+class HubUnreachable(HubError):
+    """A hub did not answer, or no hub is named.
+
+    Check that it runs (`skyward hub status`), and that `SKYWARD_HUB_URL` names it.
+
+    Example:
+        try:
+            runs = hub.runs()
+        except sky.errors.HubUnreachable as error:
+            print(f"{error.url} does not answer")
+    """

@@ -1,0 +1,198 @@
+"""HTTP to a hub: one kept connection, JSON, and errors in words. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Self
+from urllib.parse import quote, urlencode, urlsplit
+
+from ..._version import __version__
+from ...errors import HubError, HubUnreachable
+from .settings import Address
+
+PROJECT_HEADER = "X-Skyward-Project"
+TIMEOUT_S = 30.0
+_PIECE = 1 << 20
+_STALE = (http.client.RemoteDisconnected, http.client.CannotSendRequest, ConnectionError, BrokenPipeError)
+
+
+class HubConnection:
+    """Connection to a hub. Use it from one thread at a time.
+
+    Args:
+        address: the hub and the token.
+        timeout_s: seconds that one read or write may take.
+    """
+
+    def __init__(self, address: Address, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
+        parts = urlsplit(address.url)
+        self._is_https = parts.scheme == "https"
+        self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
+        self._timeout_s = timeout_s
+        self._http: http.client.HTTPConnection | None = None
+        self._headers = {"User-Agent": f"skyward/{__version__}"}
+        if address.token:
+            self._headers["Authorization"] = f"Bearer {address.token}"
+        if address.project:
+            self._headers[PROJECT_HEADER] = address.project
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. The next request opens it again."""
+        connection, self._http = self._http, None
+        if connection is not None:
+            connection.close()
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def json(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any:
+        """Send a request with a JSON body, or with bytes that are JSON, and return the answer's JSON.
+
+        Raises:
+            HubUnreachable: there was no answer.
+            HubError: the hub refused the request, or answered with something else than JSON.
+        """
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Accept": "application/json"} | ({} if data is None else {"Content-Type": "application/json"})
+        with self._answer(method, path, data, headers, query) as response:
+            text = response.read()
+        try:
+            return json.loads(text) if text else {}
+        except ValueError as error:
+            raise self._not_a_hub(f"{method} {path} was answered with something else than JSON") from error
+
+    def get(self, path: str, *, query: Mapping[str, Any] | None = None, accept: str = "*/*") -> bytes:
+        """Return the body of an answer."""
+        with self._answer("GET", path, None, {"Accept": accept}, query) as response:
+            return response.read()
+
+    def download(self, path: str, to: BinaryIO, *, query: Mapping[str, Any] | None = None) -> None:
+        """Write the body of an answer to a file.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        failure: OSError | None = None
+        with self._answer("GET", path, None, {"Accept": "*/*"}, query) as response:
+            while failure is None and (piece := response.read(_PIECE)):
+                try:
+                    to.write(piece)
+                except OSError as error:
+                    failure = error
+                    response.close()
+        if failure is not None:
+            self.close()
+            raise failure
+
+    def upload(self, method: str, path: str, source: BinaryIO, *, query: Mapping[str, Any] | None = None) -> Any:
+        """Send a file as the body and return the answer's JSON."""
+        size = os.fstat(source.fileno()).st_size
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        with self._answer(method, path, source, headers, query) as response:
+            text = response.read()
+        return json.loads(text) if text else {}
+
+    # Within -----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: Any, headers: dict[str, str], query: Mapping[str, Any] | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        target = f"{self._path}{path}{f'?{urlencode(given, doseq=True)}' if given else ''}"
+        try:
+            response = self._send(method, target, body, {**self._headers, **headers})
+            if response.status >= 300:
+                raise self._refusal(response.status, response.read(1 << 20), method, path)
+            yield response
+            response.read()  # so that the connection can be used again
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise HubUnreachable(
+                f"url={self.address.url!r}: the hub does not answer ({_in_words(error)}); check that it runs, and that "
+                "the address is right",
+                url=self.address.url,
+                retryable=True,
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _send(self, method: str, target: str, body: Any, headers: dict[str, str]) -> http.client.HTTPResponse:
+        was_open = self._http is not None
+        try:
+            return self._try(method, target, body, headers)
+        except _STALE:
+            # The hub closes a connection that was idle for long. Each request may be repeated: batches are numbered.
+            self.close()
+            if not was_open:
+                raise
+            if hasattr(body, "seek"):
+                body.seek(0)
+            return self._try(method, target, body, headers)
+
+    def _try(self, method: str, target: str, body: Any, headers: dict[str, str]) -> http.client.HTTPResponse:
+        if self._http is None:
+            self._http = self._connect()
+        try:
+            self._http.request(method, target, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            if body is None:
+                raise
+            # A hub that refuses a large body answers before it has read it.
+            return self._http.getresponse()
+        return self._http.getresponse()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._is_https:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+
+    def _refusal(self, status: int, text: bytes, method: str, path: str) -> HubError:
+        try:
+            answer = json.loads(text)
+            error = answer.get("error", answer)
+            message, code = str(error.get("message", "")), str(error.get("code") or error.get("error_code") or "")
+            field = str(error.get("field") or "")
+        except (ValueError, AttributeError):
+            message = code = field = ""
+        if not message:
+            return self._not_a_hub(f"{method} {path} was answered with status {status}", status)
+        return HubError(
+            message, url=self.address.url, status=status, code=code, field=field, retryable=status in RETRIED
+        )
+
+    def _not_a_hub(self, problem: str, status: int | None = None) -> HubError:
+        return HubError(
+            f"url={self.address.url!r}: {problem}; check that a hub listens there",
+            url=self.address.url,
+            status=status,
+            retryable=status in RETRIED,
+        )
+
+
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses that pass by themselves."""
+
+
+def path_of(*parts: str) -> str:
+    """Return a path of the API whose parts are quoted; slashes within the last one are kept."""
+    *first, last = parts
+    return "/" + "/".join([*(quote(part, safe="") for part in first), quote(last, safe="/")])
+
+
+def _in_words(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return text or type(error).__name__
