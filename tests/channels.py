@@ -26,7 +26,7 @@ _RELAY = str(Path(__file__).with_name("relay.py"))
 
 @dataclass(frozen=True, kw_only=True)
 class Relayed(Local):
-    """Each link of client and keeper to a node is a relay (see relay.py), which can be cut and stalled."""
+    """Provider whose links of client and keeper to a node are relays (see relay.py), which can be cut and stalled."""
 
     delay_s: float = 0.0
     folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="skyward-relays-"))
@@ -46,31 +46,31 @@ class Relayed(Local):
     # Faults ---------------------------------------------------------------------------------------------------------
 
     def relays(self, node: int = 0) -> list[int]:
-        """The process ids of the relays of client and keeper to a node."""
+        """Return the process ids of the relays of client and keeper to a node."""
         return [int(name) for name in os.listdir(self._folder_of(node)) if name.isdigit() and _is_alive(int(name))]
 
     def break_links(self, node: int = 0) -> None:
-        """Cut the links to a node. They may be made anew."""
+        """Cut the links to a node. New ones can be opened."""
         self._signal(node, signal.SIGKILL)
 
     def stall(self, node: int = 0) -> None:
-        """Nothing goes through the links any more, and nothing says so."""
+        """Let nothing go through the links, without any sign of it."""
         self._signal(node, signal.SIGSTOP)
 
     def cut(self, node: int = 0) -> None:
-        """Cut the links to a node; until `mend` none can be made."""
+        """Cut the links to a node. None can be opened until `mend`."""
         Path(self._folder_of(node), "cut").touch()
         self.break_links(node)
 
     def close_way(self, node: int = 0) -> None:
-        """No further link to a node can be made, until `mend`; those that are there stay."""
+        """Prevent further links to a node until `mend`. Existing links stay."""
         Path(self._folder_of(node), "cut").touch()
 
     def mend(self, node: int = 0) -> None:
         Path(self._folder_of(node), "cut").unlink()
 
     def hang(self, node: int = 0) -> None:
-        """Nothing goes through the links any more, nor through those that are made."""
+        """Let nothing go through the links, existing and new."""
         Path(self._folder_of(node), "hang").touch()
         self.stall(node)
 

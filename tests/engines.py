@@ -1,4 +1,4 @@
-"""The engine of an open pool from inside: for tests of what cannot be seen from outside."""
+"""The engine of an open pool from inside, for tests of properties that do not show outside."""
 
 from __future__ import annotations
 

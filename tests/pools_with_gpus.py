@@ -1,4 +1,7 @@
-"""Pools that `test_devices` opens on a machine with two GPUs, by a program of its own: what was said, as JSON."""
+"""Pools that `test_devices` opens on a machine with two GPUs, in a separate program.
+
+It prints their reports as JSON.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ __all__ = ["main"]
 
 
 class Plain(IntegrationBase):
-    """A gang of nothing but processes."""
+    """Integration whose gang is only processes."""
 
     name: ClassVar[str] = "plain-ranks"
     extra: ClassVar[str] = ""
@@ -49,7 +52,9 @@ def meet(name: str, other: str) -> None:
 
 
 def opened(**options: Any) -> tuple[list[str], list[Any], list[bool], list[str]]:
-    """What a pool says while it opens, what its calls see, whether its ranks share devices, and where it says so."""
+    """Return a pool's reports as it opens, its calls' devices, whether its ranks share devices, and the report of
+    that.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with sky.ComputePool(sky.Local(), **options) as pool:
@@ -76,8 +81,9 @@ def is_imported(module: str) -> bool:
 
 
 def imported_ahead() -> list[bool]:
-    """Whether a new process has what its node was to import ahead: of a module that does nothing, and of one that
-    does what CUDA does when it is initialised.
+    """Return whether a new process has the modules that its node was to import ahead.
+
+    One module does nothing, and one does what CUDA does when it is initialised.
     """
     Path("harmless.py").touch()
     Path("initialises_cuda.py").write_text("opened = open('/dev/nvidia-uvm')\n")

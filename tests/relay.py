@@ -1,16 +1,16 @@
-"""A line that can be made long, stopped and broken, as a process of its own: of TCP, or around a command.
+"""A line that can be made long, stopped and broken, in a separate process: of TCP, or around a command.
 
 Bytes arrive `delay_s` after they were sent, in both directions, so a round trip takes twice that.
 
-Of TCP: `Relay` starts it. Opening a connection takes no delay: the relay's own kernel says yes at once.
+For TCP, `Relay` starts it. Opening a connection takes no delay, because the relay's own kernel accepts at once.
 
-Around a command, behind whose standard input and output it stands:
+Around a command, it passes on the command's standard input and output:
 
     python relay.py <folder> <delay in seconds> <command> ...
 
-Its process id is the name of a file in the folder while it runs. A test breaks the line by killing it, and stalls it by
-stopping it. While there is a file "cut" in the folder it does not start, and while there is a file "hang" it does
-nothing.
+Its process id is the name of a file in the folder while it runs. A test breaks the line by killing the relay, and
+stalls the line by stopping it. While there is a file "cut" in the folder the relay does not start, and while there is a
+file "hang" it does nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ON_THE_WAY = 64 * 2**20  # bytes in one direction: enough for 1 GB/s and a roun
 
 
 class Relay:
-    """A relay in front of `target`: connect to `host` and `port` instead. Needs no root. `close` ends it."""
+    """A relay in front of `target`: connect to `host` and `port` instead. It needs no root. `close` ends it."""
 
     def __init__(self, target: tuple[str, int], *, delay_s: float = 0.0, listen: str = "127.0.0.1") -> None:
         self.process = subprocess.Popen(
@@ -53,20 +53,23 @@ class Relay:
         self.set_delay(delay_s)
 
     def set_delay(self, delay_s: float) -> None:
-        """How long bytes are on the way, one way, for those that come from now on."""
+        """Set how long bytes travel in one direction, for later bytes."""
         self._tell("delay_s", delay_s)
 
     def stall(self) -> None:
-        """Nothing comes through, and nobody is told; new connections open and stay silent. A cut link is like that."""
+        """Let nothing through, without any sign of it.
+
+        New connections open and stay silent. A cut link behaves like that.
+        """
         self._tell("is_stalled", True)
 
     def resume(self) -> None:
-        """Undo `stall`: what was sent meanwhile arrives."""
+        """Undo `stall`: bytes sent meanwhile arrive."""
         self._tell("is_stalled", False)
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
-        """`stall` for the length of the block."""
+        """Stall the line for the length of the block."""
         self.stall()
         try:
             yield
@@ -74,11 +77,11 @@ class Relay:
             self.resume()
 
     def reset(self) -> None:
-        """Break all connections: both ends are told. What was on the way is lost."""
+        """Break all connections. Both ends notice it, and bytes in flight are lost."""
         self._tell("reset", True)
 
     def refuse(self) -> None:
-        """Refuse new connections; those that are open stay."""
+        """Refuse new connections. Open ones stay."""
         self._tell("is_open", False)
 
     def accept(self) -> None:
@@ -86,11 +89,11 @@ class Relay:
         self._tell("is_open", True)
 
     def count(self) -> int:
-        """How many connections are open."""
+        """Return the number of open connections."""
         return self._tell("count", True)
 
     def close(self) -> None:
-        """End it, and all its connections. Idempotent."""
+        """End the relay and all its connections. Idempotent."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -104,7 +107,7 @@ class Relay:
         assert stdout is not None
         stdin.write(json.dumps([what, value]).encode() + b"\n")
         stdin.flush()
-        return int(stdout.readline())  # when the answer is here, it is so
+        return int(stdout.readline())  # the answer means that it is done
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +121,7 @@ class Relay:
 class _Direction:
     """Bytes on their way from one descriptor to another, each piece with the time when it is due.
 
-    `shut` is called when the source has ended and all has arrived.
+    `shut` is called when the source has ended and all bytes have arrived.
     """
 
     def __init__(self, source: int, sink: int, shut: Callable[[], object]) -> None:
@@ -136,7 +139,7 @@ class _Direction:
         self.pieces.append((time.monotonic() + delay_s, memoryview(piece)))
 
     def write(self) -> None:
-        """Pass on what is due, as far as the sink takes it."""
+        """Pass on the due pieces, as far as the sink takes them."""
         while self.pieces and self.pieces[0][0] <= time.monotonic():
             due, piece = self.pieces[0]
             if not piece:
@@ -156,12 +159,12 @@ class _Direction:
         return not self.has_ended and self.size < _ON_THE_WAY
 
     def due(self) -> float:
-        """When the next piece is; infinite if there is none."""
+        """Return when the next piece is due; infinite if there is none."""
         return self.pieces[0][0] if self.pieces else float("inf")
 
 
 class _Connection:
-    """Two directions, and how both end at once; `is_reset`: whoever is at the ends is told of it."""
+    """Two directions that end at once. With `is_reset`, both ends see a reset."""
 
     def __init__(self, directions: tuple[_Direction, _Direction], end: Callable[[bool], object]) -> None:
         self.directions = directions
@@ -184,14 +187,14 @@ def _of_sockets(near: socket.socket, far: socket.socket) -> _Connection:
 
 
 class _Lines:
-    """Connections, and what moves their bytes."""
+    """Connections, and the loop that moves their bytes."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
         self.connections: set[_Connection] = set()
 
     def register(self, selector: selectors.BaseSelector) -> float | None:
-        """Register what to wait for; returns how long, in seconds."""
+        """Register the descriptors to wait for. Returns the time to wait, in seconds."""
         now = time.monotonic()  # one for all: a piece that fell due between two looks would be seen by neither
         wanted: dict[int, tuple[int, _Connection]] = {}
         next_due = float("inf")
@@ -217,7 +220,7 @@ class _Lines:
                 if events & selectors.EVENT_READ and direction.source == fd:
                     with suppress(BlockingIOError):
                         direction.read(self.delay_s)
-                # Also without a delay the piece goes out in the next round: that costs microseconds.
+                # Even without a delay the piece goes out in the next round, which costs microseconds.
                 if events & selectors.EVENT_WRITE and direction.sink == fd:
                     with suppress(BlockingIOError):
                         direction.write()
@@ -256,7 +259,7 @@ class _Tcp:
     def run(self) -> None:
         print(self.port, flush=True)
         while True:
-            with selectors.DefaultSelector() as selector:  # made anew each time: simple, and there are few sockets
+            with selectors.DefaultSelector() as selector:  # made again each time: simple, and there are few sockets
                 selector.register(sys.stdin, selectors.EVENT_READ, None)
                 if self.listener is not None:
                     selector.register(self.listener, selectors.EVENT_READ, None)
@@ -295,11 +298,11 @@ class _Tcp:
 
 
 def _around(folder: str, delay_s: float, command: list[str]) -> int:
-    """The process of a line around a command; its exit code."""
+    """Run a relay around a command. Returns its exit code."""
     path = os.path.join(folder, str(os.getpid()))
     with open(path, "w"):
         pass
-    if os.path.exists(os.path.join(folder, "cut")):  # behind the name: whoever cuts sees one or the other
+    if os.path.exists(os.path.join(folder, "cut")):  # after the name: a test that cuts sees one or the other
         return 1
     while os.path.exists(os.path.join(folder, "hang")):
         time.sleep(0.05)

@@ -16,7 +16,7 @@ from tests.doctests import run_examples
 
 FACTORIES = [name for name in accelerators.__all__ if isinstance(getattr(accelerators, name), AcceleratorFactory)]
 
-# The names that programs in this API use already.
+# The names that programs with this API use already.
 KNOWN = """
 A2 A10 A10G A16 A40 A100 A800 B100 B200 GB200 GH200 H100 H200 K80 L4 L40 L40S P4 P40 P100 T4 T4G V100
 GTX_1060 GTX_1070 GTX_1070_Ti GTX_1080 GTX_1080_Ti GTX_1660 GTX_1660_Super GTX_1660_Ti Titan_V Titan_Xp
@@ -40,7 +40,7 @@ def test_examples_in_docstrings_run() -> None:
     run_examples(accelerators)
 
 
-def test_every_known_name_is_there_and_dir_and_all_agree() -> None:
+def test_every_known_name_exists_and_dir_and_all_agree() -> None:
     assert set(KNOWN.split()) <= set(accelerators.__all__)
     assert len(FACTORIES) > 110
     assert sorted(accelerators.__all__) == dir(accelerators)
@@ -52,7 +52,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_every_factory_makes_what_it_says(name: str) -> None:
+def test_every_factory_makes_the_accelerator_it_names(name: str) -> None:
     made = factory(name)
     one = made()
     assert one == Accelerator.from_name(name) == Accelerator.from_name(one.name.upper())
@@ -98,7 +98,7 @@ def test_memory_is_that_of_the_data_sheet(made: Accelerator, memory: str) -> Non
     assert made.memory == memory
 
 
-def test_memory_is_that_of_one_device_where_a_board_has_several() -> None:
+def test_memory_is_that_of_one_device_if_a_board_has_several() -> None:
     assert K80().memory_gb == 12
     assert factory("A16")().memory_gb == 16
 
@@ -135,12 +135,12 @@ def test_names_are_read_as_vendors_and_drivers_write_them(written: str, name: st
     assert (accelerator.name, accelerator.memory) == (name, memory)
 
 
-def test_what_is_passed_to_from_name_wins_over_the_name() -> None:
+def test_arguments_of_from_name_take_precedence_over_the_name() -> None:
     accelerator = Accelerator.from_name("A100-40GB", memory="80GB", form_factor="PCIe", count=4)
     assert str(accelerator) == "4x A100-PCIe 80GB"
 
 
-def test_an_unknown_name_is_refused_with_near_ones_and_a_way_out() -> None:
+def test_an_unknown_name_is_refused_with_near_ones_and_a_workaround() -> None:
     with pytest.raises(UsageError, match=r"did you mean .*A100.*Custom\('A1000'\)"):
         Accelerator.from_name("A1000")
     with pytest.raises(UsageError, match="unknown product"):
@@ -179,7 +179,7 @@ def test_an_accelerator_is_a_frozen_hashable_picklable_value() -> None:
     assert pickle.loads(pickle.dumps(H100)) == H100
 
 
-def test_custom_makes_what_no_table_knows() -> None:
+def test_custom_makes_accelerators_that_no_table_has() -> None:
     mine = Custom("My-GPU", memory="48GB", count=2, cuda_min="12.0")
     assert mine == Accelerator("My-GPU", memory="48GB", count=2, metadata={"cuda_min": "12.0"})
     assert Custom("Any").memory_gb is None
@@ -197,7 +197,7 @@ def test_custom_makes_what_no_table_knows() -> None:
         ("MI300X", "AMD", True),
     ],
 )
-def test_a_machine_is_asked_for_its_product_by_the_drivers_name(wanted: str, kind: str, is_met: bool) -> None:
+def test_the_machine_is_requested_by_the_drivers_name(wanted: str, kind: str, is_met: bool) -> None:
     accelerator = Accelerator.from_name(wanted)
     assert accelerator.is_met_by(kind, 1) == is_met
     assert not accelerator.with_count(2).is_met_by(kind, 1)

@@ -42,7 +42,7 @@ def test_importing_the_package_imports_nothing_but_the_standard_library(graph: g
 
 
 def circles_of(imports: dict[str, set[str]]) -> list[frozenset[str]]:
-    """Return each largest set of modules that all reach one another by their imports."""
+    """Return each largest set of modules that all reach each other by their imports."""
     reached: dict[str, set[str]] = {}
     for module in imports:
         reached[module], ahead = set(), [module]
@@ -58,7 +58,7 @@ def circles_of(imports: dict[str, set[str]]) -> list[frozenset[str]]:
     return sorted(found, key=sorted)
 
 
-def test_no_modules_import_one_another_in_a_circle(graph: grimp.ImportGraph) -> None:
+def test_no_modules_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
     """Imports for types alone and imports inside functions count: that is where circles hide.
 
     A function imports late for two reasons: the module is heavy, or the import would be circular. The first makes no
@@ -94,7 +94,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_the_page_says_what_a_room_is_for_as_its_docstring_does(room: str) -> None:
+def test_the_page_describes_each_room_like_its_docstring(room: str) -> None:
     docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
     assert docstring is not None
     page = (ROOT / "docs" / "architecture.md").read_text()

@@ -50,7 +50,7 @@ def test_each_test_has_a_page_without_the_cookies_of_another(page: Page, address
     assert page.evaluate("document.cookie") == "count=1"
 
 
-def test_a_browser_of_the_session_is_in_the_way_of_no_event_loop(browser_address: str) -> None:
+def test_a_browser_of_the_session_blocks_no_event_loop(browser_address: str) -> None:
     assert asyncio.run(asyncio.sleep(0, "ran")) == "ran"
 
 

@@ -74,7 +74,7 @@ def test_displays_keep_their_place_among_the_lines(output: Any) -> None:
     assert texts(lines).count("row 2") == 50
 
 
-def test_steps_of_a_generator_come_behind_what_they_displayed(output: Any) -> None:
+def test_steps_of_a_generator_come_after_their_displays(output: Any) -> None:
     pool, lines = output
     for step in sky.compute(steps)() >> pool:
         assert [line.text for line in lines][: 2 * step + 2][-1] == str(step)
@@ -116,7 +116,7 @@ class Large:
         raise OSError("no file")
 
 
-def test_a_form_that_is_too_large_or_fails_says_so_and_the_others_are_shown(output: Any) -> None:
+def test_a_form_that_is_too_large_or_fails_is_reported_and_the_others_are_shown(output: Any) -> None:
     pool, lines = output
     sky.compute(show_too_much)() >> pool
     shown = {line.stream: line.text for line in lines}
@@ -166,7 +166,7 @@ def test_figures_are_shown_and_closed_and_no_call_meets_those_of_another(output:
         assert texts(lines) == ["open: [1]"]
 
 
-def test_a_backend_that_the_user_chose_stays(lines: list[sky.LogLine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_chosen_by_the_user_stays(lines: list[sky.LogLine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "svg")
     with sky.ComputePool(sky.Local(), logs=lines.append) as pool:
         assert sky.compute(plot)(close=False) >> pool == "svg"
@@ -184,7 +184,7 @@ def show_by_ipython() -> list[bool]:
     return [before, display_functions.display is display]  # type: ignore[name-defined]  # noqa: F821
 
 
-def test_functions_of_ipython_are_ours_once_a_task_imports_them(lines: list[sky.LogLine]) -> None:
+def test_functions_of_ipython_are_replaced_once_a_task_imports_them(lines: list[sky.LogLine]) -> None:
     with sky.ComputePool(sky.Local(), logs=lines.append) as pool:
         assert sky.compute(show_by_ipython)() >> pool == [False, True]
     assert texts(lines) == ["<IPython.core.display.HTML object>", "3", "[1]"]

@@ -1,4 +1,4 @@
-"""What the documentation says is so: its code runs, its links lead somewhere, its commands exist."""
+"""The documentation is correct: its code runs, its links lead somewhere, its commands exist."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "guides").glob("*.md"))
 
-# A python block, and the text block that says what it prints if one follows.
+# A python block, and the text block with its output if one follows.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:(?:(?!^```).)*?^```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 ERRORS = ROOT / "docs" / "errors.md"
 LINK = re.compile(r"""(?:\]\(|src="|srcset=")([^)\s"]+)[)"]""")
 
 
 def runnable() -> list[tuple[str, str, str]]:
-    """(page and number, code, what it prints or nothing). Examples in the guides are run by test_examples."""
+    """Return (page and number, code, its output or nothing). test_examples runs examples of the guides."""
     blocks = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         if page == ERRORS:
@@ -34,7 +34,7 @@ def runnable() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("code", "prints"), [b[1:] for b in runnable()], ids=[b[0] for b in runnable()])
-def test_code_in_the_documentation_runs_and_prints_what_is_shown(code: str, prints: str, tmp_path: Path) -> None:
+def test_code_in_the_documentation_runs_and_prints_the_shown_output(code: str, prints: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "-W", "error", "example.py"],
@@ -51,8 +51,8 @@ def test_code_in_the_documentation_runs_and_prints_what_is_shown(code: str, prin
         assert sorted(shown.splitlines()) == sorted(prints.splitlines()), shown
 
 
-def test_code_of_the_error_catalogue_runs_on_one_pool_and_prints_what_is_shown(tmp_path: Path) -> None:
-    """Its examples name `pool`, which the page says how to open."""
+def test_code_of_the_error_catalogue_runs_on_one_pool_and_prints_the_shown_output(tmp_path: Path) -> None:
+    """The examples name `pool`, and the page says how to open it."""
     blocks = list(BLOCK.finditer(ERRORS.read_text()))
     opening = re.findall(r"^pool = .*", ERRORS.read_text(), re.MULTILINE)
     code = ["import skyward as sky", *opening]
@@ -95,7 +95,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_that_are_named_exist_in_the_makefile(page: Path) -> None:
+def test_named_commands_exist_in_the_makefile(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = set(re.findall(r"(?:^\$ |^ {4}|`)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE))
@@ -103,7 +103,7 @@ def test_commands_that_are_named_exist_in_the_makefile(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_of_the_project_that_are_named_exist(page: Path) -> None:
+def test_named_files_of_the_project_exist(page: Path) -> None:
     named = set(re.findall(r"`((?:examples|guides|docs|benchmarks|tests|skyward)/[\w./]+)`", page.read_text()))
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
@@ -114,6 +114,6 @@ def test_readme_names_the_two_commands() -> None:
     assert commands == ["make demo", "make test"]
 
 
-def test_the_page_on_integrations_says_what_their_classes_say() -> None:
+def test_the_page_on_integrations_agrees_with_their_classes() -> None:
     """`skyward integrations --markdown > docs/integrations.md` writes it."""
     assert (ROOT / "docs" / "integrations.md").read_text() == markdown(describe())

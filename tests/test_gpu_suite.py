@@ -1,4 +1,4 @@
-"""The tests for machines with a GPU (tests/gpu/) can be run where there is one: they are collected, and reported of."""
+"""The tests for machines with a GPU (tests/gpu/) are collected and reported, if there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUITE = ROOT / "tests" / "gpu"
 
 
 def executed(*command: str) -> subprocess.CompletedProcess[str]:
-    # No plugin but pytest's own, as on a machine that has nothing else.
+    # No plugin except pytest's own, as on a machine that has nothing else.
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, env=env)
 
@@ -75,7 +75,7 @@ def test_a_rehearsal_writes_one_report(tmp_path: Path) -> None:
     assert "torch: " in text
 
 
-def test_what_fails_is_in_the_report(runner: ModuleType) -> None:
+def test_failures_are_in_the_report(runner: ModuleType) -> None:
     tests = [
         {"test": "test_a.py::test_b", "outcome": "failed", "seconds": 1.5, "figures": {"GB/s": 3}, "why": "E  boom\n"}
     ]

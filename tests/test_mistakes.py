@@ -1,4 +1,4 @@
-"""What people write by mistake, and what the error must tell them: one table for each place where they write it."""
+"""Frequent mistakes of users, and the error messages about them: one table for each kind of place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ untyped: Any = sky  # a checker finds most of these mistakes by itself
 
 
 class Mistake(NamedTuple):
-    """`write` is called with a pool of two nodes. Every one of `says` is in the message."""
+    """A mistake. `write` is called with a pool of two nodes, and every one of `says` is in the message."""
 
     what: str
     write: Callable[[Any], object]
@@ -100,7 +100,7 @@ def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 
 @pytest.mark.parametrize(("use", "write"), USES, ids=[use for use, _ in USES])
-def test_a_call_that_has_not_run_says_so_whatever_is_done_with_it(use: str, write: Callable[[Any], object]) -> None:
+def test_every_use_of_a_call_that_has_not_run_reports_that(use: str, write: Callable[[Any], object]) -> None:
     with pytest.raises(NotRun) as raised:
         write(area(3, 4))
     assert str(raised.value).startswith(f"{use}: _area(3, 4) has not run")
@@ -108,7 +108,7 @@ def test_a_call_that_has_not_run_says_so_whatever_is_done_with_it(use: str, writ
     assert ".local(...)" in str(raised.value)
 
 
-def test_a_call_that_is_awaited_says_what_can_be() -> None:
+def test_awaiting_a_call_says_what_can_be_awaited() -> None:
     async def main() -> None:
         await area(3, 4)
 
@@ -116,7 +116,7 @@ def test_a_call_that_is_awaited_says_what_can_be() -> None:
         asyncio.run(main())
 
 
-def test_calls_that_have_not_run_look_like_what_they_are() -> None:
+def test_calls_that_have_not_run_have_honest_reprs() -> None:
     both = area(3, 4) & area(1)
     assert f"{area(3, height=4)}" == "<_area(3, height=4), not run: send it with `>> pool`>"
     assert repr(both) == "<(_area(3, 4) & _area(1)), 2 calls that have not run: send them with `>> pool`>"
@@ -128,7 +128,7 @@ def test_calls_that_have_not_run_look_like_what_they_are() -> None:
         _ = both @ untyped
 
 
-def test_libraries_that_try_what_a_call_can_do_get_the_answer_that_they_expect() -> None:
+def test_libraries_that_probe_a_call_get_the_answer_they_expect() -> None:
     call = area(3, 4)
     assert not hasattr(call, "shape")
     assert call != None  # noqa: E711  # as libraries ask
@@ -214,7 +214,7 @@ OPERANDS = [
 
 
 @pytest.mark.parametrize("mistake", OPERANDS, ids=lambda mistake: mistake.what)
-def test_an_operator_says_what_is_no_call_or_no_target(pool: sky.ComputePool, mistake: Mistake) -> None:
+def test_an_operator_names_operands_that_are_no_call_or_target(pool: sky.ComputePool, mistake: Mistake) -> None:
     _expect(pool, mistake)
 
 
@@ -267,11 +267,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize("mistake", NAMES, ids=lambda mistake: mistake.what)
-def test_a_name_from_elsewhere_says_what_to_write(pool: sky.ComputePool, mistake: Mistake) -> None:
+def test_a_name_of_another_library_is_refused_with_ours(pool: sky.ComputePool, mistake: Mistake) -> None:
     _expect(pool, mistake)
 
 
-def test_names_that_exist_are_in_no_table_of_those_that_do_not(pool: sky.ComputePool) -> None:
+def test_tables_of_missing_names_hold_no_existing_name(pool: sky.ComputePool) -> None:
     pool_options = set(inspect.signature(sky.ComputePool).parameters) - {"provider"}
     places: dict[str, Any] = {
         "skyward": sky.__all__,
@@ -344,7 +344,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("mistake", OPTIONS, ids=lambda mistake: mistake.what)
-def test_an_option_that_is_not_there_says_what_to_write(pool: sky.ComputePool, mistake: Mistake) -> None:
+def test_an_option_that_does_not_exist_is_refused_with_advice(pool: sky.ComputePool, mistake: Mistake) -> None:
     _expect(pool, mistake)
 
 
@@ -354,8 +354,8 @@ def test_a_value_that_may_be_a_secret_is_not_repeated() -> None:
     assert "p4ss" not in str(raised.value)
 
 
-def test_arguments_that_python_would_take_are_never_refused() -> None:
-    """What a user's decorator passes on is not known, and what is not written in Python has no exact signature."""
+def test_arguments_that_python_would_accept_are_never_refused() -> None:
+    """A decorator may pass on unknown arguments, and functions outside Python have no exact signature."""
 
     @sky.compute
     def anything(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -369,7 +369,7 @@ def test_arguments_that_python_would_take_are_never_refused() -> None:
         assert sky.compute(function)(1, 2, 3).args == (1, 2, 3)
 
 
-def test_a_target_takes_a_function_and_its_arguments_as_an_executor_does(pool: sky.ComputePool) -> None:
+def test_a_target_takes_a_function_and_its_arguments_like_an_executor(pool: sky.ComputePool) -> None:
     assert pool.submit(plain, 3, height=4).result() == 12
     assert pool.run(plain, 3) == pool.run(area, 3) == pool.run(area(3)) == 3
     assert pool.broadcast(plain, 3, 4) == [12, 12]
@@ -425,7 +425,7 @@ with sky.ComputePool(sky.Local(), logs=False, name="some") as pool:
 """
 
 
-def test_a_pool_that_closes_says_what_nobody_read_and_what_was_never_sent(tmp_path: Path) -> None:
+def test_a_closing_pool_reports_unread_values_and_unsent_calls(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(OVERLOOKED)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100)
@@ -464,7 +464,7 @@ def test_a_partial_keeps_the_integration_and_the_options_of_its_function() -> No
     assert sky.compute(functools.partial(train.fn, 3)).launch.is_gang
 
 
-def test_a_future_shows_no_class_of_ours(pool: sky.ComputePool) -> None:
+def test_a_future_shows_no_internal_class(pool: sky.ComputePool) -> None:
     good, bad = pool.submit(plain, 3), pool.submit(plain, None, None)
     concurrent.futures.wait([good, bad], timeout=20)
     assert repr(good).endswith(" state=finished returned>")

@@ -1,4 +1,4 @@
-"""No thread of the package dies of what it calls: each one is listed here, with what happens when something raises."""
+"""No thread of the package dies of an exception: each thread is listed here, with its treatment of exceptions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LISTED = {
     "wire/pull.py:pull": "the copy is incomplete, and the call is sent again",
     "pool/streams.py:InputFeed.start": "the call that reads the iterator fails",
     "core/interrupts.py:_Deferring.__call__": "sends a signal; nothing can raise",
-    # What shows and tells.
+    # Displays and events.
     "console/outlet.py:Outlet._start": "reported; the sink gets nothing more",
     "console/announcer.py:Announcer.open": "reported; the function is called with what follows",
     "state/presence.py:Presence.open": "looks again",
@@ -83,7 +83,7 @@ LISTED = {
 
 
 def threads_of(path: Path) -> Iterator[str]:
-    """`function` for each place that starts a thread."""
+    """Return `function` for each place that starts a thread."""
 
     def visit(node: ast.AST, where: tuple[str, ...]) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -100,7 +100,7 @@ def threads_of(path: Path) -> Iterator[str]:
 
 
 def test_every_thread_of_the_package_is_listed() -> None:
-    """But for what is for tests, and the agent's loop, whose timers are no threads."""
+    """Left out are tests' threads, and the agent's loop, whose timers are no threads."""
     found = {
         f"{path.relative_to(PACKAGE)}:{function}"
         for path in PACKAGE.rglob("*.py")
@@ -121,7 +121,7 @@ def works(pool: sky.ComputePool) -> bool:
 
 
 class RaisingOnce:
-    """Stand in the place of a method of ours, or of a function in a table of ours, and raise once."""
+    """Replacement of a method of the package, or of a function in one of its tables, that raises once."""
 
     def __init__(self, owner: object, name: Any, error: BaseException) -> None:
         self._owner, self._name, self._error = owner, name, error
@@ -158,7 +158,9 @@ def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("called", ["watcher.wait", "ledger.run_deadlines", "reader.read", "liveness.is_due"])
-def test_the_io_thread_survives_what_its_loop_calls(pool: sky.ComputePool, called: str, error: BaseException) -> None:
+def test_the_io_thread_survives_exceptions_of_its_callbacks(
+    pool: sky.ComputePool, called: str, error: BaseException
+) -> None:
     engine = engine_of(pool)
     owners = {"watcher": engine.ledger.watcher, "liveness": engine.nodes.liveness}
     owner, method = called.split(".")
@@ -171,7 +173,7 @@ def test_the_io_thread_survives_what_its_loop_calls(pool: sky.ComputePool, calle
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_an_answer_that_cannot_be_handled_costs_its_own_call(pool: sky.ComputePool, error: BaseException) -> None:
+def test_an_answer_whose_handler_raises_fails_its_own_call(pool: sky.ComputePool, error: BaseException) -> None:
     engine = engine_of(pool)
     with RaisingOnce(engine.frame_handlers.handlers, FrameKind.RESULT, error):
         futures = [number(i) > pool for i in range(10)]
@@ -180,7 +182,7 @@ def test_an_answer_that_cannot_be_handled_costs_its_own_call(pool: sky.ComputePo
     assert works(pool)
 
 
-def test_an_answer_that_cannot_be_handled_does_not_end_its_caller(pool: sky.ComputePool) -> None:
+def test_an_answer_whose_handler_raises_does_not_end_its_caller(pool: sky.ComputePool) -> None:
     handlers = engine_of(pool).frame_handlers.handlers
     with RaisingOnce(handlers, FrameKind.RESULT, SystemExit(3)), pytest.raises(sky.errors.InternalError):
         number(1) >> pool
@@ -190,7 +192,7 @@ def test_an_answer_that_cannot_be_handled_does_not_end_its_caller(pool: sky.Comp
 @pytest.mark.parametrize(
     ("called", "error"), list(zip(["dialler.dial_until", "channel.attach", "nodes.watch"], ERRORS, strict=True))
 )
-def test_a_link_that_cannot_be_made_anew_is_a_lost_node_that_is_replaced(
+def test_a_link_that_cannot_be_reopened_is_a_lost_node_that_is_replaced(
     called: str, error: BaseException, tmp_path: Path
 ) -> None:
     provider = Relayed(lease_s=30.0, folder=str(tmp_path))
@@ -220,7 +222,7 @@ def test_a_node_whose_replacement_fails_in_an_unforeseen_way_is_given_up() -> No
         assert works(pool)
 
 
-def test_a_thread_that_raises_tells_whoever_must_act() -> None:
+def test_a_thread_that_raises_reports_it_to_the_responsible_part() -> None:
     told: list[str] = []
 
     def leave() -> None:

@@ -30,7 +30,7 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 
 def nodes_in(source: str) -> list[ast.AST]:
-    """Return the nodes that may name something private; all nodes of a thousand files would keep the collector busy."""
+    """Return the nodes that may hold a private name. All nodes of a thousand files would keep the collector busy."""
     return [node for node in ast.walk(ast.parse(source)) if may_be_private(node)]
 
 
@@ -47,7 +47,7 @@ def may_be_private(node: ast.AST) -> bool:
 
 @cache
 def defined_in(path: Path) -> frozenset[str]:
-    """Return every private name that a module gives to something: functions, classes, variables, attributes."""
+    """Return every private name that a module defines: functions, classes, variables, attributes."""
     names = set()
     for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -65,7 +65,7 @@ def ours() -> frozenset[str]:
 
 
 def foreign_uses(nodes: Sequence[ast.AST], own: AbstractSet[str]) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each use of a private name of ours that is not in `own`."""
+    """Yield line and text of each use of a private name of the package that is not in `own`."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield from imported_by(node)
@@ -88,7 +88,7 @@ def imported_by(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
 
 
 def patched_by(node: ast.Call, own: AbstractSet[str]) -> Iterator[tuple[int, str]]:
-    """Both forms of `monkeypatch.setattr`: by a path, and by an object and a name."""
+    """Return the names patched by `monkeypatch.setattr`, in both forms: by a path, and by an object and a name."""
     match node.args:
         case [ast.Constant(value=str(path)), *_] if path.startswith("skyward.") and is_private(path.rpartition(".")[2]):
             yield node.lineno, path
@@ -106,7 +106,7 @@ def test_no_module_uses_a_private_name_of_another() -> None:
 
 
 def has_comment(lines: list[str], number: int) -> bool:
-    """Whether there is a comment on the line or right above it."""
+    """Return whether there is a comment on the line or right above it."""
     return " # " in lines[number - 1] or lines[number - 2].lstrip().startswith("#")
 
 

@@ -1,4 +1,4 @@
-"""The files by which others join: workflows, hooks, templates and the release command."""
+"""The files for contributors: workflows, hooks, templates and the release command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_workflows_call_targets_of_the_makefile_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_every_job_has_an_end_and_no_more_rights_than_it_needs(path: Path) -> None:
+def test_every_job_has_a_time_limit_and_no_more_rights_than_it_needs(path: Path) -> None:
     workflow = loaded(path)
     assert workflow["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
@@ -59,7 +59,7 @@ def test_hooks_run_the_tools_of_the_environment() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with the release command, and nothing to release."""
+    """Make a repository with the release command, and nothing to release."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "release", tmp_path / ".ci")
     git(tmp_path, "init", "-q")
@@ -79,7 +79,7 @@ def release(folder: Path, version: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["", "v1", "1..2", "1.0/2"])
-def test_a_release_refuses_what_is_no_version(checkout: Path, version: str) -> None:
+def test_a_release_refuses_an_invalid_version(checkout: Path, version: str) -> None:
     assert "write something like 0.2.0" in release(checkout, version)
 
 
@@ -89,6 +89,6 @@ def test_a_release_refuses_uncommitted_work_and_keeps_it(checkout: Path) -> None
     assert (checkout / "draft.txt").read_text() == "half done"
 
 
-def test_a_release_refuses_a_version_that_is_out(checkout: Path) -> None:
+def test_a_release_refuses_a_released_version(checkout: Path) -> None:
     git(checkout, "tag", "v0.2.0")
     assert "choose the next version" in release(checkout, "0.2.0")

@@ -1,4 +1,4 @@
-"""`import skyward`: what it gives, what it costs, what it does not load."""
+"""`import skyward`: its names, its cost, and the modules that it must not load."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HEAVY = (
 
 
 def fresh(code: str) -> str:
-    """What the code prints in a new interpreter."""
+    """Return the output of the code in a new interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_all_is_what_dir_shows_and_everything_in_it_is_there() -> None:
+def test_all_agrees_with_dir_and_every_name_exists() -> None:
     assert sorted(skyward.__all__) == sorted(dir(skyward))
     assert len(set(skyward.__all__)) == len(skyward.__all__)
     for name in skyward.__all__:
@@ -105,7 +105,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = skyward.no_such_name  # type: ignore[attr-defined]
 
 
-def test_names_do_not_depend_on_what_was_imported_before() -> None:
+def test_names_do_not_depend_on_earlier_imports() -> None:
     """A module of the package must not hide a public name once it is imported."""
     code = """
 import importlib, pkgutil, types, skyward
@@ -138,7 +138,7 @@ def test_importing_the_package_takes_less_than_a_tenth_of_a_second() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # a fork for each module
 def test_every_module_can_be_imported_first() -> None:
-    """No import circle that only some order of imports hides."""
+    """There is no import circle that only some order of imports hides."""
     optional = ("skyward.integrations.joblib", "skyward.integrations.pools", "skyward.testing", "skyward.__main__")
     modules = [m.name for m in pkgutil.walk_packages(skyward.__path__, "skyward.") if not m.name.startswith(optional)]
     code = f"""
@@ -157,7 +157,7 @@ for name in {modules}:
     assert fresh(code) == ""
 
 
-def test_every_all_is_true() -> None:
+def test_every_all_is_correct() -> None:
     for info in pkgutil.walk_packages(skyward.__path__, "skyward."):
         if info.name != "skyward.__main__":
             module = importlib.import_module(info.name)

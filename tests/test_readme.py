@@ -1,4 +1,4 @@
-"""The newcomer's walk: the commands of README.md, as they stand, in a fresh environment, and then its first example."""
+"""The newcomer's walk: the commands of README.md, unchanged, in a fresh environment, and then its first example."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_command_is_run_by_the_tests() -> None:
 
 @pytest.mark.parametrize(("command", "end"), MAKES.items())
 def test_make_runs_what_other_tests_run(command: str, end: str) -> None:
-    """That is test_demo_succeeds_and_prints_what_the_tour_shows, and every test."""
+    """Two tests stand for the commands: test_demo_succeeds_and_prints_what_the_tour_shows, and all of them."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
     done = subprocess.run([*command.split(), "-n"], cwd=ROOT, env=plain, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].endswith(end)

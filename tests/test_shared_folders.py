@@ -1,7 +1,7 @@
-"""No process of skyward opens anything below a shared folder that has not been checked first.
+"""No process of skyward opens a path below a shared folder that was not checked first.
 
 Everything that a pool, the command line and SSH keep on disk is put below a folder that everybody may write to. An
-audit hook in each of their processes writes down what is opened there, and what `skyward.core.ownership` has checked.
+audit hook in each of their processes notes the opened paths, and the ones that `skyward.core.ownership` has checked.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ print("done")
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """Below /tmp, for a socket's path must be short; with all that a user has."""
+    """Make a folder below /tmp, because a socket's path must be short, with all of a user's files."""
     with tempfile.TemporaryDirectory(prefix="sky-", dir="/tmp") as folder:
         place = Path(folder, "t")
         place.mkdir()
@@ -120,7 +120,7 @@ def shared() -> Iterator[Path]:
         yield place
 
 
-def test_all_that_is_opened_below_a_shared_folder_was_checked_before(shared: Path) -> None:
+def test_every_path_opened_below_a_shared_folder_was_checked_before(shared: Path) -> None:
     place = shared.parent
     log, hook, python = place / "log", place / "hook.py", place / "python"
     hook.write_text(f"{HOOK}\n_install({str(log)!r}, {str(shared)!r})\n")

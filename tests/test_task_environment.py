@@ -1,4 +1,4 @@
-"""What a task finds around it: the sentences of docs/rules.md, one by one."""
+"""The environment of a task: the sentences of docs/rules.md, one by one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def pool() -> Iterator[sky.ComputePool]:
             yield pool
 
 
-def test_task_sees_the_folder_path_and_environment_of_the_client(pool: sky.ComputePool) -> None:
+def test_a_task_sees_the_folder_path_and_environment_of_the_client(pool: sky.ComputePool) -> None:
     seen = surroundings() >> pool
     assert seen["folder"] == os.getcwd()
     assert seen["scratch"] == tempfile.gettempdir()
@@ -88,17 +88,17 @@ def test_task_sees_the_folder_path_and_environment_of_the_client(pool: sky.Compu
     assert seen["variable"] == "from the client"
 
 
-def test_variable_of_the_image_is_set_on_top() -> None:
+def test_a_variable_of_the_image_is_added() -> None:
     image = sky.Image(env={"SKYWARD_TEST_INHERITED": "from the image"})
     with sky.ComputePool(provider=sky.Local(), image=image) as pool:
         assert (surroundings() >> pool)["variable"] == "from the image"
 
 
-def test_numeric_libraries_share_the_cores_between_the_slots(pool: sky.ComputePool) -> None:
+def test_numeric_libraries_divide_the_cores_among_the_slots(pool: sky.ComputePool) -> None:
     assert (surroundings() >> pool)["threads"] == str(max(1, (os.cpu_count() or 1) // pool.total_slots))
 
 
-def test_task_holds_no_descriptor_of_the_client(pool: sky.ComputePool) -> None:
+def test_a_task_holds_no_descriptor_of_the_client(pool: sky.ComputePool) -> None:
     before = (surroundings() >> pool)["open files"]
     with contextlib.ExitStack() as held:
         for _ in range(50):
@@ -117,23 +117,23 @@ def test_standard_input_is_empty_for_subprocesses(pool: sky.ComputePool) -> None
     assert read_stdin_of_a_subprocess() >> pool == ""
 
 
-def test_task_can_terminate_its_own_subprocess(pool: sky.ComputePool) -> None:
+def test_a_task_can_terminate_its_own_subprocess(pool: sky.ComputePool) -> None:
     assert terminate_a_subprocess() >> pool == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("how", ["input", "stdin", "breakpoint"])
-def test_asking_for_a_terminal_fails_in_words(pool: sky.ComputePool, how: str) -> None:
+def test_a_request_for_a_terminal_fails_with_a_clear_error(pool: sky.ComputePool, how: str) -> None:
     with pytest.raises(InteractiveInput, match="a task has no terminal"):
         ask(how) >> pool
 
 
-def test_what_a_task_changes_stays_in_its_process(pool: sky.ComputePool) -> None:
+def test_changes_by_a_task_stay_in_its_process(pool: sky.ComputePool) -> None:
     leave_a_variable() @ pool
     assert {seen["variable"] for seen in surroundings() @ pool} == {"changed by a task"}
     assert os.environ.get("SKYWARD_TEST_INHERITED") == "from the client"
 
 
-def test_cancelled_task_that_ignores_its_interrupt_is_killed_and_the_pool_goes_on(
+def test_a_cancelled_task_that_ignores_its_interrupt_is_killed_and_the_pool_goes_on(
     pool: sky.ComputePool, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace"

@@ -1,4 +1,4 @@
-"""The types that users see, by mypy itself: `typing/positive.py` is clean, `typing/negative.py` has its errors."""
+"""The types that users see, checked by mypy: `typing/positive.py` is clean, `typing/negative.py` has its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def mypy(path: Path, cache: Path) -> list[tuple[int, str]]:
-    """(line, code) of each error in the file."""
+    """Return (line, code) of each error in the file."""
     command = [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={cache}", "--config-file=pyproject.toml"]
     done = subprocess.run([*command, str(path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -37,11 +37,11 @@ def cache() -> Path:
     return ROOT / ".mypy_cache"  # shared with `make lint`: torch and numpy take a minute without
 
 
-def test_what_users_write_is_typed(cache: Path) -> None:
+def test_legal_code_of_users_is_typed(cache: Path) -> None:
     assert mypy(HERE / "positive.py", cache) == []
 
 
-def test_what_users_must_not_write_is_refused_and_nothing_else(cache: Path) -> None:
+def test_exactly_the_mistakes_of_users_are_refused(cache: Path) -> None:
     path = HERE / "negative.py"
     expected = [
         (number, match[1])
@@ -54,7 +54,7 @@ def test_what_users_must_not_write_is_refused_and_nothing_else(cache: Path) -> N
 
 @pytest.mark.parametrize("stub", sorted((ROOT / "skyward").rglob("*.pyi")), ids=lambda stub: stub.parent.name)
 def test_a_module_has_the_names_of_its_stub(stub: Path) -> None:
-    """The package reads its stub by lines and words; this reads it as a checker does."""
+    """The package reads its stub by lines and words. This test reads it as a checker does."""
     imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
     parts = stub.with_suffix("").relative_to(ROOT).parts
     module = importlib.import_module(".".join(parts).removesuffix(".__init__"))

@@ -1,4 +1,4 @@
-"""Waiting for something to happen, in tests and in the tasks they send: never by sleeping for luck."""
+"""Waiting for a condition, in tests and in the tasks they send, never by sleeping for luck."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["lines_of", "until"]
 
 
 def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
-    """Return when `condition()` is true. Raises AssertionError when the time is up."""
+    """Return when `condition()` is true. Raises AssertionError at the deadline."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s:g} s"
@@ -18,5 +18,5 @@ def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file that tasks append to; none if it does not exist yet."""
+    """Return the lines of a file that tasks append to, or none if it does not exist yet."""
     return path.read_text().splitlines() if path.exists() else []
