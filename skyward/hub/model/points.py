@@ -42,12 +42,17 @@ class PointColumns:
 
 @dataclass(slots=True)
 class History:
-    """Points of one metric of one run, sorted by (timestamp, step, value), without exact duplicates."""
+    """Points of one metric of one run, sorted by (timestamp, step, value), without exact duplicates.
+
+    Attributes:
+        next_token: Token of the next page. None where no limit was given, and on the last page.
+    """
 
     key: str
     steps: array[int] = field(default_factory=_integers)
     timestamps: array[int] = field(default_factory=_integers)
     values: array[float] = field(default_factory=_floats)
+    next_token: str | None = None
 
     def __len__(self) -> int:
         return len(self.steps)

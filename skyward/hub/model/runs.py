@@ -50,6 +50,7 @@ class Experiment:
     lifecycle: Lifecycle
     created_at: int
     updated_at: int
+    owner: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 

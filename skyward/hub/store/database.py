@@ -1,0 +1,146 @@
+"""The hub's database: one writer that shares commits between requests, and readers beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Engine
+
+from ..model.refusal import Refusal
+from .engines import database_url, open_engine, sqlite_path
+from .failures import Failure, classify, unavailable
+from .lock import ProcessLock
+from .schema import prepare_schema
+from .transaction import Snapshot, Transaction
+from .writer import Writer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READERS = 4
+
+
+def milliseconds() -> int:
+    """Read the wall clock, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Database:
+    """SQLite or PostgreSQL, ready for use: an empty one gets its tables, an old one its migrations.
+
+    Operations are plain functions. Writers take a `Transaction` first, readers a `Snapshot`. An operation may run more
+    than once before it is committed, so it changes nothing but the database; `tx.after_commit` is for the rest.
+
+    Args:
+        url: `sqlite:///FILE` or `postgresql://USER@HOST/NAME`.
+        clock: Wall clock in milliseconds.
+        migrate: Whether an older database is migrated. Otherwise it is refused, as a newer one always is.
+
+    Raises:
+        UsageError: The database is of a newer program, or in use by another process (SQLite).
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], int] = milliseconds, migrate: bool = True) -> None:
+        address = database_url(url)
+        self.clock = clock
+        self.path = sqlite_path(address)
+        self._lock: ProcessLock | None = None
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = ProcessLock(self.path.with_name(self.path.name + ".lock"))
+        self._write_engine: Engine = open_engine(address, connections=1, writes=True)
+        self._read_engine: Engine = open_engine(address, connections=READERS, writes=False)
+        try:
+            prepare_schema(self._write_engine, clock(), migrate=migrate)
+        except BaseException:
+            self._close_engines()
+            raise
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="skyward-hub-reader")
+        self._writer = Writer(self._write_engine, clock)
+
+    @property
+    def is_postgresql(self) -> bool:
+        return self.path is None
+
+    async def write(
+        self, operation: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """Run `operation(tx, *arguments)` on the writer's thread, and return its value once the commit is durable.
+
+        Operations that wait at the same time share one commit. One that raises is undone alone, by its savepoint.
+
+        Raises:
+            Refusal: The operation's own; or UNAVAILABLE, when the disk is full or the database is away.
+        """
+        return await asyncio.wrap_future(self._submit(operation, arguments, options))
+
+    def write_and_wait(
+        self, operation: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """Do what `write` does, for threads without an event loop: commands, and the sealer."""
+        return self._submit(operation, arguments, options).result()
+
+    async def read(
+        self, operation: Callable[Concatenate[Snapshot, P], T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """Run `operation(snapshot, *arguments)` on a reader's thread.
+
+        Raises:
+            Refusal: The operation's own; or UNAVAILABLE, when the database is away.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, lambda: self.read_and_wait(operation, *arguments, **options))
+
+    def read_and_wait(
+        self, operation: Callable[Concatenate[Snapshot, P], T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """Do what `read` does, on the calling thread."""
+        try:
+            return self._read(operation, arguments, options)
+        except Refusal:
+            raise
+        except Exception as error:
+            if classify(error) is Failure.OTHER:
+                raise
+        try:  # connections of the pool do not outlive a restart of the server; a new one does
+            return self._read(operation, arguments, options)
+        except Refusal:
+            raise
+        except Exception as error:
+            if classify(error) is Failure.OTHER:
+                raise
+            raise unavailable(error) from error
+
+    def close(self) -> None:
+        """Commit what was accepted, and close the database. Calling it again does nothing."""
+        self._writer.close()
+        self._readers.shutdown()
+        self._close_engines()
+
+    def _close_engines(self) -> None:
+        self._read_engine.dispose()
+        self._write_engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _submit(self, operation: Callable[..., T], arguments: tuple[Any, ...], options: dict[str, Any]) -> Future[T]:
+        return self._writer.submit(operation, arguments, options)
+
+    def _read(self, operation: Callable[..., T], arguments: tuple[Any, ...], options: dict[str, Any]) -> T:
+        connection = self._read_engine.connect()
+        try:
+            connection.begin()
+            return operation(Snapshot(connection), *arguments, **options)
+        except Exception as error:
+            if classify(error) is Failure.UNAVAILABLE:
+                connection.invalidate()
+                self._read_engine.dispose()
+            raise
+        finally:
+            with suppress(Exception):  # a lost connection
+                connection.close()

@@ -1,0 +1,84 @@
+"""Integers for the names of metrics, parameters and tags of a project."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+
+from .transaction import Snapshot, Transaction
+
+CACHED = 200_000
+"""Names in the cache of a process. Beyond that it starts afresh, because a process must not grow for ever."""
+BATCH = 500
+"""Names in one query."""
+
+
+class KeyCache:
+    """Committed keys, by project and name. Only the writer's thread uses it."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, str], int] = {}
+
+    def get(self, project: int, name: str) -> int | None:
+        return self._ids.get((project, name))
+
+    def add(self, ids: dict[tuple[int, str], int]) -> None:
+        """Remember keys of a transaction that was committed."""
+        if len(self._ids) + len(ids) > CACHED:
+            self._ids.clear()
+        self._ids.update(ids)
+
+
+def key_ids(tx: Transaction, project: int, names: Collection[str]) -> dict[str, int]:
+    """Return the id of each name. Names that are new to the project become keys."""
+    cache, new = tx.keys, tx.new_keys
+    ids: dict[str, int] = {}
+    missing: list[str] = []
+    for name in names:
+        number = cache.get(project, name) or new.get((project, name))
+        if number is None:
+            missing.append(name)
+        else:
+            ids[name] = number
+    if missing:
+        _make(tx, project, sorted(missing), ids)  # sorted: two servers that make the same ones must not deadlock
+    return ids
+
+
+def find_key(snapshot: Snapshot, project: int, name: str) -> int | None:
+    """Return the id of a name, None where the project has no such key."""
+    row = snapshot.execute("SELECT id FROM key WHERE project = ? AND name = ?", (project, name)).fetchone()
+    return row[0] if row else None
+
+
+def _make(tx: Transaction, project: int, missing: list[str], ids: dict[str, int]) -> None:
+    found = _find(tx, project, missing)
+    absent = [name for name in missing if name not in found]
+    if absent:
+        tx.execute_many(
+            "INSERT INTO key (project, name) VALUES (?, ?) ON CONFLICT DO NOTHING", [(project, name) for name in absent]
+        )
+        found.update(_find(tx, project, absent))
+    ids.update(found)
+    if not tx.new_keys:
+        tx.after_commit(partial(_remember, tx))
+    tx.new_keys.update({(project, name): number for name, number in found.items()})
+
+
+def _find(tx: Transaction, project: int, names: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for batch in batches(names):
+        marks = ", ".join("?" * len(batch))
+        sql = f"SELECT name, id FROM key WHERE project = ? AND name IN ({marks})"
+        found.update(tx.execute(sql, (project, *batch)).fetchall())
+    return found
+
+
+def batches(names: list[str], size: int = BATCH) -> Iterable[list[str]]:
+    """Split names into lists that one query takes."""
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
+
+
+def _remember(tx: Transaction) -> None:
+    tx.keys.add(tx.new_keys)

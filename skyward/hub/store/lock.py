@@ -1,0 +1,37 @@
+"""Lock file beside an SQLite database: one process writes to it, and a second one is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from ...errors import UsageError
+
+
+class ProcessLock:
+    """Hold `path` locked for this process until `release`. The kernel releases it when the process dies.
+
+    Raises:
+        UsageError: Another process holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise UsageError(
+                f"data={str(path.parent)!r}: process {pid} has this database open, and SQLite serves one hub process; "
+                f"stop that process, or use PostgreSQL for several"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let another process in. Calling it again does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,127 @@
+"""Transactions as operations of the store see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+
+from .engines import in_postgresql
+
+if TYPE_CHECKING:
+    from ..model.points import PointColumns
+    from .keys import KeyCache
+
+
+class Snapshot:
+    """A consistent view of the database, for reading.
+
+    Attributes:
+        connection: SQLAlchemy's connection, in a transaction. Never commit or close it.
+        is_postgresql: The dialect. False is SQLite.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._driver: Any = connection.connection.driver_connection
+        self.is_postgresql = connection.dialect.name == "postgresql"
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Any:
+        """Run one statement by the driver itself and return its cursor.
+
+        A tenth of what SQLAlchemy's `execute` costs, which counts on the hot paths.
+
+        Args:
+            sql: SQL that both databases understand, with `?` for each parameter. It has no literal `?` or `%`.
+            parameters: Their values.
+        """
+        return self._driver.execute(in_postgresql(sql) if self.is_postgresql else sql, parameters)
+
+
+class Transaction(Snapshot):
+    """The writer's transaction, shared by the operations of one commit.
+
+    Attributes:
+        now: Time of the commit's beginning, in milliseconds since 1970.
+        keys: Ids of committed keys.
+        points: Points that the operations logged. They are written together, before the commit.
+        runs_with_points: Runs that are known to have committed points.
+        new_keys: Ids of keys that this transaction made, which others must not use before it is committed.
+    """
+
+    def __init__(self, connection: Connection, now: int, keys: KeyCache, runs_with_points: set[int]) -> None:
+        super().__init__(connection)
+        self.now = now
+        self.keys = keys
+        self.runs_with_points = runs_with_points
+        self.points: list[tuple[int, int, PointColumns]] = []
+        self.new_keys: dict[tuple[int, str], int] = {}
+        self._callbacks: list[Callable[[], object]] = []
+        self._marks: tuple[int, int] | None = None
+        self._has_savepoint = False
+
+    @property
+    def connection(self) -> Connection:
+        self._mark()
+        return self._connection
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> Any:
+        self._mark()
+        return super().execute(sql, parameters)
+
+    def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
+        """Run one statement for each of `rows`."""
+        self._mark()
+        cursor = self._driver.cursor()
+        cursor.executemany(in_postgresql(sql) if self.is_postgresql else sql, rows)
+
+    def execute_raw(self, sql: str, parameters: Sequence[object]) -> None:
+        """Run one statement with the placeholders of the driver."""
+        self._mark()
+        self._driver.execute(sql, parameters)
+
+    @property
+    def for_update(self) -> str:
+        """End of a SELECT whose rows this transaction is about to change, so that no other server changes them."""
+        return " FOR UPDATE" if self.is_postgresql else ""
+
+    def after_commit(self, callback: Callable[[], object]) -> None:
+        """Call `callback` on the writer's thread once the commit is durable, and never if it fails."""
+        self._callbacks.append(callback)
+
+    def begin_operation(self) -> None:
+        """Remember where an operation begins. Its savepoint is made by its first statement."""
+        self._marks = (len(self.points), len(self._callbacks))
+        self._has_savepoint = False
+
+    def end_operation(self) -> None:
+        """Keep what the operation did."""
+        if self._has_savepoint:
+            self._driver.execute("RELEASE SAVEPOINT operation")
+        self._marks = None
+
+    def undo_operation(self) -> None:
+        """Undo what the operation did."""
+        assert self._marks is not None
+        if self._has_savepoint:
+            self._driver.execute("ROLLBACK TO SAVEPOINT operation")
+            self._driver.execute("RELEASE SAVEPOINT operation")
+        points, callbacks = self._marks
+        del self.points[points:], self._callbacks[callbacks:]
+        self.new_keys.clear()  # some of them are gone; the others are found again
+        self._marks = None
+
+    def run_callbacks(self) -> None:
+        """Call what `after_commit` collected."""
+        for callback in self._callbacks:
+            callback()
+
+    def _mark(self) -> None:
+        if self._marks is not None and not self._has_savepoint:
+            self._has_savepoint = True
+            self._driver.execute("SAVEPOINT operation")

@@ -1,0 +1,169 @@
+"""The thread that writes: it runs the waiting operations in one transaction, so that they share one flush to disk."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from ..model.refusal import Reason, Refusal
+from .failures import Failure, breaks_transaction, classify, unavailable
+from .keys import KeyCache
+from .points import flush_points
+from .transaction import Transaction
+
+T = TypeVar("T")
+
+GROUP = 512
+"""Operations of one commit at most: the first one should not wait long for the last one."""
+WAITING = 20_000
+"""Operations that may wait. Beyond that, the disk is slower than the requests, and clients should wait instead."""
+ATTEMPTS = 5
+"""How often a group is run that another server is in the way of."""
+
+
+@dataclass(slots=True)
+class _Work:
+    operation: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    future: Future[Any] = field(default_factory=Future)
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """Run operations on one thread, in the order in which they came."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._keys = KeyCache()
+        self._runs_with_points: set[int] = set()
+        self._connection: Connection | None = None
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._is_committing = False
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="skyward-hub-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Callable[..., T], arguments: tuple[Any, ...], options: dict[str, Any]) -> Future[T]:
+        """Queue an operation. The future gets its value after the commit."""
+        if self._queue.qsize() > WAITING:
+            raise Refusal(Reason.LIMITED, f"database: {WAITING} writes wait already; try again later")
+        work = _Work(operation, arguments, options)
+        with self._gate:
+            if not self._is_open:
+                raise Refusal(Reason.UNAVAILABLE, "database: the hub is shutting down; try again later")
+            self._queue.put(work)
+        return work.future
+
+    def close(self) -> None:
+        """Finish what was queued, and end the thread."""
+        with self._gate:
+            if not self._is_open:
+                return
+            self._is_open = False
+            self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            group, goes_on = self._next_group()
+            if group:
+                self._serve(group)
+        self._drop_connection()
+
+    def _next_group(self) -> tuple[list[_Work], bool]:
+        work = self._queue.get()
+        group: list[_Work] = []
+        while work is not None:
+            if work.future.set_running_or_notify_cancel():
+                group.append(work)
+            if len(group) >= GROUP:
+                return group, True
+            try:
+                work = self._queue.get_nowait()
+            except queue.Empty:
+                return group, True
+        return group, False
+
+    def _serve(self, group: Sequence[_Work]) -> None:
+        try:
+            self._commit(group)
+        except Exception as error:
+            if classify(error) is not Failure.OTHER:
+                for work in group:
+                    work.future.set_exception(unavailable(error))
+            elif len(group) == 1:
+                group[0].future.set_exception(error)
+            else:  # one of them breaks the transaction of all: running each alone finds it
+                for work in group:
+                    self._serve([work])
+            return
+        for work in group:
+            if work.error is not None:
+                work.future.set_exception(work.error)
+            else:
+                work.future.set_result(work.value)
+
+    def _commit(self, group: Sequence[_Work]) -> None:
+        """Run a group, again where another server was in its way or the connection had died since the last commit."""
+        for attempt in range(1, ATTEMPTS + 1):
+            is_fresh = self._connection is None
+            try:
+                tx = self._run_group(group)
+            except Exception as error:
+                self._drop_connection()
+                failure = classify(error)
+                # After COMMIT was sent, nobody knows whether it was carried out. The clients must say what they want.
+                was_dead = failure is Failure.UNAVAILABLE and not is_fresh and not self._is_committing
+                if attempt == ATTEMPTS or not (failure is Failure.CONFLICT or was_dead):
+                    raise
+            else:
+                tx.run_callbacks()
+                return
+
+    def _run_group(self, group: Sequence[_Work]) -> Transaction:
+        self._is_committing = False
+        if self._connection is None:
+            self._connection = self._engine.connect()
+        self._connection.begin()
+        tx = Transaction(self._connection, self._clock(), self._keys, self._runs_with_points)
+        for work in group:
+            self._run_operation(tx, work)
+        flush_points(tx)
+        self._is_committing = True
+        self._connection.commit()
+        return tx
+
+    def _run_operation(self, tx: Transaction, work: _Work) -> None:
+        work.value = work.error = None
+        tx.begin_operation()
+        try:
+            work.value = work.operation(tx, *work.arguments, **work.options)
+        except Exception as error:
+            if breaks_transaction(error):
+                raise
+            tx.undo_operation()
+            work.error = error
+        else:
+            tx.end_operation()
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.rollback()
+            with suppress(Exception):
+                connection.invalidate()
+            with suppress(Exception):
+                connection.close()
