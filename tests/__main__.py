@@ -12,6 +12,7 @@ the last lines tell how long each took.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ PARTS: dict[str, Groups] = {
     "promises": {"pools": promises.POOLS, "engine": promises.ENGINE, "frameworks": promises.FRAMEWORKS},
     "rest": {
         "core": ("tests",),
-        "frameworks": ("tests/acceptance", "tests/integrations", "tests/training"),
+        "integrations": ("tests/acceptance", "tests/integrations"),
+        "training": ("tests/training",),
         "hosts": ("tests/hosts", "tests/bootstrap/test_on_hosts.py"),
         "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
     },
@@ -112,7 +114,8 @@ def run(part: str) -> int:
     began = time.monotonic()
     RESULTS.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as files:
-        names = (*PARTS[part], *COMMANDS[part])
+        is_measured = "COVERAGE_PROCESS_CONFIG" in os.environ  # by `make coverage`, which is about tests only
+        names = (*PARTS[part], *(() if is_measured else COMMANDS[part]))
         groups = [Group(name, part, files.enter_context(tempfile.TemporaryFile())) for name in names]
         try:
             show_progress(groups, began)
