@@ -31,11 +31,13 @@ OPEN_POOL = """
 import os, time
 from pathlib import Path
 import skyward as sky
-pool = sky.ComputePool(provider=sky.Local(), nodes=2, cancel_grace_s=2).start()
+pool = sky.ComputePool(provider=sky.Local(), nodes=2, cancel_grace_s=30).start()
 """
+# The grace is long because a loaded machine may not schedule an interrupted slot for seconds. A slot that is killed at
+# the end of a short grace never says that it stopped.
 
 
-def eventually(claim: Callable[[], bool], limit_s: float = 15) -> bool:
+def eventually(claim: Callable[[], bool], limit_s: float = 30) -> bool:
     """Whether the claim comes true in time."""
     deadline = time.monotonic() + limit_s
     while not claim():
@@ -247,8 +249,10 @@ def step(n):
     notebook.manager.interrupt_kernel()
     assert notebook.finish(request).error == "KeyboardInterrupt"
     assert notebook.value("pool.map(abs, [-1, -2, -3])") == [1, 2, 3]
+    # The one slot of each node takes this when its part of the map has ended, which may be after the other node's.
+    assert notebook.value("sky.compute(abs)(-4) @ pool") == [4, 4]
     begun = len(list(tmp_path.iterdir()))
-    assert notebook.value("pool.map(abs, [-4])") == [4]
+    assert notebook.value("sky.compute(abs)(-5) @ pool") == [5, 5]
     assert len(list(tmp_path.iterdir())) == begun
 
 
