@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nbclient
 import nbformat
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
+
+from tests.kernel import OPEN_POOL, Notebook, notebook
+
+__all__ = ["notebook"]
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
@@ -26,15 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:zmq"),
 ]
-
-OPEN_POOL = """
-import os, time
-from pathlib import Path
-import skyward as sky
-pool = sky.ComputePool(provider=sky.Local(), nodes=2, cancel_grace_s=30).start()
-"""
-# The grace is long because a loaded machine may not schedule an interrupted slot for seconds. A slot that is killed at
-# the end of a short grace never says that it stopped.
 
 
 def eventually(claim: Callable[[], bool], limit_s: float = 30) -> bool:
@@ -54,89 +45,6 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
-
-
-class Cell:
-    """What a cell showed: its text, and the error it ended with."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.value = ""
-        self.html = ""
-        self.error = ""
-        self.traceback = ""
-        self.outputs: list[str | dict[str, str]] = []
-        """In order: text, and what was displayed."""
-        self.displays: dict[str, list[dict[str, str]]] = {}
-        """By id: the states of each output that was replaced in place, or shown once."""
-
-    def add_text(self, text: str) -> None:
-        self.text += text
-        last = self.outputs[-1] if self.outputs else None
-        if isinstance(last, str):
-            self.outputs[-1] = last + text
-        else:
-            self.outputs.append(text)
-
-
-class Notebook:
-    """A kernel and its client; one cell after another."""
-
-    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
-        self.manager = manager
-        self.client = client
-
-    def begin(self, code: str) -> str:
-        return str(self.client.execute(code))
-
-    def finish(self, request: str, limit_s: float = 30) -> Cell:
-        cell = Cell()
-        while True:
-            message = self.client.get_iopub_msg(timeout=limit_s)
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            content, kind = message["content"], message["msg_type"]
-            if kind == "stream":
-                cell.add_text(content["text"])
-            elif kind == "execute_result":
-                cell.value = content["data"]["text/plain"]
-                cell.html = content["data"].get("text/html", "")
-            elif kind in ("display_data", "update_display_data"):
-                name = content.get("transient", {}).get("display_id", "")
-                cell.displays.setdefault(name, []).append(content["data"])
-                cell.outputs.append(content["data"])
-            elif kind == "error":
-                cell.error = content["ename"]
-                cell.traceback = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"]))
-            elif kind == "status" and content["execution_state"] == "idle":
-                return cell
-
-    def run(self, code: str) -> Cell:
-        return self.finish(self.begin(code))
-
-    def value(self, code: str) -> Any:
-        cell = self.run(f"import json; print(json.dumps({code}))")
-        assert not cell.error, cell.error
-        return json.loads(cell.text)
-
-    def pids(self) -> list[int]:
-        """Of the kernel, and of everything below it: keeper, watchdogs, agents, zygotes, slots."""
-        code = "from skyward.node.agent.watchdog import processes_below; [os.getpid(), *processes_below(os.getpid())]"
-        imported, _, listed = code.partition("; ")
-        self.run(imported)
-        return [int(pid) for pid in self.value(listed)]
-
-
-@pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    manager, client = start_new_kernel(startup_timeout=60)
-    kernel = Notebook(manager, client)
-    try:
-        yield kernel
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
 
 
 @pytest.fixture(scope="module")
@@ -435,69 +343,3 @@ def test_a_cell_runs_on_a_pool_by_a_magic(notebook: Notebook) -> None:
         cell = notebook.run(f"%%skyward pool {line}\n1")
         assert cell.error == "UsageError"
         assert "write %%skyward [POOL]" in cell.traceback
-
-
-DISPLAYS = """
-import matplotlib.pyplot as plt
-
-@sky.compute
-def draw(size):
-    print("before", sky.instance_info().node)
-    plt.plot([1, 2, size])
-    plt.show()
-    print("between", end="")
-    display(Table(size))
-    print("after")
-    return len(plt.get_fignums())
-
-class Table:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __repr__(self):
-        return f"{self.rows} rows"
-
-    def _repr_html_(self):
-        return f"<table>{'<tr><td>' * self.rows}</table>"
-"""
-
-
-def test_figures_and_displays_of_a_task_stand_between_its_lines(notebook: Notebook) -> None:
-    notebook.run(OPEN_POOL)
-    notebook.run(DISPLAYS)
-    cell = notebook.run("draw(2) >> pool.node(1)")
-    assert (cell.error, cell.value) == ("", "0"), cell.traceback
-    (before, figure, between, table, after) = cell.outputs
-    assert (before, between, after) == (
-        "[node 1] before 1\n[node 1]\n",
-        "[node 1] between\n[node 1]\n",
-        "[node 1] after\n",
-    )
-    assert isinstance(figure, dict)
-    assert base64.b64decode(figure["image/png"])[1:4] == b"PNG"
-    assert figure["text/plain"] == "<Figure size 640x480 with 1 Axes>"
-    assert table == {"text/plain": "2 rows", "text/html": "<table><tr><td><tr><td></table>"}
-    for code, times in (("draw(1) @ pool", 2), ("pool.map(draw.fn, [1] * 6);", 6)):
-        shown = [output for output in notebook.run(code).outputs if isinstance(output, dict)]
-        assert sum("image/png" in output for output in shown) == times
-        assert sum(output.get("text/html") == "<table><tr><td></table>" for output in shown) == times
-
-
-LIVE = """
-@sky.compute
-def live():
-    from IPython.display import clear_output
-    for step in range(3):
-        clear_output(wait=True)
-        display({"step": step})
-    handle = display("first", display_id=True)
-    handle.update("second")
-"""
-
-
-def test_a_display_that_a_task_replaces_stays_in_its_place(notebook: Notebook) -> None:
-    notebook.run(OPEN_POOL)
-    notebook.run(LIVE)
-    cell = notebook.run("live() @ pool;")
-    states = [[state["text/plain"] for state in output] for output in cell.displays.values()]
-    assert sorted(states) == [["'first'", "'second'"]] * 2 + [["{'step': 0}", "{'step': 1}", "{'step': 2}"]] * 2
