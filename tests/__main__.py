@@ -95,7 +95,7 @@ class Group:
         return self._output.read().decode(errors="replace")
 
     def durations(self) -> Iterator[tuple[float, str]]:
-        """Seconds and name of each test, its fixtures included. Empty where pytest died."""
+        """Yield seconds and name of each test, its fixtures included. Nothing if pytest died."""
         if self._results.exists():
             for case in ElementTree.parse(self._results).iter("testcase"):
                 yield float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}"

@@ -2,8 +2,8 @@
 
 A test asks for `page`. One browser runs for the session, and each test has a context of its own there: no cookie, no
 storage and no open page of another test. Playwright downloads no browser and starts none: its event loop would be the
-running loop of the whole session, and `asyncio.run` in other tests would fail. So it connects anew for each test. While
-a test has a page, it can call `asyncio.run` in another thread only.
+running loop of the whole session, and `asyncio.run` in other tests would fail. So it connects for each test. While a
+test has a page, it can call `asyncio.run` in another thread only.
 """
 
 from __future__ import annotations

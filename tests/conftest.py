@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and rules for every test."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ if "COVERAGE_PROCESS_CONFIG" in os.environ:  # set by coverage's `patch = subpro
 
     measured.measure_children()
 
-# Threads of OpenMP spin while they wait for one another, and on busy cores that takes longer than the work: a training
+# Threads of OpenMP spin while they wait for each other. On busy cores that takes longer than the work: a training
 # beside other tests took 64 s of processor time instead of 15. All processes that tests start inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What pools write down is not the user's: the output of only so many of his pools is kept."""
+    """Keep records of tests' pools apart from the user's, because only a limited number of outputs is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield

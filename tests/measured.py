@@ -1,7 +1,7 @@
 """Coverage of the processes of a node. Only `make coverage` uses this; the product knows nothing of it.
 
 Coverage starts in a child process through a .pth file in site-packages, and writes its figures when the process ends.
-Two habits of ours prevent both:
+Two habits of skyward prevent both:
 
 - Agents and keepers start under `python -S`, in a third of the time. That reads no .pth file, so the command line of
   such a child gets a line that starts coverage first.
@@ -59,7 +59,7 @@ def measure_children() -> None:
 def _unlock_collector() -> None:
     """Let coverage collect without its lock.
 
-    Its trace function takes a lock. A signal handler of ours may raise just then, and nobody would release that lock
+    Its trace function takes a lock. A signal handler of skyward may raise just then, and nobody would release that lock
     again. The lock guards a dictionary that only grows, and coverage copies it with care.
     """
     from coverage.collector import Collector

@@ -1,4 +1,4 @@
-"""Every example runs and shows what it promises, and the guides show the examples as they are."""
+"""Every example runs and shows what it promises, and the guides show the examples unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
 GUIDES = sorted((ROOT / "guides").glob("*.md"))
 
-# What a reader is told to see, as regular expressions; in the order in which they appear.
+# Output that a reader is told to see, as regular expressions in their order.
 SHOWS: dict[str, tuple[str, ...]] = {
     "01_hello": (
         r"<hello\('Ada'\), not run: send it with `>> pool`>",
@@ -198,11 +198,11 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_keras: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.weights\.h5\n",
     ),
 }
-# Warnings are errors in examples too, but for these of frameworks.
+# Warnings are errors in examples too, except these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
     "15_lightning": (
-        "ignore:`isinstance(treespec:FutureWarning",  # Lightning 2.6 uses what torch 2.13 gives up
-        "ignore:The 'train_dataloader' does not have many workers:UserWarning",  # where there are many cores
+        "ignore:`isinstance(treespec:FutureWarning",  # Lightning 2.6 calls deprecated functions
+        "ignore:The 'train_dataloader' does not have many workers:UserWarning",  # on a machine with many cores
         "ignore:The 'val_dataloader' does not have many workers:UserWarning",
     ),
     "28_migrate_checkpoints": ("ignore:torch.distributed is disabled:UserWarning",),  # no_dist=True says so
@@ -215,11 +215,11 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:`isinstance(treespec:FutureWarning",
         "ignore:The 'train_dataloader' does not have many workers:UserWarning",
         "ignore:The 'val_dataloader' does not have many workers:UserWarning",
-        "ignore:__array__ implementation doesn:DeprecationWarning",  # Keras 3.15 gives numpy 2 what it has given up
+        "ignore:__array__ implementation doesn:DeprecationWarning",  # Keras 3.15 passes numpy 2 deprecated arguments
     ),
     "30_keras_evaluation": ("ignore:__array__ implementation doesn:DeprecationWarning",),
 }
-# An end for one that hangs. What takes 20 s alone has taken 110 s on two cores that ten processes wanted.
+# A limit for one that hangs. An example that takes 20 s alone has taken 110 s on two cores with ten other processes.
 pytestmark = pytest.mark.timeout(300)
 SLOW = {
     "07_grid_search": "210 fits, half of them without skyward",
@@ -245,7 +245,7 @@ def run_example(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("path", examples())
-def test_example_shows_what_it_promises(path: Path) -> None:
+def test_an_example_shows_what_it_promises(path: Path) -> None:
     done = run_example(path)
     assert done.returncode == 0, done.stdout + done.stderr
     position = 0
@@ -267,16 +267,16 @@ def test_demo_succeeds_and_prints_what_the_tour_shows() -> None:
     tour = (ROOT / "docs" / "tour.md").read_text()
     shown = re.search(r"```text\n(1\. Hello.*?)```", tour, re.DOTALL)
     assert shown is not None
-    assert shape(shown[1]) - {"      0"} <= shape(done.stdout)  # but for the line that stands for others
+    assert shape(shown[1]) - {"      0"} <= shape(done.stdout)  # except for the line that stands for others
 
 
 def shape(text: str) -> set[str]:
-    """Its lines without what differs from run to run: numbers, and where the checkout is."""
+    """Return its lines without parts that differ from run to run: numbers, and the path of the checkout."""
     return {re.sub(r"[\d.]+", "0", line) for line in text.replace(f"{ROOT}/", "").splitlines()}
 
 
 @pytest.mark.parametrize("path", examples())
-def test_guide_shows_what_the_example_prints(path: Path) -> None:
+def test_a_guide_shows_the_output_of_its_example(path: Path) -> None:
     after = f"```python\n{path.read_text()}```\n"
     shown = [
         found[1]
@@ -298,7 +298,7 @@ def test_a_guide_contains_the_example_verbatim(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_has_a_main_and_a_readable_length(path: Path) -> None:
+def test_an_example_has_a_main_and_a_readable_length(path: Path) -> None:
     source = path.read_text()
     assert "\ndef main() -> None:\n" in source
     assert source.endswith('if __name__ == "__main__":\n    main()\n')

@@ -37,7 +37,7 @@ def test_groups_that_share_folders_collect_each_test_once(tmp_path: Path) -> Non
 
 
 def takes(arguments: list[str], path: Path) -> bool:
-    """Whether pytest with these arguments collects a file."""
+    """Return whether pytest with these arguments collects a file."""
     folders = [ROOT / argument for argument in arguments if not argument.startswith("--")]
     ignored = [ROOT / argument.removeprefix("--ignore=") for argument in arguments if argument.startswith("--")]
     return any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, ignored))

@@ -26,9 +26,9 @@ def run_checks(checks: dict[str, Callable[[], None]], wanted: list[str]) -> None
 
 
 def failures_of(module: str, timeout_s: float) -> dict[str, str | None]:
-    """Run a module of checks in a process of its own and give each check's failure by its name.
+    """Run a module of checks in a separate process and return each check's failure by its name.
 
-    One process for all of them: importing torch, JAX and Keras takes longer than the checks.
+    One process runs all of them, because importing torch, JAX and Keras takes longer than the checks.
     """
     done = subprocess.run(
         [sys.executable, "-m", f"tests.acceptance.{module}"],

@@ -1,8 +1,8 @@
 """The guides of the reference skyward in its decorator form, on `sky.Local()`: run by test_reference_guides.py.
 
-Each function below does what the guide of that number does, with the same names, operators and options. The data is
-made here or ships with scikit-learn, and the sizes are small. A guide that names something that does not exist in
-this skyward keeps the name: the error has to say what to write, and the guide is then run in that form.
+Each function below does the same as the guide of that number, with the same names, operators and options. The data is
+made here or ships with scikit-learn, and the sizes are small. If a guide names something that does not exist in this
+skyward, the name stays: the error has to give the right name, and the guide then runs in that form.
 
 python -m tests.acceptance.reference_guides [GUIDE...]     # prints one line for each guide
 """

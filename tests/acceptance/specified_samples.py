@@ -1,7 +1,7 @@
 """The samples of the integrations' specification, as a user pastes them: run by test_specified_samples.py.
 
 Only the provider, `.cuda()` and the nccl backend are changed, because there is neither a cloud nor a GPU here. Each
-sample ends in a check of what the specification promises about it.
+sample ends with a check of the specification's promise.
 
 python -m tests.acceptance.specified_samples [SAMPLE...]     # prints one line for each sample
 """

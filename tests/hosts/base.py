@@ -18,7 +18,7 @@ __all__ = ["CACHE", "USERS", "base", "clock_library", "made_once", "missing"]
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyward-tests"
 
-# What the machine of a user has, and no more: no pip, no venv, no compiler.
+# The packages of a user's machine, and no more: no pip, no venv, no compiler.
 PACKAGES = (
     "ca-certificates",
     "curl",
@@ -65,27 +65,28 @@ _NEEDED = (
 
 
 def missing() -> list[str]:
-    """The Debian packages that are not installed here and without which no host can be made."""
+    """Return the Debian packages that are required to make hosts and are not installed here."""
     path = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin"
     return sorted({package for command, package in _NEEDED if not shutil.which(command, path=path)})
 
 
 def base() -> Path:
-    """The folder of the base, made if need be: about half a minute, where its packages can be had.
+    """Return the folder of the base, made if need be. That takes half a minute if its packages can be downloaded.
 
-    Safe from several processes: one makes it, the others wait. Raises RuntimeError with the output of mmdebstrap.
+    Several processes may call it: one makes the base, the others wait. Raises RuntimeError with the output of
+    mmdebstrap.
     """
     recipe = "\n".join([platform.machine(), *_mirrors(), *PACKAGES, _PREPARE])
     return made_once(f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}", _make)
 
 
 def clock_library() -> Path:
-    """The library that makes a host's clock wrong, compiled if need be."""
+    """Return the library that makes a host's clock wrong, compiled if need be."""
     source = Path(__file__).parent / "clock.c"
     digest = hashlib.sha256(source.read_bytes() + platform.machine().encode()).hexdigest()[:16]
 
     def make(target: Path) -> None:
-        # What it needs of the C library is found when it is loaded: no headers nor libraries here.
+        # Its symbols of the C library are resolved when it is loaded, so neither headers nor libraries are needed here.
         options = ["-O2", "-Wall", "-Werror", "-ffreestanding", "-fPIC", "-shared", "-nostdlib"]
         subprocess.run(["cc", *options, "-o", target / "clock.so", source], check=True)
 
@@ -93,7 +94,7 @@ def clock_library() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache; `make` fills it when it is not there. One process makes it, others wait."""
+    """Return the folder `name` of the cache. If it is missing, one process fills it by `make` and others wait."""
     target = CACHE / name
     if target.exists():
         return target
@@ -109,7 +110,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _make(target: Path) -> None:
-    # Unpacked in memory (25 s; on a disk, with its syncs, six times that) and copied to the cache whole.
+    # It is unpacked in memory (25 s; on a disk, with its syncs, six times that) and then copied to the cache.
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="skyward-tests-") as memory:
         root = Path(memory) / "root"
         command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
@@ -130,7 +131,7 @@ def _make(target: Path) -> None:
 
 @functools.cache  # each host asks for the base, and apt takes a while to answer
 def _mirrors() -> list[str]:
-    """Debian as this machine's own apt is configured to get it: lines of a sources.list."""
+    """Return the lines of a sources.list, from this machine's own apt configuration."""
     found = _listed()
     if not found:  # a fresh machine may have no package lists yet
         CACHE.mkdir(parents=True, exist_ok=True)

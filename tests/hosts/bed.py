@@ -1,8 +1,8 @@
 """A bed: one bridge, one range of addresses and one folder, for the hosts that a test session makes.
 
-A session claims the first number whose lock is free. Its reaper process holds the lock and does nothing but wait for
-the session's end, however that comes; then it takes everything down. What a dead reaper left is taken down by whoever
-claims the number next. Everything that runs in a host is found by its network namespace, so nothing can hide.
+A session claims the first number whose lock is free. Its reaper process holds the lock and only waits for the session's
+end, however that comes. Then it takes everything down. Leftovers of a dead reaper are taken down by the next session
+that claims the number. Everything that runs in a host is found by its network namespace, so nothing can hide.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _INOTIFY_INSTANCES = 4096
 
 
 class Bed:
-    """The network of one test session: `address` is this machine's on the bridge, which hosts reach it by.
+    """The network of one test session: `address` is this machine's on the bridge, by which hosts reach it.
 
-    Made by `Bed.claim()`; `Bed(number)` in another process of the same session uses the same one. The bridge leads
+    `Bed.claim()` makes it. `Bed(number)` in another process of the same session uses the same one. The bridge leads
     nowhere else: no route, no NAT.
     """
 
@@ -58,7 +58,7 @@ class Bed:
 
     @classmethod
     def claim(cls) -> Bed:
-        """A bed of one's own. `close` it; should this process be killed first, its reaper does."""
+        """Claim a bed. `close` it. If this process is killed first, its reaper closes it."""
         for number in range(1, _HIGHEST + 1):
             with tidied(number) as lock:
                 if lock is not None:
@@ -78,7 +78,7 @@ class Bed:
         )
         (self.folder / "owned").mkdir(parents=True)
         ip("link", "add", self.name, "type", "bridge")
-        # The length of a bridge's name is limited, and so is the time: no spanning tree, so ports forward at once.
+        # The length of a bridge's name is limited. So is the time: without a spanning tree, ports forward at once.
         ip("link", "set", self.name, "type", "bridge", "stp_state", "0", "forward_delay", "0")
         ip("addr", "add", f"{self.address}/24", "dev", self.name)
         ip("addr", "add", f"{self.cloud_address}/16", "dev", self.name)
@@ -88,18 +88,18 @@ class Bed:
         self.ssh_config.touch()
 
     def own(self, process: subprocess.Popen[bytes]) -> None:
-        """See to it that `process` does not outlive the session."""
+        """Make sure that `process` does not outlive the session."""
         (self.folder / "owned" / str(process.pid)).write_text(started(process.pid) or "")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """For changes of the files that the processes of a session share."""
+        """Lock the files that the processes of a session share, before a change of them."""
         with open(self.folder / "lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def close(self) -> None:
-        """Take everything down: seconds, whatever runs in the hosts."""
+        """Take everything down. This takes seconds, whatever runs in the hosts."""
         if self._reaper is not None:
             self._reaper.communicate(b"end\n", timeout=60)
             self._reaper = None
@@ -114,8 +114,10 @@ class Bed:
 
 
 def _allow_many_hosts() -> None:
-    """The systemd of each host takes seven of the 128 inotify instances that root has by default, together with all
-    other hosts; one that gets none boots for ever, without sshd. It stays raised until the machine's next boot.
+    """Raise the limit of inotify instances.
+
+    root has 128 by default, and the systemd of each host takes seven. One that gets none boots indefinitely, without
+    sshd. The limit stays raised until the machine's next boot.
     """
     with suppress(OSError):  # read-only in some containers
         if int(_INOTIFY.read_text()) < _INOTIFY_INSTANCES:
@@ -124,7 +126,7 @@ def _allow_many_hosts() -> None:
 
 @contextmanager
 def tidied(number: int) -> Iterator[int | None]:
-    """The lock of bed `number`, from which is removed what a dead session left; None if a live one has it."""
+    """Take the lock of bed `number` and remove the leftovers of a dead session. Returns None if a live one has it."""
     RUN.mkdir(exist_ok=True)
     lock = os.open(RUN / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -151,7 +153,7 @@ def take_down(number: int) -> None:
     for name in names:
         until(lambda name=name: not _kill(pids_in(name), killed))  # type: ignore[misc]
         ip("netns", "del", name)
-    # One that is ending is in no namespace any more, and is there still.
+    # A process that is ending is in no namespace, but still exists.
     until(lambda: not any(start is not None and started(pid) == start for pid, start in killed.items()))
     for mounted in sorted(_mounts(bed.folder), reverse=True):
         subprocess.run(["umount", "-l", mounted], check=True)
@@ -165,7 +167,7 @@ def take_down(number: int) -> None:
 
 
 def pids_in(netns: str) -> list[int]:
-    """The processes in the network namespace `netns`; none if there is no such namespace."""
+    """Return the processes in the network namespace `netns`, or none if there is no such namespace."""
     try:
         inode = os.stat(f"/run/netns/{netns}").st_ino
     except FileNotFoundError:
@@ -179,7 +181,7 @@ def pids_in(netns: str) -> list[int]:
 
 
 def ip(*arguments: str, netns: str | None = None) -> None:
-    """Run `ip`. Raises RuntimeError with what it said."""
+    """Run `ip`. Raises RuntimeError with its output."""
     run(["ip", *(["-n", netns] if netns else []), *arguments])
 
 
@@ -190,7 +192,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def _kill(pids: Sequence[int], killed: dict[int, str | None]) -> bool:
-    """Kill them, and note in `killed` which they were. Says whether there were any."""
+    """Kill the processes, and note them in `killed`. Returns whether there were any."""
     for pid in pids:
         killed[pid] = started(pid)
         with suppress(ProcessLookupError):
@@ -201,7 +203,7 @@ def _kill(pids: Sequence[int], killed: dict[int, str | None]) -> bool:
 
 
 def started(pid: int) -> str | None:
-    """When it started, in ticks since boot: with the number it names a process for good. None: it has ended."""
+    """Return the start in ticks since boot, which with the number names a process for good, or None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

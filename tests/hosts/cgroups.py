@@ -1,5 +1,7 @@
-"""A host has control groups of its own. systemd-nspawn puts a system below the group that it was started in; hosts that
-share one remove each other's while they boot, and then a unit fails, or sshd never comes.
+"""Separate control groups for each host.
+
+systemd-nspawn puts a system below the group that it was started in. Hosts that share a group remove each other's while
+they boot. Then a unit fails, or sshd never comes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _ENTER = 'for group in $1; do echo $$ >"$group/cgroup.procs"; done; shift; exec 
 
 
 def entering(machine: str) -> list[str]:
-    """What to put in front of the command that starts it. Nothing where no groups can be made."""
+    """Return what to put in front of the command that starts it, or nothing if no groups can be made."""
     remove(machine)
     made = []
     for hierarchy in _hierarchies():
@@ -30,7 +32,7 @@ def entering(machine: str) -> list[str]:
 
 
 def _make(group: Path) -> None:
-    """Make the group, and the one above it, which another session may just be removing."""
+    """Make the group, and the one above it, which another session may be removing."""
     for _ in range(100):
         with suppress(FileNotFoundError):
             group.mkdir(parents=True, exist_ok=True)
@@ -39,7 +41,7 @@ def _make(group: Path) -> None:
 
 
 def remove(pattern: str) -> None:
-    """Those of the machines that match, where nothing runs any more."""
+    """Remove the groups of matching machines in which nothing runs."""
     for hierarchy in _hierarchies():
         groups: list[Path] = []
         with suppress(OSError):  # another session may be removing the folder above
@@ -53,7 +55,7 @@ def remove(pattern: str) -> None:
 
 
 def _hierarchies() -> Iterator[Path]:
-    """Those that systemd keeps its units in: of version 2, or its own of version 1, or both."""
+    """Return the hierarchies in which systemd keeps its units: of version 2, or its own of version 1, or both."""
     for folder in (_ROOT, _ROOT / "unified", _ROOT / "systemd"):
         if (folder / "cgroup.procs").exists():
             yield folder

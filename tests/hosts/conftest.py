@@ -17,7 +17,7 @@ from tests.hosts.index import PackageIndex
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which this test's connections have theirs; a socket's path must be short."""
+    """Return the folder for connections of this test. It is short because a socket's path must be."""
     folder = Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -29,13 +29,13 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def place(
     bed: Bed, hosts: Callable[[int], list[Host]], package_index: PackageIndex, runtime: Path
 ) -> Callable[[int], Place]:
-    """`place(n)`: the first n hosts of the session."""
+    """Return a function `place(n)`: the first n hosts of the session."""
     return lambda count: Place(bed=bed, index=package_index, hosts=hosts(count))
 
 
 @pytest.fixture
 def ledger_of() -> Iterator[Callable[[Place], Ledger]]:
-    """`ledger_of(place)`: the books of a test, removed with it."""
+    """Return a function `ledger_of(place)`: the books of a test, removed with it."""
     made: list[Ledger] = []
 
     def give(place: Place) -> Ledger:

@@ -1,4 +1,4 @@
-"""An EC2 on this machine whose instances are hosts: the side of the tests. `tests.hosts.ec2_server` is the process."""
+"""An EC2 on this machine whose instances are hosts: the part in the tests. `tests.hosts.ec2_server` is the process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Machine:
 
 
 class Ec2:
-    """The server. `environment` makes boto3 of this process, or of one that is started with it, talk to it.
+    """The server. With `environment`, boto3 of this process or of a child process talks to it.
 
     `close` ends it, and all its instances.
     """
@@ -54,7 +54,7 @@ class Ec2:
 
     @property
     def environment(self) -> dict[str, str]:
-        """With it boto3 finds this EC2 and no other, and no credentials of the user."""
+        """Return variables with which boto3 finds this EC2 and no other, and no credentials of the user."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ACCESS_KEY_ID": "testing",
@@ -67,7 +67,7 @@ class Ec2:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    # How it behaves from now on.
+    # Settings.
 
     def set(self, **settings: Any) -> None:
         """Change how machines are made and ended from now on: the fields of `ec2_settings.Settings`."""
@@ -85,7 +85,7 @@ class Ec2:
         is_dropped: bool = False,
         where: Mapping[str, str] | None = None,
     ) -> None:
-        """Let the next calls of an API action fail. See `ec2_settings.Fault`; `where` are instance_type, zone, ..."""
+        """Let the next calls of an API action fail. See `ec2_settings.Fault`. `where` are instance_type, zone, ..."""
         fault = Fault(
             action=action,
             code=code,
@@ -99,49 +99,49 @@ class Ec2:
         self._ask("fail", **dataclasses.asdict(fault))
 
     def has_no_capacity(self, *, times: int | None = None, where: Mapping[str, str] | None = None) -> None:
-        """No machines are to be had: of an instance_type, in a zone, on a market (spot or on-demand)."""
+        """Let no machines be available: of an instance_type, in a zone, on a market (spot or on-demand)."""
         message = "We currently do not have sufficient capacity in the Availability Zone you requested."
         self.fail("RunInstances", "InsufficientInstanceCapacity", times=times, status=500, message=message, where=where)
 
     def throttle(self, action: str = "*", *, times: int | None = 1) -> None:
-        """Calls are refused as too many."""
+        """Refuse calls because there are too many."""
         self.fail(action, "RequestLimitExceeded", times=times, status=503, message="Request limit exceeded.")
 
     def clear_faults(self) -> None:
-        """No call fails any more."""
+        """Remove all faults."""
         self._ask("clear_faults")
 
     def interrupt(self, instance_id: str, *, in_s: float = 120.0) -> None:
-        """Take a spot instance back: the notice is there now, the end comes `in_s` later."""
+        """Reclaim a spot instance: the notice is there now, the end comes `in_s` later."""
         self._ask("interrupt", instance_id=instance_id, in_s=in_s)
 
     def set_price(self, instance_type: str, usd: float, *, zone: str = "") -> None:
-        """The price per hour: on demand, or with `zone` of the spot market there."""
+        """Set the price per hour: on demand, or with `zone` of the spot market there."""
         self._ask("price", instance_type=instance_type, usd=usd, zone=zone)
 
-    # What it knows.
+    # State.
 
     def machines(self, *states: str) -> list[Machine]:
-        """The instances in these states, all if none is given; also those that it does not list yet."""
+        """Return the instances in these states, by default all, even if the server does not list them yet."""
         found = [Machine(**facts) for facts in self._ask("machines")]
         return [machine for machine in found if machine.state in states or not states]
 
     def machine(self, instance_id: str) -> Machine:
-        """One of them. Raises KeyError."""
+        """Return one instance. Raises KeyError."""
         return {machine.id: machine for machine in self.machines()}[instance_id]
 
     def host(self, instance_id: str) -> Host:
-        """The host that an instance is: to look into it, cut its link, take its power."""
+        """Return the host of an instance, to look into it, cut its link, or take its power."""
         machine = self.machine(instance_id)
         assert machine.name, f"{instance_id} has not booted"
         return Host(self.bed, machine.name, machine.address)
 
     def calls(self, action: str = "") -> list[dict[str, str]]:
-        """The parameters of the calls of an action so far, as they were sent; all actions without one."""
+        """Return the parameters of the calls of an action so far, as they were sent, or of all actions."""
         return [parameters for name, parameters in self._ask("calls") if action in ("", name)]
 
     def left(self) -> list[str]:
-        """What costs or lies about: machines that are not gone, security groups, keys, placement groups, disks."""
+        """Return all leftovers: machines that are not gone, security groups, keys, placement groups, disks."""
         return [str(name) for name in self._ask("left")]
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""What the server answers itself, because moto does not know it: prices, public parameters, placement groups."""
+"""Answers of the server to requests that moto does not know: prices, public parameters, placement groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class Answers:
-    """`ec2` and `json` give the body of an answer, or None where moto shall answer."""
+    """Answers. `ec2` and `json` return the body of an answer, or None if moto answers."""
 
     def __init__(self, uses_of_group: Callable[[str], list[str]]) -> None:
         self.spot_usd: dict[tuple[str, str], float] = {}
@@ -43,7 +43,7 @@ class Answers:
         self._uses_of_group = uses_of_group
 
     def reset(self) -> None:
-        """Forget what was made and set."""
+        """Forget everything that was made and set."""
         self.spot_usd.clear()
         self.on_demand_usd = dict(ON_DEMAND_USD)
         self._placement_groups.clear()
@@ -55,7 +55,7 @@ class Answers:
     # JSON: Pricing and SSM.
 
     def json(self, target: str, body: Mapping[str, Any]) -> str | None:
-        """`target`: the header that names service and operation."""
+        """Answer a JSON request. `target` is the header that names service and operation."""
         match target.rpartition(".")[2]:
             case "GetProducts":
                 wanted = {found["Field"]: found["Value"] for found in body.get("Filters", [])}
@@ -82,7 +82,7 @@ class Answers:
     # EC2's own protocol.
 
     def ec2(self, action: str, form: Mapping[str, str], zones: list[str]) -> str | None:
-        """`form`: the parameters as they were sent. Raises Refused."""
+        """Answer a request in EC2's protocol. `form` holds the parameters as they were sent. Raises Refused."""
         match action:
             case "DescribeSpotPriceHistory":
                 return self._spot_history(numbered(form, "InstanceType"), zones)
@@ -155,7 +155,7 @@ class Answers:
 
 
 def numbered(form: Mapping[str, str], name: str) -> list[str]:
-    """The values of a list parameter: InstanceType.1, InstanceType.2, ..."""
+    """Return the values of a list parameter: InstanceType.1, InstanceType.2, ..."""
     return [form[f"{name}.{n}"] for n in _numbers(form, name) if f"{name}.{n}" in form]
 
 

@@ -1,4 +1,4 @@
-"""The images that the fake EC2 has, in every region, and the public parameters that name them. All boot our Debian."""
+"""The images of the fake EC2, in every region, and the public parameters that name them. All boot our Debian."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARCHITECTURES = {"amd64": "x86_64", "arm64": "arm64"}
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An AMI. `user` is who its key pair's key lets in."""
+    """An AMI. `user` is the user whom the instance's key pair lets in."""
 
     name: str
     owner: str
@@ -96,7 +96,7 @@ PARAMETERS = {name: image.id for image in IMAGES.values() for name in image.para
 
 
 def image_of(ami: str) -> Image:
-    """Raises KeyError."""
+    """Return the image of an id. Raises KeyError."""
     return IMAGES[ami]
 
 

@@ -1,6 +1,6 @@
-"""The instances of the fake EC2 are hosts: their life, their user data, what their console and metadata say.
+"""The instances of the fake EC2 are hosts: their life, their user data, their console and metadata.
 
-Runs in the server's process. `install` hooks into moto, which keeps the books; every hook says what moto would do.
+This runs in the server's process. `install` hooks into moto, which keeps the books. Every hook says how moto differs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WantedBy=multi-user.target
 
 
 class _Machine:
-    """One instance. `wanted` is the state that was asked for last; its thread carries it out."""
+    """One instance. `wanted` is the state that was last requested, and its thread carries it out."""
 
     def __init__(self, instance: Instance, settings: Settings) -> None:
         self.instance = instance
@@ -89,7 +89,7 @@ class _Machine:
             self.changed.notify_all()
 
     def waits(self, seconds: float) -> bool:
-        """Wait so long. True: something else is wanted now than a running machine."""
+        """Wait for that time. Returns True if the wanted state is now another than a running machine."""
         with self.changed:
             self.changed.wait_for(lambda: self.wanted != "running", timeout=seconds)
             return self.wanted != "running"
@@ -108,25 +108,25 @@ class Machines:
         self.asked = threading.local()
         """What the request of this thread says that moto does not read: placement_group."""
 
-    # What the control of the server asks.
+    # Called by the control of the server.
 
     def get(self, instance_id: str) -> _Machine:
-        """Raises KeyError."""
+        """Return a machine. Raises KeyError."""
         return self._machines[instance_id]
 
     def all(self) -> list[_Machine]:
         return list(self._machines.values())
 
     def of_placement_group(self, name: str) -> list[str]:
-        """The instances in it that are not gone."""
+        """Return the instances in it that are not gone."""
         return [m.id for m in self.all() if m.state != "terminated" and m.instance.placement.group_name == name]
 
     def of_security_group(self, group_id: str) -> list[str]:
-        """The instances that it protects and that are not gone."""
+        """Return the instances that it protects and that are not gone."""
         return [m.id for m in self.all() if m.state != "terminated" and group_id in m.group_ids]
 
     def interrupt(self, instance_id: str, in_s: float) -> None:
-        """Announce to a spot instance that it will be taken back, and do it."""
+        """Announce to a spot instance that it will be reclaimed, and do it."""
         machine = self.get(instance_id)
         assert machine.metadata is not None, f"{instance_id} does not run"
         machine.metadata.announce(in_s)
@@ -139,7 +139,7 @@ class Machines:
         threading.Thread(target=take, daemon=True).start()
 
     def console(self, instance_id: str) -> str:
-        """What EC2 shows of the console: empty at first, then also what cloud-init prints there."""
+        """Return what EC2 shows of the console: empty at first, then also the output of cloud-init."""
         machine = self.get(instance_id)
         host = machine.host
         if host is None or time.monotonic() < machine.listed_at + machine.settings.console_after_s:
@@ -168,7 +168,10 @@ class Machines:
         self._applied.clear()
 
     def apply_security_groups(self) -> None:
-        """Let hosts drop what their groups do not let in. Called after each call that may have changed that."""
+        """Let hosts drop packets that their groups do not let in.
+
+        This is called after each call that may have changed that.
+        """
         if not self.settings.enforces_security_groups:
             return
         for machine in self.all():
@@ -179,7 +182,7 @@ class Machines:
                     with suppress(RuntimeError):  # it may be shut down by now
                         run(["ip", "netns", "exec", machine.host.machine, "nft", rules])
 
-    # The life of one.
+    # The life of an instance.
 
     def _begin(self, instance: Instance) -> None:
         machine = _Machine(instance, self.settings.copy())
@@ -220,7 +223,7 @@ class Machines:
         machine.metadata = Metadata(host.machine, instance, public)
 
     def _watch(self, machine: _Machine) -> None:
-        """Wait until something else is wanted, or the machine does something by itself."""
+        """Wait until another state is wanted, or the machine does something by itself."""
         with machine.changed:
             machine.changed.wait(_LOOK_S)
         host, wanted = machine.host, machine.wanted
@@ -240,7 +243,7 @@ class Machines:
             self._fell(machine, host, code)
 
     def _fell(self, machine: _Machine, host: Host, code: int) -> None:
-        """The host is off, and nobody asked for it."""
+        """Handle a host that is off although nobody requested it."""
         if code == _REBOOT:
             self._quiet(machine)
             self._applied.pop(machine.id, None)
@@ -276,7 +279,7 @@ class Machines:
     # The hooks.
 
     def install(self) -> None:
-        """Hook into moto's classes: for good, as this is the server's process."""
+        """Hook into moto's classes, permanently, because this is the server's process."""
         self._install_making()
         self._install_ending()
         self._install_looking()
@@ -286,7 +289,7 @@ class Machines:
         made = InstanceBackend.run_instances
 
         def run_instances(backend: Any, image_id: str, count: int, user_data: Any, groups: Any, **options: Any) -> Any:
-            """moto makes new ones for the same token too; EC2 does not."""
+            """Make instances once for each token. moto makes new ones for the same token."""
             _choose_subnet(backend, options)
             token = options.get("client_token")
             digest = repr((image_id, count, user_data, options.get("instance_type"), options.get("subnet_id")))
@@ -308,7 +311,7 @@ class Machines:
         _set(InstanceBackend, run_instances=run_instances)
 
     def _give_back(self, machine: _Machine) -> None:
-        """Its disks and network interfaces: all that moto does when one is terminated."""
+        """Give back its disks and network interfaces, which is all that moto does at a termination."""
         machine.is_given_back = True
         reason = machine.instance.state_reason
         _TERMINATE(machine.instance)
@@ -316,7 +319,7 @@ class Machines:
 
     def _install_ending(self) -> None:
         def terminate(instance: Instance) -> InstanceState:
-            """moto's are gone at once."""
+            """Terminate instances gradually. moto's are gone at once."""
             before = instance._state
             machine = self._machines.get(instance.id)
             if machine is None or machine.wanted == "terminated":
@@ -349,7 +352,7 @@ class Machines:
         listed = InstanceBackend.all_reservations
 
         def all_reservations(backend: Any, filters: Any = None) -> Any:
-            """moto lists new ones at once."""
+            """List new instances only after a while. moto lists them at once."""
             now, found = time.monotonic(), []
             for reservation in listed(backend, filters):
                 hidden = {m.id for m in self.all() if m.listed_at > now}
@@ -359,7 +362,7 @@ class Machines:
             return found
 
         def get_console_output(response: Any) -> ActionResult:
-            """moto's is that of a machine of 2006."""
+            """Return the console. moto's is that of a machine of 2006."""
             instance_id = response._get_param("InstanceId")
             response.ec2_backend.get_instance(instance_id)
             output = Base64EncodedString.from_raw_string(self.console(instance_id))
@@ -378,12 +381,12 @@ class Machines:
             return vpc
 
         def check_auto_public_ip(interface: Any) -> None:
-            """moto's are random, so some real machine's: nothing may ever connect there."""
+            """Assign addresses of this machine. moto's are random, and nothing may ever connect to a real machine."""
             if str(interface.public_ip_auto_assign).lower() == "true":
                 interface.public_ip = interface.private_ip_address
 
         def del_subnet_ip(subnet: Any, address: str) -> None:
-            """moto gives it to the next at once, while the old host may still end."""
+            """Keep an address for a while. moto gives it to the next at once, while the old host may still end."""
 
         _set(VPCBackend, create_default_vpc=create_default_vpc)
         _set(NetworkInterface, check_auto_public_ip=check_auto_public_ip)
@@ -391,7 +394,7 @@ class Machines:
 
 
 def _choose_subnet(backend: Any, options: dict[str, Any]) -> None:
-    """As EC2 does, take the default one of the zone. moto invents an address instead."""
+    """Take the default subnet of the zone, as EC2 does. moto invents an address instead."""
     interfaces = options.get("nics") or []
     if options.get("subnet_id") or any("SubnetId" in interface for interface in interfaces):
         return
@@ -421,7 +424,7 @@ def _write_user_data(host: Host, data: bytes) -> None:
 
 
 def _rules(instance: Instance) -> str:
-    """The security groups of an instance as commands for nft."""
+    """Return the security groups of an instance as commands for nft."""
     lines = []
     for group in _groups(instance):
         for rule in group.ingress_rules:
@@ -462,7 +465,7 @@ def _groups(instance: Instance) -> list[Any]:
 
 
 def describe(machine: _Machine) -> dict[str, Any]:
-    """What the test's process may know of it."""
+    """Describe it for the test's process."""
     host = machine.host
     return {
         "id": machine.id,

@@ -24,7 +24,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Metadata:
-    """Serves from threads of this process; only its socket is in the host's network. `close` ends it."""
+    """Server that runs in threads of this process. Only its socket is in the host's network. `close` ends it."""
 
     def __init__(self, netns: str, instance: Any, public_key: str) -> None:
         self.instance = instance
@@ -36,12 +36,12 @@ class Metadata:
         threading.Thread(target=self._server.serve_forever, args=[0.1], daemon=True).start()
 
     def announce(self, in_s: float) -> None:
-        """From now on say that the instance is taken back."""
+        """Report from now on that the instance is being reclaimed."""
         when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=in_s)
         self.notice = {"action": "terminate", "time": when.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     def answer(self, path: str) -> str | None:
-        """What is at a path below /latest/; None: nothing."""
+        """Return the contents of a path below /latest/, or None."""
         instance = self.instance
         values = {
             "meta-data/instance-id": instance.id,
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(text.encode())
 
     def log_message(self, *arguments: object) -> None:
-        """No log."""
+        """Log nothing."""
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -107,7 +107,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 def _socket_in(netns: str) -> socket.socket:
-    """A listening socket in that namespace. A thread of its own goes there, and ends."""
+    """Return a listening socket in that namespace. A separate thread enters it, and ends."""
     made: list[socket.socket] = []
 
     def make() -> None:

@@ -1,7 +1,7 @@
-"""The process of the fake EC2: moto's server, with hosts for instances, faults on demand, and what moto lacks.
+"""The process of the fake EC2: moto's server, with hosts for instances, faults on demand, and additions to moto.
 
-`python -m tests.hosts.ec2_server BED`. Says its port, and ends when its standard input does. Everything below
-/_tests/ is the control: a JSON object in, one out.
+`python -m tests.hosts.ec2_server BED` prints its port, and ends when its standard input does. Everything below /_tests/
+is the control: a JSON object in, one out.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def main() -> None:
 
 
 class Application:
-    """WSGI. In front of moto's own application."""
+    """WSGI application in front of moto's own."""
 
     def __init__(self, bed: Bed) -> None:
-        # Only now: moto reads its environment when it is imported.
+        # It is imported late, because moto reads its environment at import.
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
         from tests.hosts.ec2_machines import Machines
@@ -138,7 +138,7 @@ class Application:
         with self._lock:
             return next((fault for fault in self.faults if fault.strikes(action, facts)), None)
 
-    # The control. What is here is called over HTTP by `tests.hosts.ec2.Ec2`.
+    # The control, which `tests.hosts.ec2.Ec2` calls over HTTP.
 
     def control_set(self, **settings: Any) -> None:
         for name, value in settings.items():
@@ -178,7 +178,7 @@ class Application:
             groups = (group for groups in backend.groups.values() for group in groups.values())
             left += [f"{group.id} {group.name}" for group in groups if group.name != "default"]
             left += [f"{pair.id} {pair.key_name}" for pair in backend.key_pairs.values()]
-            # Their disks go with them; moto keeps the books of those of images too, which are in no machine.
+            # Their disks go with them. moto also has those of images, which are in no machine.
             left += [volume.id for volume in backend.volumes.values() if volume.attachment is not None]
         return left + self.answers.placement_groups
 
@@ -197,7 +197,7 @@ class Application:
 
 
 def _keep_types(names: Collection[str]) -> None:
-    """Of the 1,400 instance types that moto describes only these: reading all takes a client 3 s, in each test."""
+    """Keep only these of moto's 1,400 instance types: reading all would take a client 3 s in each test."""
     from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES, InstanceTypeBackend
 
     for name in set(INSTANCE_TYPES) - set(names):
@@ -209,13 +209,13 @@ def _keep_types(names: Collection[str]) -> None:
 
 
 def _facts(form: dict[str, str], region: str) -> dict[str, str]:
-    """What a fault may ask about a call."""
+    """Return the properties of a call that a fault may match."""
     from moto.ec2.models import ec2_backends
 
     subnet = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId", "")
     zone = form.get("Placement.AvailabilityZone", "")
     if subnet and not zone:
-        with suppress(Exception):  # moto says what is wrong with it
+        with suppress(Exception):  # moto reports the mistake
             zone = ec2_backends[_ACCOUNT][region].get_subnet(subnet).availability_zone
     market = "spot" if form.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
     return {
@@ -227,7 +227,7 @@ def _facts(form: dict[str, str], region: str) -> dict[str, str]:
 
 
 def _region(environ: dict[str, Any]) -> str:
-    """That which the request was signed for."""
+    """Return the region for which the request was signed."""
     words = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split("/")
     return words[2] if len(words) > 2 else "us-east-1"
 

@@ -1,4 +1,4 @@
-"""How the fake EC2 behaves: what a test sets, and the faults that it injects."""
+"""Behaviour of the fake EC2: settings of a test, and the faults that it injects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Fault", "Settings"]
 
 @dataclass(kw_only=True)
 class Settings:
-    """How machines are made and ended from now on. Times in seconds."""
+    """Way in which machines are made and ended from now on. Times are in seconds."""
 
     pending_s: float = 0.2
     """How long a new one is pending, at least."""
@@ -35,7 +35,7 @@ class Settings:
 
 @dataclass(kw_only=True)
 class Fault:
-    """An API call that fails. `where` must match what the call says: instance_type, zone, market, instance_id."""
+    """An API call that fails. `where` must match the call: instance_type, zone, market, instance_id."""
 
     action: str
     """RunInstances, or * for all."""
@@ -51,7 +51,7 @@ class Fault:
     """There is no answer: the connection ends."""
 
     def strikes(self, action: str, facts: Mapping[str, Any]) -> bool:
-        """Whether it hits this call; it is counted then."""
+        """Return whether it hits this call. If so, the call is counted."""
         if self.times == 0 or self.action not in (action, "*"):
             return False
         if any(facts.get(name) != value for name, value in self.where.items()):

@@ -1,7 +1,7 @@
-"""What tests of faults on hosts share: pools there, our processes on both sides, and books of what ran.
+"""Common parts of the tests of faults on hosts: pools there, processes on both sides, and books of the runs.
 
-A task writes a line to the ledger, a file of its node's disk, when it begins. From outside the ledger says what ran,
-whatever the client was told; and what the client was told is compared with it.
+A task writes a line to the ledger, a file of its node's disk, when it begins. So the ledger shows from outside which
+tasks ran, and the client's results are compared with it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EPSILON_S = 12.0
 
 
 def pids(host: Host, role: Role) -> list[Process]:
-    """Our processes of one kind on a host, the longest running first."""
+    """Return our processes of one kind on a host, the longest running first."""
     alive = host.processes()
     parents = {process.pid: _parent(process) for process in alive}
     nodes = {p.pid for p in alive if "skyward.node.agent.main" in p.command}
@@ -69,14 +69,14 @@ def pids(host: Host, role: Role) -> list[Process]:
         "zygote": zygotes,
         "slot": {pid for pid in workers if parents[pid] in zygotes},
         "stub": stubs,
-        # The process of a log-in: a child of the one that listens.
+        # The process of a log-in is a child of the listening one.
         "sshd": {p.pid for p in alive if p.name == "sshd" and re.match(r"sshd: \w+@", p.command)},
     }
     return [process for process in alive if process.pid in found[role]]
 
 
 def _parent(process: Process) -> int:
-    """Inside the host; 0 where it ended meanwhile."""
+    """Return the pid of the parent inside the host, or 0 if the process ended meanwhile."""
     try:
         status = Path(f"/proc/{process.outside_pid}/status").read_text()
         outside = int(re.search(r"^PPid:\t(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
@@ -87,7 +87,7 @@ def _parent(process: Process) -> int:
 
 
 def kill(host: Host, role: Role) -> list[int]:
-    """SIGKILL to all of one kind; waits until there are some. Which they were."""
+    """Wait until there are processes of one kind, and kill them all with SIGKILL. Returns their pids."""
     until(lambda: pids(host, role))
     chosen = pids(host, role)
     for process in chosen:
@@ -97,7 +97,7 @@ def kill(host: Host, role: Role) -> list[int]:
 
 
 def nothing_runs_on(hosts: Sequence[Host], within_s: float = EPSILON_S) -> None:
-    """Within that time nothing runs there that a bare host does not run."""
+    """Check that within that time only the processes of a bare host run there."""
     deadline = time.monotonic() + within_s
     while left := {host.name: host.started_processes() for host in hosts if host.started_processes()}:
         assert time.monotonic() < deadline, f"still running after {within_s:g} s: {left}"
@@ -108,7 +108,7 @@ def nothing_runs_on(hosts: Sequence[Host], within_s: float = EPSILON_S) -> None:
 
 
 def client_processes(folder: Path) -> dict[str, list[int]]:
-    """Of a client whose connections are in `folder` (its TMPDIR): what holds connections, their users, and keepers."""
+    """Return a client's processes whose connections are in `folder` (its TMPDIR), and its keepers."""
     found: dict[str, list[int]] = {"master": [], "channel": [], "keeper": []}
     parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -135,7 +135,7 @@ def client_processes(folder: Path) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where pools of a test may be: hosts and what is installed there."""
+    """Place for pools of a test: hosts and the packages installed there."""
 
     bed: Bed
     index: PackageIndex
@@ -153,7 +153,7 @@ class Place:
     def pool(
         self, *, lease_s: float = 60.0, transport: Transport = "openssh", **options: Any
     ) -> Iterator[sky.ComputePool]:
-        """A pool on the hosts; when it is closed, nothing runs there any more."""
+        """Open a pool on the hosts. When it is closed, nothing of it runs there."""
         options = {"nodes": len(self.hosts), "logs": False, **options}
         with sky.ComputePool(provider=self.ssh(lease_s, transport), image=self.image, **options) as pool:
             yield pool
@@ -161,12 +161,12 @@ class Place:
 
 
 def gang_of(function: Callable[P, T]) -> sky.ComputeFunction[P, T]:
-    """A gang whose ranks need nothing but one another."""
+    """Return a gang whose ranks need nothing except each other."""
     return sky.compute(integrate(function, Meeting()))
 
 
 def noted(path: str, seconds: float) -> sky.ComputeFunction[[int], int]:
-    """A call that enters its number in the ledger, takes so long, and gives the number back."""
+    """Enter a number in the ledger, take that long, and return the number."""
 
     @sky.compute
     def call(number: int) -> int:
@@ -183,7 +183,7 @@ def noted(path: str, seconds: float) -> sky.ComputeFunction[[int], int]:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What began on the hosts, and what the client was told."""
+    """Calls that began on the hosts, and the client's results."""
 
     hosts: Sequence[Host]
     path: str = field(default_factory=lambda: f"/root/ledger-{uuid.uuid4().hex}")
@@ -191,7 +191,7 @@ class Ledger:
     """The numbers whose outcome was told, once for each time that it was."""
 
     def ran(self) -> Counter[int]:
-        """How often each number began."""
+        """Return how often each number began."""
         return Counter(int(line) for host in self.hosts for line in self._lines(host))
 
     def _lines(self, host: Host) -> list[str]:
@@ -200,12 +200,15 @@ class Ledger:
         return []
 
     def submit(self, call: Any, number: int) -> sky.Future[int]:
-        """`call` is a future that gives this number when it ends well."""
+        """Submit a call. `call` is a future that yields this number when it succeeds."""
         call.add_done_callback(lambda _: self.delivered.append(number))
         return call  # type: ignore[no-any-return]
 
     def settle(self, futures: Mapping[int, Any], *, within_s: float = 60.0) -> dict[int, NodeError]:
-        """Wait for all, and compare: what was acknowledged ran, nothing was told twice. The losses, by number."""
+        """Wait for all calls, and compare: acknowledged ones ran, and none was reported twice.
+
+        Returns the losses, by number.
+        """
         deadline = time.monotonic() + within_s
         losses: dict[int, NodeError] = {}
         for number, future in futures.items():

@@ -1,4 +1,4 @@
-"""The fixtures of tests with hosts; `tests/hosts/README.md` says how to use them."""
+"""The fixtures of tests with hosts. `tests/hosts/README.md` says how to use them."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _LAST_ADDRESS = 62  # from 64 on the addresses belong to EC2
 
 
 class NewRelay(Protocol):
-    """What `relay` gives."""
+    """Type of the function `relay`."""
 
     def __call__(self, host: str, port: int = 22, *, delay_s: float = 0.0, listen: str = "127.0.0.1") -> Relay: ...
 
 
 class NewHost(Protocol):
-    """What `new_host` gives."""
+    """Type of the function `new_host`."""
 
     def __call__(self, name: str | None = None, *, ssh_after_s: float = 0.0, **options: Any) -> Host: ...
 
 
 def why_no_hosts() -> str | None:
-    """Why no hosts can be made here, in words for a user; None if they can."""
+    """Return why no hosts can be made here, in words for a user, or None if they can."""
     if sys.platform != "linux":
         return "hosts are made of Linux containers"
     if os.geteuid() != 0:
@@ -64,7 +64,7 @@ def why_no_hosts() -> str | None:
 
 
 def require_hosts() -> None:
-    """Skip the test where there can be no hosts, saying why; fail where there must be (`.ci/run`)."""
+    """Skip the test if there can be no hosts, with the reason, and fail if there must be (`.ci/run`)."""
     why = why_no_hosts()
     if why and os.environ.get(REQUIRE):
         pytest.fail(f"{why}, and {REQUIRE} is set", pytrace=False)
@@ -73,7 +73,7 @@ def require_hosts() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Make what takes long before the first test begins, as each has a time limit."""
+    """Do slow preparations before the first test begins, because each test has a time limit."""
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if why_no_hosts() is not None or session.config.option.collectonly:
         return
@@ -84,7 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[Bed]:
-    """The network of this session's hosts."""
+    """Return the network of this session's hosts."""
     require_hosts()
     with Bed.claim() as bed:
         yield bed
@@ -99,13 +99,16 @@ def _free_addresses(bed: Bed) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def addresses(bed: Bed) -> Iterator[str]:
-    """Addresses for further hosts on the bed's network: none of them is in use."""
+    """Return addresses for further hosts on the bed's network. None of them is in use."""
     return _free_addresses(bed)
 
 
 @pytest.fixture(scope="session")
 def hosts(bed: Bed, addresses: Iterator[str]) -> Iterator[Callable[[int], list[Host]]]:
-    """`hosts(n)` gives the first n hosts of the session, on and reachable. Shared: leave them as they were."""
+    """Return a function `hosts(n)`: the first n hosts of the session, on and reachable.
+
+    They are shared: leave them unchanged.
+    """
     made: list[Host] = []
 
     def give(count: int) -> list[Host]:
@@ -124,7 +127,7 @@ def hosts(bed: Bed, addresses: Iterator[str]) -> Iterator[Callable[[int], list[H
 
 @pytest.fixture
 def new_host(bed: Bed, addresses: Iterator[str]) -> Iterator[NewHost]:
-    """`new_host()` starts a host for this test alone, which may do with it what it likes."""
+    """Return a function `new_host()`, which starts a host for this test alone. The test may do anything to it."""
     made: list[Host] = []
 
     def give(name: str | None = None, *, ssh_after_s: float = 0.0, **options: Any) -> Host:
@@ -141,7 +144,10 @@ def new_host(bed: Bed, addresses: Iterator[str]) -> Iterator[NewHost]:
 
 @pytest.fixture
 def relay() -> Iterator[NewRelay]:
-    """`relay(host.address)` starts a relay in front of that address's port 22. Needs no hosts, nor root."""
+    """Return a function `relay(host.address)`, which starts a relay in front of port 22 there.
+
+    Needs no hosts, nor root.
+    """
     made: list[Relay] = []
 
     def give(host: str, port: int = 22, *, delay_s: float = 0.0, listen: str = "127.0.0.1") -> Relay:
@@ -155,28 +161,28 @@ def relay() -> Iterator[NewRelay]:
 
 @pytest.fixture(scope="session")
 def package_index(bed: Bed) -> Iterator[PackageIndex]:
-    """Wheels of skyward's dependencies, numpy, joblib and scikit-learn, for hosts."""
+    """Return an index of wheels for hosts: skyward's dependencies, numpy, joblib and scikit-learn."""
     with contextlib.closing(PackageIndex(bed)) as index:
         yield index
 
 
 @pytest.fixture(scope="session")
 def torch_index(bed: Bed) -> Iterator[PackageIndex]:
-    """The same, and torch. Of its own, as the wheels of torch take long to download for the first time."""
+    """Return the same index with torch. It is separate, because the first download of torch's wheels takes long."""
     with contextlib.closing(PackageIndex(bed, with_torch=True)) as index:
         yield index
 
 
 @pytest.fixture(scope="session")
 def ec2_server(bed: Bed) -> Iterator[Ec2]:
-    """The server behind `ec2`."""
+    """Run the server behind `ec2`."""
     with contextlib.closing(Ec2(bed)) as server:
         yield server
 
 
 @pytest.fixture
 def ec2(ec2_server: Ec2, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2]:
-    """An EC2 with no instances and no faults, which boto3 of this process and of its children finds and no other."""
+    """Return an EC2 without instances and faults. boto3 of this process and of its children finds only this one."""
     for name, value in ec2_server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)

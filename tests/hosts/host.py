@@ -1,7 +1,7 @@
 """A bare Debian host on this machine: its own systemd, sshd, disk, network and host key. ssh answers in half a second.
 
-It is a systemd-nspawn container. Its disk is an overlay on the shared base, in memory; it keeps what it holds until
-`destroy`, also over `power_loss` and `shutdown`, as a disk does.
+It is a systemd-nspawn container. Its disk is an overlay on the shared base, in memory. Like a disk, it keeps its
+contents until `destroy`, also over `power_loss` and `shutdown`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.waiting import until
 
 __all__ = ["Host", "Process"]
 
-# What a bare host runs, by name, and what a login leaves for ten seconds. What else runs there, somebody started.
+# Processes of a bare host by name, and those that a login leaves for ten seconds. Somebody started all others.
 _SYSTEM = {"systemd", "systemd-journal", "dbus-daemon", "systemd-logind", "sshd", "agetty", "systemd-update-"}
 
 
@@ -42,12 +42,12 @@ class Process:
 
 
 class Host:
-    """One host. Not started yet: `start`. All methods block, and raise AssertionError when they take too long.
+    """One host. Call `start` to boot it. All methods block, and raise AssertionError if they take too long.
 
-    A second `Host` with the same bed and name, in another process of the session, may do with it all but start it.
+    A second `Host` with the same bed and name, in another process of the session, may do everything except start it.
 
-    `disk_mib` bounds its disk, which takes memory only as it fills. `users` maps those who may log in by ssh to the
-    public keys they let in; None: root and the ordinary users, with the key of the bed.
+    `disk_mib` bounds its disk, which takes memory only as it fills. `users` maps users who may log in by ssh to their
+    public keys. None means root and the ordinary users, with the key of the bed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Host:
         third, last = (int(part) for part in address.split(".")[2:])
         self._is_rented = address.startswith(f"{bed.cloud_network}.")
         self._veth = f"{bed.name}{'c' if self._is_rented else '-'}{third:02x}{last:02x}"
-        # A network card keeps its number over a boot: with another one, peers would send to the old for a minute.
+        # A network card keeps its number over a boot. With another one, peers would send to the old for a minute.
         self._mac = f"02:99:{bed.number:02x}:{int(self._is_rented):02x}:{third:02x}:{last:02x}"
         self._container: subprocess.Popen[bytes] | None = None
 
@@ -76,7 +76,7 @@ class Host:
 
     @property
     def is_on(self) -> bool:
-        """Whether it has power. A host that powered itself off has none."""
+        """True if it has power. A host that powered itself off has none."""
         if self._container is not None:
             return self._container.poll() is None
         record = self.folder / "container"  # another process of the session may have started it
@@ -87,9 +87,10 @@ class Host:
         return int((self.folder / "container").read_text().split()[0])
 
     def start(self, *, ssh_after_s: float = 0.0) -> Host:
-        """Boot. Returns at once, see `wait_ssh`.
+        """Boot, and return at once. See `wait_ssh`.
 
-        `ssh_after_s`: a slow boot; the host is there, but its sshd starts only then. `math.inf`: the boot never ends.
+        `ssh_after_s` makes a slow boot: the host is there, but its sshd starts only then. With `math.inf` the boot
+        never ends.
         """
         assert not self.is_on, f"{self.name} is on"
         self.make()
@@ -116,7 +117,7 @@ class Host:
         return self
 
     def answers_ssh(self, timeout_s: float = 1.0) -> bool:
-        """Whether an sshd says who it is at port 22."""
+        """Return whether an sshd introduces itself at port 22."""
         try:
             with socket.create_connection((self.address, 22), timeout=timeout_s) as connection:
                 connection.settimeout(timeout_s)
@@ -125,16 +126,16 @@ class Host:
             return False
 
     def shutdown(self, within_s: float = 60.0) -> None:
-        """A clean shutdown, about 2 s. The disk stays; `start` boots it again."""
+        """Shut down cleanly, in about 2 s. The disk stays, and `start` boots it again."""
         assert self.is_on, f"{self.name} is off"
         os.kill(self._pid, signal.SIGTERM)
         self.wait_off(within_s)
 
     def power_loss(self, *, is_silent: bool = True) -> None:
-        """Everything in it is gone at once. The disk stays.
+        """End everything in it at once. The disk stays.
 
-        `is_silent`: as when a cable is pulled: its peers hear nothing. Otherwise as when a kernel crashes in a rack
-        whose switch tells: its connections end with a FIN or reset.
+        With `is_silent`, its peers hear nothing, as when a cable is pulled. Otherwise its connections end with a FIN or
+        reset, as when a kernel crashes in a rack whose switch reports it.
         """
         if is_silent and self.is_on:
             self.cut_link()
@@ -146,18 +147,20 @@ class Host:
 
     @property
     def exit_code(self) -> int | None:
-        """How it went off: 0 by itself, 133 to boot again, else by a power loss. None: it is on. Only the process that
-        started it knows."""
+        """Exit code of the host: 0 by itself, 133 to boot again, another after a power loss, None while it is on.
+
+        Only the process that started it knows.
+        """
         return None if self._container is None else self._container.poll()
 
     def wait_off(self, within_s: float = 60.0) -> None:
-        """Wait until it has no power, because it was told to or by itself."""
+        """Wait until it has no power, because of an order or by itself."""
         until(lambda: not self.is_on, within_s)
         if self._container is not None:
             self._drop_network()
 
     def destroy(self) -> None:
-        """Power loss, and the disk is gone too. Idempotent."""
+        """Take its power, and its disk too. Idempotent."""
         self.power_loss(is_silent=False)
         with self.bed.locked():
             for mounted in (self._root, self._disk):
@@ -170,15 +173,15 @@ class Host:
         remove(self.machine)
 
     def console(self) -> str:
-        """What it printed on its console, over all its boots."""
+        """Return the output on its console, over all its boots."""
         path = self.folder / "console"
         return path.read_text(errors="replace") if path.exists() else ""
 
     # Network.
 
     def cut_link(self) -> None:
-        """Nothing comes through any more, in either direction, and nobody is told."""
-        # This side of the cable: were it that of the host, the kernel there would know and tell its programs.
+        """Let nothing through in either direction, without a notice to anybody."""
+        # This is our side of the cable. If it were the host's, the kernel there would notice and tell its programs.
         ip("link", "set", self._veth, "down")
 
     def restore_link(self) -> None:
@@ -187,7 +190,7 @@ class Host:
 
     @contextmanager
     def link_cut(self) -> Iterator[None]:
-        """`cut_link` for the length of the block."""
+        """Cut the link for the length of the block."""
         self.cut_link()
         try:
             yield
@@ -195,7 +198,7 @@ class Host:
             self.restore_link()
 
     def hide_from(self, address: str) -> None:
-        """Drop what comes from `address`: a host that can be reached only through another (a jump host)."""
+        """Drop packets from `address`, so that the host can be reached only through another (a jump host)."""
         self._nft("add table ip hidden; add chain ip hidden input { type filter hook input priority 0; }")
         self._nft(f"add rule ip hidden input ip saddr {address} drop")
 
@@ -206,7 +209,7 @@ class Host:
     def _nft(self, commands: str) -> None:
         run(["ip", "netns", "exec", self.machine, "nft", commands])
 
-    # What runs in it.
+    # Processes in it.
 
     def run(
         self, *command: str, stdin: str | None = None, timeout_s: float = 60.0, check: bool = True
@@ -240,7 +243,7 @@ class Host:
         )
 
     def processes(self) -> list[Process]:
-        """All that runs in it, however it detached itself."""
+        """Return all processes in it, however they detached themselves."""
         found = []
         for pid in pids_in(self.machine):
             with suppress(OSError):
@@ -248,15 +251,15 @@ class Host:
         return sorted(found, key=lambda process: process.pid)
 
     def started_processes(self) -> list[Process]:
-        """What runs in it beyond what a bare host runs: what somebody started there and did not end.
+        """Return the processes beyond those of a bare host: somebody started them and did not end them.
 
-        sshd's own processes do not count, those of its sessions do.
+        sshd's own processes do not count, but the ones of its sessions do.
         """
-        # In parentheses: systemd's own, and what it is about to execute.
+        # Names in parentheses are systemd's own, and the programs it is about to execute.
         return [process for process in self.processes() if process.name not in _SYSTEM and process.name[0] != "("]
 
     def memory_mib(self) -> float:
-        """Memory of its processes, shared pages in their part, and of its disk. What this machine pays for it."""
+        """Return the memory of its processes, shared pages in their part, and of its disk: its cost here."""
         total_kib = 0
         for process in self.processes():
             with suppress(OSError):
@@ -267,9 +270,9 @@ class Host:
     # Its files.
 
     def path(self, inside: str) -> Path:
-        """Where this machine finds a file of it. While it is on, with its /tmp, /run and /dev/shm.
+        """Return where this machine finds a file of it. While it is on, that includes its /tmp, /run and /dev/shm.
 
-        Follow no absolute symbolic link of it: that would lead to this machine's own files.
+        Follow no absolute symbolic link of it, because that would lead to this machine's own files.
         """
         relative = PurePosixPath(inside).relative_to("/")
         return (Path(f"/proc/{self._init()}/root") if self.is_on else self._root) / relative
@@ -286,20 +289,20 @@ class Host:
         return self.path(inside).read_text()
 
     def changed_files(self) -> list[str]:
-        """What was written to its disk since it was made, a removed file too. Without /tmp, /run, /dev/shm."""
+        """Return the files written to or removed from its disk since it was made, without /tmp, /run, /dev/shm."""
         upper = self._disk / "upper"
         return sorted(f"/{path.relative_to(upper)}" for path in upper.rglob("*") if not path.is_dir())
 
     def disk_used_mib(self) -> float:
-        """How much of its disk is in use."""
+        """Return how much of its disk is in use."""
         used = os.statvfs(self._disk)
         return (used.f_blocks - used.f_bfree) * used.f_frsize / 2**20
 
     @contextmanager
     def disk_full(self, inside: str = "/", *, left_kib: int = 0) -> Iterator[None]:
-        """Nothing more can be written there, but for `left_kib`, for the length of the block.
+        """Fill the disk except for `left_kib`, for the length of the block.
 
-        `/` is its disk; other paths are /tmp, /run, /dev/shm, /run/user/UID, each a memory of its own.
+        `/` is its disk. Other paths are /tmp, /run, /dev/shm, /run/user/UID, each with its own memory.
         """
         where = self._disk if inside == "/" else self.path(inside)
         before = os.statvfs(where)
@@ -319,19 +322,19 @@ class Host:
     # Its clock.
 
     def set_clock(self, offset_s: float) -> None:
-        """Make the time of day wrong by so much, in ssh sessions that begin from now on and what they start.
+        """Make the time of day wrong by that much, in ssh sessions that begin from now on and the programs they start.
 
-        For programs that are linked dynamically; the kernel has one clock for all, and stamps files by it. The
-        monotonic clock stays as it is. 0 puts it right.
+        This works for programs that are linked dynamically. The kernel has one clock for all, and stamps files by it.
+        The monotonic clock stays unchanged. 0 puts it right.
         """
-        # Not in /etc/ld.so.preload, where sshd's sandbox would meet it: PAM reads this for each session.
+        # It is not in /etc/ld.so.preload, where sshd's sandbox would meet it. PAM reads this file for each session.
         library = self.path("/usr/local/lib/clock.so")
         if not library.exists():  # one that is in use must not be written to
             shutil.copy(clock_library(), library)
         lines = f"LD_PRELOAD=/usr/local/lib/{library.name}\nSKYWARD_TESTS_CLOCK_S={offset_s:.0f}\n"
         self.write("/etc/environment", lines if offset_s else "")
 
-    # How it is made.
+    # Making it.
 
     @property
     def _disk(self) -> Path:
@@ -342,7 +345,7 @@ class Host:
         return self._disk / "root"
 
     def _init(self) -> int:
-        """The pid of its systemd on this machine."""
+        """Return the pid of its systemd on this machine."""
         assert self.is_on, f"{self.name} is off"
         children = Path(f"/proc/{self._pid}/task/{self._pid}/children")
         found: list[str] = []
@@ -350,7 +353,7 @@ class Host:
         return int(found[0])
 
     def _has_lost_power(self) -> bool:
-        """While it was being started, the child that was killed may not have been its systemd yet."""
+        """Return whether it is off. During a start, the child that was killed may not have been its systemd yet."""
         with suppress(OSError):
             children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
             for pid in (*map(int, children), *pids_in(self.machine)):
@@ -389,7 +392,7 @@ class Host:
             os.chown(path, owner.st_uid, owner.st_gid)
 
     def host_key(self) -> str:
-        """Its public host key: `ssh-ed25519 AAAA...`."""
+        """Return its public host key: `ssh-ed25519 AAAA...`."""
         return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
 
     def change_host_key(self) -> None:
@@ -416,7 +419,7 @@ class Host:
         ip("route", "add", there, "dev", "eth0", netns=self.machine)
 
     def _drop_network(self) -> None:
-        # With the namespace go the connections that its kernel would still try to end.
+        # The namespace takes along the connections that its kernel would still try to end.
         if Path(f"/run/netns/{self.machine}").exists():
             until(lambda: not pids_in(self.machine))
             ip("netns", "del", self.machine)
@@ -436,7 +439,7 @@ class Host:
 def _write_books(bed: Bed) -> None:
     """Write the bed's known_hosts and ssh_config, and the /etc/hosts of all its hosts.
 
-    Each must find its own name at its own address: at 127.0.0.1, gloo and JAX would tell the others to meet there.
+    Each must find its own name at its own address. With 127.0.0.1, gloo and JAX would tell the others to meet there.
     """
     folders = sorted(path.parent for path in bed.folder.glob("hosts/*/address"))
     known, config, table = "", "", "127.0.0.1 localhost\n"

@@ -1,7 +1,7 @@
 """A package index on the bed's network: wheels for hosts that reach nothing else.
 
-The wheels are downloaded once, with pip and as it is configured here, in the versions that are installed here; they
-stay in the cache folder.
+The wheels are downloaded once, with pip as it is configured here, in the installed versions. They stay in the cache
+folder.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.hosts.bed import ROOT, Bed
 
 __all__ = ["PackageIndex", "torch_wheels", "wheels"]
 
-# What the examples import, and skyward itself. Not skyward: its own build is taken to the nodes by the client.
+# Packages that the examples import. skyward is not among them: the client takes its own build to the nodes.
 PACKAGES = ("cloudpickle", "xxhash", "numpy", "joblib", "scikit-learn", "threadpoolctl", "setuptools")
 DEBIAN_PACKAGE = "skyward-tests-hello"
 
 
 class PackageIndex:
-    """Serves wheels, and one Debian package, to the hosts. `close` ends it.
+    """Server of wheels, and of one Debian package, for the hosts. `close` ends it.
 
     `simple` is for `--index-url` (PEP 503, with the metadata beside the wheels), `find_links` for `--find-links`.
     """
@@ -66,7 +66,7 @@ class PackageIndex:
         shutil.copy(wheel, self.extra)
 
     def requests(self) -> list[str]:
-        """The paths that were asked for so far."""
+        """Return the requested paths so far."""
         return self.requests_file.read_text().splitlines() if self.requests_file.exists() else []
 
     def close(self) -> None:
@@ -79,14 +79,16 @@ class PackageIndex:
 
 
 def wheels() -> Path:
-    """The folder with the wheels of `PACKAGES` and what they need: about 70 MB, downloaded once."""
+    """Return the folder with the wheels of `PACKAGES` and their dependencies: about 70 MB, downloaded once."""
     return _downloaded("wheels", PACKAGES)
 
 
 def torch_wheels() -> Path:
-    """The folder with the wheels of torch as it is installed here, and what it needs. 250 MB for the CPU's build.
+    """Return the folder with the wheels of torch as it is installed here, and its dependencies.
 
-    Where torch came from an index that pip is not configured for, name it as for `make`: TORCH_PIP_ARGS.
+    The CPU's build has 250 MB.
+
+    If torch came from an index that pip is not configured for, name it as for `make`: TORCH_PIP_ARGS.
     """
     return _downloaded("torch", ["torch"], shlex.split(os.environ.get("TORCH_PIP_ARGS", "")))
 
@@ -109,7 +111,7 @@ def _downloaded(name: str, packages: tuple[str, ...] | list[str], options: list[
 
 
 def _debian() -> Path:
-    """A folder that apt takes for a repository, with one small package."""
+    """Return a folder that apt takes for a repository, with one small package."""
     control = (
         f"Package: {DEBIAN_PACKAGE}\nVersion: 1.0\nArchitecture: all\n"
         "Maintainer: tests <tests@example.invalid>\nDescription: says hello\n"
@@ -136,7 +138,7 @@ def _debian() -> Path:
     return made_once(f"apt-{hashlib.sha256(control.encode()).hexdigest()[:16]}", make)
 
 
-# The server: a process of its own, or it would hold up the tests while it sends.
+# The server is a separate process, or it would block the tests while it sends.
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -207,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
-        """No log: `requests` says what was asked for."""
+        """Log nothing: `requests` holds the requested paths."""
 
 
 def _link(wheel: Path) -> tuple[str, str, str]:

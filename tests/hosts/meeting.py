@@ -1,4 +1,4 @@
-"""An integration of the tests, in a module of its own: the nodes import it."""
+"""An integration of the tests, in a separate module, because the nodes import it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Meeting"]
 
 
 class Meeting(IntegrationBase):
-    """Makes a gang and does nothing else: its ranks need nothing but one another."""
+    """Integration that makes a gang and does nothing else: its ranks need nothing except each other."""
 
     name: ClassVar[str] = "meeting"
     extra: ClassVar[str] = ""

@@ -1,6 +1,6 @@
-"""Waits for the end of a test session, however it comes, and takes its bed down: `python -m tests.hosts.reaper N PID`.
+"""Wait for the end of a test session, however it comes, and take its bed down: `python -m tests.hosts.reaper N PID`.
 
-It inherits the bed's lock; when it is gone too, the next session that claims the number tidies up.
+The reaper inherits the bed's lock. When it is gone too, the next session that claims the number tidies up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def main() -> None:
     number, session = int(sys.argv[1]), int(sys.argv[2])
     for blocked in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(blocked, signal.SIG_IGN)
-    # By pidfd and not by the pipe's end alone: a process that the session forked may hold the other end of the pipe.
+    # It waits by pidfd and not only by the pipe's end: a process that the session forked may hold the other end of the
+    # pipe.
     try:
         pidfd = os.pidfd_open(session)
     except ProcessLookupError:

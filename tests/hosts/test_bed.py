@@ -1,4 +1,4 @@
-"""Nothing of a session outlives it, however it ends, and two sessions do not get into each other's way."""
+"""Nothing of a session outlives it, however it ends, and two sessions do not disturb each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ time.sleep(600)
 
 
 class _Session:
-    """A session of its own, with a host and an EC2. Another may claim the number of its bed as soon as it is free."""
+    """A separate session, with a host and an EC2. Another may claim the number of its bed as soon as it is free."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", SESSION], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -57,7 +57,7 @@ def _is_alive(pid: int) -> bool:
 
 
 @pytest.mark.hosts
-def test_a_session_that_is_killed_leaves_nothing() -> None:
+def test_a_killed_session_leaves_nothing() -> None:
     session = _Session()
     session.kill()
     until(lambda: not _is_alive(session.reaper))
@@ -65,7 +65,7 @@ def test_a_session_that_is_killed_leaves_nothing() -> None:
 
 
 @pytest.mark.hosts
-def test_what_is_left_when_the_reaper_is_killed_too_the_next_session_removes() -> None:
+def test_leftovers_of_a_killed_reaper_are_removed_by_the_next_session() -> None:
     session = _Session()
     os.kill(session.reaper, signal.SIGKILL)
     session.kill()
@@ -85,7 +85,7 @@ def test_two_sessions_have_two_beds(bed: Bed) -> None:
     assert Path(f"/sys/class/net/{bed.name}").exists()
 
 
-def test_two_processes_that_want_the_same_of_the_cache_make_it_once(
+def test_two_processes_that_need_the_same_cache_folder_make_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "CACHE", tmp_path)
@@ -104,7 +104,7 @@ def test_two_processes_that_want_the_same_of_the_cache_make_it_once(
     assert not list(tmp_path.glob("thing.*[!k]"))
 
 
-def test_what_was_not_made_whole_is_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_folder_is_not_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "CACHE", tmp_path)
 
     def fail(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_was_not_made_whole_is_not_in_the_cache(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("is_required", [False, True])
-def test_where_there_can_be_no_hosts_tests_say_why_and_fail_where_there_must_be(is_required: bool) -> None:
+def test_without_hosts_tests_are_skipped_with_a_reason_or_fail_if_hosts_are_required(is_required: bool) -> None:
     environment = {**os.environ, "PATH": "/nowhere", "SKYWARD_REQUIRE_HOSTS": "1" if is_required else ""}
     done = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Random kills, pauses and cut cables under every kind of call, on SSH hosts; on this machine in tests/chaos."""
+"""Random kills, pauses and cut cables under every kind of call, on SSH hosts. For this machine, see tests/chaos."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAUSE_S = 1.0
 
 
 class HostFaults:
-    """Carry faults out on the hosts of a pool, and on the connections that lead there."""
+    """Faults that are carried out on the hosts of a pool, and on the connections that lead there."""
 
     def __init__(self, place: Place, runtime: Path) -> None:
         self._place = place

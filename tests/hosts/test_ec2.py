@@ -22,7 +22,7 @@ pytestmark = pytest.mark.hosts
 
 
 class Account:
-    """What a user of EC2 does by hand: a key, a security group, instances."""
+    """Resources that a user of EC2 makes by hand: a key, a security group, instances."""
 
     def __init__(self, ec2: Ec2, folder: Path) -> None:
         self.ec2 = ec2
@@ -110,7 +110,7 @@ def test_instances_boot_run_their_user_data_and_end(
     assert not any(pids_in(host.machine) for host in hosts)
 
 
-def test_an_instance_that_powers_itself_off_is_terminated_where_it_was_made_so(account: Account) -> None:
+def test_an_instance_that_powers_itself_off_is_terminated_if_made_so(account: Account) -> None:
     ends = account.run(InstanceInitiatedShutdownBehavior="terminate")[0]
     stops = account.run()[0]
     for instance in (ends, stops):
@@ -121,7 +121,7 @@ def test_an_instance_that_powers_itself_off_is_terminated_where_it_was_made_so(a
     account.booted(stops)
 
 
-def test_an_instance_that_lost_its_power_goes_on_running_as_ec2_sees_it(account: Account, ec2: Ec2) -> None:
+def test_an_instance_that_lost_its_power_still_counts_as_running(account: Account, ec2: Ec2) -> None:
     instance = account.run()[0]
     account.booted(instance).power_loss()
     assert account.state(instance) == "running"
@@ -129,7 +129,7 @@ def test_an_instance_that_lost_its_power_goes_on_running_as_ec2_sees_it(account:
     until(lambda: account.state(instance) == "terminated")
 
 
-def test_security_groups_hold(account: Account) -> None:
+def test_security_groups_are_enforced(account: Account) -> None:
     first, second = (account.booted(instance) for instance in account.run(2))
     for host in (first, second):
         host.run("systemd-run", "-q", "python3", "-m", "http.server", "8000")
@@ -159,7 +159,7 @@ def test_security_groups_hold(account: Account) -> None:
     assert reaches(fetch)
 
 
-def test_there_is_no_capacity_for_a_type_a_zone_or_a_market(account: Account, ec2: Ec2) -> None:
+def test_capacity_is_missing_for_a_type_a_zone_or_a_market(account: Account, ec2: Ec2) -> None:
     ec2.has_no_capacity(where={"instance_type": "c5.large", "zone": "us-east-1a", "market": "spot"})
     spot: Any = {"InstanceMarketOptions": {"MarketType": "spot"}}
     here: Any = {"Placement": {"AvailabilityZone": "us-east-1a"}, "InstanceType": "c5.large"}
@@ -184,7 +184,7 @@ def test_calls_are_throttled(account: Account, ec2: Ec2) -> None:
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
-def test_a_create_that_errs_has_created_all_the_same(account: Account, ec2: Ec2, is_dropped: bool) -> None:
+def test_a_create_call_with_an_error_may_have_created(account: Account, ec2: Ec2, is_dropped: bool) -> None:
     ec2.fail("RunInstances", "InternalError", status=500, is_done=True, is_dropped=is_dropped)
     with pytest.raises(ConnectionClosedError if is_dropped else ClientError):
         account.run(ClientToken="once")
@@ -235,7 +235,7 @@ def test_boots_are_slow_or_never_end(account: Account, ec2: Ec2) -> None:
     until(lambda: account.state(never) == "terminated")
 
 
-def test_a_spot_instance_is_told_that_it_is_taken_back_and_is(account: Account, ec2: Ec2) -> None:
+def test_a_spot_instance_gets_a_notice_and_is_reclaimed(account: Account, ec2: Ec2) -> None:
     instance = account.run_spot()
     host = account.booted(instance)
     assert account.describe(instance)["InstanceLifecycle"] == "spot"
@@ -257,7 +257,7 @@ def test_a_spot_instance_is_told_that_it_is_taken_back_and_is(account: Account, 
     assert account.describe(instance)["StateReason"]["Code"] == "Server.SpotInstanceTermination"
 
 
-def test_metadata_need_a_token_where_the_instance_was_made_so(account: Account) -> None:
+def test_metadata_need_a_token_if_the_instance_was_made_so(account: Account) -> None:
     instance = account.run(MetadataOptions={"HttpTokens": "required", "HttpEndpoint": "enabled"})[0]
     host = account.booted(instance)
     url = "http://169.254.169.254/latest/meta-data/instance-id"
@@ -289,7 +289,7 @@ def test_prices_are_known_and_change(ec2: Ec2) -> None:
     assert by_zone["us-east-1a"] < by_zone["us-east-1b"] < 0.096
 
 
-def test_what_moto_lacks_is_there(account: Account) -> None:
+def test_services_that_moto_lacks_are_there(account: Account) -> None:
     tags: Any = [{"ResourceType": "placement-group", "Tags": [{"Key": "pool", "Value": "x"}]}]
     account.api.create_placement_group(GroupName="close", Strategy="cluster", TagSpecifications=tags)
     found = account.api.describe_placement_groups(Filters=[{"Name": "tag:pool", "Values": ["x"]}])["PlacementGroups"]
@@ -307,12 +307,12 @@ def test_what_moto_lacks_is_there(account: Account) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"ImageId": "ami-00000000000000000"}, {"InstanceType": "m5.huge"}, {"KeyName": "unknown"}]
 )
-def test_what_does_not_exist_is_refused(account: Account, wrong: dict[str, Any]) -> None:
+def test_resources_that_do_not_exist_are_refused(account: Account, wrong: dict[str, Any]) -> None:
     with pytest.raises(ClientError, match="Invalid"):
         account.run(**wrong)
 
 
-def test_what_is_left_is_named(account: Account, ec2: Ec2) -> None:
+def test_leftovers_are_named(account: Account, ec2: Ec2) -> None:
     instance = account.run()[0]
     left = ec2.left()
     assert instance in left

@@ -1,4 +1,4 @@
-"""Hosts at the other end of a long line: a link of several channels, all of one connection where there is room."""
+"""Hosts at the other end of a long line: a link of several channels, all of one connection if there is room."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def carry_much(pool: sky.ComputePool) -> None:
 
 
 @pytest.mark.parametrize("transport", ["openssh", "paramiko"])
-def test_a_far_link_has_more_channels_of_the_same_connection(far: Far, transport: Transport) -> None:
+def test_a_distant_link_has_more_channels_of_the_same_connection(far: Far, transport: Transport) -> None:
     with far.pool(transport) as pool:
         until(lambda: len(pids(far.host, "stub")) == 2)  # the client's and, once it is connected, the keeper's
         carry_much(pool)
@@ -74,7 +74,7 @@ def test_a_far_link_has_more_channels_of_the_same_connection(far: Far, transport
     nothing_runs_on([far.host])
 
 
-def test_an_sshd_that_allows_few_sessions_is_worked_with(far: Far) -> None:
+def test_an_sshd_that_allows_few_sessions_is_supported(far: Far) -> None:
     far.host.write("/etc/ssh/sshd_config.d/few.conf", "MaxSessions 2\n")
     far.host.run("systemctl", "reload", "ssh")
     far.line.set_delay(DELAY_S)

@@ -1,4 +1,4 @@
-"""The client dies at any moment, with and without what watches over it: nothing of it stays anywhere."""
+"""The client dies at any moment, with and without its keeper: nothing of it stays anywhere."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ if __name__ == "__main__":
 
 
 class Client:
-    """A program of its own that has a pool on hosts."""
+    """A separate program that has a pool on hosts."""
 
     def __init__(self, place: Place, folder: Path, what: str, *, lease_s: float, clock_s: float = 0.0) -> None:
         script = folder / "client.py"
@@ -108,7 +108,7 @@ class Client:
         )
 
     def says(self, wanted: str) -> str:
-        """Wait for a line that begins so; what follows."""
+        """Wait for a line that begins so. Returns its rest."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(wanted):
@@ -121,13 +121,13 @@ class Client:
 
 
 def _clock(offset_s: float) -> dict[str, str]:
-    """The time of day is wrong by so much for a program with these variables, and for those that it starts."""
+    """Return variables that make the time of day wrong for a program and its children."""
     return {"LD_PRELOAD": str(clock_library()), "SKYWARD_TESTS_CLOCK_S": f"{offset_s:.0f}"}
 
 
 @pytest.fixture
 def client_of(runtime: Path) -> Iterator[Callable[..., Client]]:
-    """`client_of(place, what, lease_s=...)` starts one."""
+    """Return a function `client_of(place, what, lease_s=...)`, which starts one."""
     made: list[Client] = []
 
     def give(place: Place, what: str, **options: float) -> Client:
@@ -163,7 +163,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_client_that_is_killed_leaves_nothing(
+def test_a_killed_client_leaves_nothing_on_hosts(
     place: Places, client_of: NewClient, runtime: Path, moment: str
 ) -> None:
     here = place(2)
@@ -171,14 +171,14 @@ def test_a_client_that_is_killed_leaves_nothing(
     client = client_of(here, what, lease_s=5.0)
     client.says(said)
     client.kill()
-    # The keeper ends what it knows of; a node that was not yet told to it has its lease.
+    # The keeper ends the nodes that it knows. A node that was not reported to it yet has its lease.
     nothing_runs_on(here.hosts, 5.0 + EPSILON_S)
     if moment == "a call":
         until(lambda: not any(client_processes(runtime).values()), PERSIST_S + EPSILON_S)
 
 
 @pytest.mark.parametrize("offset_s", [-400 * 86400.0, 3600.0], ids=["a year ago", "in an hour"])
-def test_a_client_whose_clock_is_wrong_brings_its_nodes_up_keeps_them_and_ends_them(
+def test_a_client_with_a_wrong_clock_starts_keeps_and_ends_its_nodes(
     place: Places, client_of: NewClient, offset_s: float
 ) -> None:
     here = place(2)
@@ -193,9 +193,7 @@ def test_a_client_whose_clock_is_wrong_brings_its_nodes_up_keeps_them_and_ends_t
     nothing_runs_on(here.hosts)
 
 
-def test_a_client_that_is_killed_has_its_nodes_ended_long_before_their_lease(
-    place: Places, client_of: NewClient
-) -> None:
+def test_nodes_of_a_killed_client_end_long_before_their_lease(place: Places, client_of: NewClient) -> None:
     here = place(2)
     client = client_of(here, "call", lease_s=600.0)
     client.says("running")
@@ -253,7 +251,7 @@ def test_everything_on_this_side_is_killed_at_once(place: Places, client_of: New
         ("a gang", signal.SIGHUP),
     ],
 )
-def test_a_client_that_is_told_to_end_leaves_nothing(
+def test_a_terminated_client_leaves_nothing(
     place: Places, client_of: NewClient, runtime: Path, moment: str, number: signal.Signals
 ) -> None:
     here = place(2)

@@ -21,9 +21,7 @@ NewLedger = Callable[[Place], Ledger]
 
 
 @pytest.mark.parametrize("cut_s", [5.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_a_cut_that_the_lease_outlives_is_a_pause_and_nothing_else(
-    place: Places, ledger_of: NewLedger, cut_s: float
-) -> None:
+def test_a_cut_shorter_than_the_lease_is_only_a_pause(place: Places, ledger_of: NewLedger, cut_s: float) -> None:
     @sky.compute  # in here, so that it travels by value: pytest is not on the nodes
     def said(limit: int) -> int:
         for n in range(limit):
@@ -74,7 +72,7 @@ def test_a_cut_that_the_lease_outlives_is_a_pause_and_nothing_else(
     assert set(mapped.ran().values()) == {1}
     assert got == [2 * n for n in range(300)]
     assert lines == [f"line {n}" for n in range(200)]
-    if cut_s > 20:  # of a shorter one TCP takes care
+    if cut_s > 20:  # TCP handles a shorter one
         assert any(isinstance(event, LinkRestored) for event in events)
 
 

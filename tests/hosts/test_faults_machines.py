@@ -30,7 +30,7 @@ LEASE_S = 4.0
 
 
 @pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "with a reset"])
-def test_what_was_on_a_host_that_lost_its_power_is_named_and_the_rest_goes_on(
+def test_calls_on_a_host_that_lost_its_power_are_named_and_the_rest_goes_on(
     place: Places, ledger_of: NewLedger, is_silent: bool
 ) -> None:
     here = place(2)
@@ -81,7 +81,7 @@ def test_a_gang_fails_as_one_when_a_host_loses_its_power(place: Places, ledger_o
 
 
 @pytest.mark.slow
-def test_a_spare_host_takes_the_place_of_one_without_power(
+def test_a_spare_host_replaces_one_without_power(
     place: Places, ledger_of: NewLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 2.0)  # no option: only tests wait for nobody
@@ -103,7 +103,7 @@ def test_a_spare_host_takes_the_place_of_one_without_power(
 # Disks --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pool_goes_on_where_disks_are_full(place: Places) -> None:
+def test_a_pool_goes_on_with_full_disks(place: Places) -> None:
     @sky.compute
     def size(data: bytes) -> int:
         print("x" * 10_000)
@@ -137,10 +137,10 @@ def test_a_pool_goes_on_where_disks_are_full(place: Places) -> None:
 
 
 @pytest.mark.parametrize("full", ["/tmp", "/"])
-def test_a_pool_does_not_start_where_a_disk_is_full_and_says_so(place: Places, full: str) -> None:
+def test_a_pool_does_not_start_with_a_full_disk_and_reports_it(place: Places, full: str) -> None:
     here = place(1)
     (host,) = here.hosts
-    # The home is needed where the environment is not there yet.
+    # The home is needed if the environment is not there yet.
     image = here.image if full == "/tmp" else sky.Image(pip=["threadpoolctl"], pip_index_url=here.index.simple)
     with host.disk_full(full), pytest.raises(SkywardError) as caught:
         sky.ComputePool(provider=here.ssh(), image=image, logs=False).start()
@@ -151,7 +151,7 @@ def test_a_pool_does_not_start_where_a_disk_is_full_and_says_so(place: Places, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("left_mib", "phase"), [(2, "upload"), (30, "uv"), (75, "packages")])
-def test_a_home_that_fills_up_during_a_bootstrap_is_named_and_the_next_one_goes_on(
+def test_a_home_that_fills_up_during_a_bootstrap_is_named_and_the_next_one_continues(
     bed: Bed, new_host: NewHost, package_index: PackageIndex, runtime: Path, left_mib: int, phase: str
 ) -> None:
     host = new_host()

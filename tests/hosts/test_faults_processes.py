@@ -29,7 +29,7 @@ OF_THE_NODE: tuple[Role, ...] = ("agent", "watchdog", "standby")
 
 
 @pytest.mark.parametrize("role", ["slot", "zygote", "agent", "watchdog", "standby", "stub", "sshd"])
-def test_plain_calls_run_at_most_once_and_those_lost_are_named(place: Places, ledger_of: NewLedger, role: Role) -> None:
+def test_plain_calls_run_at_most_once_and_lost_ones_are_named(place: Places, ledger_of: NewLedger, role: Role) -> None:
     here = place(1)
     ledger = ledger_of(here)
     call = noted(ledger.path, 0.02)
@@ -65,7 +65,7 @@ def test_with_retries_every_call_is_answered_once_whatever_dies(place: Places, l
         assert ledger.settle(futures) == {}
 
 
-def test_a_map_is_whole_whatever_dies(place: Places, ledger_of: NewLedger) -> None:
+def test_a_map_is_complete_whatever_dies(place: Places, ledger_of: NewLedger) -> None:
     here = place(2)
     ledger = ledger_of(here)
     call = noted(ledger.path, 0.002).with_options(retries=20)
@@ -81,7 +81,7 @@ def test_a_map_is_whole_whatever_dies(place: Places, ledger_of: NewLedger) -> No
 
 
 @pytest.mark.parametrize("role", ["slot", "agent"])
-def test_a_map_without_retries_names_what_it_lost(place: Places, ledger_of: NewLedger, role: Role) -> None:
+def test_a_map_without_retries_names_its_lost_calls(place: Places, ledger_of: NewLedger, role: Role) -> None:
     here = place(2)
     ledger = ledger_of(here)
     with here.pool(concurrency=2) as pool:
@@ -100,7 +100,7 @@ def test_a_map_without_retries_names_what_it_lost(place: Places, ledger_of: NewL
 
 
 @pytest.mark.parametrize("role", ["slot", "agent", "stub"])
-def test_a_generator_goes_on_or_says_why_not(place: Places, role: Role) -> None:
+def test_a_generator_goes_on_or_gives_the_reason(place: Places, role: Role) -> None:
     @sky.compute
     def doubled(items: Iterator[int]) -> Iterator[int]:
         for item in items:
@@ -156,7 +156,7 @@ def test_a_gang_fails_as_one_or_goes_on(place: Places, ledger_of: NewLedger, rol
 
 
 def recovered(pool: sky.ComputePool) -> None:
-    """Its nodes are back: a broadcast that comes before the loss was seen is told of it too."""
+    """Wait until its nodes are back. A broadcast that comes before the loss was noticed fails too."""
     for _ in range(3):
         with contextlib.suppress(NodeLost, SlotLost):
             sky.compute(os.getpid)() @ pool
@@ -195,7 +195,7 @@ def test_the_death_of_a_process_beside_the_client_loses_nothing(
     assert client_processes(runtime)["master"] == []
 
 
-def test_all_that_is_between_client_and_nodes_dies_again_and_again(
+def test_all_processes_between_client_and_nodes_may_die_repeatedly(
     place: Places, ledger_of: NewLedger, runtime: Path
 ) -> None:
     here = place(2)

@@ -1,4 +1,4 @@
-"""Rented machines, and a client that dies, is told to end, or meets what clouds do to those who rent from them."""
+"""Rented machines, and a client that dies, is terminated, or meets the usual faults of clouds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journals of these pools are not the user's."""
+    """Keep the journals of these pools apart from the user's."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
@@ -65,7 +65,7 @@ Start = Callable[[], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(ec2: Ec2, package_index: PackageIndex, runtime: Path) -> Iterator[Start]:
-    """`start()` starts a client whose pool has two rented nodes."""
+    """Return a function `start()`, which starts a client whose pool has two rented nodes."""
     made: list[subprocess.Popen[str]] = []
     script = runtime / "client.py"
     script.write_text(PROGRAM)
@@ -106,7 +106,7 @@ def says(process: subprocess.Popen[str], wanted: str) -> None:
 
 
 def wait_for(process: subprocess.Popen[str], limit_s: float) -> int | None:
-    """Its exit code; what it says meanwhile is read, or it could not end."""
+    """Return its exit code. Its output is read meanwhile, or it could not end."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=limit_s)
     return process.poll()
@@ -121,7 +121,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_client_that_is_killed_has_its_machines_ended_by_its_keeper(ec2: Ec2, start: Start, moment: str) -> None:
+def test_the_keeper_ends_the_machines_of_a_killed_client(ec2: Ec2, start: Start, moment: str) -> None:
     process = start()
     says(process, MOMENTS[moment])
     os.kill(process.pid, signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_machines_end_by_themselves_when_client_and_keeper_are_killed(ec2: Ec2, 
         ("a call", ("SIGTERM",)),
     ],
 )
-def test_a_client_that_is_told_to_end_gives_everything_back(
+def test_a_terminated_client_gives_everything_back(
     ec2: Ec2, start: Start, moment: str, signals: tuple[str, ...]
 ) -> None:
     process = start()
@@ -204,7 +204,7 @@ def test_a_second_machine_that_cannot_be_reached_ends_the_first_too(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_a_machine_with_another_host_key_than_its_console_says_is_refused(
+def test_a_machine_with_another_host_key_than_on_its_console_is_refused(
     ec2: Ec2, package_index: PackageIndex, runtime: Path
 ) -> None:
     ec2.set(ssh_after_s=6.0)
@@ -221,14 +221,14 @@ def test_a_machine_with_another_host_key_than_its_console_says_is_refused(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_no_capacity_is_told_and_leaves_nothing(ec2: Ec2, package_index: PackageIndex, runtime: Path) -> None:
+def test_missing_capacity_is_reported_and_leaves_nothing(ec2: Ec2, package_index: PackageIndex, runtime: Path) -> None:
     ec2.has_no_capacity()
     with pytest.raises(NoCapacity, match=r"m5\.large"):
         pool_on(ec2, package_index).start()
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_machines_whose_making_had_no_answer_are_found_and_ended(
+def test_machines_whose_create_call_had_no_answer_are_found_and_ended(
     ec2: Ec2, package_index: PackageIndex, runtime: Path
 ) -> None:
     ec2.fail("RunInstances", is_done=True, is_dropped=True, times=1)
@@ -238,7 +238,7 @@ def test_machines_whose_making_had_no_answer_are_found_and_ended(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_calls_on_a_machine_that_is_taken_away_say_so_and_it_is_replaced(
+def test_calls_on_a_reclaimed_machine_say_so_and_it_is_replaced(
     ec2: Ec2, package_index: PackageIndex, runtime: Path
 ) -> None:
     @sky.compute
@@ -258,7 +258,7 @@ def test_calls_on_a_machine_that_is_taken_away_say_so_and_it_is_replaced(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_a_machine_that_is_announced_to_be_taken_is_relieved_before_it_goes(
+def test_a_machine_with_a_notice_is_relieved_before_it_goes(
     ec2: Ec2, package_index: PackageIndex, runtime: Path
 ) -> None:
     @sky.compute
@@ -267,7 +267,7 @@ def test_a_machine_that_is_announced_to_be_taken_is_relieved_before_it_goes(
         info = sky.instance_info()
         while info is not None and not info.is_preempted and time.monotonic() < deadline:
             time.sleep(0.1)
-        time.sleep(1.0)  # what saves a state
+        time.sleep(1.0)  # a callback that saves a state
         return -1 if info is None or not info.is_preempted else info.node
 
     @sky.compute
@@ -293,7 +293,7 @@ def test_a_machine_that_is_announced_to_be_taken_is_relieved_before_it_goes(
     until(lambda: ec2.left() == [], GONE_S)
 
 
-def test_a_machine_that_is_taken_away_is_replaced_and_a_map_is_whole(
+def test_a_reclaimed_machine_is_replaced_and_a_map_is_complete(
     ec2: Ec2, package_index: PackageIndex, runtime: Path
 ) -> None:
     @sky.compute(retries=5)

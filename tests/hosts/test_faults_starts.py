@@ -1,4 +1,4 @@
-"""The way up of a node whose ssh connection dies under it: it goes on, or nothing of it is left."""
+"""The start of a node whose ssh connection dies during it: it continues, or nothing of it is left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Places = Callable[[int], Place]
 
 
 def cut(host: Host) -> int:
-    """Kill the processes of all log-ins that there are now. How many."""
+    """Kill the processes of all current log-ins. Returns how many there were."""
     killed = 0
     for entry in filter(str.isdigit, os.listdir("/proc")):  # not by `pids`: it must be quick
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def cut(host: Host) -> int:
 
 
 class Cutter:
-    """Kills the log-ins once, so many seconds after a phase of the next way up has begun."""
+    """Thread that kills the log-ins once, that many seconds after a phase of the next start has begun."""
 
     def __init__(self, host: Host) -> None:
         self.cuts = 0
@@ -75,7 +75,7 @@ class Cutter:
 
 @pytest.fixture
 def lone(place: Places) -> Iterator[Place]:
-    """One host, on which nothing runs in the end."""
+    """Return one host, on which nothing runs at the end."""
     here = place(1)
     yield here
     nothing_runs_on(here.hosts)
@@ -87,7 +87,7 @@ PARAMIKO = {"probe": (0.1,), "agent": (0.05, 0.15)}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("transport", "times"), [("openssh", OPENSSH), ("paramiko", PARAMIKO)])
-def test_a_replacement_goes_on_whenever_its_connection_dies(
+def test_a_replacement_continues_whenever_its_connection_dies(
     lone: Place, transport: Transport, times: dict[str, tuple[float, ...]]
 ) -> None:
     cutter, (host,) = Cutter(lone.hosts[0]), lone.hosts
@@ -127,7 +127,7 @@ def test_a_pool_that_is_closed_while_it_replaces_a_node_leaves_nothing(lone: Pla
 
 
 def test_an_agents_start_that_comes_too_late_starts_nothing(lone: Place) -> None:
-    """Its command was on its way when the connection died, and begins when what was there has been ended already."""
+    """The command was in flight when the connection died, and begins after the node's processes were ended."""
     (host,) = lone.hosts
     with contextlib.closing(connect(lone.ssh().targets[0])) as connection:
         ready = prepare(connection.run, lone.image, emit=ignore, node=0, folder="late")

@@ -1,4 +1,4 @@
-"""The test bed itself: a host does what a real one does, and each way to break it breaks it."""
+"""The test bed itself: a host behaves like a real one, and each fault breaks it as named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pair(hosts: Callable[[int], list[Host]]) -> list[Host]:
 
 @pytest.fixture
 def echoing(new_host: NewHost) -> Iterator[tuple[Host, socket.socket]]:
-    """A host, and an open connection to a program there that sends back what it gets."""
+    """Return a host, and an open connection to a program there that echoes its input."""
     host = new_host()
     program = "import socket; c = socket.create_server(('', 9000)).accept()[0]\nwhile d := c.recv(99): c.sendall(d)"
     host.run("systemd-run", "-q", "python3", "-c", program)
@@ -45,7 +45,7 @@ def echoing(new_host: NewHost) -> Iterator[tuple[Host, socket.socket]]:
 
 
 def _echo(connection: socket.socket, within_s: float = 5.0) -> bool:
-    """Whether it answers. Raises ConnectionError when it is gone."""
+    """Return whether it answers. Raises ConnectionError when it is gone."""
     connection.settimeout(within_s)
     try:
         connection.sendall(b"hello")
@@ -70,7 +70,7 @@ def test_root_and_ordinary_users_log_in_by_ssh(pair: list[Host]) -> None:
     assert host.ssh("hostname").stdout == "node0\n"
 
 
-def test_each_host_has_a_host_key_of_its_own(pair: list[Host]) -> None:
+def test_each_host_has_its_own_host_key(pair: list[Host]) -> None:
     assert pair[0].host_key() != pair[1].host_key()
     seen = subprocess.run(["ssh-keyscan", "-t", "ed25519", pair[0].address], capture_output=True, text=True, check=True)
     assert pair[0].host_key() in seen.stdout
@@ -83,7 +83,7 @@ def test_a_host_with_a_new_host_key_is_refused(new_host: NewHost) -> None:
     assert "IDENTIFICATION HAS CHANGED" in host.ssh("true").stderr
 
 
-def test_hosts_reach_one_another_by_name_and_nothing_else(pair: list[Host]) -> None:
+def test_hosts_reach_each_other_by_name_and_nothing_else(pair: list[Host]) -> None:
     lookup = "import socket; print(socket.gethostbyname(socket.gethostname()))"
     assert pair[0].ssh(f'python3 -c "{lookup}"').stdout == f"{pair[0].address}\n"
     reach = "import socket; socket.create_connection(('{}', {}), timeout=5)"
@@ -91,7 +91,7 @@ def test_hosts_reach_one_another_by_name_and_nothing_else(pair: list[Host]) -> N
     assert "unreachable" in pair[0].ssh(f'python3 -c "{reach.format("192.0.2.1", 80)}"').stderr
 
 
-def test_what_runs_in_a_host_is_known(new_host: NewHost) -> None:
+def test_processes_of_a_host_are_known(new_host: NewHost) -> None:
     host = new_host()
     assert host.started_processes() == []
     host.ssh("setsid sleep 600 > /dev/null 2>&1 & exit")
@@ -134,14 +134,14 @@ def test_peers_of_a_host_without_power_hear_nothing(echoing: tuple[Host, socket.
     host.start().wait_ssh()
 
 
-def test_peers_of_a_crashed_host_are_told(echoing: tuple[Host, socket.socket]) -> None:
+def test_peers_of_a_crashed_host_see_closed_connections(echoing: tuple[Host, socket.socket]) -> None:
     host, connection = echoing
     host.power_loss(is_silent=False)
     with pytest.raises(ConnectionError):
         _echo(connection)
 
 
-def test_a_cut_link_is_silent_and_what_was_sent_arrives_when_it_is_back(echoing: tuple[Host, socket.socket]) -> None:
+def test_a_cut_link_is_silent_and_sent_bytes_arrive_when_it_is_back(echoing: tuple[Host, socket.socket]) -> None:
     host, connection = echoing
     with host.link_cut():
         assert not _echo(connection, within_s=1.0)
@@ -157,7 +157,7 @@ def test_a_host_that_boots_slowly_answers_late(new_host: NewHost) -> None:
     assert host.wait_ssh().boot_s > 2
 
 
-def test_a_boot_that_never_ends_answers_never(new_host: NewHost) -> None:
+def test_a_boot_that_never_ends_never_answers(new_host: NewHost) -> None:
     host = new_host(ssh_after_s=math.inf)
     until(lambda: "/bin/sleep infinity" in {process.command for process in host.processes()})
     with pytest.raises(AssertionError, match="not within"):
@@ -167,7 +167,7 @@ def test_a_boot_that_never_ends_answers_never(new_host: NewHost) -> None:
 
 
 @pytest.mark.parametrize("where", ["/", "/tmp", "/dev/shm"])
-def test_a_full_disk_takes_nothing_more(new_host: NewHost, where: str) -> None:
+def test_a_full_disk_refuses_writes(new_host: NewHost, where: str) -> None:
     host = new_host()
     write = f"head -c 1M /dev/zero > {where}/more"
     with host.disk_full(where):
@@ -180,7 +180,7 @@ def test_a_disk_has_the_size_it_was_made_with(new_host: NewHost) -> None:
     assert "No space left on device" in host.ssh("head -c 20M /dev/zero > /root/more").stderr
 
 
-def test_a_wrong_clock_is_seen_by_what_starts_there(new_host: NewHost) -> None:
+def test_a_wrong_clock_is_seen_by_programs_that_start_there(new_host: NewHost) -> None:
     host = new_host()
     clock = 'python3 -c "import time; a = time.monotonic(); time.sleep(0.1); print(time.time(), time.monotonic() - a)"'
     host.set_clock(-400 * 86400)

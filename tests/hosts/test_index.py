@@ -18,7 +18,7 @@ pytestmark = pytest.mark.hosts
 
 @pytest.fixture
 def with_uv(new_host: NewHost) -> Host:
-    """A host with uv, taken from the environment of the tests."""
+    """Return a host with uv, taken from the environment of the tests."""
     host = new_host()
     uv = Path(sys.executable).parent / "uv"
     shutil.copy(uv, host.path("/usr/local/bin/uv"))

@@ -1,4 +1,4 @@
-"""The main job on machines that are not this one: examples with one line changed, and the numbers of this machine."""
+"""The main job on other machines: examples with one line changed, and the numbers of this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRID = ("07_grid_search.py", "sky.Local(), nodes=2, concurrency=slots")
 
 
 def run_example(example: tuple[str, str], pool: str, folder: Path, **environment: str) -> str:
-    """What the example prints when its pool is made with these arguments."""
+    """Return the output of the example with a pool of these arguments."""
     name, line = example
     text = (EXAMPLES / name).read_text()
     assert text.count(line) == 1, f"{name} makes its pool in another way"
@@ -44,14 +44,14 @@ def run_example(example: tuple[str, str], pool: str, folder: Path, **environment
 
 
 def numbers(printed: str) -> list[str]:
-    """The lines that do not depend on the clock."""
+    """Return the lines that do not depend on the clock."""
     return [line for line in printed.splitlines() if not re.search(r"\d s$", line)]
 
 
 @pytest.fixture(scope="module")
 def ddp_here(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the training shows on three nodes of this machine."""
-    # The hosts' cores are this machine's too: another number of threads would add up in another order.
+    """Return the output of the training on three nodes of this machine."""
+    # The hosts have this machine's cores too. Another number of threads would add up in another order.
     pool = "provider=sky.Local(), nodes=3"
     return numbers(run_example(DDP, pool, tmp_path_factory.mktemp("here"), OMP_NUM_THREADS="1"))
 
@@ -110,7 +110,7 @@ def test_a_grid_search_on_three_rented_machines_finds_the_same(
 
 
 def version(package: str) -> str:
-    """The one that is installed here, without its build: the results are to be compared."""
+    """Return the installed version without its build, because the results are compared."""
     from importlib.metadata import version as installed
 
     return installed(package).partition("+")[0]

@@ -1,4 +1,4 @@
-"""Pools on the hosts of the test bed: what users run, on machines of their own and on rented ones, and what is left."""
+"""Pools on the hosts of the test bed: users' programs, on their own machines and on rented ones, and the leftovers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
 
-# By value, for this module is not on the nodes.
+# It travels by value, because this module is not on the nodes.
 where = sky.compute(lambda: os.uname().nodename)
 wait = sky.compute(lambda seconds: (threading.Event().wait(seconds), os.uname().nodename)[1])
 
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals, prices and built wheels of these tests alone."""
+    """Keep journals, prices and built wheels of these tests apart."""
     folder = tmp_path_factory.getbasetemp()
     for name in ("state", "cache", "config"):
         (folder / name).mkdir(exist_ok=True)
@@ -46,10 +46,10 @@ def own(hosts: list[Host], bed: Bed, *, lease_s: float = 60.0) -> sky.SSH:
     return sky.SSH(hosts=[host.name for host in hosts], config_file=str(bed.ssh_config), lease_s=lease_s)
 
 
-# Machines of one's own ------------------------------------------------------------------------------------------------
+# Users' own machines --------------------------------------------------------------------------------------------------
 
 
-def test_hosts_of_ones_own_are_as_before_afterwards(
+def test_a_users_own_hosts_are_unchanged_afterwards(
     hosts: Callable[[int], list[Host]], bed: Bed, image: sky.Image
 ) -> None:
     three = hosts(3)
@@ -64,9 +64,7 @@ def test_hosts_of_ones_own_are_as_before_afterwards(
 # Rented machines ------------------------------------------------------------------------------------------------------
 
 
-def test_rented_machines_come_although_the_api_is_unwell_and_nothing_stays(
-    ec2: Ec2, aws: sky.AWS, image: sky.Image
-) -> None:
+def test_rented_machines_come_despite_api_errors_and_nothing_stays(ec2: Ec2, aws: sky.AWS, image: sky.Image) -> None:
     ec2.set(list_after_s=2.0, pending_s=1.0, refuses_terminate_while_pending=True)
     ec2.throttle("RunInstances", times=1)
     ec2.has_no_capacity(times=2)

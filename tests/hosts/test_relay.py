@@ -18,7 +18,7 @@ from tests.waiting import until
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that sends back what it gets."""
+    """Return the port of a server that echoes its input."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer(connection: socket.socket) -> None:
@@ -92,7 +92,7 @@ def test_a_stalled_line_is_silent_and_loses_nothing(relay: NewRelay, echo: int) 
         assert connection.recv(99) == b"meanwhile"
 
 
-def test_a_reset_line_tells_both_ends(relay: NewRelay, echo: int) -> None:
+def test_a_reset_line_is_noticed_at_both_ends(relay: NewRelay, echo: int) -> None:
     line = relay("127.0.0.1", echo)
     with _connect(line) as connection:
         _round_trip_s(connection)
@@ -104,7 +104,7 @@ def test_a_reset_line_tells_both_ends(relay: NewRelay, echo: int) -> None:
         _round_trip_s(connection)
 
 
-def test_a_line_that_refuses_keeps_what_is_open(relay: NewRelay, echo: int) -> None:
+def test_a_line_that_refuses_keeps_open_connections(relay: NewRelay, echo: int) -> None:
     line = relay("127.0.0.1", echo)
     with _connect(line) as connection:
         _round_trip_s(connection)
@@ -126,7 +126,7 @@ def test_an_end_of_file_passes_and_the_connection_ends(relay: NewRelay, echo: in
     until(lambda: line.count() == 0)
 
 
-def test_a_target_that_is_not_there_breaks_the_connection(relay: NewRelay) -> None:
+def test_a_missing_target_breaks_the_connection(relay: NewRelay) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     line = relay("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""SSH to bare hosts: links that are cut, hosts behind others, log-ins whose end would end the agent, spare hosts."""
+"""SSH to bare hosts: cut links, hosts behind others, log-ins whose end would end the agent, spare hosts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def say(process: subprocess.Popen[bytes], line: bytes) -> None:
     assert process.stdout.readline() == line
 
 
-def test_a_link_that_stays_cut_is_noticed_in_seconds_and_made_anew(new_host: NewHost, transport: Transport) -> None:
+def test_a_link_that_stays_cut_is_noticed_in_seconds_and_reopened(new_host: NewHost, transport: Transport) -> None:
     host = new_host()
     with connected(host, transport) as connection, echo(connection) as process:
         with host.link_cut():
@@ -63,7 +63,7 @@ def test_a_link_that_stays_cut_is_noticed_in_seconds_and_made_anew(new_host: New
             process.wait(60)
             assert time.monotonic() - began < NOTICED_S
             assert process.returncode == 255
-        # For a moment the kernel may still say that there is no route.
+        # For a moment the kernel may still report that there is no route.
         until(lambda: subprocess.run(connection.argv("true"), timeout=20, check=False).returncode == 0)
         with echo(connection) as again:
             say(again, b"again\n")
@@ -78,7 +78,7 @@ def test_a_link_that_is_cut_for_a_moment_goes_on(new_host: NewHost, transport: T
         say(process, b"second\n")
 
 
-def test_a_pool_on_a_host_behind_another(
+def test_a_pool_runs_on_a_host_behind_another(
     bed: Bed, new_host: NewHost, hosts: Callable[[int], list[Host]], transport: Transport
 ) -> None:
     hidden, (jump,) = new_host(), hosts(1)
@@ -90,7 +90,7 @@ def test_a_pool_on_a_host_behind_another(
 
 
 @pytest.mark.parametrize("user", ["root", "dev"])
-def test_an_agent_outlives_the_log_in_where_logind_kills_what_is_left(bed: Bed, new_host: NewHost, user: str) -> None:
+def test_an_agent_outlives_the_log_in_if_logind_kills_leftovers(bed: Bed, new_host: NewHost, user: str) -> None:
     host = new_host()
     host.write("/etc/systemd/logind.conf.d/kill.conf", "[Login]\nKillUserProcesses=yes\nKillExcludeUsers=\n")
     host.run("systemctl", "restart", "systemd-logind")

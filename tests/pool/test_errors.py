@@ -326,7 +326,7 @@ class TestWhatCannotTravel:
 
 
 class OnlyThere:
-    """Its unpickling raises an error anywhere but in the process that pickled it."""
+    """Object whose unpickling raises an error everywhere except in the process that pickled it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -19,7 +19,7 @@ TOKEN = "sky_1_secret"
 
 @dataclass
 class SmallHub:
-    """What arrived. `refuse(path, body)` may return a status and a message instead of an answer."""
+    """Arrived records. `refuse(path, body)` may return a status and a message instead of an answer."""
 
     url: str = ""
     records: dict[str, list[tuple[str, list[Any]]]] = field(default_factory=dict)
