@@ -1,0 +1,133 @@
+"""Files of the web pages: read once at start, served by name from memory.
+
+A name in a request is a key of a dictionary and never a part of a path. Each path of a page answers with the same
+document, and the script in it shows what the path says. The files say nothing about anybody's data, so they need no
+token; everything that the pages show comes from `/v1`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+__all__ = ["FILE_PATH", "PAGE_PATHS", "Answer", "PageFiles"]
+
+FILE_PATH = "/ui/{name:path}"
+DOCUMENT = "index.html"
+
+PAGE_PATHS = (
+    "/",
+    "/experiments",
+    "/experiments/{experiment}",
+    "/runs",
+    "/runs/{run}",
+    "/compare",
+    "/projects",
+    "/members",
+    "/tokens",
+    "/audit",
+    "/sign-in",
+)
+
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "cache-control": "no-cache",  # asked again each time, and answered with 304
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "vary": "accept-encoding",
+    "x-content-type-options": "nosniff",
+}
+_WORTH_COMPRESSING = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with a file: status, headers in lower case, body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    media_type: str
+
+    @cached_property
+    def etag(self) -> str:
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
+    @cached_property
+    def compressed(self) -> bytes:
+        return gzip.compress(self.content, 6, mtime=0)
+
+    def answer(self, if_none_match: str, accept_encoding: str) -> Answer:
+        headers = {**_HEADERS, "content-type": self.media_type, "etag": self.etag}
+        if self.etag in if_none_match:
+            return Answer(304, headers, b"")
+        if len(self.content) > _WORTH_COMPRESSING and "gzip" in accept_encoding:
+            return Answer(200, {**headers, "content-encoding": "gzip"}, self.compressed)
+        return Answer(200, headers, self.content)
+
+
+class PageFiles:
+    """The files of the pages, in memory."""
+
+    def __init__(self) -> None:
+        self._files = dict(_read(files("skyward.hub") / "ui"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def document(self, if_none_match: str = "", accept_encoding: str = "") -> Answer:
+        """Return the document, with which each of `PAGE_PATHS` answers."""
+        return self.file(DOCUMENT, if_none_match, accept_encoding)
+
+    def file(self, name: str, if_none_match: str = "", accept_encoding: str = "") -> Answer:
+        """Return the file of that name, or status 404.
+
+        Args:
+            name: Path below `/ui/`, decoded once.
+            if_none_match: The request's header of that name.
+            accept_encoding: The request's header of that name.
+        """
+        file = self._files.get(name)
+        if file is None:
+            return Answer(404, {**_HEADERS, "content-type": "text/plain; charset=utf-8"}, b"no such file\n")
+        return file.answer(if_none_match, accept_encoding)
+
+
+def _read(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, _File]]:
+    for entry in folder.iterdir():
+        name = prefix + entry.name
+        if entry.is_dir():
+            yield from _read(entry, f"{name}/")
+        elif media_type := _TYPES.get(name[name.rfind(".") :]):
+            yield name, _File(entry.read_bytes(), media_type)

@@ -1,0 +1,42 @@
+/** Start of the pages: the frame around them, and the page that the address names. */
+import { isSignedOut } from "./core/api.js";
+import { html, render } from "./core/html.js";
+import { path, startRouter } from "./core/router.js";
+import { loadSession } from "./core/session.js";
+import { AuditPage } from "./pages/audit.js";
+import { ComparePage } from "./pages/compare.js";
+import { ExperimentsPage } from "./pages/experiments.js";
+import { MembersPage, ProjectsPage } from "./pages/projects.js";
+import { RunPage } from "./pages/run.js";
+import { RunsPage } from "./pages/runs.js";
+import { SignInPage } from "./pages/sign_in.js";
+import { TokensPage } from "./pages/tokens.js";
+import { Shell } from "./parts/shell.js";
+import { Dialogs, Empty, Notices } from "./parts/widgets.js";
+
+function Missing() {
+  return html`<${Empty} icon="search" title="There is no such page"><a class="button" href="/experiments">Go to the experiments</a><//>`;
+}
+
+/** @param {string} where */
+function pageFor(where) {
+  const [, room = "", id = ""] = where.split("/").map(decodeURIComponent);
+  if (room === "" || (room === "experiments" && !id)) return html`<${ExperimentsPage} />`;
+  if (room === "experiments") return html`<${RunsPage} key=${id} experiment=${id} />`;
+  if (room === "runs") return id ? html`<${RunPage} key=${id} id=${id} />` : html`<${RunsPage} key="all" />`;
+  if (room === "compare") return html`<${ComparePage} />`;
+  if (room === "projects") return html`<${ProjectsPage} />`;
+  if (room === "members") return html`<${MembersPage} />`;
+  if (room === "tokens") return html`<${TokensPage} />`;
+  if (room === "audit") return html`<${AuditPage} />`;
+  return html`<${Missing} />`;
+}
+
+function App() {
+  if (path.value === "/sign-in" || isSignedOut.value) return html`<${SignInPage} /><${Notices} />`;
+  return html`<${Shell}>${pageFor(path.value)}<//><${Dialogs} /><${Notices} />`;
+}
+
+startRouter();
+void loadSession();
+render(html`<${App} />`, /** @type {Element} */ (document.getElementById("app")));
