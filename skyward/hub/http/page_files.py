@@ -15,7 +15,7 @@ from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-__all__ = ["FILE_PATH", "PAGE_PATHS", "Answer", "PageFiles"]
+__all__ = ["FILE_PATH", "PAGE_PATHS", "FileAnswer", "PageFiles"]
 
 FILE_PATH = "/ui/{name:path}"
 DOCUMENT = "index.html"
@@ -67,7 +67,7 @@ _WORTH_COMPRESSING = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FileAnswer:
     """An answer with a file: status, headers in lower case, body."""
 
     status: int
@@ -88,13 +88,13 @@ class _File:
     def compressed(self) -> bytes:
         return gzip.compress(self.content, 6, mtime=0)
 
-    def answer(self, if_none_match: str, accept_encoding: str) -> Answer:
+    def answer(self, if_none_match: str, accept_encoding: str) -> FileAnswer:
         headers = {**_HEADERS, "content-type": self.media_type, "etag": self.etag}
         if self.etag in if_none_match:
-            return Answer(304, headers, b"")
+            return FileAnswer(304, headers, b"")
         if len(self.content) > _WORTH_COMPRESSING and "gzip" in accept_encoding:
-            return Answer(200, {**headers, "content-encoding": "gzip"}, self.compressed)
-        return Answer(200, headers, self.content)
+            return FileAnswer(200, {**headers, "content-encoding": "gzip"}, self.compressed)
+        return FileAnswer(200, headers, self.content)
 
 
 class PageFiles:
@@ -106,11 +106,11 @@ class PageFiles:
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
-    def document(self, if_none_match: str = "", accept_encoding: str = "") -> Answer:
+    def document(self, if_none_match: str = "", accept_encoding: str = "") -> FileAnswer:
         """Return the document, with which each of `PAGE_PATHS` answers."""
         return self.file(DOCUMENT, if_none_match, accept_encoding)
 
-    def file(self, name: str, if_none_match: str = "", accept_encoding: str = "") -> Answer:
+    def file(self, name: str, if_none_match: str = "", accept_encoding: str = "") -> FileAnswer:
         """Return the file of that name, or status 404.
 
         Args:
@@ -120,7 +120,7 @@ class PageFiles:
         """
         file = self._files.get(name)
         if file is None:
-            return Answer(404, {**_HEADERS, "content-type": "text/plain; charset=utf-8"}, b"no such file\n")
+            return FileAnswer(404, {**_HEADERS, "content-type": "text/plain; charset=utf-8"}, b"no such file\n")
         return file.answer(if_none_match, accept_encoding)
 
 

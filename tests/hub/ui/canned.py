@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from skyward.hub.http.page_files import FILE_PATH, PAGE_PATHS, Answer, PageFiles
+from skyward.hub.http.page_files import FILE_PATH, PAGE_PATHS, FileAnswer, PageFiles
 
 RUNS = 100_000
 STARTED = 1_790_000_000_000
@@ -128,7 +128,7 @@ def _value(key: str, seed: int, part: float) -> float:
     return 1 - (0.8 + seed / 500) * math.exp(-6 * part) + wave / 3
 
 
-def _response(answer: Answer) -> Response:
+def _response(answer: FileAnswer) -> Response:
     return Response(answer.body, answer.status, answer.headers)
 
 
