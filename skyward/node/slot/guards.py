@@ -130,8 +130,8 @@ class LaneGuard(SlotGuard):
     """Guard of a lane of a thread slot. `cancel` raises in the lane's thread while it runs the task's user code.
 
     Created by the lane's thread. Python delivers the exception between two bytecodes, at a time of its own choice. It
-    may still arrive in our own bytecodes that lead out of user code, but no later: `leave` withdraws an exception that
-    has not arrived.
+    may still arrive in our own bytecodes that lead out of user code, but no later: `leave` waits for an exception that
+    has not arrived, and drops it.
     """
 
     def __init__(self, page: memoryview, lane: int) -> None:
@@ -196,14 +196,20 @@ class LaneGuard(SlotGuard):
         super().end()
 
     def _take_back(self) -> None:
+        """Let an exception arrive here if it has not arrived yet. Called by the lane's thread."""
+        # PyThreadState_SetAsyncExc(thread, NULL) would withdraw it. But Python 3.11 then believes for ever that an
+        # exception waits: it checks at each call and, under a debugger's trace function, goes round in circles.
         if self._is_raised:
-            _set_exception(self._thread, None)
+            try:
+                for _ in range(2):  # Python raises at the jump of a loop
+                    continue
+            except Cancelled:  # meant for user code, which has ended
+                return
 
 
-def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
-    """Raise an exception in another thread between two bytecodes; None withdraws it. Python has no way to kill one."""
-    exception = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+def _set_exception(thread: int, kind: type[BaseException]) -> None:
+    """Raise an exception in another thread between two bytecodes. Python has no way to kill a thread."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def _end_copy(error: BaseException | None) -> NoReturn:

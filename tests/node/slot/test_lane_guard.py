@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,8 @@ from skyward.node.slot.lanes import LaneInbox
 from skyward.node.slot.page import PAGE_GROUP
 from skyward.wire.frames import Frame, FrameKind
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture
 def inbox() -> LaneInbox:
@@ -20,12 +25,17 @@ def inbox() -> LaneInbox:
 
 @pytest.fixture
 def guard(inbox: LaneInbox) -> Iterator[LaneGuard]:
-    """Guard of this thread, with task 7 begun."""
-    guard = LaneGuard(memoryview(bytearray(8 * PAGE_GROUP)).cast("Q"), 0)
-    guard.begin_with(inbox)
-    guard.begin(7)
+    guard = guard_of_task_7(inbox)
     yield guard
     guard.end()
+
+
+def guard_of_task_7(inbox: LaneInbox | None = None) -> LaneGuard:
+    """Return a guard of this thread, with task 7 begun."""
+    guard = LaneGuard(memoryview(bytearray(8 * PAGE_GROUP)).cast("Q"), 0)
+    guard.begin_with(inbox or LaneInbox())
+    guard.begin(7)
+    return guard
 
 
 def run_a_while() -> int:
@@ -68,3 +78,20 @@ def test_a_task_that_has_read_its_cancellation_may_unwind(guard: LaneGuard, inbo
     assert inbox.wait()[0].kind == FrameKind.CLOSE
     with guard.user_code():
         run_a_while()
+
+
+def test_a_cancel_does_not_stop_a_process_that_is_traced() -> None:
+    """Python 3.11 goes round in circles under a trace function while it believes that an exception waits."""
+    code = (
+        "import sys\n"
+        "from tests.node.slot.test_lane_guard import Cancelled, guard_of_task_7, run_a_while\n"
+        "guard = guard_of_task_7()\n"
+        "try:\n    with guard.user_code():\n        guard.cancel(7)\n        run_a_while()\n"
+        "except Cancelled:\n    guard.end()\n"
+        "sys.settrace(lambda *_: None)\n"
+        "print(run_a_while())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) == run_a_while()
