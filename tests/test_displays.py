@@ -188,3 +188,25 @@ def test_functions_of_ipython_are_replaced_once_a_task_imports_them(lines: list[
     with sky.ComputePool(sky.Local(), logs=lines.append) as pool:
         assert sky.compute(show_by_ipython)() >> pool == [False, True]
     assert texts(lines) == ["<IPython.core.display.HTML object>", "3", "[1]"]
+
+
+@sky.compute
+@sky.integrations.torch
+def plot_in_a_gang() -> None:
+    print("rank")
+    plot()
+
+
+def test_ranks_of_a_gang_show_figures_too(lines: list[sky.LogLine]) -> None:
+    with sky.ComputePool(sky.Local(), nodes=2, logs=lines.append) as pool:
+        plot_in_a_gang() @ pool
+    for rank in (0, 1):
+        shown = [line.text for line in lines if line.rank == rank]
+        assert shown == ["rank", "<Figure size 640x480 with 1 Axes>", "open: []"]
+
+
+def test_modules_that_were_loaded_before_the_slot_began_are_hooked_too(lines: list[sky.LogLine]) -> None:
+    with sky.ComputePool(sky.Local(), preload=["matplotlib.pyplot", "IPython"], logs=lines.append) as pool:
+        assert sky.compute(plot)() >> pool == "module://skyward.node.slot.figures"
+        assert sky.compute(show_by_ipython)() >> pool == [True, True]
+    assert texts(lines)[-1] == "[1]"

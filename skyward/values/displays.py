@@ -12,7 +12,7 @@ JSON: Final = "application/json"
 IMAGES: Final = ("image/png", "image/jpeg")
 """Forms in base64."""
 FORMS: Final = (PLAIN, "text/html", "text/markdown", "text/latex", "image/svg+xml", *IMAGES, JSON)
-"""Forms that are passed on. Scripts are not: a notebook would run them with the rights of its user."""
+"""Forms that are passed on. JavaScript is none of them: it cannot be shown, only run."""
 MAX_DISPLAY: Final = 4 << 20
 """Characters of one display, all forms together."""
 

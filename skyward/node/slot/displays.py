@@ -52,8 +52,12 @@ def offer_displays(send: Send) -> None:
 
 
 def _take_over(module: ModuleType) -> None:
+    # The others are there already, with the functions of their own, only if the slot's zygote has imported them.
+    modules = [module, sys.modules.get("IPython.display"), sys.modules.get("IPython.core.display")]
     for function in (display, publish_display_data, clear_output):
-        setattr(module, function.__name__, function)
+        for loaded in modules:
+            if hasattr(loaded, function.__name__):
+                setattr(loaded, function.__name__, function)
 
 
 def _choose_backend(matplotlib: ModuleType) -> None:
