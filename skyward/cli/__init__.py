@@ -11,6 +11,7 @@
     skyward checkpoint      skyward.training.checkpoint: checkpoints_in(), problems(), ...
     skyward integrations    skyward.cli.integrations.describe()
     skyward train           skyward.training.control
+    skyward hub             skyward.hub.http.serve.serve()
     skyward explain         skyward.cli.explain.explanation()
 
 A subcommand is a module of this package with HELP, DESCRIPTION, EPILOG, `add_options(parser)` and `run(arguments)`,
@@ -33,6 +34,7 @@ from . import (
     down,
     explain,
     garbage,
+    hub,
     integrations,
     logs,
     offers,
@@ -56,6 +58,7 @@ COMMANDS: dict[str, ModuleType] = {
     "integrations": integrations,
     "train": train,
     "checkpoint": checkpoint,
+    "hub": hub,
     "explain": explain,
     "completion": completion,
 }

@@ -1,0 +1,124 @@
+"""`skyward hub`: start a hub, and manage it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..hub.http.local import Welcome
+    from ..hub.services.hub import Hub
+
+    _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
+
+HELP = "start a tracking server for runs, and manage it"
+
+DESCRIPTION = """\
+A hub remembers runs: parameters, metrics, artifacts. It speaks MLflow's protocol, so that scripts which log to MLflow
+log to it unchanged. It needs `pip install 'skyward[hub]'`; clients need nothing.
+"""
+
+EPILOG = """\
+examples:
+  skyward hub up
+  skyward hub up --data ./hub --port 8100
+  skyward hub serve --config hub.yaml
+
+exit status: 0 it was stopped, 1 it could not start
+from Python: skyward.hub.http.serve.serve()
+"""
+
+
+_NEEDED = ("alembic", "httptools", "msgspec", "sqlalchemy", "starlette", "uvicorn", "zstandard")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    up = _add(actions, "up", "start a hub for one person on this machine", "up --data ./hub")
+    up.add_argument("--data", metavar="DIR", help="folder of the hub (default: $XDG_DATA_HOME/skyward/hub)")
+    up.add_argument(
+        "--port", type=int, default=8057, metavar="N", help="port on 127.0.0.1 (default: 8057; 0: a free one)"
+    )
+    up.add_argument("--no-auth", action="store_true", help="let every program on this machine in without a token")
+    up.add_argument("--json", action="store_true", help="print address, link and token as one line of JSON")
+    up.set_defaults(run=_up)
+    serve = _add(actions, "serve", "start a hub for a team", "serve --config hub.yaml")
+    serve.add_argument("--config", metavar="FILE", help="configuration; SKYWARD_HUB_<SECTION>_<KEY> overrides a key")
+    serve.set_defaults(run=_serve)
+
+
+def _add(actions: _Actions, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    own = actions.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"example: skyward hub {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own.set_defaults(parser=own)
+    return own
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    _need_extra()
+    from ..hub.http.local import welcome
+    from ..hub.http.serve import serve
+    from ..hub.http.settings import data_folder, local_settings
+
+    data = Path(arguments.data).absolute() if arguments.data else data_folder()
+    os.umask(0o077)  # the database holds what others on this machine must not read
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def greet(hub: Hub, url: str) -> None:
+        greeting = await welcome(hub, url, data)
+        print(_json_line(greeting) if arguments.json else "\n".join(_lines(greeting)), flush=True)
+
+    serve(local_settings(data, port=arguments.port, with_auth=not arguments.no_auth), greet)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    _need_extra()
+    from ..hub.http.serve import serve
+    from ..hub.http.settings import read_settings
+
+    serve(read_settings(Path(arguments.config) if arguments.config else None, os.environ))
+    return 0
+
+
+def _need_extra() -> None:
+    from importlib.util import find_spec
+
+    from ..errors import MissingDependency
+
+    for name in _NEEDED:
+        if find_spec(name) is None:
+            raise MissingDependency(
+                f"skyward hub: requires {name}, which is not installed here; pip install 'skyward[hub]'", name=name
+            )
+
+
+def _json_line(greeting: Welcome) -> str:
+    return json.dumps(
+        {
+            "url": greeting.url,
+            "link": greeting.link,
+            "token": greeting.token,
+            "data": greeting.data,
+            "environment": greeting.environment(),
+        }
+    )
+
+
+def _lines(greeting: Welcome) -> list[str]:
+    lines = [f"skyward hub at {greeting.url}, data in {greeting.data} (Ctrl-C stops it)", ""]
+    if greeting.token is None:
+        lines += ["Without authentication: every program on this machine may read and write.", f"  {greeting.link}"]
+    else:
+        lines += ["Sign in (the link works once, within 15 minutes):", f"  {greeting.link}"]
+    lines += ["", "Paste these lines where training runs:"]
+    lines += [f"  export {name}={value}" for name, value in greeting.environment().items()]
+    return lines

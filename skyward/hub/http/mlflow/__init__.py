@@ -1,0 +1,1 @@
+"""MLflow's REST API over the hub's services."""

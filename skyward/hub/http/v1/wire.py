@@ -1,0 +1,399 @@
+"""Requests and answers of `/v1`. Times are milliseconds since 1970."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+View = Literal["active", "deleted", "all"]
+Limit = Annotated[int, Meta(ge=1, le=50_000)]
+Name = Annotated[str, Meta(min_length=1)]
+Status = Literal["queued", "running", "completed", "failed", "cancelled"]
+RoleName = Literal["viewer", "researcher", "admin"]
+Tags = dict[str, str]
+
+
+class Experiment(Struct):
+    """A named group of runs."""
+
+    id: str
+    name: str
+    project: str
+    lifecycle: str
+    created_at: int
+    updated_at: int
+    tags: Tags
+
+
+class Experiments(Struct):
+    experiments: list[Experiment]
+    next_page_token: str | None = None
+
+
+class NewExperiment(Struct):
+    name: Name
+    tags: Tags = {}
+
+
+class ExperimentChange(Struct):
+    """Changes of an experiment. A tag of null is deleted."""
+
+    name: Name | None = None
+    tags: dict[str, str | None] = {}
+
+
+class Search(Struct):
+    """Part of a list, by the search grammar of MLflow."""
+
+    filter: str = ""
+    order_by: list[str] = []
+    view: View = "active"
+    limit: Limit = 100
+    page_token: str | None = None
+    project: str | None = None
+
+
+class RunSearch(Struct):
+    """Part of the runs of a project, or of some of its experiments."""
+
+    experiment_id: list[str] = []
+    filter: str = ""
+    order_by: list[str] = []
+    view: View = "active"
+    limit: Limit = 100
+    page_token: str | None = None
+    project: str | None = None
+
+
+class Metric(Struct):
+    key: str
+    value: float | str
+    step: int
+    timestamp: int
+
+
+class Artifact(Struct):
+    key: str
+    path: str
+    size: int
+    sha256: str
+    is_directory: bool = False
+
+
+class Dataset(Struct):
+    name: str
+    digest: str
+    source_type: str
+    source: str
+    schema: str | None = None
+    profile: str | None = None
+    tags: Tags = {}
+
+
+class Run(Struct):
+    """A run, with the latest value of each metric."""
+
+    id: str
+    experiment_id: str
+    experiment: str
+    project: str
+    organization: str
+    name: str
+    status: str
+    lifecycle: str
+    user_id: str
+    start_time: int
+    end_time: int | None
+    heartbeat_at: int | None
+    error: str | None
+    params: Tags
+    tags: Tags
+    metrics: list[Metric]
+    artifacts: list[Artifact]
+    system_metrics: dict[str, float | str]
+    inputs: list[Dataset] = []
+
+
+class Runs(Struct):
+    runs: list[Run]
+    next_page_token: str | None = None
+
+
+class NewRun(Struct):
+    """A run to be made. `experiment` is a name and makes the experiment where it is missing."""
+
+    experiment_id: str | None = None
+    experiment: str | None = None
+    id: str | None = None
+    name: str | None = None
+    start_time: int | None = None
+    params: dict[str, Any] = {}
+    tags: Tags = {}
+
+
+class RunChange(Struct):
+    name: Name | None = None
+    status: Status | None = None
+    end_time: int | None = None
+    error: str | None = None
+
+
+class StatusChange(Struct):
+    status: Status
+    end_time: int | None = None
+    error: str | None = None
+
+
+class NewMetric(Struct):
+    key: Name
+    value: float
+    step: int = 0
+    timestamp: int | None = None
+
+
+class NewMetrics(Struct):
+    metrics: list[NewMetric]
+
+
+class NewParams(Struct):
+    params: dict[str, Any]
+
+
+class NewTags(Struct):
+    """Tags to be set. One of null is deleted."""
+
+    tags: dict[str, str | None]
+
+
+class Compare(Struct):
+    """Runs to be compared, and metrics by commas. Without metrics: all."""
+
+    run: list[str]
+    metrics: str = ""
+    project: str | None = None
+
+
+class Comparison(Struct):
+    """Runs, and by name the parameters and metrics in which they differ or not."""
+
+    runs: list[Run]
+    params: dict[str, list[str | None]]
+    metrics: dict[str, list[float | str | None]]
+    different_params: list[str]
+
+
+class PointsQuery(Struct):
+    """Part of a metric's history. `at_most` thins it to about this number of points."""
+
+    key: Name
+    start: int | None = None
+    end: int | None = None
+    at_most: int | None = None
+    project: str | None = None
+
+
+class Points(Struct):
+    key: str
+    steps: list[int]
+    timestamps: list[int]
+    values: list[float | str]
+
+
+class ArtifactQuery(Struct):
+    prefix: str = ""
+    project: str | None = None
+
+
+class Artifacts(Struct):
+    artifacts: list[Artifact]
+
+
+class Batch(Struct):
+    """Records of a client, numbered from `first`."""
+
+    client: Annotated[str, Meta(min_length=1, max_length=64)]
+    first: Annotated[int, Meta(ge=0)]
+    records: list[list[Any]]
+
+
+class CollectedCommand(Struct):
+    number: int
+    action: str
+
+
+class BatchAnswer(Struct):
+    """Number of the last record that is safe, and commands that wait for the run."""
+
+    accepted: int
+    state: str
+    commands: list[CollectedCommand]
+
+
+class NewCommand(Struct):
+    action: Literal["save", "stop", "abort"]
+
+
+class Command(Struct):
+    number: int
+    action: str
+    created_at: int
+    acknowledged_at: int | None
+    result: str | None
+
+
+class Commands(Struct):
+    commands: list[Command]
+
+
+class Blob(Struct):
+    sha256: str
+    size: int
+
+
+class EventsQuery(Struct):
+    run: str | None = None
+    experiment: str | None = None
+    project: str | None = None
+
+
+class Nothing(Struct):
+    """No fields, or `project`."""
+
+    project: str | None = None
+
+
+class Done(Struct):
+    """Answer `{}`."""
+
+
+class Me(Struct):
+    user: str
+    role: str
+    project: str
+    organization: str
+    authentication: bool
+
+
+class SignIn(Struct):
+    code: str
+
+
+class Project(Struct):
+    name: str
+    created_at: int
+
+
+class Projects(Struct):
+    projects: list[Project]
+
+
+class NewProject(Struct):
+    name: Name
+
+
+class Member(Struct):
+    user: str
+    kind: str
+    role: str
+    created_at: int
+
+
+class Members(Struct):
+    members: list[Member]
+
+
+class NewMember(Struct):
+    user: Name
+    role: RoleName
+
+
+class User(Struct):
+    name: str
+    kind: str
+    is_owner: bool
+    created_at: int
+    disabled_at: int | None
+
+
+class Users(Struct):
+    users: list[User]
+
+
+class NewUser(Struct):
+    name: Name
+    is_service: bool = False
+    is_owner: bool = False
+
+
+class SignInLink(Struct):
+    """One-time link of a user. Null for service accounts."""
+
+    user: str
+    link: str | None
+
+
+class Token(Struct):
+    id: str
+    user: str
+    name: str
+    kind: str
+    project: str | None
+    role: str | None
+    run: str | None
+    created_at: int
+    expires_at: int | None
+    used_at: int | None
+
+
+class TokensQuery(Struct):
+    everybody: bool = False
+    project: str | None = None
+
+
+class Tokens(Struct):
+    tokens: list[Token]
+
+
+class NewToken(Struct):
+    """A token to be made. `run` makes one that writes to this run only and ends with it."""
+
+    name: str = "token"
+    user: str | None = None
+    project: str | None = None
+    role: RoleName | None = None
+    expires_at: int | None = None
+    run: str | None = None
+
+
+class CreatedToken(Struct):
+    """A new token. Its text is shown this once."""
+
+    id: str
+    token: str
+
+
+class AuditQuery(Struct):
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    page_token: str | None = None
+    project: str | None = None
+
+
+class AuditEntry(Struct):
+    id: int
+    at: int
+    actor: str
+    token: str | None
+    action: str
+    resource: str
+    detail: dict[str, Any]
+    hash: str
+
+
+class AuditPage(Struct):
+    audit: list[AuditEntry]
+    next_page_token: str | None = None
+
+
+class Health(Struct):
+    status: str
