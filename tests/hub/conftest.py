@@ -12,9 +12,9 @@ from tests.hub.postgres import PostgresServer, run_server
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres() -> Iterator[PostgresServer]:
     """One PostgreSQL server for the session."""
-    yield from run_server(tmp_path_factory.mktemp("postgres"))
+    yield from run_server()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -9,6 +9,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,18 +91,15 @@ class PostgresServer:
         )
 
 
-def run_server(parent: Path) -> Iterator[PostgresServer]:
-    """Run a server in a new folder below `parent`. Skips where PostgreSQL is not installed, except in CI."""
+def run_server() -> Iterator[PostgresServer]:
+    """Run a server in a new folder. Skips where PostgreSQL is not installed, except in CI."""
     if find_program("initdb") is None:
         reason = "PostgreSQL is not installed: apt-get install postgresql"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    for folder in [parent, *parent.parents]:  # its account must reach a folder that pytest made for root alone
-        if os.getuid() == 0 and folder.stat().st_uid == 0 and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o011)
-    folder = parent / "postgres"
-    folder.mkdir()
-    server = PostgresServer(folder)
-    yield server
-    server.stop()
+    # Not below pytest's own folder: that is for its user alone, and it tidies away the folders of other sessions.
+    with tempfile.TemporaryDirectory(prefix="skyward-postgres-") as folder:
+        server = PostgresServer(Path(folder))
+        yield server
+        server.stop()

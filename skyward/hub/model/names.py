@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from urllib.parse import unquote
 
 from .refusal import Reason, Refusal
 
@@ -15,11 +16,13 @@ TAG_LENGTH = 8_000
 EXPERIMENT_TAG_LENGTH = 20_000
 EXPERIMENT_NAME_LENGTH = 500
 RUN_NAME_LENGTH = 250
+ARTIFACT_KEY_LENGTH = 1_000
 
 NAME_TAG = "mlflow.runName"
 """Tag that always equals the name of its run, as in MLflow."""
 
 _KEY = re.compile(r"[\w/.\- :]+")
+_NOT_IN_ARTIFACT_KEYS = re.compile(r"[\x00-\x1f\x7f\\#?;]|^[A-Za-z]:")
 _RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
 
 
@@ -58,6 +61,30 @@ def check_run_id(run_id: str) -> None:
             "use 32 hexadecimal digits",
             field="run_id",
         )
+
+
+def check_artifact_key(key: str) -> None:
+    """Check the name of an artifact: a relative path with forward slashes that leads nowhere else.
+
+    The hub never makes a path of it. Clients do when they download, so that it must be harmless there too.
+
+    Raises:
+        Refusal: It is none.
+    """
+    plain = unquote(unquote(key))
+    is_legal = (
+        0 < len(key) <= ARTIFACT_KEY_LENGTH
+        and not _NOT_IN_ARTIFACT_KEYS.search(plain)
+        and not any(part in {"", ".", ".."} for part in plain.split("/"))
+    )
+    if not is_legal:
+        raise Refusal(
+            Reason.INVALID,
+            f"key={_shown(key)}: Invalid path; use a relative path such as plots/loss.png, without `..`, and without "
+            "backslashes, `#`, `?`, `;`, drive letters and control characters",
+            field="key",
+        )
+    check_text("key", key)
 
 
 def check_experiment_name(name: object) -> str:

@@ -6,6 +6,7 @@ import random
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..model.access import Actor, Right
 from ..model.names import NAME_TAG, PARAM_LENGTH, TAG_LENGTH, check_run_id, check_text, cut_values
@@ -175,6 +176,8 @@ class Runs(Service):
         if changes:
             runs.change_run(tx, row.pk, **changes)
             self.on_change(tx, actor, "run.update", f"run/{run_id}", changes)
+            if state is not None and state.is_final:
+                tx.after_commit(partial(self.database.sealer.finish, row.pk))
         return _load(tx, actor, run_id)
 
     def _set_run_lifecycle(self, tx: Transaction, actor: Actor, run_id: str, lifecycle: Lifecycle) -> None:

@@ -5,20 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from ..model.refusal import Reason, Refusal
+
+PIECE = 1 << 20
+"""Bytes that are read at once."""
+
+
+class BlobWriter(Protocol):
+    """A blob on its way in. End it by `finish` or `abort`."""
+
+    def write(self, piece: bytes) -> None:
+        """Add bytes.
+
+        Raises:
+            Refusal: There is no space.
+        """
+        ...
+
+    def finish(self, sha256: str | None = None, size: int | None = None) -> tuple[str, int]:
+        """Keep the blob durably, and return its SHA-256 in hexadecimal and its size. One that exists is left alone.
+
+        Raises:
+            Refusal: The bytes differ from `sha256` or `size`, or there is no space. Nothing is kept then.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Keep nothing. Calling it after `finish` does nothing."""
+        ...
+
 
 class Blobs(Protocol):
     """Content-addressed storage. All calls block; services run them on threads."""
 
-    def put(self, stream: Iterable[bytes], sha256: str | None = None, size: int | None = None) -> tuple[str, int]:
-        """Store bytes and return their SHA-256 in hexadecimal and their size. A blob that exists is left alone.
-
-        Raises:
-            Refusal: They differ from `sha256` or `size`, or there is no space. Nothing is kept then.
-        """
+    def writer(self) -> BlobWriter:
+        """Begin a blob."""
         ...
 
     def open(self, sha256: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Read the bytes from `start` to `end`, exclusive, in pieces."""
+        """Read the bytes from `start` to `end`, exclusive, in pieces.
+
+        Raises:
+            Refusal: The blob is missing.
+        """
         ...
 
     def exists(self, sha256: str) -> bool: ...
@@ -30,3 +59,38 @@ class Blobs(Protocol):
     def presigned(self, sha256: str) -> str | None:
         """Return a URL that gives the bytes for 15 minutes, or None where the hub must hand them out itself."""
         ...
+
+
+def put_blob(
+    blobs: Blobs, stream: Iterable[bytes], sha256: str | None = None, size: int | None = None
+) -> tuple[str, int]:
+    """Store a stream as one blob, see `BlobWriter.finish`."""
+    writer = blobs.writer()
+    try:
+        for piece in stream:
+            writer.write(piece)
+        return writer.finish(sha256, size)
+    finally:
+        writer.abort()
+
+
+def check_content(found: tuple[str, int], sha256: str | None, size: int | None) -> None:
+    """Compare what was received with what was announced.
+
+    Raises:
+        Refusal: They differ.
+    """
+    if size is not None and found[1] != size:
+        raise Refusal(
+            Reason.INVALID, f"size={size}: {found[1]} bytes were received; send the whole file again", field="size"
+        )
+    if sha256 is not None and found[0] != sha256.lower():
+        raise Refusal(
+            Reason.INVALID,
+            f"sha256={sha256[:80]!r}: the bytes received have {found[0]}; send the file again",
+            field="sha256",
+        )
+
+
+def missing_blob(sha256: str) -> Refusal:
+    return Refusal(Reason.MISSING, f"blob={sha256[:80]!r}: its bytes are missing; upload the artifact again")

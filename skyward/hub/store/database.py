@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -16,6 +16,7 @@ from .engines import database_url, open_engine, sqlite_path
 from .failures import Failure, classify, unavailable
 from .lock import ProcessLock
 from .schema import prepare_schema
+from .sealer import Sealer
 from .transaction import Snapshot, Transaction
 from .writer import Writer
 
@@ -61,7 +62,8 @@ class Database:
             self._close_engines()
             raise
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="skyward-hub-reader")
-        self._writer = Writer(self._write_engine, clock)
+        self._writer = Writer(self._write_engine, clock, self._note)
+        self.sealer = Sealer(self)
 
     @property
     def is_postgresql(self) -> bool:
@@ -118,9 +120,13 @@ class Database:
 
     def close(self) -> None:
         """Commit what was accepted, and close the database. Calling it again does nothing."""
+        self.sealer.close()
         self._writer.close()
         self._readers.shutdown()
         self._close_engines()
+
+    def _note(self, logged: Mapping[int, tuple[int, set[int]]]) -> None:
+        self.sealer.note(logged)
 
     def _close_engines(self) -> None:
         self._read_engine.dispose()

@@ -11,6 +11,9 @@ import sys
 from array import array
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from ..model.points import PointColumns
 from .keys import key_ids
 from .transaction import Transaction
@@ -70,6 +73,22 @@ def flush_points(tx: Transaction) -> None:
     else:
         tx.execute_many(_ADD_TAIL, rows)
         tx.execute_many(_SET_LATEST, [(*names, *_storable(point)) for names, point in latest.items()])
+    for run, points, _ in rows:
+        total, keys_of_run = tx.logged.get(run, (0, set()))
+        tx.logged[run] = (total + points, keys_of_run)
+    for run, key in latest:
+        tx.logged[run][1].add(key)
+
+
+def pack_arrays(
+    keys: npt.NDArray[np.int32],
+    steps: npt.NDArray[np.int64],
+    timestamps: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float64],
+) -> bytes:
+    """Pack arrays into a body of `tail`."""
+    columns = (keys.astype("<i4"), steps.astype("<i8"), timestamps.astype("<i8"), values.astype("<f8"))
+    return b"".join(column.tobytes() for column in columns)
 
 
 def pack(keys: array[int], steps: array[int], timestamps: array[int], values: array[float]) -> bytes:

@@ -111,6 +111,17 @@ def set_run_lifecycle(tx: Transaction, pk: int, lifecycle: Lifecycle) -> None:
     change_run(tx, pk, lifecycle=lifecycle.value, deleted_at=tx.now if lifecycle is Lifecycle.DELETED else None)
 
 
+def mark_lost(tx: Transaction, before: int) -> list[tuple[int, int, str]]:
+    """Mark runs whose last heartbeat is older than `before`. Returns organization, project and id of each."""
+    rows = tx.execute(
+        "UPDATE run SET state = 'lost' WHERE state = 'running' AND heartbeat_at IS NOT NULL AND heartbeat_at < ?"
+        " AND lifecycle = 'active' RETURNING project, id",
+        (before,),
+    ).fetchall()
+    organizations = dict(tx.execute("SELECT id, organization FROM project").fetchall()) if rows else {}
+    return [(organizations[project], project, run_id) for project, run_id in rows]
+
+
 def add_params(tx: Transaction, project: int, pk: int, params: Mapping[str, str]) -> tuple[str, str] | None:
     """Add parameters. Returns the first one that the run has with another value, and that value. Then none is added."""
     present = _locked(tx, pk, "params")

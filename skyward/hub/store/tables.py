@@ -29,6 +29,9 @@ metadata = MetaData()
 INTEGER = BigInteger().with_variant(Integer, "sqlite")
 """A 64-bit integer. SQLite numbers rows by itself only where the type is called INTEGER."""
 
+BYTEWISE = Text().with_variant(Text(collation="C"), "postgresql")
+"""Text that is ordered by its bytes, whatever language PostgreSQL was set up for: folders are ranges of names."""
+
 INDEXED_LENGTH = 200
 """Characters of a value that its index holds. PostgreSQL refuses index rows above 2,700 bytes."""
 
@@ -237,7 +240,7 @@ artifact = Table(
     "artifact",
     metadata,
     Column("run", INTEGER, primary_key=True, autoincrement=False),
-    Column("key", Text, primary_key=True),
+    Column("key", BYTEWISE, primary_key=True),
     Column("size", BigInteger, nullable=False),
     Column("sha256", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),

@@ -50,6 +50,7 @@ class Transaction(Snapshot):
         now: Time of the commit's beginning, in milliseconds since 1970.
         keys: Ids of committed keys.
         points: Points that the operations logged. They are written together, before the commit.
+        logged: Number and keys of the points that were written, for each run.
         runs_with_points: Runs that are known to have committed points.
         new_keys: Ids of keys that this transaction made, which others must not use before it is committed.
     """
@@ -60,6 +61,7 @@ class Transaction(Snapshot):
         self.keys = keys
         self.runs_with_points = runs_with_points
         self.points: list[tuple[int, int, PointColumns]] = []
+        self.logged: dict[int, tuple[int, set[int]]] = {}
         self.new_keys: dict[tuple[int, str], int] = {}
         self._callbacks: list[Callable[[], object]] = []
         self._marks: tuple[int, int] | None = None

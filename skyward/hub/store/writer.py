@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +19,8 @@ from .points import flush_points
 from .transaction import Transaction
 
 T = TypeVar("T")
+OnLogged = Callable[[Mapping[int, tuple[int, set[int]]]], None]
+"""Called after each commit with the number and the keys of its points, for each run."""
 
 GROUP = 512
 """Operations of one commit at most: the first one should not wait long for the last one."""
@@ -41,7 +43,8 @@ class _Work:
 class Writer:
     """Run operations on one thread, in the order in which they came."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], int], on_logged: OnLogged) -> None:
+        self._on_logged = on_logged
         self._engine = engine
         self._clock = clock
         self._keys = KeyCache()
@@ -130,6 +133,8 @@ class Writer:
                     raise
             else:
                 tx.run_callbacks()
+                if tx.logged:
+                    self._on_logged(tx.logged)
                 return
 
     def _run_group(self, group: Sequence[_Work]) -> Transaction:

@@ -1,0 +1,153 @@
+"""Artifacts of runs: files under names, whose bytes are blobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Iterator
+
+from ..model.access import Actor, Right
+from ..model.names import check_artifact_key
+from ..model.refusal import Reason, Refusal
+from ..model.runs import Artifact
+from ..store import artifacts
+from ..store.blobs import PIECE, Blobs, BlobWriter
+from ..store.transaction import Snapshot, Transaction
+from .calls import Service, need_active_run, need_run
+
+
+class Artifacts(Service):
+    """Calls about artifacts."""
+
+    async def put_artifact(
+        self, actor: Actor, run_id: str, key: str, stream: AsyncIterable[bytes], size: int | None = None
+    ) -> Artifact:
+        """Store a file of a run. One of the same key is replaced.
+
+        Args:
+            actor: Who asks.
+            run_id: A run that is not in the bin.
+            key: Relative path with forward slashes.
+            stream: Its bytes.
+            size: Their number, where it is known. Another number is refused.
+        """
+        actor.require(Right.WRITE)
+        check_artifact_key(key)
+        await self.database.read(need_active_run, actor, run_id)
+        sha256, length = await self._receive(stream, None, size)
+        return await self.database.write(self._put, actor, run_id, Artifact(key, length, sha256))
+
+    async def put_blob(
+        self, actor: Actor, run_id: str, sha256: str, stream: AsyncIterable[bytes], size: int | None = None
+    ) -> int:
+        """Store bytes that an artifact of a run will name, and return their number. They must have this SHA-256."""
+        actor.require(Right.WRITE)
+        await self.database.read(self._need_run_to_be, actor, run_id)
+        _, length = await self._receive(stream, sha256, size)
+        await self.database.write(_keep_blob, actor.project, sha256.lower(), length)
+        return length
+
+    async def artifact(self, actor: Actor, run_id: str, key: str) -> Artifact:
+        """Return a file's size and SHA-256."""
+        actor.require(Right.READ)
+        check_artifact_key(key)
+        return await self.database.read(_need_artifact, actor, run_id, key)
+
+    async def open_artifact(
+        self, actor: Actor, run_id: str, key: str, start: int = 0, end: int | None = None
+    ) -> tuple[Artifact, Iterator[bytes]]:
+        """Return a file and its bytes from `start` to `end`, exclusive. The iterator blocks: run it on a thread."""
+        actor.require(Right.READ)
+        check_artifact_key(key)
+        artifact = await self.database.write(self._read_artifact, actor, run_id, key)
+        blobs = self._need_blobs()
+        return artifact, await asyncio.to_thread(blobs.open, artifact.sha256, start, end)
+
+    async def presigned_artifact(self, actor: Actor, run_id: str, key: str) -> tuple[Artifact, str | None]:
+        """Return a file and a URL that gives its bytes for 15 minutes. None means: use `open_artifact`."""
+        actor.require(Right.READ)
+        check_artifact_key(key)
+        artifact = await self.database.write(self._read_artifact, actor, run_id, key)
+        return artifact, await asyncio.to_thread(self._need_blobs().presigned, artifact.sha256)
+
+    async def artifacts(self, actor: Actor, run_id: str, prefix: str = "") -> list[Artifact]:
+        """List the files and folders that lie directly in a folder of a run. An empty prefix is its root."""
+        actor.require(Right.READ)
+        if prefix:
+            check_artifact_key(prefix)
+        return await self.database.read(_list, actor, run_id, prefix)
+
+    async def delete_artifact(self, actor: Actor, run_id: str, key: str) -> None:
+        """Delete a file, or a folder with all below it."""
+        actor.require(Right.WRITE)
+        check_artifact_key(key)
+        await self.database.write(self._delete_artifact, actor, run_id, key)
+
+    async def _receive(self, stream: AsyncIterable[bytes], sha256: str | None, size: int | None) -> tuple[str, int]:
+        writer = await asyncio.to_thread(self._need_blobs().writer)
+        try:
+            await _write_all(writer, stream)
+            return await asyncio.to_thread(writer.finish, sha256, size)
+        finally:
+            await asyncio.to_thread(writer.abort)
+
+    def _need_blobs(self) -> Blobs:
+        if self.blobs is None:
+            raise Refusal(Reason.UNSUPPORTED, "artifacts: this hub keeps none; configure a place for blobs")
+        return self.blobs
+
+    def _need_run_to_be(self, snapshot: Snapshot, actor: Actor, run_id: str) -> None:
+        need_active_run(snapshot, actor, run_id)
+
+    def _put(self, tx: Transaction, actor: Actor, run_id: str, artifact: Artifact) -> Artifact:
+        row = need_active_run(tx, actor, run_id)
+        artifacts.add_blob(tx, actor.project, artifact.sha256, artifact.size)
+        artifacts.set_artifact(tx, row.pk, artifact)
+        detail = {"key": artifact.key, "sha256": artifact.sha256, "size": artifact.size}
+        self.on_change(tx, actor, "artifact.put", f"run/{run_id}", detail)
+        return artifact
+
+    def _read_artifact(self, tx: Transaction, actor: Actor, run_id: str, key: str) -> Artifact:
+        artifact = _need_artifact(tx, actor, run_id, key)
+        self.on_change(tx, actor, "artifact.read", f"run/{run_id}", {"key": key, "sha256": artifact.sha256})
+        return artifact
+
+    def _delete_artifact(self, tx: Transaction, actor: Actor, run_id: str, key: str) -> None:
+        row = need_active_run(tx, actor, run_id)
+        if not artifacts.delete_artifacts(tx, row.pk, key):
+            raise _no_artifact(key)
+        self.on_change(tx, actor, "artifact.delete", f"run/{run_id}", {"key": key})
+
+
+async def _write_all(writer: BlobWriter, stream: AsyncIterable[bytes]) -> None:
+    """Write a stream in large pieces: a hop to a thread for each small one would cost more than the writing."""
+    waiting: list[bytes] = []
+    length = 0
+    async for piece in stream:
+        waiting.append(piece)
+        length += len(piece)
+        if length >= PIECE:
+            await asyncio.to_thread(writer.write, b"".join(waiting))
+            waiting, length = [], 0
+    if waiting:
+        await asyncio.to_thread(writer.write, b"".join(waiting))
+
+
+def _keep_blob(tx: Transaction, project: int, sha256: str, size: int) -> None:
+    artifacts.add_blob(tx, project, sha256, size)
+
+
+def _list(snapshot: Snapshot, actor: Actor, run_id: str, prefix: str) -> list[Artifact]:
+    return artifacts.list_artifacts(snapshot, need_run(snapshot, actor, run_id).pk, prefix.rstrip("/"))
+
+
+def _need_artifact(snapshot: Snapshot, actor: Actor, run_id: str, key: str) -> Artifact:
+    artifact = artifacts.find_artifact(snapshot, need_run(snapshot, actor, run_id).pk, key)
+    if artifact is None:
+        raise _no_artifact(key)
+    return artifact
+
+
+def _no_artifact(key: str) -> Refusal:
+    return Refusal(
+        Reason.MISSING, f"key={key[:80]!r}: No such artifact; list the artifacts of the run first", field="key"
+    )
