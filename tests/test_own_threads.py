@@ -67,6 +67,7 @@ LISTED = {
     "integrations/torch.py:_leave_within_limit": "the group is left by the end of the process",
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
     # The hub's client.
+    "hub/client/system.py:SystemSampler.__init__": "logged; no more samples",
     "hub/client/sender.py:SenderThread.__init__": "logged; the records wait in the spool, and the thread goes on",
     # Training.
     "training/handler_queue.py:HandlerQueue.put": "raised in the training thread by the next call",

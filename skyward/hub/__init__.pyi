@@ -14,6 +14,7 @@ from .client.fluent import set_experiment as set_experiment
 from .client.fluent import set_tag as set_tag
 from .client.fluent import set_tags as set_tags
 from .client.fluent import start_run as start_run
+from .client.logger import HubLogger as HubLogger
 from .client.reading import LoggedRun as LoggedRun
 from .client.reading import RunList as RunList
 from .client.reading import experiments as experiments

@@ -103,7 +103,7 @@ class ActiveRun:
         elif isinstance(error, KeyboardInterrupt):
             self.end("cancelled", "KeyboardInterrupt")
         else:
-            self.end("failed", _in_words(error))
+            self.end("failed", error_text(error))
 
     # Logging ----------------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class ActiveRun:
             id=os.urandom(16).hex(),
             experiment=self.experiment,
             name=run_name or random_name(),
-            user=_user(),
+            user=user_name(),
             tags=tags,
             parent=self.id,
         )
@@ -289,6 +289,11 @@ class ActiveRun:
             self._handler(commands)
 
     # Life -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def params(self) -> Mapping[str, str]:
+        """Parameters that this process has logged."""
+        return self._params
 
     @property
     def unsent(self) -> int:
@@ -403,6 +408,7 @@ class ActiveRun:
                     f"run={self.id!r}: has ended; resume it with hub.start_run(resume={self.id!r})", field="run"
                 )
             if self._writer is None:
+                _active.add(self)
                 self._writer = SpoolWriter(self.folder)
                 if self.address is not None:
                     sender = LogSender(self.id, self.folder, self.address)
@@ -438,7 +444,8 @@ def _now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Return the name of the user of this process."""
     import getpass
 
     try:
@@ -447,6 +454,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _in_words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """Return the class and the message of an exception."""
     text = str(error)
     return f"{type(error).__name__}: {text}"[:5000] if text else type(error).__name__

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from .active import ActiveRun, RunSpec, _in_words, _user
+from .active import ActiveRun, RunSpec, error_text, user_name
 from .names import check_key, random_name
 from .settings import EXPERIMENT, Address, address_of, spool_folder
 
@@ -139,7 +139,7 @@ def start_run(
             id=os.urandom(16).hex(),
             experiment=experiment or _current.experiment or os.environ.get(EXPERIMENT) or None,
             name=run_name or random_name(),
-            user=_user(),
+            user=user_name(),
             tags={"mlflow.source.name": sys.argv[0] if sys.argv else "", **texts},
         )
     else:
@@ -147,7 +147,7 @@ def start_run(
             id=_checked_id(resume),
             experiment=experiment or _current.experiment or os.environ.get(EXPERIMENT) or None,
             name=run_name,
-            user=_user(),
+            user=user_name(),
             tags=texts,
             is_resumed=True,
         )
@@ -335,7 +335,7 @@ def _end_all() -> None:
         elif isinstance(error, KeyboardInterrupt):
             run.end("cancelled", "KeyboardInterrupt", timeout_s=left_s)
         else:
-            run.end("failed", _in_words(error), timeout_s=left_s)
+            run.end("failed", error_text(error), timeout_s=left_s)
 
 
 atexit.register(_end_all)

@@ -19,6 +19,7 @@ from ..agree import Alone, Ranks
 from ..events import TrainerCallback
 from . import channel, endpoint
 from .commands import ControlledRun
+from .requests import request, request_abort
 from .server import AccessCheck, ControlServer, bind, bind_local, is_loopback
 
 _log = logging.getLogger(__name__)
@@ -230,9 +231,9 @@ class TrainerControlCallback(TrainerCallback):
             if command == "abort":
                 self._is_aborting = True
             else:
-                _ask(command, args, control)
+                request(command, args, control)
         if self._is_aborting:
-            _abort(control)
+            request_abort(control)
 
     def _keep_aborting(self, control: Any) -> None:
         """Suppress later requests for a save or an evaluation, such as a schedule's, on every rank after an abort."""
@@ -265,33 +266,6 @@ def _close(controlled: ControlledRun, servers: list[ControlServer]) -> None:
         endpoint.withdraw(controlled.job_id)
     for server in servers:
         server.close()
-
-
-def _ask(command: str, args: Any, control: Any) -> None:
-    saves = command != "graceful_stop" or _strategy(args, "save_strategy") != "no"
-    if saves:
-        control.should_save = True
-        if getattr(args, "load_best_model_at_end", False) and _strategy(args, "eval_strategy") != "no":
-            control.should_evaluate = True  # the best checkpoint is chosen among evaluated ones
-    if command != "save_checkpoint":
-        control.should_training_stop = True
-
-
-def _abort(control: Any) -> None:
-    control.should_training_stop = True
-    control.should_save = control.should_evaluate = False
-    if hasattr(control, "should_abort_without_save"):
-        control.should_abort_without_save = True
-    else:
-        _log.warning(
-            "abort: this trainer cannot skip its work at the end of training; only the saves until then are skipped"
-        )
-
-
-def _strategy(args: Any, name: str) -> str:
-    """Return a strategy's name; Hugging Face uses enumerations. An unknown strategy does not prevent a save."""
-    value = getattr(args, name, None)
-    return str(getattr(value, "value", value))
 
 
 def _text(args: Any, name: str) -> str | None:
