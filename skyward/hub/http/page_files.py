@@ -76,7 +76,7 @@ class FileAnswer:
 
 
 @dataclass(frozen=True)
-class _File:
+class _PageFile:
     content: bytes
     media_type: str
 
@@ -124,10 +124,10 @@ class PageFiles:
         return file.answer(if_none_match, accept_encoding)
 
 
-def _read(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, _File]]:
+def _read(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, _PageFile]]:
     for entry in folder.iterdir():
         name = prefix + entry.name
         if entry.is_dir():
             yield from _read(entry, f"{name}/")
         elif media_type := _TYPES.get(name[name.rfind(".") :]):
-            yield name, _File(entry.read_bytes(), media_type)
+            yield name, _PageFile(entry.read_bytes(), media_type)

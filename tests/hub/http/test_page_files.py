@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import posixpath
+import re
 
 import pytest
 
@@ -43,3 +45,21 @@ def test_large_files_are_compressed_if_the_browser_can_read_that() -> None:
     answer = FILES.file("vendor/uplot.js", accept_encoding="gzip, br")
     assert answer.headers["content-encoding"] == "gzip"
     assert gzip.decompress(answer.body) == FILES.file("vendor/uplot.js").body
+
+
+def modules_from(name: str, seen: set[str]) -> set[str]:
+    """Names of the modules that a module imports, and of those that they import."""
+    text = FILES.file(name).body.decode()
+    for imported in re.findall(r'^(?:im|ex)port\b[^"]*?from ?"(\.[^"]+)"', text, re.MULTILINE) + re.findall(
+        r'(?:im|ex)port[^;"]*from"(\.[^"]+)"', text
+    ):
+        module = posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
+        if module not in seen:
+            seen.add(module)
+            modules_from(module, seen)
+    return seen
+
+
+def test_the_document_names_each_module_so_that_the_browser_fetches_all_at_once() -> None:
+    named = re.findall(r'rel="modulepreload" href="/ui/([^"]+)"', FILES.document().body.decode())
+    assert sorted(named) == sorted(modules_from("main.js", set()))

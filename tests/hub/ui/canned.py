@@ -82,6 +82,7 @@ def run_of(index: int) -> dict[str, Any]:
             {"key": k, "value": v, "step": STEPS - 1, "timestamp": started + 3_600_000} for k, v in values.items()
         ],
         "artifacts": [],
+        "system_metrics": {},
     }
 
 
@@ -228,7 +229,7 @@ class Answers:
             "name": "laptop",
             "user": "ada",
             "project": None,
-            "last_used_at": STARTED,
+            "used_at": STARTED,
             "expires_at": None,
         }
         return JSONResponse({"tokens": [token]})

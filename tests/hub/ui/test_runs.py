@@ -114,7 +114,7 @@ def test_an_empty_hub_shows_the_lines_to_paste(page: Page, site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/runs", f"/runs/{0:032x}", f"/compare?run={0:032x}&run={1:032x}&part=table", "/tokens"]
+    "path", ["/", "/runs", f"/runs/{0:032x}", f"/compare?run={0:032x}&run={1:032x}&part=table", "/tokens", "/members"]
 )
 def test_pages_are_readable_at_400_pixels(page: Page, site: Site, path: str) -> None:
     from playwright.sync_api import expect

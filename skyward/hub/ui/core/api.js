@@ -168,4 +168,4 @@ export function follow(narrow, hear) {
 }
 
 /** Names of events that the hub sends. */
-const EVENT_KINDS = ["message", "points", "run", "experiment", "command", "artifact"];
+const EVENT_KINDS = ["message", "points", "run", "experiment", "command", "artifact", "tag", "param", "model"];

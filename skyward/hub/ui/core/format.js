@@ -36,9 +36,9 @@ export function duration(ms) {
   const seconds = ms / 1000;
   if (seconds < 60) return `${seconds < 10 ? Math.round(seconds * 10) / 10 : Math.round(seconds)} s`;
   const minutes = Math.floor(seconds / 60);
-  if (minutes < 60) return `${minutes} min ${Math.round(seconds) % 60} s`;
+  if (minutes < 60) return seconds % 60 >= 1 ? `${minutes} min ${Math.floor(seconds) % 60} s` : `${minutes} min`;
   const hours = Math.floor(minutes / 60);
-  if (hours < 48) return `${hours} h ${minutes % 60} min`;
+  if (hours < 48) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 

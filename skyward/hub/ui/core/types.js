@@ -29,6 +29,7 @@
  * @property {Record<string, string>} tags
  * @property {Metric[]} metrics
  * @property {Artifact[]} [artifacts]
+ * @property {Record<string, number | string>} [system_metrics] Last values, by name.
  *
  * @typedef {{number: number, action: string, created_at: number, acknowledged_at?: number | null, result?: string | null}} Command
  *

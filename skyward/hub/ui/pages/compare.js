@@ -91,7 +91,7 @@ function Differences({ runs, all }) {
       return html`<section class="card section" key=${kind}><header><h2 class="grow">${titles[kind]}</h2><span class="muted">${count(differing, "difference")}</span></header>
         ${
           part.length > 0 &&
-          html`<div class="scroll-x"><table class="plain" aria-label=${titles[kind]}><thead><tr><th>Name</th>${runs.map(({ run, color }) => html`<th><span class=${`swatch k${color % COLORS}`} style=${{ display: "inline-block" }}></span> ${labelOf(run, all)}</th>`)}</tr></thead>
+          html`<div class="scroll-x"><table class="plain side-by-side" aria-label=${titles[kind]}><thead><tr><th>Name</th>${runs.map(({ run, color }) => html`<th><span class=${`swatch k${color % COLORS}`} style=${{ display: "inline-block" }}></span> ${labelOf(run, all)}</th>`)}</tr></thead>
           <tbody>${part.map(({ key, values, differs }) => html`<tr key=${key} class=${differs && isAll ? "differs" : ""}><td class="muted">${key}</td>${values.map((value) => html`<td class="mono">${value}</td>`)}</tr>`)}</tbody></table></div>`
         }</section>`;
     })}`;

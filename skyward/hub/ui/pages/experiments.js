@@ -82,7 +82,7 @@ function Row({ experiment, reload }) {
   const isDeleted = experiment.lifecycle === "deleted";
   return html`<tr class=${isDeleted ? "deleted" : ""}>
     <td><a href=${`/experiments/${experiment.id}`}><b>${experiment.name}</b></a></td>
-    <td><div class="tags">${tags.slice(0, 4).map(([key, value]) => html`<span class="tag">${key}: ${value}</span>`)}</div></td>
+    <td class="optional"><div class="tags">${tags.slice(0, 4).map(([key, value]) => html`<span class="tag">${key}: ${value}</span>`)}</div></td>
     <td class="fit muted" title=${moment(experiment.updated_at)}>${ago(experiment.updated_at)}</td>
     <td class="actions">
       ${!isDeleted && html`<button class="button small bare" onClick=${() => rename(experiment, reload)}>Rename</button>`}
@@ -136,7 +136,7 @@ export function ExperimentsPage() {
         items &&
         items.length > 0 &&
         html`<div class="scroll-x"><table class="plain">
-        <thead><tr><th>Name</th><th>Tags</th><th>Last change</th><th></th></tr></thead>
+        <thead><tr><th>Name</th><th class="optional">Tags</th><th>Last change</th><th></th></tr></thead>
         <tbody>${items.map((experiment) => html`<${Row} key=${experiment.id} experiment=${experiment} reload=${reload} />`)}</tbody></table></div>`
       }
       ${!items && !problem && html`<div class="body"><div class="bones"></div></div>`}</div>

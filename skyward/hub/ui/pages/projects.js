@@ -39,7 +39,7 @@ export function ProjectsPage() {
     <div class="card">${value && !projects.length && html`<${Empty} icon="projects" title="You are in no project"><p>Ask an admin of a project to add you to it.</p><//>`}
       ${
         projects.length > 0 &&
-        html`<table class="plain"><thead><tr><th>Name</th><th>Your role</th><th>Made</th><th></th></tr></thead>
+        html`<div class="scroll-x"><table class="plain"><thead><tr><th>Name</th><th>Your role</th><th>Made</th><th></th></tr></thead>
         <tbody>${projects.map(
           ({
             name,
@@ -81,7 +81,7 @@ export function MembersPage() {
     ${problem && html`<${Problem} problem=${problem} retry=${reload} />`}
     <div class="card">${
       members.length > 0 &&
-      html`<table class="plain"><thead><tr><th>User</th><th>Role</th><th></th></tr></thead>
+      html`<div class="scroll-x"><table class="plain"><thead><tr><th>User</th><th>Role</th><th></th></tr></thead>
       <tbody>${members.map(
         ({ user, role }) => html`<tr key=${user}><td><b>${user}</b></td>
         <td>${role === "owner" ? "Owner of the organization" : html`<select aria-label=${`Role of ${user}`} value=${role} onChange=${(/** @type {any} */ event) => setRole(user, event.target.value)}>${ROLES.map(([id, text]) => html`<option value=${id}>${text}</option>`)}</select>`}</td>

@@ -41,7 +41,13 @@ function useRun(id) {
       followed.close();
     };
   }, [id]);
-  const all = useMemo(() => [...new Set([...(run?.metrics ?? []).map(({ key }) => key), ...keys])].sort(), [run, keys]);
+  const all = useMemo(
+    () =>
+      [
+        ...new Set([...(run?.metrics ?? []).map(({ key }) => key), ...Object.keys(run?.system_metrics ?? {}), ...keys]),
+      ].sort(),
+    [run, keys],
+  );
   return { run, problem, live, keys: all, load };
 }
 
@@ -158,7 +164,7 @@ export function RunPage({ id }) {
   });
   return html`<div class="crumbs"><a href="/experiments">Experiments</a> / <a href=${`/experiments/${run.experiment_id}`}>${run.experiment ?? run.experiment_id}</a> /</div>
     <div class="head"><h1>${run.name || run.id}</h1><${Pill} status=${run.status} />
-      <span class="muted grow" data-testid="since">${runDuration(run, now)}${run.status === "running" ? "" : ` · started ${ago(run.start_time, now)}`} · ${count(keys.length, "metric")}</span>
+      <span class="muted grow since" data-testid="since">${runDuration(run, now)}${run.status === "running" ? "" : ` · started ${ago(run.start_time, now)}`} · ${count(keys.length, "metric")}</span>
       <button class="button bare" onClick=${() => rename(run, load)}>Rename</button>
       <a class="button" href=${`/compare?run=${run.id}`}><${Icon} name="compare" />Compare</a>
       <${Commands} run=${run} /></div>

@@ -118,7 +118,7 @@ function Foot({ list }) {
   if (!list.isLoaded) return html`<div class="grid-foot">Loading…</div>`;
   const tally = list.isComplete ? count(list.known, "run") : `${count(list.known, "run")} loaded, more below`;
   return html`<div class="grid-foot"><span class="number" data-testid="tally">${tally}</span>
-    <span class="muted"><span class="kbd">↑</span> <span class="kbd">↓</span> move · <span class="kbd">Space</span> select · <span class="kbd">Enter</span> open · <span class="kbd">/</span> filter</span></div>`;
+    <span class="muted keys"><span class="kbd">↑</span> <span class="kbd">↓</span> move · <span class="kbd">Space</span> select · <span class="kbd">Enter</span> open · <span class="kbd">/</span> filter</span></div>`;
 }
 
 /** @param {{experiment?: string}} props */

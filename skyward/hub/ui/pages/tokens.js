@@ -46,7 +46,7 @@ export function TokensPage() {
           (
             token,
           ) => html`<tr key=${token.id}><td><b>${token.name || token.id}</b></td><td>${token.user}</td><td>${token.project ?? "all"}</td>
-          <td class="fit muted" title=${moment(token.last_used_at)}>${ago(token.last_used_at) || "never"}</td><td class="fit muted">${moment(token.expires_at) || "never"}</td>
+          <td class="fit muted" title=${moment(token.used_at)}>${ago(token.used_at) || "never"}</td><td class="fit muted">${moment(token.expires_at) || "never"}</td>
           <td class="actions"><button class="button small bare danger" onClick=${() => revoke(token)}>Revoke</button></td></tr>`,
         )}</tbody></table></div>`
       }</div>`;

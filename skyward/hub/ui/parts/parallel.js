@@ -43,6 +43,14 @@ function distance(path, x, y) {
 
 /** @param {import("./canvas.js").Drawing} drawing @param {Scale[]} scales */
 function drawAxes({ pen, width, ink }, scales) {
+  pen.lineJoin = "round";
+  const write = (/** @type {string} */ text, /** @type {number} */ x, /** @type {number} */ y) => {
+    pen.strokeStyle = ink("--surface"); // a halo, because lines run below the words
+    pen.lineWidth = 4;
+    pen.strokeText(text, x, y);
+    pen.fillText(text, x, y);
+    pen.lineWidth = 1;
+  };
   scales.forEach((scale, i) => {
     const x = axisX(i, scales.length, width);
     pen.strokeStyle = ink("--line-strong");
@@ -61,7 +69,7 @@ function drawAxes({ pen, width, ink }, scales) {
     pen.fillStyle = ink("--ink-3");
     pen.textAlign = i === scales.length - 1 ? "left" : "right";
     const shift = i === scales.length - 1 ? 7 : -7;
-    for (const { at, text } of scale.marks) pen.fillText(text.slice(0, 12), x + shift, axisY(at) + 4);
+    for (const { at, text } of scale.marks) write(text.slice(0, 12), x + shift, axisY(at) + 4);
   });
 }
 
@@ -100,5 +108,5 @@ export function Parallel({ runs, label }) {
     return found && found.away < REACH ? { id: found.run.id, text: label(found.run) } : null;
   };
   return html`<div class="tools"><${Menu} left label="Axes">${axes.map((id) => html`<label><input type="checkbox" checked=${chosen.includes(id)} onChange=${() => toggle(id)} /><span>${id}</span></label>`)}<//></div>
-    <${Canvas} title="Parallel coordinates" height=${HEIGHT} draw=${draw} near=${near} open=${(/** @type {string} */ id) => navigate(`/runs/${id}`)} version=${`${chosen} ${all.map(({ id }) => id)}`} />`;
+    <${Canvas} title="Parallel coordinates" height=${HEIGHT} least=${chosen.length * 104} draw=${draw} near=${near} open=${(/** @type {string} */ id) => navigate(`/runs/${id}`)} version=${`${chosen} ${all.map(({ id }) => id)}`} />`;
 }
