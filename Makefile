@@ -105,13 +105,14 @@ test-all: $(READY)
 	@$(SAY) "all tests that make test leaves out"
 	@$(BIN)/python -m tests $(if $(ARGS),$(ARGS),rest)
 
-# The floor is in pyproject.toml, and holds for the default tests only. A failed test does not hide the figures.
+# The floor is in pyproject.toml, and holds for the default tests only. A failed test does not hide the figures, and
+# neither do the damaged files of killed processes (-W ignore).
 coverage: $(READY)
 	@$(SAY) "coverage of $(if $(ARGS),tests: $(ARGS),the tests of the main promises)"
 	@rm -rf .make/coverage && mkdir -p .make/coverage
 	@status=0; \
 	  PYTEST_TIMEOUT=600 $(BIN)/python -m coverage run -m tests $(if $(ARGS),$(ARGS),promises) || status=1; \
-	  $(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage html -q --fail-under=0 && \
+	  $(BIN)/python -W ignore -m coverage combine -q && $(BIN)/python -m coverage html -q --fail-under=0 && \
 	  $(BIN)/python -m tests.coverage_table && \
 	  $(BIN)/python -m coverage report --format=total $(if $(ARGS),--fail-under=0) >/dev/null || \
 	  { status=1; echo "coverage: below the floor of pyproject.toml, or not measured" >&2; }; \
