@@ -24,7 +24,7 @@ pool = sky.ComputePool(provider=sky.Local(), nodes=2, cancel_grace_s=30).start()
 
 
 class Cell:
-    """What a cell showed: its text, and the error it ended with."""
+    """Output of a cell: its text, and the error it ended with."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -47,7 +47,7 @@ class Cell:
 
 
 class Notebook:
-    """A kernel and its client; one cell after another."""
+    """A kernel and its client, which run one cell after another."""
 
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager = manager
@@ -87,7 +87,7 @@ class Notebook:
         return json.loads(cell.text)
 
     def pids(self) -> list[int]:
-        """Of the kernel, and of everything below it: keeper, watchdogs, agents, zygotes, slots."""
+        """Return the pids of the kernel and its descendants: keeper, watchdogs, agents, zygotes, slots."""
         code = "from skyward.node.agent.watchdog import processes_below; [os.getpid(), *processes_below(os.getpid())]"
         imported, _, listed = code.partition("; ")
         self.run(imported)

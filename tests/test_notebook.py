@@ -21,7 +21,7 @@ __all__ = ["notebook"]
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 
-# Of the libraries that talk to the kernel, not of ours.
+# These come from libraries that talk to the kernel.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:zmq"),
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def eventually(claim: Callable[[], bool], limit_s: float = 30) -> bool:
-    """Whether the claim comes true in time."""
+    """Return whether the condition becomes true in time."""
     deadline = time.monotonic() + limit_s
     while not claim():
         if time.monotonic() > deadline:
@@ -39,7 +39,7 @@ def eventually(claim: Callable[[], bool], limit_s: float = 30) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie has ended; whether somebody reaped it is not ours to say."""
+    """Return whether the process runs. A zombie has ended, whoever has to reap it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -49,14 +49,14 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def executed() -> Any:
-    """The example notebook after all its cells ran."""
+    """Return the example notebook after all its cells ran."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     return notebook
 
 
 def shown(notebook: Any, contains: str, number: int | None = None) -> tuple[str, str]:
-    """(text, value) below the cell that contains the words: the only one, or the one of that number."""
+    """Return (text, value) below the cell that contains the words: the only one, or the one of that number."""
     cells = [c for c in notebook.cells if c.cell_type == "code" and contains in c.source]
     cell = cells[number or 0]
     assert number is not None or len(cells) == 1
@@ -65,7 +65,7 @@ def shown(notebook: Any, contains: str, number: int | None = None) -> tuple[str,
     return text, values[0] if values else ""
 
 
-def test_function_of_a_cell_runs_in_a_pool_of_another_cell_and_prints_into_its_own(executed: Any) -> None:
+def test_a_function_of_a_cell_runs_in_a_pool_of_another_cell_and_prints_into_its_own(executed: Any) -> None:
     assert "nodes=2" in shown(executed, "ComputePool")[1]
     assert shown(executed, "FACTOR = 3") == ("", "<scale(14), not run: send it with `>> pool`>")
     text, value = shown(executed, "scale(14) >> pool", 0)
@@ -76,7 +76,7 @@ def test_function_of_a_cell_runs_in_a_pool_of_another_cell_and_prints_into_its_o
     assert value == "[42, 42]"
 
 
-def test_global_that_was_changed_and_function_that_was_redefined_take_effect(executed: Any) -> None:
+def test_a_changed_global_and_a_redefined_function_take_effect(executed: Any) -> None:
     text, value = shown(executed, "FACTOR = 10")
     assert text.endswith("scaling 14 by 10\n")
     assert value == "140"
@@ -93,7 +93,7 @@ def test_progress_and_errors_are_readable(executed: Any) -> None:
 
 
 def shapes(notebook: Any) -> list[tuple[str, set[tuple[str, ...]]]]:
-    """Return of each code cell its first line, and the kinds of its outputs."""
+    """Return the first line of each code cell, and the kinds of its outputs."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [
         (
@@ -104,7 +104,7 @@ def shapes(notebook: Any) -> list[tuple[str, set[tuple[str, ...]]]]:
     ]
 
 
-def test_the_example_is_stored_with_its_outputs_which_a_run_gives_again(executed: Any) -> None:
+def test_the_example_is_stored_with_its_reproducible_outputs(executed: Any) -> None:
     stored = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     assert shapes(stored) == shapes(executed)
     curve = next(
@@ -165,7 +165,7 @@ def step(n):
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-def test_end_of_the_kernel_leaves_no_process_behind(notebook: Notebook, tmp_path: Path, how: str) -> None:
+def test_the_end_of_the_kernel_leaves_no_process_behind(notebook: Notebook, tmp_path: Path, how: str) -> None:
     assert not notebook.run(OPEN_POOL).error
     notebook.run(f"""
 @sky.compute
@@ -193,7 +193,7 @@ OPEN_COUNT = (
 )
 
 
-def test_a_cell_that_is_run_again_replaces_its_pool(notebook: Notebook) -> None:
+def test_a_cell_that_runs_again_replaces_its_pool(notebook: Notebook) -> None:
     cell = "import skyward as sky, skyward.state.live\npool = sky.ComputePool(sky.Local()).start()\npool"
     assert notebook.run(cell).text == ""
     notebook.run("future = sky.compute(__import__('time').sleep)(300) > pool")
@@ -240,7 +240,7 @@ def test_the_console_is_one_line_that_follows_the_pool() -> None:
     assert notebook.cells[2].outputs == []
 
 
-def test_a_local_pool_shows_nothing_of_itself() -> None:
+def test_a_local_pool_shows_nothing_by_itself() -> None:
     code = "import skyward as sky\nwith sky.ComputePool(sky.Local()) as pool:\n    pass"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(notebook, timeout=60).execute()
@@ -256,7 +256,7 @@ def inverse(x):
 """
 
 
-def test_pools_calls_groups_and_futures_say_in_html_what_they_are_and_what_to_do(notebook: Notebook) -> None:
+def test_pools_calls_groups_and_futures_describe_themselves_in_html(notebook: Notebook) -> None:
     notebook.run(OPEN_POOL)
     notebook.run(CALLS)
     shown = notebook.run("pool").html
@@ -280,7 +280,7 @@ def test_pools_calls_groups_and_futures_say_in_html_what_they_are_and_what_to_do
     assert "closed" in notebook.run("pool.close(); pool").html
 
 
-def test_a_remote_error_shows_the_users_frames_of_both_sides_and_none_of_ours(notebook: Notebook) -> None:
+def test_a_remote_error_shows_the_users_frames_of_both_sides_and_none_of_skywards(notebook: Notebook) -> None:
     notebook.run(OPEN_POOL)
     notebook.run(CALLS)
     for code in ("inverse(0) >> pool", "(inverse(0) & inverse(1)) >> pool", "inverse(0) @ pool"):
@@ -306,7 +306,7 @@ def simulate(seed):
 """
 
 
-def test_maps_and_bars_of_tasks_stand_in_place_below_their_cell(notebook: Notebook) -> None:
+def test_maps_and_bars_of_tasks_stay_in_place_below_their_cell(notebook: Notebook) -> None:
     notebook.run(OPEN_POOL)
     notebook.run(BARS)
     cell = notebook.run("pool.map(simulate, range(60));")
@@ -324,13 +324,13 @@ def test_maps_and_bars_of_tasks_stand_in_place_below_their_cell(notebook: Notebo
     assert notebook.run("pool.map(abs, [1]);").displays == {}
 
 
-def test_a_cell_runs_on_a_pool_by_a_magic(notebook: Notebook) -> None:
+def test_a_magic_runs_a_cell_on_a_pool(notebook: Notebook) -> None:
     notebook.run(OPEN_POOL)
     notebook.run("%load_ext skyward\nfactor = 3\ndef times(x):\n    return x * factor")
     cell = notebook.run("%%skyward pool\nprint('from', sky.instance_info().node)\ntotal = times(14)\ntotal")
     assert cell.value == "42", cell.traceback
     assert re.fullmatch(r"\[node \d\] from \d\n", cell.text)
-    assert notebook.run("total").error == "NameError"  # what a cell sets stays there
+    assert notebook.run("total").error == "NameError"  # variables set by a cell stay there
     notebook.run("%%skyward pool.node(1) --out total,where\nwhere = sky.instance_info().node\ntotal = times(2)")
     assert notebook.value("[total, where]") == [6, 1]
     assert notebook.run("%%skyward pool --each\nsky.instance_info().node").value == "[0, 1]"

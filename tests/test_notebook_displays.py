@@ -10,7 +10,7 @@ from tests.kernel import OPEN_POOL, Notebook, notebook
 
 __all__ = ["notebook"]
 
-# Of the libraries that talk to the kernel, not of ours.
+# These come from libraries that talk to the kernel.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:zmq"),
@@ -41,7 +41,7 @@ class Table:
 """
 
 
-def test_figures_and_displays_of_a_task_stand_between_its_lines(notebook: Notebook) -> None:
+def test_figures_and_displays_of_a_task_appear_between_its_lines(notebook: Notebook) -> None:
     notebook.run(OPEN_POOL)
     notebook.run(DISPLAYS)
     cell = notebook.run("draw(2) >> pool.node(1)")

@@ -1,7 +1,7 @@
 """Check the English that people read: `python -m tests.words [PATH...]`. Part of `make lint`.
 
-Docstrings, comments and error messages of Python files, and the prose of Markdown files. The rules stand in
-CONTRIBUTING.md, Words. A line that must break one, such as a quotation, ends with `# words: ok`, or in Markdown with
+Docstrings, comments and error messages of Python files, names of tests, and the prose of Markdown files. The rules are
+in CONTRIBUTING.md, Words. A line that must break one, such as a quotation, ends with `# words: ok`, or in Markdown with
 `<!-- words: ok -->`.
 """
 
@@ -19,7 +19,7 @@ from statistics import mean
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
-HELD = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks", "changes", "docs", "guides", "skyward")
+HELD = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks", "changes", "docs", "guides", "skyward", "tests")
 # Not rewritten yet. Nothing may be added.
 NOT_YET: tuple[str, ...] = ()
 
@@ -48,6 +48,13 @@ TURNS = {
     r"\bmade whole\b": "write 'repaired' or 'completed'",
     r"\bone another's\b": "write 'each other's'",
 }
+# Names of tests are sentences too. Those of the shipped suites are public, so they stay.
+NAMES = {
+    r"(?:what|whatever|who|whoever|whose|those)_": "begin with a noun",
+    r".*_(?:anew|any_more|as_ever|but_for|for_ever|of_ours|so_many|one_anothers)(?:_|$)": "use a plain word",
+    r".*_(?:is|are|was|were)_(?:said|asked_for|asked_of)(?:_|$)": "say who reports what",
+}
+_NAMES = tuple((re.compile(f"test_{turn}"), advice) for turn, advice in NAMES.items())
 _TURNS = tuple((re.compile(turn, re.IGNORECASE if turn.islower() else 0), advice) for turn, advice in TURNS.items())
 _BAD_STARTS = re.compile(
     r"(?:Of|Those|As|That|What|Which|Who|Whose|It|Its|They|Their|This|These|He|And|But|Or|So|Told|Only|Not|Whether)\b"
@@ -78,7 +85,7 @@ class Prose:
     path: Path
     line: int
     text: str
-    kind: str  # "docstring", "comment", "message", "page"
+    kind: str  # "docstring", "comment", "message", "name" (of a test), "page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ def python_prose(path: Path) -> Iterator[Prose]:
             text = ast.get_docstring(node)
             if text is not None and node.body[0].end_lineno not in excused:
                 yield Prose(path, node.body[0].lineno, text, "docstring")
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and path.is_relative_to(TESTS):
+                yield Prose(path, node.lineno, node.name, "name")
         elif path.is_relative_to(TESTS):  # their messages are no advice to users
             continue
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
@@ -197,10 +206,20 @@ def problems(prose: Prose) -> Iterator[Finding]:
                 yield Finding(prose.path, prose.line, f"{begin!r}...: {len(sentence)} words; split it")
 
 
+def bad_names(prose: Prose) -> Iterator[Finding]:
+    for turn, advice in _NAMES:
+        if turn.match(prose.text):
+            yield Finding(prose.path, prose.line, f"{prose.text!r}: {advice}")
+
+
 def averages(group: str, prose: list[Prose]) -> Iterator[str]:
-    lengths = [len(sentence) for part in prose if part.kind != "message" for sentence in sentences(part.text)]
+    read = [part for part in prose if part.kind not in ("message", "name")]
+    lengths = [len(sentence) for part in read for sentence in sentences(part.text)]
     if len(lengths) > FEW and mean(lengths) > AVERAGE:
         yield f"{group}: {mean(lengths):.1f} words a sentence; at most {AVERAGE:g}"
+
+
+_CHECKS = {"name": bad_names}
 
 
 def files_of(path: Path) -> list[Path]:
@@ -219,7 +238,12 @@ def main(arguments: list[str]) -> int:
         place = file if file.suffix == ".md" else file.parent
         prose = page_prose(file) if file.suffix == ".md" else python_prose(file)
         groups.setdefault(str(place.relative_to(ROOT)), []).extend(prose)
-    found = [str(finding) for group in groups.values() for prose in group for finding in problems(prose)]
+    found = [
+        str(finding)
+        for group in groups.values()
+        for prose in group
+        for finding in _CHECKS.get(prose.kind, problems)(prose)
+    ]
     found += [line for group, prose in groups.items() for line in averages(group, prose)]
     sys.stdout.write("".join(f"{line}\n" for line in found))
     if found:

@@ -73,7 +73,7 @@ def step(at: int, **values: Any) -> dict[str, Any]:
     return {"timestamp": 1.79e9 + at, "global_step": at, "epoch": at / 100, **values}
 
 
-def test_a_run_of_ours_has_its_curves_memory_norms_and_tables(tmp_path: Path) -> None:
+def test_a_run_with_our_loggers_has_its_curves_memory_norms_and_tables(tmp_path: Path) -> None:
     """Run a real training with the loggers that write the files."""
     from skyward.training import GradNormLogger, JsonLogger, ParameterNormLogger, PeakMemory, WeightNormLogger
     from tests.training.probes.small_run import SmallRun

@@ -71,7 +71,7 @@ def test_forms_that_a_notebook_would_run_and_content_of_other_types_are_left_out
 
 
 @pytest.mark.parametrize("fields", [None, [], {}, {"data": 1, "metadata": 2, "name": "", "is_update": 0}, "x" * 100])
-def test_what_is_no_display_is_dropped(fields: object) -> None:
+def test_objects_other_than_displays_are_dropped(fields: object) -> None:
     assert joined(fields) is None
 
 

@@ -115,7 +115,7 @@ def test_a_closed_database_refuses_writes_in_words(database: Database) -> None:
     assert refused.value.reason is Reason.UNAVAILABLE
 
 
-def test_what_was_written_is_there_after_it_is_opened_again(database_url: str) -> None:
+def test_written_records_are_there_after_reopening(database_url: str) -> None:
     first = Database(database_url)
     first.write_and_wait(add, "kept")
     first.close()
