@@ -88,7 +88,7 @@ def run_of(index: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Canned:
-    """What the application has, for tests to change and look at."""
+    """Contents of the application, which tests change and inspect."""
 
     runs: int = RUNS
     steps: int = STEPS

@@ -24,7 +24,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A file of ours, the package that it comes from, and its path there."""
+    """A file of this repository, the package that it comes from, and its path there."""
 
     file: str
     package: str
