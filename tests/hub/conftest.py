@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +30,35 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     server.drop_database(url)
 
 
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """An empty database, open."""
-    database = Database(database_url)
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the hub's tables, for copies: making the tables costs more than most tests."""
+    path = tmp_path_factory.mktemp("template") / "hub.db"
+    Database(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer) -> str:
+    """Name of a database with the hub's tables, for copies."""
+    url = postgres.new_database()
+    Database(url).close()
+    return url.rsplit("/", 1)[1]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A database with the hub's tables and first rows, open."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "hub.db")
+        database = Database(f"sqlite:///{tmp_path}/hub.db")
+        yield database
+        database.close()
+        return
+    template: str = request.getfixturevalue("postgres_template")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = server.new_database(template)
+    database = Database(url)
     yield database
     database.close()
+    server.drop_database(url)

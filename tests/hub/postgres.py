@@ -59,11 +59,11 @@ class PostgresServer:
         """End the server as a restart does: open connections are cut."""
         self._run("pg_ctl", "-D", self.data, "-m", "immediate", "-w", "stop")
 
-    def new_database(self) -> str:
-        """Make an empty database and return its address."""
+    def new_database(self, template: str = "template1") -> str:
+        """Make a database, by default an empty one, and return its address."""
         name = f"hub{next(self._numbers)}"
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         return self._url(name)
 
     def drop_database(self, url: str) -> None:

@@ -40,6 +40,7 @@ class _Query:
     snapshot: Snapshot
     conditions: list[str] = field(default_factory=list)
     parameters: list[object] = field(default_factory=list)
+    source: str = "run"
     joins: list[str] = field(default_factory=list)
     orders: list[str] = field(default_factory=list)
 
@@ -67,9 +68,9 @@ class _Query:
         """Order of bytes, as in SQLite, whatever language PostgreSQL was set up for."""
         return ' COLLATE "C"' if self.snapshot.is_postgresql else ""
 
-    def select(self, columns: str, table: str, limit: int, offset: int) -> tuple[str, list[object]]:
+    def select(self, columns: str, limit: int, offset: int) -> tuple[str, list[object]]:
         sql = (
-            f"SELECT {columns} FROM {table} {' '.join(self.joins)} WHERE {' AND '.join(self.conditions)}"
+            f"SELECT {columns} FROM {self.source} {' '.join(self.joins)} WHERE {' AND '.join(self.conditions)}"
             f" ORDER BY {', '.join(self.orders)} LIMIT ? OFFSET ?"
         )
         return sql, [*self.parameters, limit, offset]
@@ -102,11 +103,11 @@ def search_runs(
         # Runs that have a number come first in each direction. Where they fill the page, the index on values gives it.
         query = _runs_query(snapshot, project, numbers, comparisons, lifecycle)
         if _order_runs(query, project, orders, skips_missing=True):
-            rows = snapshot.execute(*query.select(runs.COLUMNS, "run", limit, offset)).fetchall()
+            rows = snapshot.execute(*query.select(runs.COLUMNS, limit, offset)).fetchall()
     if rows is None or len(rows) < limit:
         query = _runs_query(snapshot, project, numbers, comparisons, lifecycle)
         _order_runs(query, project, orders, skips_missing=False)
-        rows = snapshot.execute(*query.select(runs.COLUMNS, "run", limit, offset)).fetchall()
+        rows = snapshot.execute(*query.select(runs.COLUMNS, limit, offset)).fetchall()
     return runs.hydrate(snapshot, rows)
 
 
@@ -120,7 +121,7 @@ def search_experiments(
     offset: int,
 ) -> list[Experiment]:
     """Return a page of experiments. The arguments are those of `search_runs`."""
-    query = _Query(snapshot)
+    query = _Query(snapshot, source="experiment")
     query.where("experiment.project = ?", project)
     if lifecycle is not None:
         query.where("experiment.lifecycle = ?", lifecycle.value)
@@ -134,7 +135,7 @@ def search_experiments(
         query.orders.append("experiment.created_at DESC")
     if all(order.key != "experiment_id" for order in orders):
         query.orders.append("experiment.id ASC" if not orders else "experiment.id DESC")
-    rows = snapshot.execute(*query.select(experiments.COLUMNS, "experiment", limit, offset)).fetchall()
+    rows = snapshot.execute(*query.select(experiments.COLUMNS, limit, offset)).fetchall()
     return [experiments.experiment_of(row) for row in rows]
 
 
@@ -221,12 +222,11 @@ def _order_runs(query: _Query, project: int, orders: Sequence[Order], *, skips_m
             continue
         alias = f"o{position}"
         if order.entity is Entity.METRIC:
-            is_inner = skips_missing and position == 0
-            join = "JOIN" if is_inner else "LEFT JOIN"
-            query.joins.append(f"{join} latest {alias} ON {alias}.run = run.pk AND {alias}.key = {number}")
-            if is_inner:
-                query.where(f"{alias}.value IS NOT NULL")
+            if skips_missing and position == 0:
+                query.source = f"latest {alias} CROSS JOIN run"  # SQLite keeps this order of loops, and so the index's
+                query.where(f"{alias}.run = run.pk AND {alias}.key = {number} AND {alias}.value IS NOT NULL")
             else:
+                query.joins.append(f"LEFT JOIN latest {alias} ON {alias}.run = run.pk AND {alias}.key = {number}")
                 query.orders.append(
                     f"(CASE WHEN {alias}.run IS NULL THEN 2 WHEN {alias}.value IS NULL THEN 1 ELSE 0 END)"
                 )

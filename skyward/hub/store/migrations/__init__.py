@@ -1,0 +1,1 @@
+"""Migrations of the hub's tables, forward only: a release may add and fill before a later one removes."""
