@@ -32,7 +32,8 @@ def test_the_program_knows_all_revisions_in_their_order() -> None:
     assert tuple(revision.revision for revision in script.walk_revisions())[::-1] == schema.REVISIONS
 
 
-@pytest.mark.filterwarnings("ignore:Skipped unsupported reflection")  # of the index on the beginning of values
+@pytest.mark.filterwarnings("ignore:Skipped unsupported reflection")
+@pytest.mark.filterwarnings("ignore:autogenerate skipping metadata-specified expression-based index")
 @pytest.mark.parametrize("way", ["made", "migrated"])
 def test_made_and_migrated_tables_are_those_that_the_program_declares(database_url: str, way: str) -> None:
     if way == "made":
@@ -43,7 +44,12 @@ def test_made_and_migrated_tables_are_those_that_the_program_declares(database_u
             config = migrations()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-        differences = compare_metadata(MigrationContext.configure(connection), access_tables.metadata)
+        differences = [
+            difference
+            for difference in compare_metadata(MigrationContext.configure(connection), access_tables.metadata)
+            # Alembic reads no DESC from SQLite, and takes this index for another one.
+            if getattr(difference[1], "name", None) != "run_by_start" or connection.dialect.name != "sqlite"
+        ]
         revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
     engine.dispose()
     assert (differences, revision) == ([], schema.HEAD)
