@@ -172,7 +172,11 @@ async def _refuse(refusal: Refusal, path: str, request_id: bytes, send: Send, st
         natural = 405
     extra = []
     if refusal.reason is Reason.UNAUTHENTICATED:
-        extra.append((b"www-authenticate", b'Bearer realm="skyward", Basic realm="skyward"'))
+        # Basic is MLflow's way. On the pages' own calls it would make a browser ask for a password.
+        ways = b'Bearer realm="skyward"'
+        if path.startswith(("/api/", "/ajax-api/")):
+            ways += b', Basic realm="skyward"'
+        extra.append((b"www-authenticate", ways))
     if refusal.reason is Reason.TOO_LARGE:
         # The rest of the body is not read: the connection cannot carry a second request.
         extra.append((b"connection", b"close"))

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from skyward.hub.http.mlflow.runs import BATCH_BYTES
+from skyward.hub.http.page_files import PAGE_PATHS
 from skyward.hub.http.routing import Route, RouteIncomplete, Table
 from skyward.hub.http.table import ROUTES
 from skyward.hub.model.access import Right
@@ -21,6 +22,8 @@ PLACEHOLDERS = {
     "name": "nobody",
     "user": "nobody",
     "key": "a",
+    "experiment": "1",
+    "run": "f" * 32,
     "path": "0/" + "f" * 32 + "/artifacts/a",
 }
 
@@ -46,13 +49,13 @@ def test_every_route_but_the_open_ones_wants_a_token(stranger: httpx.Client) -> 
 
 def test_open_routes_are_few(stranger: httpx.Client) -> None:
     assert {path for _, path, right in paths() if right is Right.NONE} == {
-        "/",
+        *(filled(path) for path in PAGE_PATHS),
         "/alive",
         "/api/3.0/mlflow/server-info",
         "/ajax-api/3.0/mlflow/server-info",
         "/health",
         "/ready",
-        "/ui/0/" + "f" * 32 + "/artifacts/a",
+        "/ui/nobody",
         "/v1/openapi.json",
         "/v1/session",
         "/version",
@@ -63,8 +66,13 @@ def test_open_routes_are_few(stranger: httpx.Client) -> None:
 def test_wrong_token_is_401(stranger: httpx.Client, authorization: str) -> None:
     answer = stranger.get("/v1/me", headers={"Authorization": authorization})
     assert answer.status_code == 401
-    assert "Basic" in answer.headers["www-authenticate"]
+    assert "Basic" not in answer.headers["www-authenticate"], "a browser would ask for a password"
     assert answer.json()["error"]["code"] == "unauthenticated"
+
+
+def test_mlflow_s_clients_are_told_of_basic(stranger: httpx.Client) -> None:
+    answer = stranger.get("/api/2.0/mlflow/experiments/get", params={"experiment_id": "0"})
+    assert "Basic" in answer.headers["www-authenticate"]
 
 
 def test_token_is_the_password_of_basic(server: HubServer, stranger: httpx.Client) -> None:

@@ -1,6 +1,6 @@
 /** Parts of a run's page that read what HubLogger leaves: output, checkpoints, evaluations. */
 import { artifact, get, points } from "../core/api.js";
-import { bytes, moment, number } from "../core/format.js";
+import { bytes, number } from "../core/format.js";
 import { html, useEffect, useRef } from "../core/html.js";
 import { Empty, Paste, Problem, useLoaded } from "./widgets.js";
 
@@ -34,40 +34,39 @@ export function Output({ run }) {
   return html`<div class="stack">${value?.map(({ name, text }) => html`<section class="card" key=${name}><header><h2>${name}</h2></header><pre class="output" ref=${end}>${text}</pre></section>`)}</div>`;
 }
 
-/** Tags by which a training names its checkpoints: step, digest of the manifest, place. */
-const CHECKPOINT = /^skyward\.checkpoint\.(\d+)$/;
+/** Folder in which HubLogger keeps a file of facts about each checkpoint that became durable. */
+const CHECKPOINT_FOLDER = "checkpoints";
+const CHECKPOINT = /checkpoint-(\d+)\.json$/;
+const CHECKPOINTS_SHOWN = 100;
 
-/** @param {Run} run */
-function checkpointsOf(run) {
-  return Object.entries(run.tags)
-    .flatMap(([key, value]) => {
-      const step = CHECKPOINT.exec(key)?.[1];
-      if (!step) return [];
-      /** @type {Record<string, any>} */
-      let about = {};
-      try {
-        about = JSON.parse(value);
-      } catch {
-        about = { digest: value };
-      }
-      return [{ step: Number(step), ...about }];
-    })
-    .sort((a, b) => b.step - a.step);
+/** @typedef {{step: number, path?: string, digest?: string, commit_id?: string, bytes?: number}} Checkpoint */
+
+/** @param {string} run @returns {Promise<Checkpoint[]>} The newest first. */
+async function readCheckpoints(run) {
+  const { artifacts } = await get(`/v1/runs/${run}/artifacts`, { prefix: CHECKPOINT_FOLDER });
+  const found = artifacts.flatMap((/** @type {Artifact} */ file) => {
+    const step = CHECKPOINT.exec(file.key)?.[1];
+    return step ? [{ key: file.key, step: Number(step) }] : [];
+  });
+  found.sort((/** @type {Checkpoint} */ a, /** @type {Checkpoint} */ b) => b.step - a.step);
+  return Promise.all(
+    found.slice(0, CHECKPOINTS_SHOWN).map(async (/** @type {{key: string, step: number}} */ { key, step }) => ({
+      step,
+      ...JSON.parse(await (await artifact(run, key)).text()),
+    })),
+  );
 }
 
 /** @param {{run: Run}} props */
 export function Checkpoints({ run }) {
-  const checkpoints = /** @type {any[]} */ (checkpointsOf(run));
-  if (!checkpoints.length) {
-    return html`<${Empty} icon="save" title="No checkpoints"><p>A training with HubLogger names each checkpoint here once it is on disk.</p><${Paste} text=${`trainer = Trainer(..., callbacks=[hub.HubLogger(), Checkpoint("checkpoints")])`} /><//>`;
+  const { value, problem, reload } = useLoaded(() => readCheckpoints(run.id), run.id);
+  if (problem) return html`<${Problem} problem=${problem} retry=${reload} />`;
+  if (value && !value.length) {
+    return html`<${Empty} icon="save" title="No checkpoints"><p>A training with HubLogger names each checkpoint here once it is on disk.</p><${Paste} text=${`trainer = Trainer(..., callbacks=[hub.HubLogger()])`} /><//>`;
   }
-  return html`<div class="card scroll-x"><table class="plain"><thead><tr><th class="number">Step</th><th>Written</th><th class="number">Size</th><th>Digest</th><th>Place</th></tr></thead>
-    <tbody>${checkpoints.map(
-      (
-        one,
-      ) => html`<tr><td class="number">${number(one.step)}</td><td>${moment(one.at)}</td><td class="number">${bytes(one.size)}</td>
-      <td class="mono" title=${one.digest}>${String(one.digest ?? "").slice(0, 12)}</td><td class="mono">${one.place ?? one.path}</td></tr>`,
-    )}</tbody></table></div>`;
+  return html`<div class="card scroll-x"><table class="plain"><thead><tr><th class="number">Step</th><th class="number">Size</th><th>Digest</th><th>Place</th></tr></thead>
+    <tbody>${value?.map((one) => html`<tr key=${one.step}><td class="number">${number(one.step)}</td><td class="number">${bytes(one.bytes)}</td>
+      <td class="mono" title=${one.digest ?? one.commit_id}>${String(one.digest ?? one.commit_id ?? "").slice(0, 12)}</td><td class="mono">${one.path}</td></tr>`)}</tbody></table></div>`;
 }
 
 const EVALUATION = /^(eval|evaluation|test|val|validation)[/_]/;
