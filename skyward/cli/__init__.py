@@ -12,6 +12,8 @@
     skyward integrations    skyward.cli.integrations.describe()
     skyward train           skyward.training.control
     skyward hub             skyward.hub.http.serve.serve()
+    skyward experiment      skyward.hub.experiments()
+    skyward run             skyward.hub.runs(), skyward.hub.run()
     skyward explain         skyward.cli.explain.explanation()
 
 A subcommand is a module of this package with HELP, DESCRIPTION, EPILOG, `add_options(parser)` and `run(arguments)`,
@@ -32,6 +34,7 @@ from . import (
     completion,
     doctor,
     down,
+    experiment,
     explain,
     garbage,
     hub,
@@ -40,6 +43,7 @@ from . import (
     offers,
     plan,
     pools,
+    run,
     shell,
     train,
 )
@@ -59,6 +63,8 @@ COMMANDS: dict[str, ModuleType] = {
     "train": train,
     "checkpoint": checkpoint,
     "hub": hub,
+    "experiment": experiment,
+    "run": run,
     "explain": explain,
     "completion": completion,
 }
