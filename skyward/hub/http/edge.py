@@ -16,9 +16,9 @@ from ..model.access import Right
 from ..model.refusal import Reason, Refusal
 from . import bodies
 from .credentials import Credentials
-from .faults import MlflowFault, WireFault, mlflow_fault, v1_fault
+from .faults import HttpRefusal, MlflowFault, WireFault, mlflow_fault, v1_fault
 from .reply import JSON, Bytes, Reply
-from .routing import Call, MethodNotAllowed, NoSuchPath, Route, Table
+from .routing import Call, NoSuchPath, Route, Table
 
 if TYPE_CHECKING:
     from ..services.hub import Hub
@@ -168,8 +168,8 @@ async def _refuse(refusal: Refusal, path: str, request_id: bytes, send: Send, st
         natural, body = v1_fault(refusal)
         if status is not None:
             body.error.code = "internal"
-    if isinstance(refusal, MethodNotAllowed):
-        natural = 405
+    if isinstance(refusal, HttpRefusal):
+        natural = refusal.http_status
     extra = []
     if refusal.reason is Reason.UNAUTHENTICATED:
         # Basic is MLflow's way. On the pages' own calls it would make a browser ask for a password.

@@ -49,6 +49,14 @@ class MlflowFault(msgspec.Struct):
     message: str
 
 
+class HttpRefusal(Refusal):
+    """A refusal that only HTTP knows, with a status of its own."""
+
+    def __init__(self, reason: Reason, message: str, status: int, *, field: str | None = None) -> None:
+        super().__init__(reason, message, field=field)
+        self.http_status = status
+
+
 class Invalid(Refusal):
     """A body that does not fit its schema. MLflow's API has texts of its own for it.
 

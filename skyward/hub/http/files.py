@@ -14,35 +14,28 @@ from anyio import to_thread
 
 from ..model.refusal import Reason, Refusal
 from ..model.runs import Artifact
+from .faults import HttpRefusal
 from .reply import Reply
 from .routing import Call
 
 SANDBOX = b"sandbox; default-src 'none'"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 async def upload(call: Call, run_id: str, key: str) -> Artifact:
     """Store the body of a request as an artifact."""
-    artifact: Artifact = await call.hub.tracking.put_artifact(call.actor, run_id, key, call.chunks, call.size)
-    return artifact
+    return await call.hub.tracking.put_artifact(call.actor, run_id, key, call.chunks, call.size)
 
 
 async def download(call: Call, run_id: str, key: str) -> Reply:
     """Answer with an artifact, or with the part of it that `Range` asks for."""
-    wanted = _RANGE.fullmatch(call.header(b"range"))
     start, end = 0, None
-    if wanted and wanted[1]:
-        start = int(wanted[1])
-        end = int(wanted[2]) + 1 if wanted[2] else None
-    elif wanted and wanted[2]:
-        artifact, _ = await call.hub.tracking.open_artifact(call.actor, run_id, key, 0, 0)
-        start = max(artifact.size - int(wanted[2]), 0)
+    wanted = _RANGE.fullmatch(call.header(b"range"))
+    if wanted is not None:
+        size = (await call.hub.tracking.artifact(call.actor, run_id, key)).size
+        start, end = _part(wanted[1], wanted[2], size)
     artifact, pieces = await call.hub.tracking.open_artifact(call.actor, run_id, key, start, end)
-    if wanted and start >= max(artifact.size, 1):
-        raise Refusal(
-            Reason.INVALID, f"range: begins behind the end; the artifact has {artifact.size} bytes", field="range"
-        )
-    last = min(end or artifact.size, artifact.size)
+    last = artifact.size if end is None else end
     name = quote(key.rpartition("/")[2], safe="")
     headers = {
         b"content-length": str(last - start).encode(),
@@ -52,9 +45,26 @@ async def download(call: Call, run_id: str, key: str) -> Reply:
         b"etag": f'"{artifact.sha256}"'.encode(),
         b"cross-origin-resource-policy": b"same-origin",
     }
-    if wanted:
+    if end is not None:
         headers[b"content-range"] = f"bytes {start}-{last - 1}/{artifact.size}".encode()
-    return Reply(_pieces(pieces), 206 if wanted else 200, b"application/octet-stream", headers)
+    return Reply(_pieces(pieces), 200 if end is None else 206, b"application/octet-stream", headers)
+
+
+def _part(first: str, last: str, size: int) -> tuple[int, int | None]:
+    """Return where a wanted part begins and ends. No end: the whole, because no part of nothing can be named.
+
+    Raises:
+        HttpRefusal: It begins behind the end.
+    """
+    if size == 0 or not (first or last):
+        return 0, None
+    if not first:
+        return max(size - int(last), 0), size
+    start = int(first)
+    if start >= size:
+        text = f"range: begins behind the end; the artifact has {size} bytes"
+        raise HttpRefusal(Reason.INVALID, text, 416, field="range")
+    return start, min(int(last) + 1, size) if last else size
 
 
 async def _pieces(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:

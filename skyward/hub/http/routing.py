@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.access import Actor, Right
 from ..model.refusal import Reason, Refusal
+from .faults import HttpRefusal
 
 if TYPE_CHECKING:
     from ..services.hub import Hub
@@ -179,11 +180,11 @@ class NoSuchPath(Refusal):
         super().__init__(Reason.MISSING, "path: no such route; see /v1/openapi.json")
 
 
-class MethodNotAllowed(Refusal):
+class MethodNotAllowed(HttpRefusal):
     """The path has routes, but none of this method."""
 
     def __init__(self, method: str) -> None:
-        super().__init__(Reason.INVALID, f"method={method[:16]}: not here; see /v1/openapi.json")
+        super().__init__(Reason.INVALID, f"method={method[:16]}: not here; see /v1/openapi.json", 405)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

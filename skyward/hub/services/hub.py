@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..model.access import Actor
 from ..store.database import Database
+from ..store.folder_blobs import FolderBlobs
 from . import audit, outbox
 from .access import Access
 from .live import Live, LiveTracking
@@ -50,7 +51,7 @@ class Hub:
         self.with_auth = with_auth
         self.owner = owner
         self.live = Live(database)
-        self.tracking: Any = LiveTracking(database, blobs, on_change=record_change, live=self.live)
+        self.tracking = LiveTracking(database, blobs, on_change=record_change, live=self.live)
         self.access = Access(database)
         self.people = People(database, self.access)
         self.audit = audit.Audit(database)
@@ -77,6 +78,7 @@ class Hub:
             await asyncio.sleep(SWEEP_S)
             rounds += 1
             try:
+                await self.tracking.mark_lost(self.database.clock(), self._lost_after_ms)
                 if rounds % int(CLEAN_UP_S / SWEEP_S) == 0:
                     await self.access.clean_up()
             except Exception:
@@ -98,4 +100,4 @@ def open_hub(
     Raises:
         UsageError: The database cannot be used.
     """
-    return Hub(Database(database_url), None, owner=owner, with_auth=with_auth, lost_after_s=lost_after_s)
+    return Hub(Database(database_url), FolderBlobs(folder), owner=owner, with_auth=with_auth, lost_after_s=lost_after_s)

@@ -144,7 +144,14 @@ class Live:
         for row in rows:
             seen = row.id
             if run is None or row.resource == f"run/{run}":
-                body = {"resource": row.resource, "timestamp": row.at, "detail": journal.decoded(row.body)}
+                body = {
+                    "kind": row.kind,
+                    "resource": row.resource,
+                    "timestamp": row.at,
+                    "detail": journal.decoded(row.body),
+                }
+                if row.resource.startswith("run/"):
+                    body["run"] = row.resource.removeprefix("run/")
                 notices.append(Notice(row.id, row.kind, body))
         return notices, seen
 

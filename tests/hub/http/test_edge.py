@@ -24,6 +24,7 @@ PLACEHOLDERS = {
     "key": "a",
     "experiment": "1",
     "run": "f" * 32,
+    "sha256": "a" * 64,
     "path": "0/" + "f" * 32 + "/artifacts/a",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from ...model.refusal import Reason, Refusal
+from ...services.search import View
 from ..reply import Empty
 from ..routing import Call
 from . import values, wire
@@ -57,7 +58,7 @@ async def search(call: Call, request: wire.SearchExperiments) -> wire.Experiment
         request.order_by or [],
         values.limit(request.max_results, 1000, MOST_EXPERIMENTS),
         request.page_token or None,
-        values.view(request.view_type),
+        View(values.view(request.view_type)),
     )
     return wire.ExperimentsAnswer([values.experiment(item) for item in page.items], page.next_token or UNSET)
 

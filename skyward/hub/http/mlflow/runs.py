@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from ...model.refusal import Reason, Refusal
 from ...model.runs import Run
+from ...services.search import View
 from ..reply import Empty
 from ..routing import Call
 from . import values, wire
@@ -74,7 +75,7 @@ async def search(call: Call, request: wire.SearchRuns) -> wire.RunsAnswer:
         request.order_by or [],
         values.limit(request.max_results, 1000, MOST_RUNS),
         request.page_token or None,
-        values.view(request.run_view_type),
+        View(values.view(request.run_view_type)),
     )
     return wire.RunsAnswer([values.run(run) for run in page.items], page.next_token or UNSET)
 

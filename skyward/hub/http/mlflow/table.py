@@ -268,6 +268,16 @@ ARTIFACTS = (
 )
 
 SERVER = (
+    route(
+        "POST",
+        "mlflow/logged-models/search",
+        wire.SearchLoggedModels,
+        wire.LoggedModelsAnswer,
+        READ,
+        "model",
+        server.search_logged_models,
+        "Search logged models, of which the hub keeps none yet.",
+    ),
     Route("GET", "/health", Empty, Text, Right.NONE, "server", server.health, "Tell that the server runs."),
     Route("GET", "/version", Empty, Text, Right.NONE, "server", server.version, "Tell the version of MLflow's API."),
     route(

@@ -337,3 +337,14 @@ class ArtifactOfRun(Struct):
     path: Given
     run_uuid: str = ""
     run_id: str = ""
+
+
+class SearchLoggedModels(Struct):
+    experiment_ids: list[str] | None = None
+    filter: str | None = None
+    max_results: int | None = None
+    page_token: str | None = None
+
+
+class LoggedModelsAnswer(Struct, omit_defaults=True):
+    models: list[dict[str, str]] = []

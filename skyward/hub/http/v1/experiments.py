@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...services.search import View
 from ..routing import Call
 from . import values, wire
 from .runs import page_of_runs
@@ -9,7 +10,7 @@ from .runs import page_of_runs
 
 async def search(call: Call, request: wire.Search) -> wire.Experiments:
     page = await call.hub.tracking.search_experiments(
-        call.actor, request.filter, request.order_by, request.limit, request.page_token, request.view
+        call.actor, request.filter, request.order_by, request.limit, request.page_token, View(request.view)
     )
     return wire.Experiments([await values.experiment(call, item) for item in page.items], page.next_token)
 

@@ -8,9 +8,11 @@ from array import array
 from collections.abc import Iterable
 
 from ...model import runs as model
+from ...model.batches import Batch
 from ...model.points import History, PointColumns
 from ...model.refusal import Reason, Refusal
 from ...model.runs import RunState
+from ...services.search import View
 from .. import files
 from ..reply import JSON, Reply, number
 from ..routing import Call
@@ -31,7 +33,7 @@ async def page_of_runs(
         request.order_by,
         request.limit,
         request.page_token,
-        request.view,
+        View(request.view),
     )
     return wire.Runs(await values.runs(call, page.items), page.next_token)
 
@@ -62,7 +64,7 @@ async def _experiment_id(call: Call, request: wire.NewRun) -> str:
         if refusal.reason is not Reason.MISSING:
             raise
         found = await call.hub.tracking.create_experiment(call.actor, request.experiment)
-    return str(found.id)
+    return found.id
 
 
 async def get(call: Call, _request: wire.Nothing) -> wire.Run:
@@ -203,6 +205,24 @@ async def download_artifact(call: Call, _request: None) -> Reply:
 async def delete_artifact(call: Call, _request: wire.Nothing) -> wire.Done:
     await call.hub.tracking.delete_artifact(call.actor, call.path["id"], call.path["key"])
     return wire.Done()
+
+
+async def accept_batch(call: Call, request: wire.Batch) -> wire.BatchAnswer:
+    batch = Batch(request.client, request.first, request.records)
+    answer = await call.hub.tracking.accept_batch(call.actor, call.path["id"], batch)
+    return wire.BatchAnswer(
+        answer.accepted,
+        answer.state.value,
+        [wire.CollectedCommand(command.number, command.action) for command in answer.commands],
+        [wire.RefusedRecord(refused.number, refused.message) for refused in answer.refused],
+    )
+
+
+async def put_blob(call: Call, _request: None) -> wire.Blob:
+    sha256 = call.path["sha256"]
+    run_id = files.query_value(call, "run")
+    size = await call.hub.tracking.put_blob(call.actor, run_id, sha256, call.chunks, call.size)
+    return wire.Blob(sha256, size)
 
 
 async def send_command(call: Call, request: wire.NewCommand) -> wire.Command:

@@ -45,6 +45,8 @@ RUNS = (
     Route("DELETE", "/v1/runs/{id}/artifacts/{key:path}", wire.Nothing, wire.Done, WRITE, "artifact", runs.delete_artifact, "Delete an artifact."),
     Route("GET", "/v1/runs/{id}/commands", wire.Nothing, wire.Commands, READ, "run", runs.commands, "List commands to a run."),
     Route("POST", "/v1/runs/{id}/commands", wire.NewCommand, wire.Command, WRITE, "run", runs.send_command, "Send a command to a run.", status=201),
+    Route("POST", "/v1/runs/{id}/batches", wire.Batch, wire.BatchAnswer, WRITE, "run", runs.accept_batch, "Send numbered records, each of which counts once."),
+    Route("PUT", "/v1/blobs/{sha256}", Bytes, wire.Blob, WRITE, "blob", runs.put_blob, "Upload bytes that an artifact will name.", ARTIFACT_LIMIT, query=("run",)),
     Route("GET", "/v1/events", wire.EventsQuery, EventStream, READ, "event", events.events, "Follow events and points as they happen."),
 )
 

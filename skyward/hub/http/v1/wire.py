@@ -222,12 +222,20 @@ class CollectedCommand(Struct):
     action: str
 
 
+class RefusedRecord(Struct):
+    """A record that can never be accepted. It counts as accepted."""
+
+    number: int
+    message: str
+
+
 class BatchAnswer(Struct):
     """Number of the last record that is safe, and commands that wait for the run."""
 
     accepted: int
     state: str
     commands: list[CollectedCommand]
+    refused: list[RefusedRecord] = []
 
 
 class NewCommand(Struct):

@@ -1,0 +1,58 @@
+"""`skyward hub up`, as a user starts and stops it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+
+def start(folder: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    command = [sys.executable, "-m", "skyward", "hub", "up", "--data", str(folder), "--port", "0", "--json", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> int:
+    process.send_signal(number)
+    with process:
+        return process.wait(30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_hub_remembers_runs_and_its_token_over_a_restart(tmp_path: Path, number: signal.Signals) -> None:
+    process, first = start(tmp_path)
+    headers = {"Authorization": f"Bearer {first['environment']['SKYWARD_HUB_TOKEN']}"}
+    run = httpx.post(f"{first['url']}/v1/runs", json={"name": "kept"}, headers=headers).raise_for_status().json()
+    assert stop(process, number) == 0
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    process, second = start(tmp_path)
+    assert second["token"] == first["token"]
+    assert second["link"] != first["link"]
+    answer = httpx.get(f"{second['url']}/v1/runs/{run['id']}", headers=headers)
+    assert answer.raise_for_status().json()["name"] == "kept"
+    assert stop(process) == 0
+
+
+def test_second_hub_on_a_folder_is_refused_with_the_firsts_pid(tmp_path: Path) -> None:
+    process, _ = start(tmp_path)
+    command = [sys.executable, "-m", "skyward", "hub", "up", "--data", str(tmp_path), "--port", "0"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == 1
+    assert str(process.pid) in second.stderr
+    assert stop(process) == 0
+
+
+def test_hub_without_authentication_lets_local_programs_in(tmp_path: Path) -> None:
+    process, info = start(tmp_path, "--no-auth")
+    assert info["token"] is None
+    assert httpx.get(f"{info['url']}/v1/me").json()["authentication"] is False
+    assert stop(process) == 0
