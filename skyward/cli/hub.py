@@ -26,9 +26,10 @@ examples:
   skyward hub up
   skyward hub up --data ./hub --port 8100
   skyward hub serve --config hub.yaml
+  skyward hub sync copied/runs
 
 exit status: 0 it was stopped, 1 it could not start
-from Python: skyward.hub.http.serve.serve()
+from Python: skyward.hub.http.serve.serve(), skyward.hub.sync()
 """
 
 
@@ -48,6 +49,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     serve = _add(actions, "serve", "start a hub for a team", "serve --config hub.yaml")
     serve.add_argument("--config", metavar="FILE", help="configuration; SKYWARD_HUB_<SECTION>_<KEY> overrides a key")
     serve.set_defaults(run=_serve)
+    sync = _add(actions, "sync", "send folders of runs to a hub; SKYWARD_HUB_URL names it", "sync copied/runs")
+    sync.add_argument("folder", help="folder of a run, or of several runs")
+    sync.add_argument("--url", help="address of the hub (default: SKYWARD_HUB_URL)")
+    sync.set_defaults(run=_sync)
 
 
 def _add(actions: _Actions, name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -87,6 +92,16 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     serve(read_settings(Path(arguments.config) if arguments.config else None, os.environ))
     return 0
+
+
+def _sync(arguments: argparse.Namespace) -> int:
+    from ..hub.client.sync import sync
+
+    outcomes = sync(arguments.folder, url=arguments.url)
+    for synced in outcomes:
+        left = f", {synced.unsent} left to the process that writes them" if synced.unsent else ""
+        print(f"{synced.run_id}: {synced.sent} records sent{left}")
+    return 1 if any(synced.unsent for synced in outcomes) else 0
 
 
 def _need_extra() -> None:
