@@ -47,7 +47,7 @@ export function ProjectsPage() {
             created_at,
           }) => html`<tr key=${name}><td><b>${name}</b>${name === current && html` <span class="tag">shown</span>`}</td><td>${role ?? ""}</td><td class="fit muted">${ago(created_at)}</td>
           <td class="actions">${name !== current && html`<button class="button small" onClick=${() => choose(name)}>Show</button>`}</td></tr>`,
-        )}</tbody></table>`
+        )}</tbody></table></div>`
       }</div>`;
 }
 
@@ -86,7 +86,7 @@ export function MembersPage() {
         ({ user, role }) => html`<tr key=${user}><td><b>${user}</b></td>
         <td>${role === "owner" ? "Owner of the organization" : html`<select aria-label=${`Role of ${user}`} value=${role} onChange=${(/** @type {any} */ event) => setRole(user, event.target.value)}>${ROLES.map(([id, text]) => html`<option value=${id}>${text}</option>`)}</select>`}</td>
         <td class="actions">${role !== "owner" && html`<button class="button small bare danger" onClick=${() => remove(user)}>Remove</button>`}</td></tr>`,
-      )}</tbody></table>`
+      )}</tbody></table></div>`
     }
       ${value && !members.length && html`<${Empty} icon="members" title="No members yet"><p>Owners of the organization see every project. Others need to be added.</p><//>`}</div>`;
 }
