@@ -139,7 +139,15 @@ class SpoolBatch:
 
     def halves(self) -> tuple[SpoolBatch, SpoolBatch]:
         """Split a batch with two or more records."""
-        middle = len(self.records) // 2
+        return self.split(len(self.records) // 2)
+
+    def before_files(self) -> int:
+        """Return the number of records before the first artifact; 0 if there is none."""
+        found = (at for at, record in enumerate(self.records) if record.startswith(b'["a",'))
+        return next(found, 0)
+
+    def split(self, middle: int) -> tuple[SpoolBatch, SpoolBatch]:
+        """Split a batch into its first records and the rest."""
         return (
             SpoolBatch(first=self.first, records=self.records[:middle], ends=self.ends[:middle]),
             SpoolBatch(first=self.first + middle, records=self.records[middle:], ends=self.ends[middle:]),

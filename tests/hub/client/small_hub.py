@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "sky_1_secret"
 
@@ -118,6 +118,9 @@ def handler_of(hub: SmallHub) -> type[BaseHTTPRequestHandler]:
             parts = [unquote(part) for part in path.strip("/").split("/")]
             if parts[:2] == ["v1", "blobs"]:
                 assert hashlib.sha256(body).hexdigest() == parts[2]
+                if parse_qs(urlsplit(self.path).query)["run"][0] not in hub.records:
+                    self.answer(404, {"error": {"code": "missing", "message": "run_id=...: is unknown; make it"}})
+                    return
                 hub.blobs[parts[2]] = body
                 self.answer(200, {})
             elif parts[:2] == ["v1", "runs"] and parts[3:] == ["batches"]:
