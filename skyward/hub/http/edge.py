@@ -17,7 +17,7 @@ from ..model.refusal import Reason, Refusal
 from . import bodies
 from .credentials import Credentials
 from .faults import HttpRefusal, MlflowFault, WireFault, mlflow_fault, v1_fault
-from .reply import JSON, Bytes, Reply
+from .reply import JSON, Bytes, HttpReply
 from .routing import Call, NoSuchPath, Route, Table
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Edge:
             logger.exception("request failed", extra={"request": request_id.decode(), "path": path})
             fault = Refusal(Reason.UNAVAILABLE, "internal error; give the request id to an administrator")
             return route, await _refuse(fault, path, request_id, send, status=500)
-        if isinstance(answer, Reply):
+        if isinstance(answer, HttpReply):
             await _send_reply(answer, request_id, send, without_body=scope["method"] == "HEAD")
             return route, answer.status
         await _send(route.status, _encode(answer), request_id, send)
@@ -209,7 +209,7 @@ async def _send(
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_reply(reply: Reply, request_id: bytes, send: Send, *, without_body: bool) -> None:
+async def _send_reply(reply: HttpReply, request_id: bytes, send: Send, *, without_body: bool) -> None:
     headers = [(b"content-type", reply.content_type), _BARE, (b"x-request-id", request_id), *reply.headers.items()]
     if b"cache-control" not in reply.headers:
         headers.append(_NO_STORE)

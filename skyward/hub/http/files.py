@@ -15,7 +15,7 @@ from anyio import to_thread
 from ..model.refusal import Reason, Refusal
 from ..model.runs import Artifact
 from .faults import HttpRefusal
-from .reply import Reply
+from .reply import HttpReply
 from .routing import Call
 
 SANDBOX = b"sandbox; default-src 'none'"
@@ -27,7 +27,7 @@ async def upload(call: Call, run_id: str, key: str) -> Artifact:
     return await call.hub.tracking.put_artifact(call.actor, run_id, key, call.chunks, call.size)
 
 
-async def download(call: Call, run_id: str, key: str) -> Reply:
+async def download(call: Call, run_id: str, key: str) -> HttpReply:
     """Answer with an artifact, or with the part of it that `Range` asks for."""
     start, end = 0, None
     wanted = _RANGE.fullmatch(call.header(b"range"))
@@ -47,7 +47,7 @@ async def download(call: Call, run_id: str, key: str) -> Reply:
     }
     if end is not None:
         headers[b"content-range"] = f"bytes {start}-{last - 1}/{artifact.size}".encode()
-    return Reply(_pieces(pieces), 200 if end is None else 206, b"application/octet-stream", headers)
+    return HttpReply(_pieces(pieces), 200 if end is None else 206, b"application/octet-stream", headers)
 
 
 def _part(first: str, last: str, size: int) -> tuple[int, int | None]:

@@ -11,14 +11,14 @@ import msgspec
 from ..._version import __version__
 from ..model.access import NEEDED_ROLE, Right
 from .faults import MlflowFault, WireFault
-from .reply import Bytes, Empty, EventStream, Text
+from .reply import Bytes, Empty, ServerSentEvents, Text
 from .routing import Route
 
 _REFERENCE = "#/components/schemas/{name}"
 _BINARY: dict[str, Any] = {"application/octet-stream": {}}
 _MARKERS: dict[type, dict[str, Any]] = {
     Bytes: _BINARY,
-    EventStream: {"text/event-stream": {"schema": {"type": "string"}}},
+    ServerSentEvents: {"text/event-stream": {"schema": {"type": "string"}}},
     Text: {"text/plain": {"schema": {"type": "string"}}},
 }
 _ERRORS = {

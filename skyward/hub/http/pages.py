@@ -6,7 +6,7 @@ from functools import cache
 
 from ..model.access import Right
 from .page_files import FILE_PATH, PAGE_PATHS, FileAnswer, PageFiles
-from .reply import Bytes, Reply, Text
+from .reply import Bytes, HttpReply, Text
 from .routing import Call, Route
 
 
@@ -19,18 +19,18 @@ def _asked(call: Call) -> tuple[str, str]:
     return call.header(b"if-none-match"), call.header(b"accept-encoding")
 
 
-def _reply(answer: FileAnswer) -> Reply:
+def _reply(answer: FileAnswer) -> HttpReply:
     headers = {name.encode(): value.encode() for name, value in answer.headers.items()}
     content_type = headers.pop(b"content-type")
     del headers[b"x-content-type-options"]  # stands on every answer
-    return Reply(answer.body, answer.status, content_type, headers)
+    return HttpReply(answer.body, answer.status, content_type, headers)
 
 
-async def page(call: Call, _request: None) -> Reply:
+async def page(call: Call, _request: None) -> HttpReply:
     return _reply(_files().document(*_asked(call)))
 
 
-async def file(call: Call, _request: None) -> Reply:
+async def file(call: Call, _request: None) -> HttpReply:
     return _reply(_files().file(call.path["name"], *_asked(call)))
 
 

@@ -19,7 +19,7 @@ class Bytes:
     """Marker in the table of routes: raw bytes as body, read or written as a stream."""
 
 
-class EventStream:
+class ServerSentEvents:
     """Marker in the table of routes: an answer of server-sent events."""
 
 
@@ -28,7 +28,7 @@ class Text:
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpReply:
     """An answer whose status, headers or body the handler chose.
 
     Attributes:

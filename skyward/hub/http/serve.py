@@ -28,7 +28,7 @@ OnReady = Callable[["Hub", str], Awaitable[None]]
 """`on_ready(hub, url)`, called once requests are answered."""
 
 
-class _Server(uvicorn.Server):
+class _HubServer(uvicorn.Server):
     """Leaves signals to `serve`: uvicorn raises them again at the end, and a clean end would look like a crash."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -119,8 +119,8 @@ def address_of(settings: Settings, listener: socket.socket) -> str:
     return settings.server.url or f"http://{shown}:{port}"
 
 
-def _server(app: Any) -> _Server:
-    return _Server(
+def _server(app: Any) -> _HubServer:
+    return _HubServer(
         uvicorn.Config(
             app,
             http="httptools",
@@ -137,7 +137,7 @@ def _server(app: Any) -> _Server:
     )
 
 
-async def _serve_metrics(app: HubApplication, server: _Server) -> None:
+async def _serve_metrics(app: HubApplication, server: _HubServer) -> None:
     """Serve Prometheus metrics on their own port until the hub stops."""
     from .figures import metrics_app
 
@@ -152,7 +152,7 @@ async def _serve_metrics(app: HubApplication, server: _Server) -> None:
 
 
 @contextlib.contextmanager
-def _signals(server: _Server, hub: Hub) -> Iterator[None]:
+def _signals(server: _HubServer, hub: Hub) -> Iterator[None]:
     """Stop on SIGINT and SIGTERM: the first lets running requests end, the second does not."""
     loop = asyncio.get_running_loop()
 

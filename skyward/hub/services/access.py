@@ -15,7 +15,7 @@ from ..store.identities import AccountRow, TokenRow
 
 if TYPE_CHECKING:
     from ..store.database import Database
-    from ..store.transaction import Snapshot, Transaction
+    from ..store.transaction import ReadSnapshot, Transaction
 
 CACHE_S = 1.0
 """Seconds for which an actor is remembered. Another server's change of rights takes this long to arrive here."""
@@ -42,7 +42,7 @@ class Identity(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class PageSession:
     """A signed-in browser: the secret of its cookie, and when it ends."""
 
     secret: str
@@ -119,7 +119,7 @@ class Access:
         """Make a code that signs `user` in once, within 15 minutes."""
         return await self._database.write(make_code, user)
 
-    async def sign_in(self, code: str) -> Session:
+    async def sign_in(self, code: str) -> PageSession:
         """Exchange a code for a session.
 
         Raises:
@@ -152,7 +152,7 @@ def unknown_project(name: str | None) -> Refusal:
     return Refusal(Reason.MISSING, f"project{shown}: not found; ask its admin to make you a member", field="project")
 
 
-def checked_token(snapshot: Snapshot, kinds: frozenset[str], text: str, now: int) -> TokenRow:
+def checked_token(snapshot: ReadSnapshot, kinds: frozenset[str], text: str, now: int) -> TokenRow:
     """Return the row of a token of one of `kinds`.
 
     Raises:
@@ -172,7 +172,7 @@ def checked_token(snapshot: Snapshot, kinds: frozenset[str], text: str, now: int
 _ACCEPTED = {"token": frozenset({"token", "run"}), "session": frozenset({"session"})}
 
 
-def _actor_for(snapshot: Snapshot, kind: str, text: str, project: str | None, now: int) -> tuple[Actor, bool]:
+def _actor_for(snapshot: ReadSnapshot, kind: str, text: str, project: str | None, now: int) -> tuple[Actor, bool]:
     row = checked_token(snapshot, _ACCEPTED[kind], text, now)
     number = _project(snapshot, row.organization, row.account, bool(row.is_owner), project, row.project)
     role = Role.OWNER if row.is_owner else identities.role_in(snapshot, number, row.account)
@@ -186,7 +186,7 @@ def _actor_for(snapshot: Snapshot, kind: str, text: str, project: str | None, no
     return actor, row.used_at is None or row.used_at + TOUCH_MS < now
 
 
-def _actor_named(snapshot: Snapshot, user: str, project: str | None) -> Actor:
+def _actor_named(snapshot: ReadSnapshot, user: str, project: str | None) -> Actor:
     account = identities.find_account(snapshot, ORGANIZATION, user)
     if account is None or account.disabled_at is not None:
         raise Refusal(Reason.MISSING, f"user={user[:100]}: not found; see `skyward hub user list`", field="user")
@@ -198,7 +198,7 @@ def _actor_named(snapshot: Snapshot, user: str, project: str | None) -> Actor:
 
 
 def _project(
-    snapshot: Snapshot, organization: int, account: int, is_owner: bool, name: str | None, of_token: int | None
+    snapshot: ReadSnapshot, organization: int, account: int, is_owner: bool, name: str | None, of_token: int | None
 ) -> int:
     """Return the id of the project that a request is about."""
     if name is not None:
@@ -238,7 +238,7 @@ def make_code(tx: Transaction, user: str) -> str:
     return code.text
 
 
-def existing_account(snapshot: Snapshot, user: str) -> AccountRow:
+def existing_account(snapshot: ReadSnapshot, user: str) -> AccountRow:
     """Return an account that is not disabled.
 
     Raises:
@@ -250,7 +250,7 @@ def existing_account(snapshot: Snapshot, user: str) -> AccountRow:
     return account
 
 
-def _sign_in(tx: Transaction, code: str) -> Session:
+def _sign_in(tx: Transaction, code: str) -> PageSession:
     try:
         row = checked_token(tx, frozenset({"code"}), code, tx.now)
     except Refusal:
@@ -273,7 +273,7 @@ def _sign_in(tx: Transaction, code: str) -> Session:
         run=None,
         expires_at=tx.now + SESSION_MS,
     )
-    return Session(session.text, row.user, tx.now + SESSION_MS)
+    return PageSession(session.text, row.user, tx.now + SESSION_MS)
 
 
 def _sign_out(tx: Transaction, number: str, sha256: str) -> None:

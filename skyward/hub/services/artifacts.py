@@ -10,8 +10,8 @@ from ..model.names import check_artifact_key
 from ..model.refusal import Reason, Refusal
 from ..model.runs import Artifact
 from ..store import artifacts
-from ..store.blobs import PIECE, Blobs, BlobWriter
-from ..store.transaction import Snapshot, Transaction
+from ..store.blobs import PIECE, Blobs, NewBlob
+from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, need_active_run, need_run
 
 
@@ -95,7 +95,7 @@ class Artifacts(Service):
             raise Refusal(Reason.UNSUPPORTED, "artifacts: this hub keeps none; configure a place for blobs")
         return self.blobs
 
-    def _need_run_to_be(self, snapshot: Snapshot, actor: Actor, run_id: str) -> None:
+    def _need_run_to_be(self, snapshot: ReadSnapshot, actor: Actor, run_id: str) -> None:
         need_active_run(snapshot, actor, run_id)
 
     def _put(self, tx: Transaction, actor: Actor, run_id: str, artifact: Artifact) -> Artifact:
@@ -118,7 +118,7 @@ class Artifacts(Service):
         self.on_change(tx, actor, "artifact.delete", f"run/{run_id}", {"key": key})
 
 
-async def _write_all(writer: BlobWriter, stream: AsyncIterable[bytes]) -> None:
+async def _write_all(writer: NewBlob, stream: AsyncIterable[bytes]) -> None:
     """Write a stream in large pieces: a hop to a thread for each small one would cost more than the writing."""
     waiting: list[bytes] = []
     length = 0
@@ -136,11 +136,11 @@ def _keep_blob(tx: Transaction, project: int, sha256: str, size: int) -> None:
     artifacts.add_blob(tx, project, sha256, size)
 
 
-def _list(snapshot: Snapshot, actor: Actor, run_id: str, prefix: str) -> list[Artifact]:
+def _list(snapshot: ReadSnapshot, actor: Actor, run_id: str, prefix: str) -> list[Artifact]:
     return artifacts.list_artifacts(snapshot, need_run(snapshot, actor, run_id).pk, prefix.rstrip("/"))
 
 
-def _need_artifact(snapshot: Snapshot, actor: Actor, run_id: str, key: str) -> Artifact:
+def _need_artifact(snapshot: ReadSnapshot, actor: Actor, run_id: str, key: str) -> Artifact:
     artifact = artifacts.find_artifact(snapshot, need_run(snapshot, actor, run_id).pk, key)
     if artifact is None:
         raise _no_artifact(key)

@@ -12,7 +12,7 @@ from ..store.journal import AuditRow
 
 if TYPE_CHECKING:
     from ..store.database import Database
-    from ..store.transaction import Snapshot, Transaction
+    from ..store.transaction import ReadSnapshot, Transaction
 
 NOTHING: Mapping[str, object] = {}
 LAST = 2**62
@@ -57,7 +57,7 @@ class Audit:
         return await self._database.read(_first_break)
 
 
-def _first_break(snapshot: Snapshot) -> Break | None:
+def _first_break(snapshot: ReadSnapshot) -> Break | None:
     previous = journal.FIRST_HASH
     for row in journal.audit_rows(snapshot):
         values = (row.organization, row.project, row.at, row.actor, row.token, row.action, row.resource, row.detail)

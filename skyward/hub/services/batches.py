@@ -25,7 +25,7 @@ from ..model.refusal import Reason, Refusal
 from ..model.runs import Artifact, Command, DatasetInput, Lifecycle, Run, RunState
 from ..store import artifacts, experiments, points, runs
 from ..store.sealing import cut_points
-from ..store.transaction import Snapshot, Transaction
+from ..store.transaction import ReadSnapshot, Transaction
 from .calls import need_active_run, need_run, no_run
 from .metrics import Metrics
 from .runs import choose_name
@@ -265,5 +265,5 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in values.items()}
 
 
-def _commands(snapshot: Snapshot, actor: Actor, run_id: str) -> list[Command]:
+def _commands(snapshot: ReadSnapshot, actor: Actor, run_id: str) -> list[Command]:
     return artifacts.load_commands(snapshot, need_run(snapshot, actor, run_id).pk)

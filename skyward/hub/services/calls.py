@@ -11,7 +11,7 @@ from ..store.blobs import Blobs
 from ..store.database import Database, milliseconds
 from ..store.experiments import find_experiment
 from ..store.runs import RunRow, find_run
-from ..store.transaction import Snapshot, Transaction
+from ..store.transaction import ReadSnapshot, Transaction
 
 OnChange = Callable[[Transaction, Actor, str, str, Mapping[str, object]], None]
 """`on_change(tx, actor, action, resource, detail)`: called in the transaction of each change, for the audit and the
@@ -73,7 +73,7 @@ def no_run(run_id: str) -> Refusal:
     )  # fmt: skip
 
 
-def need_experiment(snapshot: Snapshot, actor: Actor, experiment_id: str) -> Experiment:
+def need_experiment(snapshot: ReadSnapshot, actor: Actor, experiment_id: str) -> Experiment:
     """Find an experiment of the actor's project."""
     experiment = find_experiment(snapshot, actor.project, experiment_number(experiment_id))
     if experiment is None:
@@ -81,7 +81,7 @@ def need_experiment(snapshot: Snapshot, actor: Actor, experiment_id: str) -> Exp
     return experiment
 
 
-def need_active_experiment(snapshot: Snapshot, actor: Actor, experiment_id: str) -> Experiment:
+def need_active_experiment(snapshot: ReadSnapshot, actor: Actor, experiment_id: str) -> Experiment:
     """Find an experiment that is not in the bin."""
     experiment = need_experiment(snapshot, actor, experiment_id)
     if experiment.lifecycle is not Lifecycle.ACTIVE:
@@ -94,7 +94,7 @@ def need_active_experiment(snapshot: Snapshot, actor: Actor, experiment_id: str)
     return experiment
 
 
-def need_run(snapshot: Snapshot, actor: Actor, run_id: str) -> RunRow:
+def need_run(snapshot: ReadSnapshot, actor: Actor, run_id: str) -> RunRow:
     """Find a run of the actor's project, and for a run's token only that run."""
     row = None if actor.run not in (None, run_id) else find_run(snapshot, actor.project, run_id)
     if row is None:
@@ -102,7 +102,7 @@ def need_run(snapshot: Snapshot, actor: Actor, run_id: str) -> RunRow:
     return row
 
 
-def need_active_run(snapshot: Snapshot, actor: Actor, run_id: str) -> RunRow:
+def need_active_run(snapshot: ReadSnapshot, actor: Actor, run_id: str) -> RunRow:
     """Find a run that is not in the bin."""
     row = need_run(snapshot, actor, run_id)
     if row.lifecycle != Lifecycle.ACTIVE.value:

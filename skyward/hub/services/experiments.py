@@ -10,7 +10,7 @@ from ..model.names import EXPERIMENT_TAG_LENGTH, check_experiment_name, cut_valu
 from ..model.refusal import Reason, Refusal
 from ..model.runs import Experiment, Lifecycle
 from ..store import experiments
-from ..store.transaction import Snapshot, Transaction
+from ..store.transaction import ReadSnapshot, Transaction
 from .calls import (
     Service,
     experiment_number,
@@ -137,7 +137,7 @@ def no_tag(key: str, place: str) -> Refusal:
     )
 
 
-def _named(snapshot: Snapshot, actor: Actor, name: str) -> Experiment:
+def _named(snapshot: ReadSnapshot, actor: Actor, name: str) -> Experiment:
     experiment = experiments.find_experiment_named(snapshot, actor.project, name)
     if experiment is None:
         raise Refusal(
@@ -148,7 +148,7 @@ def _named(snapshot: Snapshot, actor: Actor, name: str) -> Experiment:
     return experiment
 
 
-def _name_is_taken(snapshot: Snapshot, actor: Actor, name: str) -> Refusal:
+def _name_is_taken(snapshot: ReadSnapshot, actor: Actor, name: str) -> Refusal:
     other = experiments.find_experiment_named(snapshot, actor.project, name)
     is_deleted = other is not None and other.lifecycle is Lifecycle.DELETED
     advice = "restore that one, or choose another name" if is_deleted else "choose another name"

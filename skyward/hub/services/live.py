@@ -43,7 +43,7 @@ class Notice:
     body: Any
 
 
-class Watcher:
+class EventWatcher:
     """One reader of the stream. Points wait in it until it asks."""
 
     def __init__(self, project: int, run: str | None, experiment: int | None) -> None:
@@ -77,7 +77,7 @@ class Live:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._watchers: tuple[Watcher, ...] = ()
+        self._watchers: tuple[EventWatcher, ...] = ()
         self._lock = threading.Lock()
         self._closing = asyncio.Event()
 
@@ -115,7 +115,7 @@ class Live:
         if experiment is not None:
             await self._database.read(need_experiment, actor, experiment)
         seen = await self._database.read(journal.last_event) if last is None else last
-        watcher = Watcher(actor.project, run, None if experiment is None else int(experiment))
+        watcher = EventWatcher(actor.project, run, None if experiment is None else int(experiment))
         with self._lock:
             self._watchers = (*self._watchers, watcher)
         try:

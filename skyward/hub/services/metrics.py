@@ -12,7 +12,7 @@ from ..model.refusal import Reason, Refusal
 from ..store import points
 from ..store.history import read_history
 from ..store.runs import RunRow
-from ..store.transaction import Snapshot, Transaction
+from ..store.transaction import ReadSnapshot, Transaction
 from .calls import need_active_run, need_run
 from .runs import Runs
 
@@ -106,7 +106,7 @@ def check_points(columns: PointColumns) -> None:
 
 
 def _read(
-    snapshot: Snapshot,
+    snapshot: ReadSnapshot,
     actor: Actor,
     run_id: str,
     key: str,

@@ -16,7 +16,7 @@ from .access import Access, existing_account, make_code, unknown_project
 
 if TYPE_CHECKING:
     from ..store.database import Database
-    from ..store.transaction import Snapshot, Transaction
+    from ..store.transaction import ReadSnapshot, Transaction
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._@-]{0,61}[a-z0-9])?")
 
@@ -180,7 +180,7 @@ def no_run_token(actor: Actor) -> None:
         raise Refusal(Reason.FORBIDDEN, "token: a run's token may not do this; use one of a user", field="token")
 
 
-def _projects(snapshot: Snapshot, actor: Actor) -> list[Project]:
+def _projects(snapshot: ReadSnapshot, actor: Actor) -> list[Project]:
     account = None if actor.role is Role.OWNER else existing_account(snapshot, actor.user).id
     return [Project(*row) for row in identities.projects(snapshot, actor.organization, account)]
 
@@ -203,7 +203,7 @@ def _delete_project(tx: Transaction, actor: Actor, name: str) -> None:
     audit.record(tx, actor, "project.delete", name)
 
 
-def _authorized(snapshot: Snapshot, actor: Actor, project: str, right: Right) -> int:
+def _authorized(snapshot: ReadSnapshot, actor: Actor, project: str, right: Right) -> int:
     """Return the id of a project in which the actor has `right`, whichever project the request named."""
     no_run_token(actor)
     number = identities.project_named(snapshot, actor.organization, project)
@@ -219,7 +219,7 @@ def _authorized(snapshot: Snapshot, actor: Actor, project: str, right: Right) ->
     return number
 
 
-def _members(snapshot: Snapshot, actor: Actor, project: str) -> list[Member]:
+def _members(snapshot: ReadSnapshot, actor: Actor, project: str) -> list[Member]:
     number = _authorized(snapshot, actor, project, Right.READ)
     return [Member(name, kind, Role(role), at) for name, kind, role, at in identities.members(snapshot, number)]
 
@@ -262,7 +262,7 @@ def _disable_user(tx: Transaction, actor: Actor, name: str) -> None:
     audit.record(tx, actor, "user.disable", name)
 
 
-def _tokens(snapshot: Snapshot, actor: Actor, everybody: bool) -> list[Token]:
+def _tokens(snapshot: ReadSnapshot, actor: Actor, everybody: bool) -> list[Token]:
     account = None if everybody else existing_account(snapshot, actor.user).id
     return [_token(*row) for row in identities.tokens(snapshot, actor.organization, account)]
 

@@ -13,7 +13,7 @@ from ..model.names import NAME_TAG, PARAM_LENGTH, TAG_LENGTH, check_run_id, chec
 from ..model.refusal import Reason, Refusal
 from ..model.runs import DatasetInput, Lifecycle, ModelLink, Run, RunState
 from ..store import runs
-from ..store.transaction import Snapshot, Transaction
+from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, need_active_experiment, need_active_run, need_run, no_run, require_delete
 from .experiments import no_tag
 
@@ -253,7 +253,7 @@ def choose_name(name: str | None, tags: Mapping[str, str]) -> str:
     return f"{random.choice(ADJECTIVES)}-{random.choice(NOUNS)}-{random.randrange(1000)}"
 
 
-def _load(snapshot: Snapshot, actor: Actor, run_id: str) -> Run:
+def _load(snapshot: ReadSnapshot, actor: Actor, run_id: str) -> Run:
     need_run(snapshot, actor, run_id)
     run = runs.load_run(snapshot, actor.project, run_id)
     assert run is not None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..model.runs import Artifact, Command
-from .transaction import Snapshot, Transaction
+from .transaction import ReadSnapshot, Transaction
 
 
-def find_artifact(snapshot: Snapshot, run: int, key: str) -> Artifact | None:
+def find_artifact(snapshot: ReadSnapshot, run: int, key: str) -> Artifact | None:
     row = snapshot.execute("SELECT key, size, sha256 FROM artifact WHERE run = ? AND key = ?", (run, key)).fetchone()
     return Artifact(*row) if row else None
 
@@ -29,7 +29,7 @@ def delete_artifacts(tx: Transaction, run: int, key: str) -> int:
     return deleted
 
 
-def list_artifacts(snapshot: Snapshot, run: int, prefix: str) -> list[Artifact]:
+def list_artifacts(snapshot: ReadSnapshot, run: int, prefix: str) -> list[Artifact]:
     """List what lies directly in a folder of a run. Folders have the size 0."""
     condition, values = "", ()
     if prefix:
@@ -45,7 +45,7 @@ def list_artifacts(snapshot: Snapshot, run: int, prefix: str) -> list[Artifact]:
     return [found[path] for path in sorted(found)]
 
 
-def has_blob(snapshot: Snapshot, project: int, sha256: str, size: int) -> bool:
+def has_blob(snapshot: ReadSnapshot, project: int, sha256: str, size: int) -> bool:
     """Report whether a project has uploaded these bytes."""
     return (
         snapshot.execute(
@@ -81,7 +81,7 @@ def add_command(tx: Transaction, run: int, action: str) -> Command:
     return Command(row[0], action, tx.now)
 
 
-def load_commands(snapshot: Snapshot, run: int, *, only_open: bool = False) -> list[Command]:
+def load_commands(snapshot: ReadSnapshot, run: int, *, only_open: bool = False) -> list[Command]:
     condition = " AND acknowledged_at IS NULL" if only_open else ""
     rows = snapshot.execute(
         f"SELECT number, action, created_at, acknowledged_at, result FROM command WHERE run = ?{condition}"

@@ -11,7 +11,7 @@ PIECE = 1 << 20
 """Bytes that are read at once."""
 
 
-class BlobWriter(Protocol):
+class NewBlob(Protocol):
     """A blob on its way in. End it by `finish` or `abort`."""
 
     def write(self, piece: bytes) -> None:
@@ -38,7 +38,7 @@ class BlobWriter(Protocol):
 class Blobs(Protocol):
     """Content-addressed storage. All calls block; services run them on threads."""
 
-    def writer(self) -> BlobWriter:
+    def writer(self) -> NewBlob:
         """Begin a blob."""
         ...
 
@@ -64,7 +64,7 @@ class Blobs(Protocol):
 def put_blob(
     blobs: Blobs, stream: Iterable[bytes], sha256: str | None = None, size: int | None = None
 ) -> tuple[str, int]:
-    """Store a stream as one blob, see `BlobWriter.finish`."""
+    """Store a stream as one blob, see `NewBlob.finish`."""
     writer = blobs.writer()
     try:
         for piece in stream:

@@ -17,8 +17,8 @@ from .failures import Failure, classify, unavailable
 from .lock import ProcessLock
 from .schema import prepare_schema
 from .sealer import Sealer
-from .transaction import Snapshot, Transaction
-from .writer import Writer
+from .transaction import ReadSnapshot, Transaction
+from .writer import GroupWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Database:
             self._close_engines()
             raise
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="skyward-hub-reader")
-        self._writer = Writer(self._write_engine, clock, self._note)
+        self._writer = GroupWriter(self._write_engine, clock, self._note)
         self.sealer = Sealer(self)
 
     @property
@@ -88,7 +88,7 @@ class Database:
         return self._submit(operation, arguments, options).result()
 
     async def read(
-        self, operation: Callable[Concatenate[Snapshot, P], T], *arguments: P.args, **options: P.kwargs
+        self, operation: Callable[Concatenate[ReadSnapshot, P], T], *arguments: P.args, **options: P.kwargs
     ) -> T:
         """Run `operation(snapshot, *arguments)` on a reader's thread.
 
@@ -99,7 +99,7 @@ class Database:
         return await loop.run_in_executor(self._readers, lambda: self.read_and_wait(operation, *arguments, **options))
 
     def read_and_wait(
-        self, operation: Callable[Concatenate[Snapshot, P], T], *arguments: P.args, **options: P.kwargs
+        self, operation: Callable[Concatenate[ReadSnapshot, P], T], *arguments: P.args, **options: P.kwargs
     ) -> T:
         """Do what `read` does, on the calling thread."""
         try:
@@ -141,7 +141,7 @@ class Database:
         connection = self._read_engine.connect()
         try:
             connection.begin()
-            return operation(Snapshot(connection), *arguments, **options)
+            return operation(ReadSnapshot(connection), *arguments, **options)
         except Exception as error:
             if classify(error) is Failure.UNAVAILABLE:
                 connection.invalidate()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model.runs import Experiment, Lifecycle
-from .transaction import Snapshot, Transaction
+from .transaction import ReadSnapshot, Transaction
 
 COLUMNS = "id, name, artifact_location, lifecycle, created_at, updated_at, tags, owner"
 
@@ -26,14 +26,14 @@ def experiment_of(row: Sequence[Any]) -> Experiment:
     )
 
 
-def find_experiment(snapshot: Snapshot, project: int, number: int) -> Experiment | None:
+def find_experiment(snapshot: ReadSnapshot, project: int, number: int) -> Experiment | None:
     row = snapshot.execute(
         f"SELECT {COLUMNS} FROM experiment WHERE project = ? AND id = ?", (project, number)
     ).fetchone()
     return experiment_of(row) if row else None
 
 
-def find_experiment_named(snapshot: Snapshot, project: int, name: str) -> Experiment | None:
+def find_experiment_named(snapshot: ReadSnapshot, project: int, name: str) -> Experiment | None:
     row = snapshot.execute(
         f"SELECT {COLUMNS} FROM experiment WHERE project = ? AND name = ?", (project, name)
     ).fetchone()

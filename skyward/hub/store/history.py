@@ -11,7 +11,7 @@ from ..model.points import History
 from .chunks import Columns, Float64s, Int64s, decode, merge
 from .keys import find_key
 from .points import POINT_BYTES
-from .transaction import Snapshot
+from .transaction import ReadSnapshot
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 Position = tuple[int, int, float]
@@ -19,7 +19,7 @@ Position = tuple[int, int, float]
 
 
 def read_history(
-    snapshot: Snapshot,
+    snapshot: ReadSnapshot,
     project: int,
     run: int,
     name: str,
@@ -64,7 +64,7 @@ def read_history(
     return _history(name, columns), position
 
 
-def tail_parts(snapshot: Snapshot, run: int, key: int) -> list[Columns]:
+def tail_parts(snapshot: ReadSnapshot, run: int, key: int) -> list[Columns]:
     """Return the points of a metric that are not sealed yet."""
     parts = []
     for points, body in snapshot.execute("SELECT points, body FROM tail WHERE run = ? ORDER BY id", (run,)):
@@ -114,7 +114,7 @@ def thin(columns: Columns, at_most: int) -> Columns:
     return columns.take(np.sort(order[kept]))
 
 
-def _sealed(snapshot: Snapshot, run: int, key: int, least: int, greatest: int, since: int) -> list[Columns]:
+def _sealed(snapshot: ReadSnapshot, run: int, key: int, least: int, greatest: int, since: int) -> list[Columns]:
     rows = snapshot.execute(
         "SELECT points, body FROM chunk WHERE run = ? AND key = ? AND greatest_step >= ? AND least_step <= ?"
         " AND last_at >= ? ORDER BY number",

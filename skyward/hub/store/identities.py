@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.access import Role
-from .transaction import Snapshot, Transaction
+from .transaction import ReadSnapshot, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class AccountRow:
 _ACCOUNT = "SELECT id, organization, name, kind, is_owner, created_at, disabled_at FROM account"
 
 
-def find_token(snapshot: Snapshot, token_id: str) -> TokenRow | None:
+def find_token(snapshot: ReadSnapshot, token_id: str) -> TokenRow | None:
     """Return a token whose account is enabled."""
     row = snapshot.execute(
         "SELECT t.id, t.sha256, t.kind, t.account, a.name, a.organization, a.is_owner, t.project, t.role, t.run,"
@@ -57,32 +57,32 @@ def find_token(snapshot: Snapshot, token_id: str) -> TokenRow | None:
     return TokenRow(*row) if row else None
 
 
-def find_account(snapshot: Snapshot, organization: int, name: str) -> AccountRow | None:
+def find_account(snapshot: ReadSnapshot, organization: int, name: str) -> AccountRow | None:
     row = snapshot.execute(f"{_ACCOUNT} WHERE organization = ? AND name = ?", (organization, name)).fetchone()
     return AccountRow(*row) if row else None
 
 
-def accounts(snapshot: Snapshot, organization: int) -> list[AccountRow]:
+def accounts(snapshot: ReadSnapshot, organization: int) -> list[AccountRow]:
     rows = snapshot.execute(f"{_ACCOUNT} WHERE organization = ? ORDER BY name", (organization,))
     return [AccountRow(*row) for row in rows.fetchall()]
 
 
-def project_named(snapshot: Snapshot, organization: int, name: str) -> int | None:
+def project_named(snapshot: ReadSnapshot, organization: int, name: str) -> int | None:
     row = snapshot.execute(
         "SELECT id FROM project WHERE organization = ? AND name = ? AND deleted_at IS NULL", (organization, name)
     ).fetchone()
     return row[0] if row else None
 
 
-def name_of_project(snapshot: Snapshot, project: int) -> str:
+def name_of_project(snapshot: ReadSnapshot, project: int) -> str:
     return str(snapshot.execute("SELECT name FROM project WHERE id = ?", (project,)).fetchone()[0])
 
 
-def name_of_organization(snapshot: Snapshot, organization: int) -> str:
+def name_of_organization(snapshot: ReadSnapshot, organization: int) -> str:
     return str(snapshot.execute("SELECT name FROM organization WHERE id = ?", (organization,)).fetchone()[0])
 
 
-def is_open(snapshot: Snapshot, organization: int, project: int) -> bool:
+def is_open(snapshot: ReadSnapshot, organization: int, project: int) -> bool:
     """Tell whether a project is there and not deleted."""
     row = snapshot.execute(
         "SELECT 1 FROM project WHERE organization = ? AND id = ? AND deleted_at IS NULL", (organization, project)
@@ -90,14 +90,14 @@ def is_open(snapshot: Snapshot, organization: int, project: int) -> bool:
     return row is not None
 
 
-def role_in(snapshot: Snapshot, project: int, account: int) -> Role | None:
+def role_in(snapshot: ReadSnapshot, project: int, account: int) -> Role | None:
     row = snapshot.execute(
         "SELECT role FROM membership WHERE project = ? AND account = ?", (project, account)
     ).fetchone()
     return Role(row[0]) if row else None
 
 
-def first_project(snapshot: Snapshot, account: int) -> int | None:
+def first_project(snapshot: ReadSnapshot, account: int) -> int | None:
     """Return the oldest project of which the account is a member."""
     row = snapshot.execute(
         "SELECT m.project FROM membership m JOIN project p ON p.id = m.project"
@@ -107,7 +107,7 @@ def first_project(snapshot: Snapshot, account: int) -> int | None:
     return row[0] if row else None
 
 
-def projects(snapshot: Snapshot, organization: int, account: int | None) -> list[tuple[int, str, int]]:
+def projects(snapshot: ReadSnapshot, organization: int, account: int | None) -> list[tuple[int, str, int]]:
     """List open projects as (id, name, created_at).
 
     Args:
@@ -144,7 +144,7 @@ def delete_project(tx: Transaction, project: int) -> None:
     tx.execute("UPDATE project SET deleted_at = ? WHERE id = ?", (tx.now, project))
 
 
-def members(snapshot: Snapshot, project: int) -> list[tuple[str, str, int, int]]:
+def members(snapshot: ReadSnapshot, project: int) -> list[tuple[str, str, int, int]]:
     """List members as (name, kind, role, created_at)."""
     rows = snapshot.execute(
         "SELECT a.name, a.kind, m.role, m.created_at FROM membership m JOIN account a ON a.id = m.account"
@@ -185,7 +185,7 @@ def disable_account(tx: Transaction, account: int) -> None:
     tx.execute("DELETE FROM token WHERE account = ?", (account,))
 
 
-def count_owners(snapshot: Snapshot, organization: int) -> int:
+def count_owners(snapshot: ReadSnapshot, organization: int) -> int:
     row = snapshot.execute(
         "SELECT COUNT(*) FROM account WHERE organization = ? AND is_owner AND disabled_at IS NULL", (organization,)
     ).fetchone()
@@ -212,7 +212,7 @@ def add_token(
     )
 
 
-def tokens(snapshot: Snapshot, organization: int, account: int | None) -> list[Any]:
+def tokens(snapshot: ReadSnapshot, organization: int, account: int | None) -> list[Any]:
     """List tokens as (id, user, name, kind, project, role, run, created_at, expires_at, used_at), newest first.
 
     Args:

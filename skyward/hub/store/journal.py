@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .transaction import Snapshot, Transaction
+from .transaction import ReadSnapshot, Transaction
 
 _CHAIN_LOCK = 0x736B7A  # of PostgreSQL's advisory locks
 FIRST_HASH = "0" * 64
@@ -75,7 +75,7 @@ def chained(previous: str, values: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps([previous, *values], separators=(",", ":")).encode()).hexdigest()
 
 
-def audit_page(snapshot: Snapshot, organization: int, project: int | None, before: int, limit: int) -> list[AuditRow]:
+def audit_page(snapshot: ReadSnapshot, organization: int, project: int | None, before: int, limit: int) -> list[AuditRow]:
     """Return entries with ids below `before`, newest first."""
     columns = "id, organization, project, at, actor, token, action, resource, detail, hash"
     if project is None:
@@ -91,7 +91,7 @@ def audit_page(snapshot: Snapshot, organization: int, project: int | None, befor
     return [AuditRow(*row) for row in rows.fetchall()]
 
 
-def audit_rows(snapshot: Snapshot) -> Iterator[AuditRow]:
+def audit_rows(snapshot: ReadSnapshot) -> Iterator[AuditRow]:
     """Yield all entries, oldest first."""
     cursor = snapshot.execute(
         "SELECT id, organization, project, at, actor, token, action, resource, detail, hash FROM audit ORDER BY id"
@@ -110,12 +110,12 @@ def add_event(
     )
 
 
-def last_event(snapshot: Snapshot) -> int:
+def last_event(snapshot: ReadSnapshot) -> int:
     row = snapshot.execute("SELECT MAX(id) FROM event").fetchone()
     return row[0] or 0
 
 
-def events_behind(snapshot: Snapshot, last: int, limit: int) -> list[EventRow]:
+def events_behind(snapshot: ReadSnapshot, last: int, limit: int) -> list[EventRow]:
     """Return events of all projects with ids above `last`, oldest first."""
     rows = snapshot.execute(
         "SELECT id, project, at, kind, resource, body FROM event WHERE id > ? ORDER BY id LIMIT ?", (last, limit)
@@ -123,7 +123,7 @@ def events_behind(snapshot: Snapshot, last: int, limit: int) -> list[EventRow]:
     return [EventRow(*row) for row in rows.fetchall()]
 
 
-def project_events_behind(snapshot: Snapshot, project: int, last: int, limit: int) -> list[EventRow]:
+def project_events_behind(snapshot: ReadSnapshot, project: int, last: int, limit: int) -> list[EventRow]:
     """Return events of one project with ids above `last`, oldest first."""
     rows = snapshot.execute(
         "SELECT id, project, at, kind, resource, body FROM event WHERE project = ? AND id > ? ORDER BY id LIMIT ?",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import partial
 
-from .transaction import Snapshot, Transaction
+from .transaction import ReadSnapshot, Transaction
 
 CACHED = 200_000
 """Names in the cache of a process. Beyond that it starts afresh, because a process must not grow for ever."""
@@ -45,7 +45,7 @@ def key_ids(tx: Transaction, project: int, names: Collection[str]) -> dict[str, 
     return ids
 
 
-def find_key(snapshot: Snapshot, project: int, name: str) -> int | None:
+def find_key(snapshot: ReadSnapshot, project: int, name: str) -> int | None:
     """Return the id of a name, None where the project has no such key."""
     row = snapshot.execute("SELECT id FROM key WHERE project = ? AND name = ?", (project, name)).fetchone()
     return row[0] if row else None

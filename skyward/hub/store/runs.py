@@ -10,7 +10,7 @@ from typing import Any
 from ..model.runs import DatasetInput, LatestMetric, Lifecycle, ModelLink, Run, RunState
 from .keys import key_ids
 from .tables import PARAM, TAG
-from .transaction import Snapshot, Transaction
+from .transaction import ReadSnapshot, Transaction
 
 COLUMNS = (
     "run.pk, run.id, run.experiment, run.name, run.state, run.lifecycle, run.owner, run.started_at, run.ended_at,"
@@ -32,7 +32,7 @@ class RunRow:
     heartbeat_at: int | None
 
 
-def find_run(snapshot: Snapshot, project: int, run_id: str) -> RunRow | None:
+def find_run(snapshot: ReadSnapshot, project: int, run_id: str) -> RunRow | None:
     """Find a run without its parameters and tags. This is on the path of each logged point."""
     row = snapshot.execute(
         "SELECT pk, project, id, experiment, lifecycle, state, owner, heartbeat_at FROM run"
@@ -42,13 +42,13 @@ def find_run(snapshot: Snapshot, project: int, run_id: str) -> RunRow | None:
     return RunRow(*row) if row else None
 
 
-def load_run(snapshot: Snapshot, project: int, run_id: str) -> Run | None:
+def load_run(snapshot: ReadSnapshot, project: int, run_id: str) -> Run | None:
     """Load a run with all that belongs to it, except histories and artifacts."""
     row = snapshot.execute(f"SELECT {COLUMNS} FROM run WHERE project = ? AND id = ?", (project, run_id)).fetchone()
     return hydrate(snapshot, [row])[0] if row else None
 
 
-def hydrate(snapshot: Snapshot, rows: Sequence[Sequence[Any]]) -> list[Run]:
+def hydrate(snapshot: ReadSnapshot, rows: Sequence[Sequence[Any]]) -> list[Run]:
     """Make runs from rows of `COLUMNS`, with one query for each kind of thing that belongs to them."""
     if not rows:
         return []
@@ -213,7 +213,7 @@ def _run_of(row: Sequence[Any], location: str) -> Run:
     )
 
 
-def _load_metrics(snapshot: Snapshot, pks: list[int], metrics: dict[int, list[LatestMetric]]) -> None:
+def _load_metrics(snapshot: ReadSnapshot, pks: list[int], metrics: dict[int, list[LatestMetric]]) -> None:
     marks = ", ".join("?" * len(pks))
     rows = snapshot.execute(
         "SELECT latest.run, key.name, latest.value, latest.step, latest.at FROM latest"
@@ -226,7 +226,7 @@ def _load_metrics(snapshot: Snapshot, pks: list[int], metrics: dict[int, list[La
         items.sort(key=lambda metric: metric.key)
 
 
-def _load_inputs(snapshot: Snapshot, pks: list[int], inputs: dict[int, list[DatasetInput]]) -> None:
+def _load_inputs(snapshot: ReadSnapshot, pks: list[int], inputs: dict[int, list[DatasetInput]]) -> None:
     marks = ", ".join("?" * len(pks))
     rows = snapshot.execute(
         "SELECT run, name, digest, source_type, source, schema, profile, tags FROM input"
@@ -238,7 +238,7 @@ def _load_inputs(snapshot: Snapshot, pks: list[int], inputs: dict[int, list[Data
         inputs.setdefault(pk, []).append(item)
 
 
-def _load_models(snapshot: Snapshot, pks: list[int], models: dict[int, list[ModelLink]]) -> None:
+def _load_models(snapshot: ReadSnapshot, pks: list[int], models: dict[int, list[ModelLink]]) -> None:
     marks = ", ".join("?" * len(pks))
     rows = snapshot.execute(
         f"SELECT run, model_id, direction, step FROM model_link WHERE run IN ({marks}) ORDER BY run, step, model_id",
@@ -248,7 +248,7 @@ def _load_models(snapshot: Snapshot, pks: list[int], models: dict[int, list[Mode
         models.setdefault(pk, []).append(ModelLink(model_id, direction, step))
 
 
-def _load_locations(snapshot: Snapshot, experiments: set[int], locations: dict[int, str]) -> None:
+def _load_locations(snapshot: ReadSnapshot, experiments: set[int], locations: dict[int, str]) -> None:
     numbers = sorted(experiments)
     for start in range(0, len(numbers), 500):
         part = numbers[start : start + 500]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..model.refusal import Refusal
 from . import sealing
-from .transaction import Snapshot
+from .transaction import ReadSnapshot
 
 if TYPE_CHECKING:
     from .database import Database
@@ -96,6 +96,6 @@ class Sealer:
             _log.exception("The sealer left points of run %s as they are.", run)
 
 
-def _long_tails(snapshot: Snapshot) -> list[int]:
+def _long_tails(snapshot: ReadSnapshot) -> list[int]:
     rows = snapshot.execute("SELECT run FROM tail GROUP BY run HAVING sum(points) >= ?", (TAIL_POINTS,))
     return [row[0] for row in rows]

@@ -14,7 +14,7 @@ import numpy as np
 from .chunks import Columns, Float64s, Int64s, decode, encode, merge
 from .history import unpack
 from .points import pack_arrays
-from .transaction import Snapshot, Transaction
+from .transaction import ReadSnapshot, Transaction
 
 CHUNK_POINTS = 65_536
 """Points of a chunk at most: a reader of a page must not decode a whole history."""
@@ -40,7 +40,7 @@ class Sealed:
     chunks: Sequence[Row]
 
 
-def prepare_seal(snapshot: Snapshot, run: int) -> Sealed | None:
+def prepare_seal(snapshot: ReadSnapshot, run: int) -> Sealed | None:
     """Make the chunks of a run's tail. None where the tail is empty."""
     rows = snapshot.execute("SELECT id, points, body FROM tail WHERE run = ? ORDER BY id", (run,)).fetchall()
     if not rows:
@@ -69,7 +69,7 @@ class Merged:
     chunks: Sequence[Row]
 
 
-def prepare_merge(snapshot: Snapshot, run: int) -> list[Merged]:
+def prepare_merge(snapshot: ReadSnapshot, run: int) -> list[Merged]:
     """Join the small chunks of each metric of a run."""
     small: dict[int, list[tuple[int, int, bytes]]] = {}
     for key, number, points, body in snapshot.execute(

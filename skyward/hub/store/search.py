@@ -11,7 +11,7 @@ from ..model.search import Comparison, Entity, Order
 from . import experiments, runs
 from .keys import find_key
 from .tables import INDEXED_LENGTH, PARAM, TAG
-from .transaction import Snapshot
+from .transaction import ReadSnapshot
 
 _RUN_COLUMNS = {
     "run_id": "run.id",
@@ -37,7 +37,7 @@ _EXPERIMENT_COLUMNS = {
 class _Query:
     """SQL in the making. Values are parameters; only the names and numbers of this program are in the text."""
 
-    snapshot: Snapshot
+    snapshot: ReadSnapshot
     conditions: list[str] = field(default_factory=list)
     parameters: list[object] = field(default_factory=list)
     source: str = "run"
@@ -77,7 +77,7 @@ class _Query:
 
 
 def search_runs(
-    snapshot: Snapshot,
+    snapshot: ReadSnapshot,
     project: int,
     numbers: Sequence[int] | None,
     comparisons: Sequence[Comparison],
@@ -112,7 +112,7 @@ def search_runs(
 
 
 def search_experiments(
-    snapshot: Snapshot,
+    snapshot: ReadSnapshot,
     project: int,
     comparisons: Sequence[Comparison],
     orders: Sequence[Order],
@@ -140,7 +140,7 @@ def search_experiments(
 
 
 def _runs_query(
-    snapshot: Snapshot,
+    snapshot: ReadSnapshot,
     project: int,
     numbers: Sequence[int] | None,
     comparisons: Sequence[Comparison],

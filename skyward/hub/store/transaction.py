@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .keys import KeyCache
 
 
-class Snapshot:
+class ReadSnapshot:
     """A consistent view of the database, for reading.
 
     Attributes:
@@ -43,7 +43,7 @@ class Snapshot:
         return self._driver.execute(in_postgresql(sql) if self.is_postgresql else sql, parameters)
 
 
-class Transaction(Snapshot):
+class Transaction(ReadSnapshot):
     """The writer's transaction, shared by the operations of one commit.
 
     Attributes:

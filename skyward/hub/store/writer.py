@@ -40,7 +40,7 @@ class _Work:
     error: BaseException | None = None
 
 
-class Writer:
+class GroupWriter:
     """Run operations on one thread, in the order in which they came."""
 
     def __init__(self, engine: Engine, clock: Callable[[], int], on_logged: OnLogged) -> None:

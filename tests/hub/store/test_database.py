@@ -15,7 +15,7 @@ from skyward.hub.model.points import PointColumns
 from skyward.hub.model.refusal import Reason, Refusal
 from skyward.hub.store import points
 from skyward.hub.store.database import Database
-from skyward.hub.store.transaction import Snapshot, Transaction
+from skyward.hub.store.transaction import ReadSnapshot, Transaction
 from tests.hub.postgres import PostgresServer
 
 
@@ -26,7 +26,7 @@ def add(tx: Transaction, name: str, fails: bool = False) -> str:
     return name
 
 
-def names(snapshot: Snapshot) -> list[str]:
+def names(snapshot: ReadSnapshot) -> list[str]:
     return [row[0] for row in snapshot.execute("SELECT name FROM project ORDER BY name")]
 
 

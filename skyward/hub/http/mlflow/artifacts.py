@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ...model.refusal import Reason, Refusal
 from .. import files
-from ..reply import Empty, Reply
+from ..reply import Empty, HttpReply
 from ..routing import Call
 from . import values, wire
 
@@ -18,14 +18,14 @@ _ADDRESS = re.compile(r"(?:workspaces/[^/]+/)?(?P<experiment>\d+)/(?P<run>[^/]+)
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ArtifactAddress:
     """Place of an artifact in a URI `mlflow-artifacts:/<experiment>/<run>/artifacts/<key>`."""
 
     run_id: str
     key: str
 
 
-def address_in(path: str) -> Address:
+def address_in(path: str) -> ArtifactAddress:
     """Split the path of an artifact.
 
     Raises:
@@ -34,7 +34,7 @@ def address_in(path: str) -> Address:
     match = _ADDRESS.fullmatch(path.strip("/"))
     if match is None:
         raise Refusal(Reason.INVALID, "Invalid path: not below '<experiment>/<run>/artifacts'", field="path")
-    return Address(match["run"], match["key"] or "")
+    return ArtifactAddress(match["run"], match["key"] or "")
 
 
 async def list_of_run(call: Call, request: wire.ListArtifacts) -> wire.FilesAnswer:
@@ -59,7 +59,7 @@ async def upload(call: Call, _request: None) -> Empty:
     return Empty()
 
 
-async def download(call: Call, _request: None) -> Reply:
+async def download(call: Call, _request: None) -> HttpReply:
     address = address_in(call.path["path"])
     return await files.download(call, address.run_id, address.key)
 
@@ -70,6 +70,6 @@ async def delete(call: Call, _request: None) -> Empty:
     return Empty()
 
 
-async def get_of_run(call: Call, request: wire.ArtifactOfRun) -> Reply:
+async def get_of_run(call: Call, request: wire.ArtifactOfRun) -> HttpReply:
     """Answer `get-artifact` of MLflow's pages."""
     return await files.download(call, request.run_uuid or request.run_id, request.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...model.refusal import Reason, Refusal
-from ..reply import Empty, Reply
+from ..reply import Empty, HttpReply
 from ..routing import Call
 from . import wire
 
@@ -25,12 +25,12 @@ INFO = wire.ServerInfo(
 """The same for everybody, because anybody may ask."""
 
 
-async def health(_call: Call, _request: Empty) -> Reply:
-    return Reply(b"OK", content_type=TEXT)
+async def health(_call: Call, _request: Empty) -> HttpReply:
+    return HttpReply(b"OK", content_type=TEXT)
 
 
-async def version(_call: Call, _request: Empty) -> Reply:
-    return Reply(VERSION.encode(), content_type=TEXT)
+async def version(_call: Call, _request: Empty) -> HttpReply:
+    return HttpReply(VERSION.encode(), content_type=TEXT)
 
 
 async def info(_call: Call, _request: Empty) -> wire.ServerInfo:

@@ -36,8 +36,8 @@ _VIEWS = {
 }
 
 
-def experiment(value: Experiment) -> wire.Experiment:
-    return wire.Experiment(
+def experiment(value: Experiment) -> wire.MlflowExperiment:
+    return wire.MlflowExperiment(
         experiment_id=value.id,
         name=value.name,
         artifact_location=value.artifact_location,
@@ -71,12 +71,12 @@ def run_info(value: Run) -> wire.RunInfo:
     )
 
 
-def run(value: Run) -> wire.Run:
+def run(value: Run) -> wire.MlflowRun:
     shown = dict(value.tags)
     if value.state is RunState.LOST:
         shown[f"{PREFIX}.state"] = "lost"
     outputs = [wire.ModelOutput(link.model_id, link.step) for link in value.models if link.direction == "output"]
-    return wire.Run(
+    return wire.MlflowRun(
         info=run_info(value),
         data=wire.RunData(
             metrics=[wire.MetricOut(m.key, number(m.value), m.timestamp, m.step) for m in value.metrics],
@@ -172,7 +172,7 @@ def history(value: History) -> list[wire.MetricOut]:
     ]
 
 
-def dataset_in(value: wire.DatasetInput) -> DatasetInput:
+def dataset_in(value: wire.MlflowDatasetInput) -> DatasetInput:
     dataset = value.dataset
     return DatasetInput(
         name=dataset.name,
@@ -185,9 +185,9 @@ def dataset_in(value: wire.DatasetInput) -> DatasetInput:
     )
 
 
-def dataset_out(value: DatasetInput) -> wire.DatasetInput:
-    return wire.DatasetInput(
-        dataset=wire.Dataset(
+def dataset_out(value: DatasetInput) -> wire.MlflowDatasetInput:
+    return wire.MlflowDatasetInput(
+        dataset=wire.MlflowDataset(
             name=value.name,
             digest=value.digest,
             source_type=value.source_type,

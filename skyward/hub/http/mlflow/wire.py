@@ -48,7 +48,7 @@ class MetricOfRun(Struct):
     run_id: str
 
 
-class Experiment(Struct, omit_defaults=True):
+class MlflowExperiment(Struct, omit_defaults=True):
     experiment_id: str
     name: str
     artifact_location: str
@@ -78,7 +78,7 @@ class RunData(Struct, omit_defaults=True):
     tags: list[Tag] = []
 
 
-class Dataset(Struct, omit_defaults=True):
+class MlflowDataset(Struct, omit_defaults=True):
     name: Given
     digest: Given
     source_type: Given
@@ -87,8 +87,8 @@ class Dataset(Struct, omit_defaults=True):
     profile: str | UnsetType | None = UNSET
 
 
-class DatasetInput(Struct, omit_defaults=True):
-    dataset: Dataset
+class MlflowDatasetInput(Struct, omit_defaults=True):
+    dataset: MlflowDataset
     tags: list[Tag] = []
 
 
@@ -102,7 +102,7 @@ class ModelOutput(Struct):
 
 
 class RunInputs(Struct, omit_defaults=True):
-    dataset_inputs: list[DatasetInput] = []
+    dataset_inputs: list[MlflowDatasetInput] = []
     model_inputs: list[ModelInput] = []
 
 
@@ -110,7 +110,7 @@ class RunOutputs(Struct, omit_defaults=True):
     model_outputs: list[ModelOutput] = []
 
 
-class Run(Struct, omit_defaults=True):
+class MlflowRun(Struct, omit_defaults=True):
     info: RunInfo
     data: RunData
     inputs: RunInputs = field(default_factory=RunInputs)
@@ -142,7 +142,7 @@ class ExperimentNamed(Struct):
 
 
 class ExperimentAnswer(Struct):
-    experiment: Experiment
+    experiment: MlflowExperiment
 
 
 class UpdateExperiment(Struct):
@@ -159,7 +159,7 @@ class SearchExperiments(Struct):
 
 
 class ExperimentsAnswer(Struct, omit_defaults=True):
-    experiments: list[Experiment] = []
+    experiments: list[MlflowExperiment] = []
     next_page_token: str | UnsetType = UNSET
 
 
@@ -183,7 +183,7 @@ class CreateRun(Struct):
 
 
 class RunAnswer(Struct):
-    run: Run
+    run: MlflowRun
 
 
 class RunId(Struct):
@@ -240,7 +240,7 @@ class LogModel(Struct):
 
 class LogInputs(Struct):
     run_id: Given
-    datasets: list[DatasetInput] | None = None
+    datasets: list[MlflowDatasetInput] | None = None
     models: list[ModelInput] | None = None
 
 
@@ -259,7 +259,7 @@ class SearchRuns(Struct):
 
 
 class RunsAnswer(Struct, omit_defaults=True):
-    runs: list[Run] = []
+    runs: list[MlflowRun] = []
     next_page_token: str | UnsetType = UNSET
 
 

@@ -9,14 +9,14 @@ import msgspec
 
 from ...model.refusal import Reason, Refusal
 from ...services.live import Notice
-from ..reply import Reply
+from ..reply import HttpReply
 from ..routing import Call
 from . import wire
 
 STREAM = b"text/event-stream; charset=utf-8"
 
 
-async def events(call: Call, request: wire.EventsQuery) -> Reply:
+async def events(call: Call, request: wire.EventsQuery) -> HttpReply:
     text = call.header(b"last-event-id")
     if text and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise Refusal(Reason.INVALID, "last-event-id: not a number; leave it out", field="last-event-id")
@@ -25,7 +25,7 @@ async def events(call: Call, request: wire.EventsQuery) -> Reply:
     )
     # The first notice is awaited here, so that a run that is not there is refused with a status.
     await anext(notices)
-    return Reply(_lines(notices), content_type=STREAM, headers={b"x-accel-buffering": b"no"})
+    return HttpReply(_lines(notices), content_type=STREAM, headers={b"x-accel-buffering": b"no"})
 
 
 async def _lines(notices: AsyncGenerator[Notice | None, None]) -> AsyncGenerator[bytes, None]:

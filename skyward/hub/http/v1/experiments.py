@@ -8,23 +8,23 @@ from . import values, wire
 from .runs import page_of_runs
 
 
-async def search(call: Call, request: wire.Search) -> wire.Experiments:
+async def search(call: Call, request: wire.Search) -> wire.ExperimentsOut:
     page = await call.hub.tracking.search_experiments(
         call.actor, request.filter, request.order_by, request.limit, request.page_token, View(request.view)
     )
-    return wire.Experiments([await values.experiment(call, item) for item in page.items], page.next_token)
+    return wire.ExperimentsOut([await values.experiment(call, item) for item in page.items], page.next_token)
 
 
-async def create(call: Call, request: wire.NewExperiment) -> wire.Experiment:
+async def create(call: Call, request: wire.NewExperiment) -> wire.ExperimentOut:
     made = await call.hub.tracking.create_experiment(call.actor, request.name, request.tags)
     return await values.experiment(call, made)
 
 
-async def get(call: Call, _request: wire.Nothing) -> wire.Experiment:
+async def get(call: Call, _request: wire.Nothing) -> wire.ExperimentOut:
     return await values.experiment(call, await call.hub.tracking.experiment(call.actor, call.path["id"]))
 
 
-async def change(call: Call, request: wire.ExperimentChange) -> wire.Experiment:
+async def change(call: Call, request: wire.ExperimentChange) -> wire.ExperimentOut:
     tracking, number = call.hub.tracking, call.path["id"]
     if request.name is not None:
         await tracking.update_experiment(call.actor, number, request.name)
@@ -41,11 +41,11 @@ async def delete(call: Call, _request: wire.Nothing) -> wire.Done:
     return wire.Done()
 
 
-async def restore(call: Call, _request: wire.Nothing) -> wire.Experiment:
+async def restore(call: Call, _request: wire.Nothing) -> wire.ExperimentOut:
     await call.hub.tracking.restore_experiment(call.actor, call.path["id"])
     return await values.experiment(call, await call.hub.tracking.experiment(call.actor, call.path["id"]))
 
 
-async def runs(call: Call, request: wire.Search) -> wire.Runs:
+async def runs(call: Call, request: wire.Search) -> wire.RunsOut:
     await call.hub.tracking.experiment(call.actor, call.path["id"])
     return await page_of_runs(call, [call.path["id"]], request)

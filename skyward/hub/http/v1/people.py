@@ -8,7 +8,7 @@ from ...model.access import Role
 from ...model.refusal import Reason, Refusal
 from ...services.people import Token
 from ..credentials import COOKIE, is_own_origin, session_in
-from ..reply import Reply
+from ..reply import HttpReply
 from ..routing import Call
 from . import wire
 
@@ -27,19 +27,19 @@ async def me(call: Call, _request: wire.Nothing) -> wire.Me:
     )
 
 
-async def sign_in(call: Call, request: wire.SignIn) -> Reply:
+async def sign_in(call: Call, request: wire.SignIn) -> HttpReply:
     _own_origin(call)
     session = await call.hub.access.sign_in(request.code)
     seconds = max((session.expires_at - call.hub.database.clock()) // 1000, 0)
-    return Reply(msgspec.json.encode(wire.Done()), headers={b"set-cookie": _cookie(call, session.secret, seconds)})
+    return HttpReply(msgspec.json.encode(wire.Done()), headers={b"set-cookie": _cookie(call, session.secret, seconds)})
 
 
-async def sign_out(call: Call, _request: wire.Nothing) -> Reply:
+async def sign_out(call: Call, _request: wire.Nothing) -> HttpReply:
     _own_origin(call)
     session = session_in(call.headers.get(b"cookie", b""))
     if session is not None:
         await call.hub.access.sign_out(session)
-    return Reply(msgspec.json.encode(wire.Done()), headers={b"set-cookie": _cookie(call, "", 0)})
+    return HttpReply(msgspec.json.encode(wire.Done()), headers={b"set-cookie": _cookie(call, "", 0)})
 
 
 def _own_origin(call: Call) -> None:
@@ -55,12 +55,12 @@ def _cookie(call: Call, secret: str, seconds: int) -> bytes:
 
 async def projects(call: Call, _request: wire.Nothing) -> wire.Projects:
     found = await call.hub.people.projects(call.actor)
-    return wire.Projects([wire.Project(project.name, project.created_at) for project in found])
+    return wire.Projects([wire.ProjectOut(project.name, project.created_at) for project in found])
 
 
-async def create_project(call: Call, request: wire.NewProject) -> wire.Project:
+async def create_project(call: Call, request: wire.NewProject) -> wire.ProjectOut:
     made = await call.hub.people.create_project(call.actor, request.name)
-    return wire.Project(made.name, made.created_at)
+    return wire.ProjectOut(made.name, made.created_at)
 
 
 async def delete_project(call: Call, _request: wire.Nothing) -> wire.Done:
@@ -71,7 +71,7 @@ async def delete_project(call: Call, _request: wire.Nothing) -> wire.Done:
 async def members(call: Call, _request: wire.Nothing) -> wire.Members:
     found = await call.hub.people.members(call.actor, call.path["name"])
     return wire.Members(
-        [wire.Member(member.user, member.kind, member.role.name.lower(), member.created_at) for member in found]
+        [wire.MemberOut(member.user, member.kind, member.role.name.lower(), member.created_at) for member in found]
     )
 
 
@@ -85,9 +85,9 @@ async def remove_member(call: Call, _request: wire.Nothing) -> wire.Done:
     return wire.Done()
 
 
-async def users(call: Call, _request: wire.Nothing) -> wire.Users:
+async def users(call: Call, _request: wire.Nothing) -> wire.UsersOut:
     found = await call.hub.people.users(call.actor)
-    return wire.Users(
+    return wire.UsersOut(
         [wire.User(user.name, user.kind, bool(user.is_owner), user.created_at, user.disabled_at) for user in found]
     )
 
@@ -118,8 +118,8 @@ async def tokens(call: Call, request: wire.TokensQuery) -> wire.Tokens:
     return wire.Tokens([_token(token) for token in found])
 
 
-def _token(token: Token) -> wire.Token:
-    return wire.Token(
+def _token(token: Token) -> wire.TokenOut:
+    return wire.TokenOut(
         id=token.id,
         user=token.user,
         name=token.name,
@@ -133,7 +133,7 @@ def _token(token: Token) -> wire.Token:
     )
 
 
-async def create_token(call: Call, request: wire.NewToken) -> wire.CreatedToken:
+async def create_token(call: Call, request: wire.TokenIn) -> wire.CreatedToken:
     if request.run is not None:
         made = await call.hub.people.create_run_token(call.actor, request.run)
     else:

@@ -14,7 +14,7 @@ from ...model.refusal import Reason, Refusal
 from ...model.runs import RunState
 from ...services.search import View
 from .. import files
-from ..reply import JSON, Reply, number
+from ..reply import JSON, HttpReply, number
 from ..routing import Call
 from . import values, wire
 
@@ -25,7 +25,7 @@ MOST_COMPARED = 100
 
 async def page_of_runs(
     call: Call, experiment_ids: list[str] | None, request: wire.Search | wire.RunSearch
-) -> wire.Runs:
+) -> wire.RunsOut:
     page = await call.hub.tracking.search_runs(
         call.actor,
         experiment_ids,
@@ -35,14 +35,14 @@ async def page_of_runs(
         request.page_token,
         View(request.view),
     )
-    return wire.Runs(await values.runs(call, page.items), page.next_token)
+    return wire.RunsOut(await values.runs(call, page.items), page.next_token)
 
 
-async def search(call: Call, request: wire.RunSearch) -> wire.Runs:
+async def search(call: Call, request: wire.RunSearch) -> wire.RunsOut:
     return await page_of_runs(call, request.experiment_id or None, request)
 
 
-async def create(call: Call, request: wire.NewRun) -> wire.Run:
+async def create(call: Call, request: wire.NewRun) -> wire.RunOut:
     made = await call.hub.tracking.create_run(
         call.actor,
         await _experiment_id(call, request),
@@ -67,11 +67,11 @@ async def _experiment_id(call: Call, request: wire.NewRun) -> str:
     return found.id
 
 
-async def get(call: Call, _request: wire.Nothing) -> wire.Run:
+async def get(call: Call, _request: wire.Nothing) -> wire.RunOut:
     return await values.run(call, await call.hub.tracking.run(call.actor, call.path["id"]))
 
 
-async def change(call: Call, request: wire.RunChange | wire.StatusChange) -> wire.Run:
+async def change(call: Call, request: wire.RunChange | wire.StatusChange) -> wire.RunOut:
     state = None if request.status is None else RunState(request.status)
     changed = await call.hub.tracking.update_run(
         call.actor,
@@ -89,7 +89,7 @@ async def delete(call: Call, _request: wire.Nothing) -> wire.Done:
     return wire.Done()
 
 
-async def restore(call: Call, _request: wire.Nothing) -> wire.Run:
+async def restore(call: Call, _request: wire.Nothing) -> wire.RunOut:
     await call.hub.tracking.restore_run(call.actor, call.path["id"])
     return await values.run(call, await call.hub.tracking.run(call.actor, call.path["id"]))
 
@@ -121,7 +121,7 @@ async def set_tags(call: Call, request: wire.NewTags) -> wire.Done:
     return wire.Done()
 
 
-async def compare(call: Call, request: wire.Compare) -> wire.Comparison:
+async def compare(call: Call, request: wire.Compare) -> wire.ComparisonOut:
     if not 1 <= len(request.run) <= MOST_COMPARED:
         raise Refusal(Reason.INVALID, f"run: {len(request.run)} given; name 1 to {MOST_COMPARED}", field="run")
     found = [await call.hub.tracking.run(call.actor, run_id) for run_id in request.run]
@@ -130,7 +130,7 @@ async def compare(call: Call, request: wire.Compare) -> wire.Comparison:
     keys = wanted or sorted({key for metrics in latest for key in metrics})
     names = sorted({key for run in found for key in run.params})
     params = {name: [run.params.get(name) for run in found] for name in names}
-    return wire.Comparison(
+    return wire.ComparisonOut(
         runs=await values.runs(call, found),
         params=params,
         metrics={key: [metrics.get(key) for metrics in latest] for key in keys},
@@ -138,15 +138,15 @@ async def compare(call: Call, request: wire.Compare) -> wire.Comparison:
     )
 
 
-async def points(call: Call, request: wire.PointsQuery) -> wire.Points | Reply:
+async def points(call: Call, request: wire.PointsQuery) -> wire.Points | HttpReply:
     history = await call.hub.tracking.history(
         call.actor, call.path["id"], request.key, start=request.start, end=request.end, at_most=request.at_most
     )
     accepted = call.headers.get(b"accept", JSON)
     if PACKED in accepted:
-        return Reply(packed(history), content_type=PACKED)
+        return HttpReply(packed(history), content_type=PACKED)
     if ARROW in accepted:
-        return Reply(arrow(history), content_type=ARROW)
+        return HttpReply(arrow(history), content_type=ARROW)
     return wire.Points(
         history.key, list(history.steps), list(history.timestamps), [number(value) for value in history.values]
     )
@@ -188,17 +188,17 @@ def arrow(history: History) -> bytes:
     return content
 
 
-async def artifacts(call: Call, request: wire.ArtifactQuery) -> wire.Artifacts:
+async def artifacts(call: Call, request: wire.ArtifactQuery) -> wire.ArtifactsOut:
     found: Iterable[model.Artifact] = await call.hub.tracking.artifacts(call.actor, call.path["id"], request.prefix)
-    return wire.Artifacts(values.artifacts(found))
+    return wire.ArtifactsOut(values.artifacts(found))
 
 
-async def upload_artifact(call: Call, _request: None) -> wire.Artifact:
+async def upload_artifact(call: Call, _request: None) -> wire.ArtifactOut:
     key = files.query_value(call, "key")
     return values.artifact(await files.upload(call, call.path["id"], key))
 
 
-async def download_artifact(call: Call, _request: None) -> Reply:
+async def download_artifact(call: Call, _request: None) -> HttpReply:
     return await files.download(call, call.path["id"], call.path["key"])
 
 
@@ -207,25 +207,25 @@ async def delete_artifact(call: Call, _request: wire.Nothing) -> wire.Done:
     return wire.Done()
 
 
-async def accept_batch(call: Call, request: wire.Batch) -> wire.BatchAnswer:
+async def accept_batch(call: Call, request: wire.BatchIn) -> wire.BatchOut:
     batch = Batch(request.client, request.first, request.records)
     answer = await call.hub.tracking.accept_batch(call.actor, call.path["id"], batch)
-    return wire.BatchAnswer(
+    return wire.BatchOut(
         answer.accepted,
         answer.state.value,
         [wire.CollectedCommand(command.number, command.action) for command in answer.commands],
-        [wire.RefusedRecord(refused.number, refused.message) for refused in answer.refused],
+        [wire.RefusedRecordOut(refused.number, refused.message) for refused in answer.refused],
     )
 
 
-async def put_blob(call: Call, _request: None) -> wire.Blob:
+async def put_blob(call: Call, _request: None) -> wire.BlobOut:
     sha256 = call.path["sha256"]
     run_id = files.query_value(call, "run")
     size = await call.hub.tracking.put_blob(call.actor, run_id, sha256, call.chunks, call.size)
-    return wire.Blob(sha256, size)
+    return wire.BlobOut(sha256, size)
 
 
-async def send_command(call: Call, request: wire.NewCommand) -> wire.Command:
+async def send_command(call: Call, request: wire.NewCommand) -> wire.CommandOut:
     return values.command(await call.hub.tracking.send_command(call.actor, call.path["id"], request.action))
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import msgspec
 
 from ...store.journal import last_event
-from ..reply import Reply
+from ..reply import HttpReply
 from ..routing import Call
 from . import wire
 
@@ -22,8 +22,8 @@ async def ready(call: Call, _request: wire.Nothing) -> wire.Health:
     return wire.Health("ready")
 
 
-async def openapi(_call: Call, _request: wire.Nothing) -> Reply:
-    return Reply(_description())
+async def openapi(_call: Call, _request: wire.Nothing) -> HttpReply:
+    return HttpReply(_description())
 
 
 @cache

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ...model.access import Right
-from ..reply import Bytes, EventStream
+from ..reply import Bytes, ServerSentEvents
 from ..routing import MIB, Route
 from . import events, experiments, people, runs, server, wire
 
@@ -17,37 +17,37 @@ NONE, READ, WRITE, MANAGE, OWN = Right.NONE, Right.READ, Right.WRITE, Right.MANA
 
 # fmt: off
 EXPERIMENTS = (
-    Route("GET", "/v1/experiments", wire.Search, wire.Experiments, READ, "experiment", experiments.search, "Search experiments."),
-    Route("POST", "/v1/experiments", wire.NewExperiment, wire.Experiment, WRITE, "experiment", experiments.create, "Create an experiment.", status=201),
-    Route("GET", "/v1/experiments/{id}", wire.Nothing, wire.Experiment, READ, "experiment", experiments.get, "Get an experiment."),
-    Route("PATCH", "/v1/experiments/{id}", wire.ExperimentChange, wire.Experiment, WRITE, "experiment", experiments.change, "Rename an experiment, or change its tags."),
+    Route("GET", "/v1/experiments", wire.Search, wire.ExperimentsOut, READ, "experiment", experiments.search, "Search experiments."),
+    Route("POST", "/v1/experiments", wire.NewExperiment, wire.ExperimentOut, WRITE, "experiment", experiments.create, "Create an experiment.", status=201),
+    Route("GET", "/v1/experiments/{id}", wire.Nothing, wire.ExperimentOut, READ, "experiment", experiments.get, "Get an experiment."),
+    Route("PATCH", "/v1/experiments/{id}", wire.ExperimentChange, wire.ExperimentOut, WRITE, "experiment", experiments.change, "Rename an experiment, or change its tags."),
     Route("DELETE", "/v1/experiments/{id}", wire.Nothing, wire.Done, WRITE, "experiment", experiments.delete, "Move an experiment to the bin."),
-    Route("POST", "/v1/experiments/{id}/restore", wire.Nothing, wire.Experiment, WRITE, "experiment", experiments.restore, "Restore a deleted experiment."),
-    Route("GET", "/v1/experiments/{id}/runs", wire.Search, wire.Runs, READ, "run", experiments.runs, "Search runs of an experiment."),
+    Route("POST", "/v1/experiments/{id}/restore", wire.Nothing, wire.ExperimentOut, WRITE, "experiment", experiments.restore, "Restore a deleted experiment."),
+    Route("GET", "/v1/experiments/{id}/runs", wire.Search, wire.RunsOut, READ, "run", experiments.runs, "Search runs of an experiment."),
 )
 
 RUNS = (
-    Route("GET", "/v1/runs", wire.RunSearch, wire.Runs, READ, "run", runs.search, "Search runs."),
-    Route("POST", "/v1/runs", wire.NewRun, wire.Run, WRITE, "run", runs.create, "Create a run.", status=201),
-    Route("GET", "/v1/runs/compare", wire.Compare, wire.Comparison, READ, "run", runs.compare, "Compare parameters and metrics of runs."),
-    Route("GET", "/v1/runs/{id}", wire.Nothing, wire.Run, READ, "run", runs.get, "Get a run."),
-    Route("PATCH", "/v1/runs/{id}", wire.RunChange, wire.Run, WRITE, "run", runs.change, "Change name or status of a run."),
+    Route("GET", "/v1/runs", wire.RunSearch, wire.RunsOut, READ, "run", runs.search, "Search runs."),
+    Route("POST", "/v1/runs", wire.NewRun, wire.RunOut, WRITE, "run", runs.create, "Create a run.", status=201),
+    Route("GET", "/v1/runs/compare", wire.Compare, wire.ComparisonOut, READ, "run", runs.compare, "Compare parameters and metrics of runs."),
+    Route("GET", "/v1/runs/{id}", wire.Nothing, wire.RunOut, READ, "run", runs.get, "Get a run."),
+    Route("PATCH", "/v1/runs/{id}", wire.RunChange, wire.RunOut, WRITE, "run", runs.change, "Change name or status of a run."),
     Route("DELETE", "/v1/runs/{id}", wire.Nothing, wire.Done, WRITE, "run", runs.delete, "Move a run to the bin."),
-    Route("POST", "/v1/runs/{id}/restore", wire.Nothing, wire.Run, WRITE, "run", runs.restore, "Restore a deleted run."),
-    Route("PATCH", "/v1/runs/{id}/status", wire.StatusChange, wire.Run, WRITE, "run", runs.change, "Change the status of a run."),
+    Route("POST", "/v1/runs/{id}/restore", wire.Nothing, wire.RunOut, WRITE, "run", runs.restore, "Restore a deleted run."),
+    Route("PATCH", "/v1/runs/{id}/status", wire.StatusChange, wire.RunOut, WRITE, "run", runs.change, "Change the status of a run."),
     Route("POST", "/v1/runs/{id}/metrics", wire.NewMetrics, wire.Done, WRITE, "run", runs.log_metrics, "Log points of metrics."),
     Route("POST", "/v1/runs/{id}/params", wire.NewParams, wire.Done, WRITE, "run", runs.log_params, "Log parameters."),
     Route("POST", "/v1/runs/{id}/tags", wire.NewTags, wire.Done, WRITE, "run", runs.set_tags, "Set or delete tags."),
     Route("GET", "/v1/runs/{id}/points", wire.PointsQuery, wire.Points, READ, "run", runs.points, "Get the points of a metric as JSON, packed or as Arrow, by `Accept`."),
-    Route("GET", "/v1/runs/{id}/artifacts", wire.ArtifactQuery, wire.Artifacts, READ, "artifact", runs.artifacts, "List artifacts of a run."),
-    Route("POST", "/v1/runs/{id}/artifacts", Bytes, wire.Artifact, WRITE, "artifact", runs.upload_artifact, "Upload an artifact.", ARTIFACT_LIMIT, status=201, query=("key",)),
+    Route("GET", "/v1/runs/{id}/artifacts", wire.ArtifactQuery, wire.ArtifactsOut, READ, "artifact", runs.artifacts, "List artifacts of a run."),
+    Route("POST", "/v1/runs/{id}/artifacts", Bytes, wire.ArtifactOut, WRITE, "artifact", runs.upload_artifact, "Upload an artifact.", ARTIFACT_LIMIT, status=201, query=("key",)),
     Route("GET", "/v1/runs/{id}/artifacts/{key:path}", Bytes, Bytes, READ, "artifact", runs.download_artifact, "Download an artifact."),
     Route("DELETE", "/v1/runs/{id}/artifacts/{key:path}", wire.Nothing, wire.Done, WRITE, "artifact", runs.delete_artifact, "Delete an artifact."),
     Route("GET", "/v1/runs/{id}/commands", wire.Nothing, wire.Commands, READ, "run", runs.commands, "List commands to a run."),
-    Route("POST", "/v1/runs/{id}/commands", wire.NewCommand, wire.Command, WRITE, "run", runs.send_command, "Send a command to a run.", status=201),
-    Route("POST", "/v1/runs/{id}/batches", wire.Batch, wire.BatchAnswer, WRITE, "run", runs.accept_batch, "Send numbered records, each of which counts once."),
-    Route("PUT", "/v1/blobs/{sha256}", Bytes, wire.Blob, WRITE, "blob", runs.put_blob, "Upload bytes that an artifact will name.", ARTIFACT_LIMIT, query=("run",)),
-    Route("GET", "/v1/events", wire.EventsQuery, EventStream, READ, "event", events.events, "Follow events and points as they happen."),
+    Route("POST", "/v1/runs/{id}/commands", wire.NewCommand, wire.CommandOut, WRITE, "run", runs.send_command, "Send a command to a run.", status=201),
+    Route("POST", "/v1/runs/{id}/batches", wire.BatchIn, wire.BatchOut, WRITE, "run", runs.accept_batch, "Send numbered records, each of which counts once."),
+    Route("PUT", "/v1/blobs/{sha256}", Bytes, wire.BlobOut, WRITE, "blob", runs.put_blob, "Upload bytes that an artifact will name.", ARTIFACT_LIMIT, query=("run",)),
+    Route("GET", "/v1/events", wire.EventsQuery, ServerSentEvents, READ, "event", events.events, "Follow events and points as they happen."),
 )
 
 PEOPLE = (
@@ -55,17 +55,17 @@ PEOPLE = (
     Route("POST", "/v1/session", wire.SignIn, wire.Done, NONE, "session", people.sign_in, "Exchange a one-time code for a cookie."),
     Route("DELETE", "/v1/session", wire.Nothing, wire.Done, NONE, "session", people.sign_out, "End the session of the cookie."),
     Route("GET", "/v1/projects", wire.Nothing, wire.Projects, READ, "project", people.projects, "List one's projects."),
-    Route("POST", "/v1/projects", wire.NewProject, wire.Project, OWN, "organization", people.create_project, "Create a project.", status=201),
+    Route("POST", "/v1/projects", wire.NewProject, wire.ProjectOut, OWN, "organization", people.create_project, "Create a project.", status=201),
     Route("DELETE", "/v1/projects/{name}", wire.Nothing, wire.Done, OWN, "organization", people.delete_project, "Delete a project."),
     Route("GET", "/v1/projects/{name}/members", wire.Nothing, wire.Members, READ, "project", people.members, "List members of a project."),
     Route("POST", "/v1/projects/{name}/members", wire.NewMember, wire.Members, MANAGE, "project", people.set_member, "Give a user a role in a project."),
     Route("DELETE", "/v1/projects/{name}/members/{user}", wire.Nothing, wire.Done, MANAGE, "project", people.remove_member, "Remove a member."),
-    Route("GET", "/v1/users", wire.Nothing, wire.Users, OWN, "user", people.users, "List users."),
+    Route("GET", "/v1/users", wire.Nothing, wire.UsersOut, OWN, "user", people.users, "List users."),
     Route("POST", "/v1/users", wire.NewUser, wire.SignInLink, OWN, "user", people.create_user, "Create a user or a service account.", status=201),
     Route("POST", "/v1/users/{name}/link", wire.Nothing, wire.SignInLink, OWN, "user", people.create_link, "Make a one-time sign-in link.", status=201),
     Route("DELETE", "/v1/users/{name}", wire.Nothing, wire.Done, OWN, "user", people.disable_user, "Disable a user for good."),
     Route("GET", "/v1/tokens", wire.TokensQuery, wire.Tokens, READ, "token", people.tokens, "List tokens."),
-    Route("POST", "/v1/tokens", wire.NewToken, wire.CreatedToken, READ, "token", people.create_token, "Create a token.", status=201),
+    Route("POST", "/v1/tokens", wire.TokenIn, wire.CreatedToken, READ, "token", people.create_token, "Create a token.", status=201),
     Route("DELETE", "/v1/tokens/{id}", wire.Nothing, wire.Done, READ, "token", people.revoke_token, "Revoke a token."),
     Route("GET", "/v1/audit", wire.AuditQuery, wire.AuditPage, MANAGE, "audit", people.audit, "List entries of the audit, newest first."),
 )

@@ -17,9 +17,9 @@ SYSTEM = "system/"
 """Beginning of the names of system metrics."""
 
 
-async def experiment(call: Call, value: model.Experiment) -> wire.Experiment:
+async def experiment(call: Call, value: model.Experiment) -> wire.ExperimentOut:
     project = await call.hub.access.project_name(call.actor)
-    return wire.Experiment(
+    return wire.ExperimentOut(
         value.id,
         value.name,
         project,
@@ -30,7 +30,7 @@ async def experiment(call: Call, value: model.Experiment) -> wire.Experiment:
     )
 
 
-async def runs(call: Call, values: Iterable[model.Run]) -> list[wire.Run]:
+async def runs(call: Call, values: Iterable[model.Run]) -> list[wire.RunOut]:
     """Translate runs, with the names of their experiments."""
     project = await call.hub.access.project_name(call.actor)
     organization = await call.hub.access.organization_name(call.actor)
@@ -43,15 +43,15 @@ async def runs(call: Call, values: Iterable[model.Run]) -> list[wire.Run]:
     return shown
 
 
-async def run(call: Call, value: model.Run) -> wire.Run:
+async def run(call: Call, value: model.Run) -> wire.RunOut:
     """Translate one run, with its artifacts."""
     [shown] = await runs(call, [value])
     shown.artifacts = artifacts(await call.hub.tracking.artifacts(call.actor, value.id, ""))
     return shown
 
 
-def _run(value: model.Run, experiment_name: str, project: str, organization: str) -> wire.Run:
-    return wire.Run(
+def _run(value: model.Run, experiment_name: str, project: str, organization: str) -> wire.RunOut:
+    return wire.RunOut(
         id=value.id,
         experiment_id=value.experiment_id,
         experiment=experiment_name,
@@ -77,7 +77,7 @@ def _run(value: model.Run, experiment_name: str, project: str, organization: str
             if metric.key.startswith(SYSTEM)
         },
         inputs=[
-            wire.Dataset(
+            wire.DatasetOut(
                 data.name, data.digest, data.source_type, data.source, data.schema, data.profile, dict(data.tags)
             )
             for data in value.inputs
@@ -85,16 +85,16 @@ def _run(value: model.Run, experiment_name: str, project: str, organization: str
     )
 
 
-def artifacts(values: Iterable[model.Artifact]) -> list[wire.Artifact]:
+def artifacts(values: Iterable[model.Artifact]) -> list[wire.ArtifactOut]:
     return [artifact(value) for value in values]
 
 
-def artifact(value: model.Artifact) -> wire.Artifact:
-    return wire.Artifact(value.key, value.key, value.size, value.sha256, value.is_directory)
+def artifact(value: model.Artifact) -> wire.ArtifactOut:
+    return wire.ArtifactOut(value.key, value.key, value.size, value.sha256, value.is_directory)
 
 
-def command(value: model.Command) -> wire.Command:
-    return wire.Command(value.number, value.action, value.created_at, value.acknowledged_at, value.result)
+def command(value: model.Command) -> wire.CommandOut:
+    return wire.CommandOut(value.number, value.action, value.created_at, value.acknowledged_at, value.result)
 
 
 def texts(params: Mapping[str, Any]) -> dict[str, str]:

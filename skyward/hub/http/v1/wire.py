@@ -14,7 +14,7 @@ RoleName = Literal["viewer", "researcher", "admin"]
 Tags = dict[str, str]
 
 
-class Experiment(Struct):
+class ExperimentOut(Struct):
     """A named group of runs."""
 
     id: str
@@ -26,8 +26,8 @@ class Experiment(Struct):
     tags: Tags
 
 
-class Experiments(Struct):
-    experiments: list[Experiment]
+class ExperimentsOut(Struct):
+    experiments: list[ExperimentOut]
     next_page_token: str | None = None
 
 
@@ -73,7 +73,7 @@ class Metric(Struct):
     timestamp: int
 
 
-class Artifact(Struct):
+class ArtifactOut(Struct):
     key: str
     path: str
     size: int
@@ -81,7 +81,7 @@ class Artifact(Struct):
     is_directory: bool = False
 
 
-class Dataset(Struct):
+class DatasetOut(Struct):
     name: str
     digest: str
     source_type: str
@@ -91,7 +91,7 @@ class Dataset(Struct):
     tags: Tags = {}
 
 
-class Run(Struct):
+class RunOut(Struct):
     """A run, with the latest value of each metric."""
 
     id: str
@@ -110,13 +110,13 @@ class Run(Struct):
     params: Tags
     tags: Tags
     metrics: list[Metric]
-    artifacts: list[Artifact]
+    artifacts: list[ArtifactOut]
     system_metrics: dict[str, float | str]
-    inputs: list[Dataset] = []
+    inputs: list[DatasetOut] = []
 
 
-class Runs(Struct):
-    runs: list[Run]
+class RunsOut(Struct):
+    runs: list[RunOut]
     next_page_token: str | None = None
 
 
@@ -174,10 +174,10 @@ class Compare(Struct):
     project: str | None = None
 
 
-class Comparison(Struct):
+class ComparisonOut(Struct):
     """Runs, and by name the parameters and metrics in which they differ or not."""
 
-    runs: list[Run]
+    runs: list[RunOut]
     params: dict[str, list[str | None]]
     metrics: dict[str, list[float | str | None]]
     different_params: list[str]
@@ -205,11 +205,11 @@ class ArtifactQuery(Struct):
     project: str | None = None
 
 
-class Artifacts(Struct):
-    artifacts: list[Artifact]
+class ArtifactsOut(Struct):
+    artifacts: list[ArtifactOut]
 
 
-class Batch(Struct):
+class BatchIn(Struct):
     """Records of a client, numbered from `first`."""
 
     client: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -222,27 +222,27 @@ class CollectedCommand(Struct):
     action: str
 
 
-class RefusedRecord(Struct):
+class RefusedRecordOut(Struct):
     """A record that can never be accepted. It counts as accepted."""
 
     number: int
     message: str
 
 
-class BatchAnswer(Struct):
+class BatchOut(Struct):
     """Number of the last record that is safe, and commands that wait for the run."""
 
     accepted: int
     state: str
     commands: list[CollectedCommand]
-    refused: list[RefusedRecord] = []
+    refused: list[RefusedRecordOut] = []
 
 
 class NewCommand(Struct):
     action: Literal["save", "stop", "abort"]
 
 
-class Command(Struct):
+class CommandOut(Struct):
     number: int
     action: str
     created_at: int
@@ -251,10 +251,10 @@ class Command(Struct):
 
 
 class Commands(Struct):
-    commands: list[Command]
+    commands: list[CommandOut]
 
 
-class Blob(Struct):
+class BlobOut(Struct):
     sha256: str
     size: int
 
@@ -287,20 +287,20 @@ class SignIn(Struct):
     code: str
 
 
-class Project(Struct):
+class ProjectOut(Struct):
     name: str
     created_at: int
 
 
 class Projects(Struct):
-    projects: list[Project]
+    projects: list[ProjectOut]
 
 
 class NewProject(Struct):
     name: Name
 
 
-class Member(Struct):
+class MemberOut(Struct):
     user: str
     kind: str
     role: str
@@ -308,7 +308,7 @@ class Member(Struct):
 
 
 class Members(Struct):
-    members: list[Member]
+    members: list[MemberOut]
 
 
 class NewMember(Struct):
@@ -324,7 +324,7 @@ class User(Struct):
     disabled_at: int | None
 
 
-class Users(Struct):
+class UsersOut(Struct):
     users: list[User]
 
 
@@ -341,7 +341,7 @@ class SignInLink(Struct):
     link: str | None
 
 
-class Token(Struct):
+class TokenOut(Struct):
     id: str
     user: str
     name: str
@@ -360,10 +360,10 @@ class TokensQuery(Struct):
 
 
 class Tokens(Struct):
-    tokens: list[Token]
+    tokens: list[TokenOut]
 
 
-class NewToken(Struct):
+class TokenIn(Struct):
     """A token to be made. `run` makes one that writes to this run only and ends with it."""
 
     name: str = "token"
