@@ -36,6 +36,7 @@ PARTS: dict[str, Groups] = {
         "core": ("tests",),
         "integrations": ("tests/acceptance", "tests/integrations"),
         "training": ("tests/training",),
+        "hub": ("tests/hub",),
         "hosts": ("tests/hosts", "tests/bootstrap/test_on_hosts.py"),
         "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
     },

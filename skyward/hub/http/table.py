@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import msgspec
+
+from ..model.access import Right
 from . import pages
 from .mlflow import table as mlflow
-from .routing import Route
+from .openapi import describe
+from .reply import Bytes, Empty, HttpReply
+from .routing import Call, Route
 from .v1 import table as v1
 
-ROUTES: tuple[Route, ...] = (*v1.ROUTES, *mlflow.ROUTES, *pages.ROUTES)
+
+async def openapi(_call: Call, _request: Empty) -> HttpReply:
+    return HttpReply(_description())
+
+
+@cache
+def _description() -> bytes:
+    return msgspec.json.encode(describe(ROUTES))
+
+
+DESCRIPTION = Route("GET", "/v1/openapi.json", Empty, Bytes, Right.NONE, "server", openapi, "Describe this API.")
+
+ROUTES: tuple[Route, ...] = (*v1.ROUTES, DESCRIPTION, *mlflow.ROUTES, *pages.ROUTES)

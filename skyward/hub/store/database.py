@@ -34,8 +34,8 @@ def milliseconds() -> int:
 class Database:
     """SQLite or PostgreSQL, ready for use: an empty one gets its tables, an old one its migrations.
 
-    Operations are plain functions. Writers take a `Transaction` first, readers a `Snapshot`. An operation may run more
-    than once before it is committed, so it changes nothing but the database; `tx.after_commit` is for the rest.
+    Operations are plain functions. Writers take a `Transaction` first, readers a `ReadSnapshot`. An operation may run
+    more than once before it is committed, so it changes nothing but the database; `tx.after_commit` is for the rest.
 
     Args:
         url: `sqlite:///FILE` or `postgresql://USER@HOST/NAME`.
@@ -102,21 +102,18 @@ class Database:
         self, operation: Callable[Concatenate[ReadSnapshot, P], T], *arguments: P.args, **options: P.kwargs
     ) -> T:
         """Do what `read` does, on the calling thread."""
-        try:
-            return self._read(operation, arguments, options)
-        except Refusal:
-            raise
-        except Exception as error:
-            if classify(error) is Failure.OTHER:
+        attempt = 0
+        while True:
+            try:
+                return self._read(operation, arguments, options)
+            except Refusal:
                 raise
-        try:  # connections of the pool do not outlive a restart of the server; a new one does
-            return self._read(operation, arguments, options)
-        except Refusal:
-            raise
-        except Exception as error:
-            if classify(error) is Failure.OTHER:
-                raise
-            raise unavailable(error) from error
+            except Exception as error:
+                if classify(error) is Failure.OTHER:
+                    raise
+                attempt += 1
+                if attempt > READERS:  # no connection of the pool outlives a restart of the server, so one is new
+                    raise unavailable(error) from error
 
     def close(self) -> None:
         """Commit what was accepted, and close the database. Calling it again does nothing."""
@@ -145,7 +142,6 @@ class Database:
         except Exception as error:
             if classify(error) is Failure.UNAVAILABLE:
                 connection.invalidate()
-                self._read_engine.dispose()
             raise
         finally:
             with suppress(Exception):  # a lost connection

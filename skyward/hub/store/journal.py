@@ -75,7 +75,9 @@ def chained(previous: str, values: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps([previous, *values], separators=(",", ":")).encode()).hexdigest()
 
 
-def audit_page(snapshot: ReadSnapshot, organization: int, project: int | None, before: int, limit: int) -> list[AuditRow]:
+def audit_page(
+    snapshot: ReadSnapshot, organization: int, project: int | None, before: int, limit: int
+) -> list[AuditRow]:
     """Return entries with ids below `before`, newest first."""
     columns = "id, organization, project, at, actor, token, action, resource, detail, hash"
     if project is None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from ..model.refusal import Refusal
 from . import sealing
 from .transaction import ReadSnapshot
 
-if TYPE_CHECKING:
-    from .database import Database
+T = TypeVar("T")
 
 TAIL_POINTS = 8_192
 POINTS_OF_A_KEY = 256
@@ -22,10 +21,18 @@ POINTS_OF_A_KEY = 256
 _log = logging.getLogger(__name__)
 
 
+class SealedDatabase(Protocol):
+    """The database, as far as the sealer's thread needs it."""
+
+    def read_and_wait(self, operation: Callable[..., T], /, *arguments: Any) -> T: ...
+
+    def write_and_wait(self, operation: Callable[..., T], /, *arguments: Any) -> T: ...
+
+
 class Sealer:
     """Watch how long the tails of runs become, and seal them on a thread of its own."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SealedDatabase) -> None:
         self._database = database
         self._points: dict[int, int] = {}
         self._keys: dict[int, set[int]] = {}

@@ -11,7 +11,7 @@ from .engines import in_postgresql
 
 if TYPE_CHECKING:
     from ..model.points import PointColumns
-    from .keys import KeyCache
+    from .key_cache import KeyCache
 
 
 class ReadSnapshot:

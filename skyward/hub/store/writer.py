@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 
 from ..model.refusal import Reason, Refusal
 from .failures import Failure, breaks_transaction, classify, unavailable
-from .keys import KeyCache
+from .key_cache import KeyCache
 from .points import flush_points
 from .transaction import Transaction
 

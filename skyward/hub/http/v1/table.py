@@ -73,7 +73,6 @@ PEOPLE = (
 SERVER = (
     Route("GET", "/alive", wire.Nothing, wire.Health, NONE, "server", server.alive, "Tell that the process lives."),
     Route("GET", "/ready", wire.Nothing, wire.Health, NONE, "server", server.ready, "Tell that the database answers."),
-    Route("GET", "/v1/openapi.json", wire.Nothing, wire.Done, NONE, "server", server.openapi, "Describe this API."),
 )
 # fmt: on
 
