@@ -66,6 +66,9 @@ LISTED = {
     "node/slot/caller.py:Caller.__init__": "the open calls of the task fail",
     "integrations/torch.py:_leave_within_limit": "the group is left by the end of the process",
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
+    # The hub.
+    "hub/store/writer.py:GroupWriter.__init__": "the waiting operations fail; the thread goes on",
+    "hub/store/sealer.py:Sealer.__init__": "logged; the points stay in their tail, and the thread goes on",
     # The hub's client.
     "hub/client/system.py:SystemSampler.__init__": "logged; no more samples",
     "hub/client/sender.py:SenderThread.__init__": "logged; the records wait in the spool, and the thread goes on",

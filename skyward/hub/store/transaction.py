@@ -118,10 +118,10 @@ class Transaction(ReadSnapshot):
         self.new_keys.clear()  # some of them are gone; the others are found again
         self._marks = None
 
-    def run_callbacks(self) -> None:
-        """Call what `after_commit` collected."""
-        for callback in self._callbacks:
-            callback()
+    @property
+    def callbacks(self) -> Sequence[Callable[[], object]]:
+        """Functions that `after_commit` collected."""
+        return self._callbacks
 
     def _mark(self) -> None:
         if self._marks is not None and not self._has_savepoint:

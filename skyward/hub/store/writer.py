@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
@@ -26,6 +28,8 @@ GROUP = 512
 """Operations of one commit at most: the first one should not wait long for the last one."""
 WAITING = 20_000
 """Operations that may wait. Beyond that, the disk is slower than the requests, and clients should wait instead."""
+_log = logging.getLogger(__name__)
+
 ATTEMPTS = 5
 """How often a group is run that another server is in the way of."""
 
@@ -82,8 +86,18 @@ class GroupWriter:
         while goes_on:
             group, goes_on = self._next_group()
             if group:
-                self._serve(group)
+                self._serve_safely(group)
         self._drop_connection()
+
+    def _serve_safely(self, group: Sequence[_Work]) -> None:
+        """Serve a group, and fail it whatever it raises: without this thread, every request would wait for ever."""
+        try:
+            self._serve(group)
+        except BaseException as error:
+            self._drop_connection()
+            for work in group:
+                if not work.future.done():
+                    work.future.set_exception(error if isinstance(error, Exception) else _unexpected(error))
 
     def _next_group(self) -> tuple[list[_Work], bool]:
         work = self._queue.get()
@@ -132,10 +146,16 @@ class GroupWriter:
                 if attempt == ATTEMPTS or not (failure is Failure.CONFLICT or was_dead):
                     raise
             else:
-                tx.run_callbacks()
-                if tx.logged:
-                    self._on_logged(tx.logged)
+                self._after_commit(tx)
                 return
+
+    def _after_commit(self, tx: Transaction) -> None:
+        """Tell others of the commit. It is durable, so nothing here may fail its operations or run them again."""
+        for callback in (*tx.callbacks, partial(self._on_logged, tx.logged)):
+            try:
+                callback()
+            except Exception:
+                _log.exception("A callback behind a commit failed.")
 
     def _run_group(self, group: Sequence[_Work]) -> Transaction:
         self._is_committing = False
@@ -172,3 +192,8 @@ class GroupWriter:
                 connection.invalidate()
             with suppress(Exception):
                 connection.close()
+
+
+def _unexpected(error: BaseException) -> RuntimeError:
+    """Return what a request raises in place of an exception that would end its own thread."""
+    return RuntimeError(f"an operation of the database raised {error!r}")

@@ -85,6 +85,35 @@ def test_callbacks_run_only_for_operations_that_were_committed(database: Databas
     assert called == ["a"]
 
 
+def test_a_callback_that_raises_neither_fails_nor_repeats_its_operation(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    def add_and_call(tx: Transaction, name: str) -> str:
+        tx.after_commit(lambda: 1 / 0)
+        return add(tx, name)
+
+    async def run() -> list[str]:
+        answers = await asyncio.gather(*(database.write(add_and_call, name) for name in ("a", "b")))
+        assert answers == ["a", "b"]
+        return await database.read(names)
+
+    assert asyncio.run(run()) == ["a", "b", "default"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_writer_survives_an_operation_that_would_end_its_thread(database: Database) -> None:
+    def leave(_tx: Transaction) -> None:
+        raise SystemExit(3)
+
+    async def run() -> list[str]:
+        with pytest.raises(RuntimeError, match="SystemExit"):
+            await database.write(leave)
+        await database.write(add, "a")
+        return await database.read(names)
+
+    assert asyncio.run(run()) == ["a", "default"]
+
+
 def test_points_of_an_operation_that_raises_are_dropped(database: Database) -> None:
     def log(tx: Transaction, run: int, fails: bool) -> None:
         columns = PointColumns()
