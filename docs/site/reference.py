@@ -32,6 +32,7 @@ MODULES = {
     "skyward.training.evaluation.dispatchers": "Places where evaluations run.",
     "skyward.training.snapshot": "Copies of a model's state in reused buffers.",
     "skyward.training.sakura": "Evaluation callbacks under the names that users of Sakura know.",
+    "skyward.hub": "Runs that are remembered: connect, log and read.",
     "skyward.testing": "Conformance suites, fakes and a virtual clock for your own tests.",
 }
 

@@ -151,7 +151,8 @@ class GroupWriter:
 
     def _after_commit(self, tx: Transaction) -> None:
         """Tell others of the commit. It is durable, so nothing here may fail its operations or run them again."""
-        for callback in (*tx.callbacks, partial(self._on_logged, tx.logged)):
+        callbacks: list[Callable[[], object]] = [*tx.callbacks, partial(self._on_logged, tx.logged)]
+        for callback in callbacks:
             try:
                 callback()
             except Exception:
