@@ -197,6 +197,9 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_lightning: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.ckpt\n",
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_keras: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.weights\.h5\n",
     ),
+    "33_hub": (
+        r"rate 0\.5: loss 0\.009, 60 points\nrate 0\.1: loss 0\.060, 60 points\nbest: rate 0\.5, y = 3\.00 x \+ 0\.99",
+    ),
 }
 # Warnings are errors in examples too, except these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
