@@ -66,6 +66,7 @@ def test_a_run_is_saved_and_stopped(run: Run, capsys: pytest.CaptureFixture[str]
     assert said(capsys, "save", "job").startswith("job: a checkpoint is saved, at step ")
     assert said(capsys, "save-stop", "job").startswith("job: it is saved and has ended, at step ")
     assert [what for _, what in run.events] == ["save", "save", "ended"]
+    until(lambda: runs() == [])  # a run that has ended answers until it has closed its socket
     assert said(capsys, "list") == "no training listens\n"
     assert "no run called 'job' listens here" in said(capsys, "stop", "job", status=1)
 
