@@ -15,9 +15,9 @@ from ..core import interrupts
 from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
 from ..core.user_lines import drop_our_frames
-from ..errors import NodeError, NodeLost, Preempted, SkywardError, SlotLost, UsageError
+from ..errors import NodeError, NodeLost, Preempted, SlotLost, UsageError
 from ..wire.blobs import Blob
-from ..wire.failures import EncodedFailure, decode_failure, explain_result_error
+from ..wire.failures import EncodedFailure, decode_failure, explain_result_error, is_fault_of_value
 from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused
 from ..wire.tasks import Parsed, TaskHead
@@ -42,13 +42,12 @@ class Received:
         Raises:
             ResultNotPicklable: the unpickling raised anything, even an error that would end the thread or the process.
             MemoryError: the value is too large for this machine.
+            OSError: this process may open no more files, or its disk is full.
         """
         try:
             return decode(self.parsed, self.blobs)
-        except (MemoryError, SkywardError):  # neither is the fault of the value
-            raise
         except BaseException as error:
-            if interrupts.is_from_handler(error):
+            if interrupts.is_from_handler(error) or not is_fault_of_value(error):
                 raise
             raise explain_result_error(error) from error
 

@@ -8,6 +8,7 @@ refuses, or a failed pickling. Notes carry the remote traceback and the place of
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import linecache
 import pickle
@@ -25,6 +26,7 @@ from ..core import interrupts
 from ..core.printable import printable_lines
 from ..errors import RemoteError, ResultNotPicklable, SkywardError, TaskError
 
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
 _TEXT_LIMIT = 32 * 1024
 _PICKLE_LIMIT = 128 * 1024
 """Bytes. A failure travels in one frame, and holds its message up to three times: alone, pickled, in the traceback."""
@@ -50,6 +52,13 @@ class EncodedFailure:
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self, protocol=5)
+
+
+def is_fault_of_value(error: BaseException) -> bool:
+    """Return whether the unpickling of a value failed by what the value is, and not by what this machine lacks."""
+    if isinstance(error, OSError):
+        return error.errno not in _SHORTAGES
+    return not isinstance(error, MemoryError | SkywardError)
 
 
 def explain_result_error(error: BaseException) -> ResultNotPicklable:

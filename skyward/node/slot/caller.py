@@ -18,10 +18,10 @@ import cloudpickle
 
 from ...calls.compute import PendingCompute
 from ...calls.futures import Future, Undecoded, this_thread
-from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, SkywardError
+from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
-from ...wire.failures import decode_failure, explain_result_error
+from ...wire.failures import decode_failure, explain_result_error, is_fault_of_value
 from ...wire.frames import Frame, FrameKind
 from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, message_of, packed, payload_in
 from ...wire.payloads import Encoded, decode, encode
@@ -200,9 +200,9 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
         received = payload_in(payload, blobs)
         try:
             return decode(parse(received.body), received.blobs)
-        except (MemoryError, SkywardError):  # neither is the fault of the value
-            raise
         except Exception as error:
+            if not is_fault_of_value(error):
+                raise
             raise explain_result_error(error) from error
 
     def failed() -> None:
