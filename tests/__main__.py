@@ -37,10 +37,13 @@ PARTS: dict[str, Groups] = {
         "integrations": ("tests/acceptance", "tests/integrations"),
         "training": ("tests/training",),
         "hub": ("tests/hub",),
+        "pages": ("tests/hub/ui", "tests/test_browser.py", "tests/test_notebook_in_browser.py"),
         "hosts": ("tests/hosts", "tests/bootstrap/test_on_hosts.py"),
         "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
     },
 }
+# A browser drops its connections whenever a network interface comes or goes, and tests of hosts make many of them.
+AFTER = {"pages": ("hosts", "rented")}
 # Further processes beside a part's groups. mypy keeps one core busy for a minute or two.
 COMMANDS = {"promises": {"lint": ["make", "--no-print-directory", "lint"]}, "rest": {}}
 HOSTS = PARTS["rest"]["hosts"] + PARTS["rest"]["rented"]  # conftest.py refuses tests of hosts elsewhere
@@ -64,10 +67,16 @@ class Group:
         self._results = RESULTS / f"{part}-{name}.xml"
         self._progress.unlink(missing_ok=True)
         self._results.unlink(missing_ok=True)
+        self._part = part
         self.is_running = True
         self.minutes = 0.0
         self._began = time.monotonic()
-        self.process = subprocess.Popen(self._command(part), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._began = time.monotonic()
+        command = self._command(self._part)
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._output, stderr=subprocess.STDOUT)
 
     def _command(self, part: str) -> list[str]:
         if self.name in PARTS[part]:
@@ -77,13 +86,21 @@ class Group:
 
     @property
     def has_failed(self) -> bool:
-        return self.process.poll() != 0
+        return self._process is None or self._process.poll() != 0
 
-    def look(self) -> None:
-        """Note whether it still runs, and how long it has run."""
-        if self.is_running:
+    def look(self, groups: list[Group]) -> None:
+        """Start it when the groups before it have ended. Note whether it still runs, and how long it has run."""
+        before = AFTER.get(self.name, ())
+        if self._process is None and not any(group.is_running for group in groups if group.name in before):
+            self.start()
+        if self._process is not None and self.is_running:
             self.minutes = (time.monotonic() - self._began) / 60
-            self.is_running = self.process.poll() is None
+            self.is_running = self._process.poll() is None
+
+    def wait(self) -> None:
+        """Wait for its end, if it has begun."""
+        if self._process is not None:
+            ended(self._process)
 
     def progress(self) -> str:
         with contextlib.suppress(OSError):  # still collecting, or no tests
@@ -122,7 +139,7 @@ def run(part: str) -> int:
             show_progress(groups, began)
         finally:
             for group in groups:
-                ended(group.process)
+                group.wait()
         failed = [group for group in groups if group.has_failed]
         for group in failed:
             sys.stdout.write(f"\n== {group.name}\n{group.output()}")
@@ -139,10 +156,12 @@ def run(part: str) -> int:
 def show_progress(groups: list[Group], began: float) -> None:
     """Show one line until all groups have ended: in place on a terminal, otherwise again each minute."""
     shown = began
+    for group in groups:
+        group.look(groups)
     while any(group.is_running for group in groups):
         time.sleep(LOOK_S)
         for group in groups:
-            group.look()
+            group.look(groups)
         now = time.monotonic()
         if sys.stdout.isatty() or now - shown >= LINE_S:
             shown = now

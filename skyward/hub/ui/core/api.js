@@ -18,6 +18,8 @@ export class ApiError extends Error {
   }
 }
 
+const RETRY_PAUSES_MS = [200, 800];
+
 /** True once the server refused our session: the sign-in page is shown then. */
 export const isSignedOut = signal(false);
 
@@ -31,6 +33,29 @@ export function chooseProject(name) {
 }
 
 /**
+ * Fetch, and repeat a read that the network cut: browsers drop all connections when Wi-Fi or a VPN changes.
+ * @param {string} path
+ * @param {RequestInit} options
+ * @returns {Promise<Response>}
+ */
+async function fetchAgain(path, options) {
+  for (const pause_ms of options.method === "GET" ? RETRY_PAUSES_MS : []) {
+    try {
+      return await fetch(path, options);
+    } catch (error) {
+      if (error instanceof DOMException && error.name === "AbortError") throw error;
+      await new Promise((resolve) => setTimeout(resolve, pause_ms));
+    }
+  }
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(0, { message: "The hub cannot be reached. Is it running?" });
+  }
+}
+
+/**
  * @param {string} method
  * @param {string} path
  * @param {{body?: unknown, accept?: string, signal?: AbortSignal}} [options]
@@ -41,19 +66,8 @@ async function send(method, path, { body, accept = "application/json", signal: a
   const headers = { accept };
   if (project.value) headers["x-skyward-project"] = project.value;
   if (body !== undefined) headers["content-type"] = "application/json";
-  /** @type {Response} */
-  let answer;
-  try {
-    answer = await fetch(path, {
-      method,
-      headers,
-      body: body === undefined ? undefined : JSON.stringify(body),
-      signal: abort,
-    });
-  } catch (error) {
-    if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError(0, { message: "The hub cannot be reached. Is it running?" });
-  }
+  const content = body === undefined ? undefined : JSON.stringify(body);
+  const answer = await fetchAgain(path, { method, headers, body: content, signal: abort });
   if (answer.ok) return answer;
   const detail = await answer.json().catch(() => ({}));
   if (answer.status === 401) isSignedOut.value = true;
