@@ -34,6 +34,7 @@ PARTS: dict[str, Groups] = {
     "promises": {"pools": promises.POOLS, "engine": promises.ENGINE, "frameworks": promises.FRAMEWORKS},
     "rest": {
         "core": ("tests",),
+        "machines": ("tests/bootstrap", "tests/lifecycle", "tests/providers", "tests/ssh"),
         "integrations": ("tests/acceptance", "tests/integrations"),
         "training": ("tests/training",),
         "hub": ("tests/hub",),
@@ -43,7 +44,8 @@ PARTS: dict[str, Groups] = {
     },
 }
 # A browser drops its connections whenever a network interface comes or goes, and tests of hosts make many of them.
-AFTER = {"pages": ("hosts", "rented")}
+# Tests of machines watch leases of seconds: they begin when the processors are less busy.
+AFTER = {"pages": ("hosts", "rented"), "machines": ("hub",)}
 # Further processes beside a part's groups. mypy keeps one core busy for a minute or two.
 COMMANDS = {"promises": {"lint": ["make", "--no-print-directory", "lint"]}, "rest": {}}
 HOSTS = PARTS["rest"]["hosts"] + PARTS["rest"]["rented"]  # conftest.py refuses tests of hosts elsewhere
