@@ -189,6 +189,14 @@ class _Batch:
     callback: Callable[[Future[Any]], object] | None
 
 
+_Entry = tuple[_Batch, Future[Any]] | threading.Event
+"""A batch that has ended, or an event to set once the callbacks before it have returned."""
+
+_CALLBACK_THREAD = "skyward-joblib"
+_LAST_CALLBACKS_S = 1.0
+"""Longest wait for callbacks at the end of a call. One that reads the user's iterable may take any time."""
+
+
 class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib ships no types
     """Backend of one `Parallel` object, with its running batches, its arrays and its batch size.
 
@@ -208,7 +216,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         self._running: dict[_Batch, Future[Any] | None] = {}  # None while the batch is being sent
         self._is_aborted = False
         self._seen: SeenArrays | None = None
-        self._ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None] | None = None
+        self._ended: queue.SimpleQueue[_Entry | None] | None = None
         self._reader = BatchWait()
         self._elapsed_s = 0.0
         self._last_end = 0.0
@@ -249,6 +257,16 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         while left is not None and not left.empty():
             left.get_nowait()
         self._forget_arrays()
+
+    def stop_call(self) -> None:
+        """Wait for callbacks of this call that are under way. A late one would send a batch of it in the next call."""
+        with self._lock:
+            ended = self._ended
+        if ended is None or threading.current_thread().name == _CALLBACK_THREAD:
+            return
+        have_returned = threading.Event()
+        ended.put(have_returned)
+        have_returned.wait(_LAST_CALLBACKS_S)
 
     def _forget_arrays(self) -> None:
         if self._seen is not None:
@@ -318,17 +336,20 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         name = getattr(function, "__name__", None) or type(function).__name__
         return CallOptions(retries=self._shared.options.retries, name=name)
 
-    def _callbacks(self) -> queue.SimpleQueue[tuple[_Batch, Future[Any]] | None]:
+    def _callbacks(self) -> queue.SimpleQueue[_Entry | None]:
         with self._lock:
             if self._ended is None:
                 self._ended = queue.SimpleQueue()
                 threading.Thread(
-                    target=self._run_callbacks, args=(self._ended,), name="skyward-joblib", daemon=True
+                    target=self._run_callbacks, args=(self._ended,), name=_CALLBACK_THREAD, daemon=True
                 ).start()
             return self._ended
 
-    def _run_callbacks(self, ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None]) -> None:
+    def _run_callbacks(self, ended: queue.SimpleQueue[_Entry | None]) -> None:
         while (entry := ended.get()) is not None:
+            if isinstance(entry, threading.Event):
+                entry.set()
+                continue
             batch, future = entry
             with self._lock:
                 self._running.pop(batch, None)

@@ -256,6 +256,19 @@ def test_a_parallel_object_may_be_used_again(on_pool: sky.ComputePool) -> None:
         assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
 
 
+def test_no_late_callback_of_a_failed_call_sends_its_batches_in_the_next_one(on_pool: sky.ComputePool) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # two of a hundred rounds failed so, before calls waited for their callbacks
+    try:
+        for _ in range(100):
+            with Parallel(pre_dispatch=8) as parallel:
+                with pytest.raises(Refused):
+                    parallel(delayed(refuse)(i) for i in range(60))
+                assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_nothing_of_a_failed_call_is_in_the_next_one(on_pool: sky.ComputePool) -> None:
     with Parallel(pre_dispatch=8) as parallel:  # joblib itself gives values of the first call in the second one
         with pytest.raises(Refused):
