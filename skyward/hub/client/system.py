@@ -47,7 +47,7 @@ class _Memory(ctypes.Structure):
 class Gpu:
     """The GPU of this rank, read by NVML. Source: NVIDIA's nvml.h, functions with a stable ABI."""
 
-    library: ctypes.CDLL
+    nvml: ctypes.CDLL
     handle: ctypes.c_void_p
 
     @classmethod
@@ -76,7 +76,7 @@ class Gpu:
     def name(self) -> str:
         """Name of the model, such as `NVIDIA H100 80GB HBM3`."""
         text = ctypes.create_string_buffer(96)
-        if self.library.nvmlDeviceGetName(self.handle, text, ctypes.c_uint(len(text))) != 0:
+        if self.nvml.nvmlDeviceGetName(self.handle, text, ctypes.c_uint(len(text))) != 0:
             return ""
         return text.value.decode(errors="replace")
 
@@ -84,13 +84,13 @@ class Gpu:
         """Return utilization in percent, memory in 10^9 bytes, temperature in degrees Celsius and power in watts."""
         values: dict[str, float] = {}
         used, memory, number = _Utilization(), _Memory(), ctypes.c_uint()
-        if self.library.nvmlDeviceGetUtilizationRates(self.handle, ctypes.byref(used)) == 0:
+        if self.nvml.nvmlDeviceGetUtilizationRates(self.handle, ctypes.byref(used)) == 0:
             values["gpu_percent"] = float(used.gpu)
-        if self.library.nvmlDeviceGetMemoryInfo(self.handle, ctypes.byref(memory)) == 0:
+        if self.nvml.nvmlDeviceGetMemoryInfo(self.handle, ctypes.byref(memory)) == 0:
             values["gpu_memory_gb"] = memory.used / 1e9
-        if self.library.nvmlDeviceGetTemperature(self.handle, ctypes.c_uint(0), ctypes.byref(number)) == 0:
+        if self.nvml.nvmlDeviceGetTemperature(self.handle, ctypes.c_uint(0), ctypes.byref(number)) == 0:
             values["gpu_celsius"] = float(number.value)
-        if self.library.nvmlDeviceGetPowerUsage(self.handle, ctypes.byref(number)) == 0:
+        if self.nvml.nvmlDeviceGetPowerUsage(self.handle, ctypes.byref(number)) == 0:
             values["gpu_watts"] = number.value / 1000
         return values
 

@@ -222,20 +222,25 @@ def _project(
 def make_code(tx: Transaction, user: str) -> str:
     """Make a sign-in code inside a transaction."""
     account = existing_account(tx, user)
-    code = new_token()
+    return _issue(tx, account.id, kind="code", name="sign-in code", lifetime_ms=CODE_MS)
+
+
+def _issue(tx: Transaction, account: int, *, kind: str, name: str, lifetime_ms: int) -> str:
+    """Make a secret that stands for an account in all its projects, and return its text."""
+    token = new_token()
     identities.add_token(
         tx,
-        code.id,
-        code.sha256,
-        kind="code",
-        account=account.id,
-        name="sign-in code",
+        token.id,
+        token.sha256,
+        kind=kind,
+        account=account,
+        name=name,
         project=None,
         role=None,
         run=None,
-        expires_at=tx.now + CODE_MS,
+        expires_at=tx.now + lifetime_ms,
     )
-    return code.text
+    return token.text
 
 
 def existing_account(snapshot: ReadSnapshot, user: str) -> AccountRow:
@@ -260,20 +265,8 @@ def _sign_in(tx: Transaction, code: str) -> PageSession:
             field="code",
         ) from None
     identities.delete_token(tx, row.id)
-    session = new_token()
-    identities.add_token(
-        tx,
-        session.id,
-        session.sha256,
-        kind="session",
-        account=row.account,
-        name="browser",
-        project=None,
-        role=None,
-        run=None,
-        expires_at=tx.now + SESSION_MS,
-    )
-    return PageSession(session.text, row.user, tx.now + SESSION_MS)
+    secret = _issue(tx, row.account, kind="session", name="browser", lifetime_ms=SESSION_MS)
+    return PageSession(secret, row.user, tx.now + SESSION_MS)
 
 
 def _sign_out(tx: Transaction, number: str, sha256: str) -> None:
