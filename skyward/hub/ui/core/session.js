@@ -35,9 +35,7 @@ export async function signOut() {
 /** Number of the theme's change: charts redraw when it grows. */
 export const themeChanges = signal(0);
 
-export const isDark = () =>
-  document.documentElement.dataset.theme === "dark" ||
-  (!document.documentElement.dataset.theme && window.matchMedia("(prefers-color-scheme: dark)").matches);
+export const isDark = () => document.documentElement.dataset.theme === "dark";
 
 export function toggleTheme() {
   const theme = isDark() ? "light" : "dark";
