@@ -19,6 +19,7 @@ from .calls.output import silent as silent
 from .calls.output import stderr as stderr
 from .calls.output import stdout as stdout
 from .console.logs import LogFiles as LogFiles
+from .node.slot.channels import channel as channel
 from .node.slot.runtime import instance_info as instance_info
 from .node.slot.runtime import is_head as is_head
 from .node.slot.runtime import once as once
@@ -35,5 +36,6 @@ from .values.image import Image as Image
 from .values.machine import LogLine as LogLine
 from .values.secret import Secret as Secret
 from .values.topology import InstanceInfo as InstanceInfo
+from .wire.task_channel import TaskChannel as TaskChannel
 
 __all__: list[str]

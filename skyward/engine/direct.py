@@ -13,6 +13,7 @@ and knows no part above it:
     gangs                 ranks that start and end as one
     nodes, open_streams   links to the agents; items to and from running tasks
     questions, width      questions to running calls; more channels for a link
+    task_channels         messages to and from running tasks
     task_dispatcher       tasks on their way to nodes and back
     direct_lines          sockets that bypass the agent
     ledger                open tasks and gangs, and the lock
@@ -59,6 +60,7 @@ from .open_streams import OpenStreams
 from .questions import OpenQuestions
 from .reader import Reader
 from .running import running_tasks
+from .task_channels import TaskChannels
 from .task_dispatcher import TaskDispatcher
 from .task_events import TaskCounts, TaskEvents
 from .tasks import Task
@@ -95,11 +97,12 @@ class DirectEngine:
         self.nodes = NodeLinks(ledger, self._dispatcher, job_id=job_id, initializer=initializer, emit=emit)
         self._gangs = Gangs(ledger, self._dispatcher, self.nodes, self._logs, grace_s=cancel_grace_s)
         self.questions = OpenQuestions(ledger, self._dispatcher)
+        self.channels = TaskChannels(ledger)
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
         self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
-        lost = (self._gangs.node_lost, self.nested_calls.node_lost)
+        lost = (self._gangs.node_lost, self.nested_calls.node_lost, self.channels.node_lost)
         self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
         self.frame_handlers = FrameHandlers(
             ledger,
@@ -114,6 +117,10 @@ class DirectEngine:
                 FrameKind.ANSWER: lambda _, frame: self.questions.on_answer(frame),
                 FrameKind.CALL: self.nested_calls.on_call,
                 FrameKind.UNCALL: self.nested_calls.on_uncall,
+                FrameKind.CHANNEL: self.channels.on_open,
+                FrameKind.MESSAGE: self.channels.on_frame,
+                FrameKind.TAKEN: self.channels.on_frame,
+                FrameKind.END_CHANNEL: self.channels.on_frame,
             },
         )
         self.reader = Reader(
@@ -209,6 +216,7 @@ class DirectEngine:
                 self._task_events.ended(task, ok=False)
         with ledger:
             self.questions.close()
+            self.channels.close()
         self.nested_calls.close()
         _fail(tasks, gangs, _closed_early())
         ledger.watcher.wake()
@@ -229,6 +237,7 @@ class DirectEngine:
         error.__cause__ = cause
         with self.ledger.lock:
             tasks, gangs = self.ledger.close_all()
+            self.channels.close()
         _fail(tasks, gangs, error)
 
     def forget_in_child(self) -> None:

@@ -14,6 +14,7 @@ from ..errors import SkywardError
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine, Machines
 from ..wire.payloads import Encoded
+from ..wire.task_channel import TaskChannel
 from .builder import TaskBuilder
 from .gang import Gang
 from .task_events import TaskCounts
@@ -110,6 +111,19 @@ class Questions(Protocol):
         ...
 
 
+class Channels(Protocol):
+    """Channels that tasks open to this program. Thread-safe."""
+
+    def accept(self, name: str, timeout_s: float | None) -> TaskChannel:
+        """Wait for a channel of that name that nobody has accepted yet, the oldest first.
+
+        Raises:
+            TimeoutError: None was opened in time.
+            PoolClosed: The engine was closed.
+        """
+        ...
+
+
 class Engine(Protocol):
     """Run tasks on machines with agents. Thread-safe. Call `start` once, and `close` at least once."""
 
@@ -121,6 +135,8 @@ class Engine(Protocol):
     def streams(self) -> Streams: ...
     @property
     def questions(self) -> Questions: ...
+    @property
+    def channels(self) -> Channels: ...
     @property
     def builder(self) -> TaskBuilder: ...
 

@@ -29,6 +29,7 @@ from ..providers.base import Provider, least_billed_s
 from ..values.allocation import AllocationStrategy
 from ..values.image import DEFAULT_IMAGE, Image
 from ..values.machine import LogSink, Offer, PoolSpec
+from ..wire.task_channel import TaskChannel, check_name
 from .config import of_file, pool_fields
 from .cost import Forecast, forecast
 from .life import PoolLife
@@ -386,6 +387,27 @@ class ComputePool(PoolTarget):
         """
         self._life.running()
         return control_of(lambda: self._life.running()[0], task, job_id, start_s)
+
+    def channel(self, name: str, timeout_s: float | None = None) -> TaskChannel:
+        """Return the next channel that a task opened with `sky.channel(name)`, the oldest first.
+
+        Each channel is returned once. A task opens one, and so does each rank of a gang.
+
+        Args:
+            name: Name of the channel.
+            timeout_s: Longest wait in seconds; None: until there is one, or the pool is closed.
+
+        Raises:
+            TimeoutError: No task opened it in time.
+            PoolClosed: The pool is not open.
+
+        Example:
+            future = train(data) > pool
+            with pool.channel("progress", timeout_s=60) as channel:
+                for message in channel:
+                    print(message.decode())
+        """
+        return self._life.running()[0].channels.accept(check_name(name), timeout_s)
 
 
 class NodeTarget(PoolTarget):

@@ -14,6 +14,7 @@ import pytest
 
 from ..calls.compute import compute, gather
 from ..errors import ArgumentNotPicklable, ResultNotPicklable, TaskExited, UsageError
+from ..node.slot.channels import channel
 from ..node.slot.runtime import instance_info
 from ..pool.pool import ComputePool
 
@@ -179,6 +180,67 @@ class EngineSuite:
             pool.map(lambda x: 1 / x, [1, 0, 2])
         values: list[Any] = pool.map(lambda x: 1 / x, [1, 0, 2], return_exceptions=True)
         assert [type(v) for v in values] == [float, ZeroDivisionError, float]
+
+    # Channels -------------------------------------------------------------------------------------------------------
+
+    def test_a_task_and_the_program_exchange_messages(self, pool: ComputePool) -> None:
+        def echo() -> int:
+            with channel("suite-echo") as there:
+                count = 0
+                for message in there:
+                    there.send(message[::-1])
+                    count += 1
+            return count
+
+        future = compute(echo)() > pool
+        with pool.channel("suite-echo", _LIMIT_S) as here:
+            for size in (0, 1, 1000, 5 << 20):
+                here.send(bytes(range(256)) * (size // 256) + b"ab")
+                assert here.receive(_LIMIT_S) == b"ba" + bytes(reversed(range(256))) * (size // 256)
+            assert here.flush(_LIMIT_S)
+        assert future.result(_LIMIT_S) == 4
+
+    def test_each_task_has_its_own_channel_of_a_name(self, pool: ComputePool) -> None:
+        def tell() -> int:
+            info = instance_info()
+            assert info is not None
+            channel("suite-tell").send(b"node %d" % info.node)
+            assert channel("suite-tell").receive(_LIMIT_S) == b"read"
+            return info.node
+
+        calls = [compute(tell)() > pool.node(node) for node in range(pool.nodes)]
+        for _ in calls:
+            opened = pool.channel("suite-tell", _LIMIT_S)
+            assert opened.receive(_LIMIT_S) == b"node %d" % opened.node
+            opened.send(b"read")
+        assert [call.result(_LIMIT_S) for call in calls] == list(range(pool.nodes))
+
+    def test_messages_of_an_ended_task_are_received_to_the_last(self, pool: ComputePool) -> None:
+        def burst() -> None:
+            there = channel("suite-burst")
+            for number in range(1000):
+                there.send(b"%d" % number)
+
+        assert compute(burst)() >> pool is None
+        assert [int(message) for message in pool.channel("suite-burst", _LIMIT_S)] == list(range(1000))
+
+    def test_a_sender_waits_for_its_receiver(self, pool: ComputePool) -> None:
+        def fill() -> int:
+            there = channel("suite-fill")
+            sent = 0
+            try:
+                while True:
+                    there.send(bytes(100_000), timeout_s=0.3)
+                    sent += 1
+            except TimeoutError:
+                there.close()
+                return sent
+
+        future = compute(fill)() > pool
+        opened = pool.channel("suite-fill", _LIMIT_S)
+        sent = future.result(_LIMIT_S)
+        assert 1 <= sent <= 20
+        assert [len(message) for message in opened] == [100_000] * sent
 
     # Cancelling -----------------------------------------------------------------------------------------------------
 

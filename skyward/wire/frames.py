@@ -104,6 +104,12 @@ class FrameKind(IntEnum):
     UNCALL = 71  # S > A > C  nobody waits for it any longer
     OUTCOME = 72  # C > A > S  payload: NestedOutcome
 
+    # Channels between a task and the client; ident: number of the channel, see `task_channel`.
+    CHANNEL = 80  # S > A > C  json: name, rank
+    MESSAGE = 81  # both ways  a message or a piece of one
+    TAKEN = 82  # both ways  u64: bytes of all messages that were received
+    END_CHANNEL = 83  # both ways; A > C for a task that is gone
+
 
 UNCOUNTED_KINDS: Final = frozenset(
     (

@@ -19,7 +19,7 @@ from .facts import node_facts
 from .loop import EventLoop
 from .node_tasks import NodeTasks
 from .notice import NoticeWatch
-from .relays import CallRelay, QuestionRelay
+from .relays import CallRelay, ChannelRelay, QuestionRelay
 from .session import Session
 from .usage import UsageMeter
 from .watchdog import Lease
@@ -41,13 +41,14 @@ class Agent:
         send = self._tasks.send
         self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))
         self._nested = CallRelay(self._tasks.forward, self._tasks.spool.failure_of, self._tasks.on_call_ended)
+        self._channels = ChannelRelay(self._tasks.forward)
         self._usage = UsageMeter(self._loop, lambda body: send(FrameKind.USAGE, body=body))
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._handlers = self._handlers_of_client()
 
     def _handlers_of_client(self) -> dict[int, Callable[[Frame], None]]:
         """Map the client's frames to handlers. `_on_frame` handles those that other peers send too."""
-        tasks, placing, nested = self._tasks, self._tasks.placing, self._nested
+        tasks, placing, nested, channels = self._tasks, self._tasks.placing, self._nested, self._channels
         return {
             FrameKind.TASK: tasks.on_task,
             FrameKind.FUNCTION: placing.add_function,
@@ -71,6 +72,9 @@ class Agent:
             FrameKind.IN_ERROR: placing.pass_on,
             FrameKind.ASK: self._questions.on_ask,
             FrameKind.OUTCOME: nested.on_outcome,
+            FrameKind.MESSAGE: channels.on_client_frame,
+            FrameKind.TAKEN: channels.on_client_frame,
+            FrameKind.END_CHANNEL: channels.on_client_frame,
         }
 
     def run(self) -> None:
@@ -107,6 +111,8 @@ class Agent:
             self._questions.on_answer(session, frame)
         elif session.role == "caller":
             self._nested.on_slot_frame(session, frame)
+        elif session.role == "channels":
+            self._channels.on_slot_frame(session, frame)
 
     def _on_hello(self, session: Session, frame: Frame) -> None:
         hello = json.loads(frame.body)
@@ -151,6 +157,7 @@ class Agent:
     def _on_session_closed(self, session: Session) -> None:
         self._questions.closed(session)
         self._nested.closed(session)
+        self._channels.closed(session)
         if session is self._tasks.client:
             self._tasks.on_client_gone()
 

@@ -1,9 +1,9 @@
 """Relays of frames between the client and the tasks of this node, which the agent passes on without decoding them.
 
-Both relays know a task by its own session. QuestionRelay passes questions from the client to running calls; see
+All relays know a task by its own session. QuestionRelay passes questions from the client to running calls; see
 `skyward.node.slot.answers`. Each question gets one answer: the call's, or a reason why there is none. CallRelay passes
 calls that tasks make; see `skyward.node.slot.caller`. When such a session ends, it tells the client that nobody waits
-for these calls any longer.
+for these calls any longer. ChannelRelay passes messages both ways; see `skyward.node.slot.channels`.
 """
 
 from __future__ import annotations
@@ -118,3 +118,33 @@ class CallRelay:
             del self._sessions[call]
             self._failure_of(call)
             self._forward(Frame(FrameKind.UNCALL, 0, 0, call, b""))
+
+
+class ChannelRelay:
+    """Relay of channels that tasks open. `forward` sends a frame to the client."""
+
+    def __init__(self, forward: Callable[[Frame], None]) -> None:
+        self._forward = forward
+        self._sessions: dict[int, Session] = {}
+        """Sessions by number of the channel."""
+
+    def on_slot_frame(self, session: Session, frame: Frame) -> None:
+        if frame.kind == FrameKind.CHANNEL:
+            self._sessions[frame.ident] = session
+        if self._sessions.get(frame.ident) is session:  # otherwise the client has ended it
+            self._forward(frame)
+        if frame.kind == FrameKind.END_CHANNEL:
+            self._sessions.pop(frame.ident, None)
+
+    def on_client_frame(self, frame: Frame) -> None:
+        session = self._sessions.get(frame.ident)
+        if session is not None:
+            session.send_result(frame)
+        if frame.kind == FrameKind.END_CHANNEL:
+            self._sessions.pop(frame.ident, None)
+
+    def closed(self, session: Session) -> None:
+        """End the channels of a session whose task or process has ended."""
+        for number in [number for number, task in self._sessions.items() if task is session]:
+            del self._sessions[number]
+            self._forward(Frame(FrameKind.END_CHANNEL, 0, 0, number, b""))

@@ -17,6 +17,7 @@ from .loop import EventLoop
 from .output import DISPLAYS, LogBuffer, weight
 
 _PIPE_SIZE = 1 << 20
+_MESSAGES = (FrameKind.CHANNEL, FrameKind.MESSAGE, FrameKind.END_CHANNEL)
 _FINAL = (FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST, FrameKind.UNCALL)
 
 
@@ -247,6 +248,8 @@ class Session:
         """Choose a priority. On a stream blobs are slow: other results overtake them, those of the same task do not."""
         if self._channel.passes_fds:
             return RESULTS
+        if frame.kind in _MESSAGES:  # as bulky as blobs, and in one line, because their order counts
+            return BLOBS
         if frame.kind == FrameKind.BLOB:
             self._bulky.add(frame.ident)
         elif frame.ident not in self._bulky:

@@ -100,13 +100,13 @@ class Link:
         self._sock.close()
 
 
-def connect_task(agent: str, task: int, role: Literal["task", "caller"]) -> Link:
+def connect_task(agent: str, task: int, role: Literal["task", "caller", "channels"]) -> Link:
     """Connect a running task to its node's agent. The slot's own socket will not do: it is read only between calls.
 
     Args:
         agent: path of the agent's socket.
         task: number of the task.
-        role: "task" answers questions, "caller" makes calls.
+        role: "task" answers questions, "caller" makes calls, "channels" exchanges messages.
 
     Raises:
         OSError: the agent cannot be reached.

@@ -1,0 +1,145 @@
+"""Channels that tasks open to this program. `skyward.node.slot.channels` opens them there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from ..calls.futures import refuse_to_wait
+from ..errors import PoolClosed
+from ..wire.channel import BLOBS, CONTROL
+from ..wire.frames import Frame, FrameKind
+from ..wire.task_channel import RESERVED, TaskChannel, services
+from .ledger import Ledger
+from .link import NodeLink, Readable
+from .threads import in_words
+
+_log = logging.getLogger(__name__)
+
+_MOST_UNCLAIMED = 256
+"""Channels that ended before the program asked for them. Beyond that, the oldest is dropped."""
+
+
+class TaskChannels:
+    """Channels between tasks and this program. Until the program accepts one, it waits in a line."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._open: dict[int, TaskChannel] = {}
+        self._unclaimed: dict[str, deque[TaskChannel]] = {}
+        self._came = threading.Condition()
+        self._is_closed = False
+
+    def accept(self, name: str, timeout_s: float | None) -> TaskChannel:
+        """Wait for a channel of that name that nobody has accepted yet, the oldest first.
+
+        Raises:
+            TimeoutError: None was opened in time.
+            PoolClosed: The engine was closed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._came:
+            while not self._unclaimed.get(name):
+                if self._is_closed:
+                    raise PoolClosed(
+                        f"channel={name!r}: the pool was closed; wait for channels inside its `with` block"
+                    )
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise TimeoutError(f"channel={name!r}: no task opened it within {timeout_s:g} s")
+                refuse_to_wait("channel")
+                self._came.wait(left_s)
+            return self._unclaimed[name].popleft()
+
+    # With the ledger locked -------------------------------------------------------------------------------------------
+
+    def on_open(self, link: Readable, frame: Frame) -> None:
+        if not isinstance(link, NodeLink):
+            return
+        fields = json.loads(frame.body)
+        opened = self._open[frame.ident] = TaskChannel(
+            fields["name"],
+            self._teller(link.node, frame.ident),
+            node=link.node,
+            rank=fields["rank"],
+            before_wait=lambda: refuse_to_wait("channel"),
+        )
+        if opened.name.startswith(RESERVED):
+            self._ledger.after.append(lambda: _start(opened))
+            return
+        with self._came:
+            self._unclaimed.setdefault(opened.name, deque()).append(opened)
+            self._drop_oldest()
+            self._came.notify_all()
+
+    def on_frame(self, _: Readable, frame: Frame) -> None:
+        opened = self._open.get(frame.ident)
+        if opened is not None:
+            opened.on_frame(frame.kind, frame.body, frame.lane)
+            if frame.kind == FrameKind.END_CHANNEL:
+                del self._open[frame.ident]
+
+    def node_lost(self, node: int) -> None:
+        for number, opened in list(self._open.items()):
+            if opened.node == node:
+                del self._open[number]
+                opened.end(f"node {node} was lost")
+
+    def close(self) -> None:
+        """End all channels, because the engine ends."""
+        for opened in self._open.values():
+            opened.end("the pool was closed")
+        self._open.clear()
+        with self._came:
+            self._is_closed = True
+            self._came.notify_all()
+
+    def _drop_oldest(self) -> None:
+        ended = [opened for line in self._unclaimed.values() for opened in line if not opened.is_open]
+        for opened in ended[: max(0, len(ended) - _MOST_UNCLAIMED)]:
+            _log.warning(
+                "channel %r of node %d: dropped with its messages, which nobody received", opened.name, opened.node
+            )
+            self._unclaimed[opened.name].remove(opened)
+
+    def _teller(self, node: int, number: int) -> Callable[[FrameKind, bytes, int], None]:
+        def tell(kind: FrameKind, body: bytes, lane: int) -> None:
+            with self._ledger:
+                link = self._ledger.links.get(node)
+                if link is None or number not in self._open:
+                    return
+                # Messages are as bulky as blobs. The end must stay behind them.
+                priority = CONTROL if kind == FrameKind.TAKEN else BLOBS
+                link.channel.queue(kind, number, body, lane=lane, priority=priority)
+                self._ledger.dirty.add(link)
+                if kind == FrameKind.END_CHANNEL:
+                    del self._open[number]
+
+        return tell
+
+
+def _start(opened: TaskChannel) -> None:
+    def run() -> None:
+        try:
+            service = _service_of(opened.name.partition("/")[0])
+            if service is not None:
+                service(opened)
+        except BaseException as error:  # the thread's last line: the task learns that the channel has ended
+            _log.error("channel %r of node %d: %s", opened.name, opened.node, in_words(error))
+        finally:
+            opened.close()
+
+    threading.Thread(target=run, name="skyward-channel", daemon=True).start()
+
+
+def _service_of(name: str) -> Callable[[TaskChannel], None] | None:
+    """Return the function for a name: one that its library has registered, or else an installed one."""
+    if name not in services:
+        for entry in entry_points(group="skyward.services", name=name):
+            services.setdefault(name, entry.load())
+    return services.get(name)
