@@ -31,6 +31,12 @@ BENCH_OK  := $(BENCH)/.ready-$(BENCH_KEY)
 DOCS      := .make/docs
 DOCS_KEY  := $(shell cat pyproject.toml constraints-docs.txt 2>/dev/null | cksum | cut -d' ' -f1)
 DOCS_OK   := $(DOCS)/.ready-$(DOCS_KEY)
+# The MLflow that the hub is compared with, and an older client of it. tests/hub/mlflow/ and benchmarks/hub.py run their
+# programs. Each constraints file names every package, and .ci/lock names the versions of MLflow.
+MLFLOW_OLD    := .make/mlflow-2.22.0
+MLFLOW_NEW    := .make/mlflow-3.17.2
+MLFLOW_OLD_OK := $(MLFLOW_OLD)/.ready-$(shell cat constraints-mlflow-2.22.0.txt 2>/dev/null | cksum | cut -d' ' -f1)
+MLFLOW_NEW_OK := $(MLFLOW_NEW)/.ready-$(shell cat constraints-mlflow-3.17.2.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
 # Where this is set, each of the many processes of the tests would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SAY := printf '\n== %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-all test-gpu gpu-wheels coverage chaos lint bench docs docs-serve pictures release lock clean check-python
+.PHONY: help env demo test test-all test-gpu gpu-wheels coverage chaos lint bench docs docs-serve pictures bench-hub mlflow release lock clean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -55,6 +61,7 @@ help:
 	@echo "  make gpu-wheels what test-gpu needs beside PYTHON's own packages, for a GPU machine without a network"
 	@echo "  make lint       ruff, words, mypy --strict and the import rules"
 	@echo "  make bench      compare with ProcessPoolExecutor, loky, Ray, Dask (an environment of its own)"
+	@echo "  make bench-hub  compare the hub with MLflow's server (an environment of its own)"
 	@echo "  make docs       build the documentation site into .make/site (an environment of its own)"
 	@echo "  make docs-serve show the site on http://127.0.0.1:8000, and build it again at each change"
 	@echo "  make pictures   draw the pictures of README.md again: a run in a terminal, the benchmark"
@@ -101,7 +108,7 @@ test: $(READY)
 	@$(SAY) "$(if $(ARGS),tests: $(ARGS),lint and the tests of the main promises)"
 	@$(BIN)/python -m tests $(if $(ARGS),$(ARGS),promises)
 
-test-all: $(READY)
+test-all: $(READY) mlflow
 	@$(SAY) "all tests that make test leaves out"
 	@$(BIN)/python -m tests $(if $(ARGS),$(ARGS),rest)
 
@@ -161,6 +168,22 @@ $(BENCH_OK):
 	@$(SAY) "installing skyward and the peers to compare with (Ray, Dask, loky, joblib)"
 	@$(BENCH)/bin/python $(PIP) install -q -c constraints-bench.txt -e '.[bench]'
 	@rm -f $(BENCH)/.ready-*
+	@touch $@
+
+bench-hub: $(READY) $(MLFLOW_NEW_OK)
+	@$(SAY) "benchmarks/hub.py"
+	@$(BIN)/python benchmarks/hub.py $(ARGS)
+
+# Apart from .venv: MLflow pins older packages, and the tests without it must not see it.
+mlflow: $(MLFLOW_OLD_OK) $(MLFLOW_NEW_OK)
+
+$(MLFLOW_OLD_OK) $(MLFLOW_NEW_OK):
+	@$(MAKE) --no-print-directory check-python
+	@test -f $(@D)/.made && $(@D)/bin/python $(PIP) --version >/dev/null 2>&1 || \
+	  { $(SAY) "making $(@D) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(@D) && touch $(@D)/.made; }
+	@$(SAY) "installing MLflow into $(@D): half a minute"
+	@$(@D)/bin/python $(PIP) install -q --no-deps --no-compile -r constraints-$(notdir $(@D)).txt
+	@rm -f $(@D)/.ready-*
 	@touch $@
 
 # Apart from .venv too: neither users nor tests need a site generator. Strict: a warning fails the build.
