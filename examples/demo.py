@@ -1,26 +1,31 @@
 """What skyward does, shown on this machine: `make demo`, or `python examples/demo.py`.
 
 Three parts, with real data: hello from two nodes, a network trained on two nodes at once, and a grid search of 105
-fits. Each part is one of the numbered examples beside this file. It ends with 1 if anything is not as it should be.
+fits. Each part is one of the numbered examples beside this file. The training is recorded as a run of a hub, whose link
+is printed last. It ends with 1 if anything is not as it should be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import skyward as sky
+from skyward import hub
 
 # The examples beside this file. The nodes find them too: they get this process's sys.path.
 hello = importlib.import_module("01_hello")
@@ -30,6 +35,9 @@ grid_search = importlib.import_module("07_grid_search")
 EPOCHS = 12
 WANTED_ACCURACY = 0.95
 FITS = 105
+RECORDS = Path(__file__).parent.parent / ".make" / "demo"
+"""Folder of the demo's hub and runs: nothing outside the checkout changes."""
+EPOCH = re.compile(r"epoch +(\d+)  loss ([\d.]+)")
 
 
 class NotAsExpected(Exception):
@@ -85,20 +93,29 @@ def averaged_gradient() -> float:
     return weight.grad.item()
 
 
-def train() -> None:
+def train() -> str:
+    """Train, record it as a run, and return the run's id."""
     say("PyTorch's DistributedDataParallel over gloo: two processes, each with half of the data.")
     lines: list[sky.LogLine] = []
+    options: dict[str, Any] = {"epochs": EPOCHS, "learning_rate": 3e-3}
 
-    def show(line: sky.LogLine) -> None:
-        lines.append(line)
-        say(f"   node {line.node}, rank {line.rank} | {line.text}")
+    with hub.start_run("digits on two nodes", "demo") as run:
+        run.log_params(options)
 
-    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=show) as pool:
-        gradients = averaged_gradient() @ pool
-        say(f"after a backward pass with the gradients 1 and 2, the ranks hold {gradients[0]} and {gradients[1]}")
-        say("1,347 images of digits to learn from, 450 for the test. What follows is printed by rank 0, live:")
-        results = torch_ddp.train(epochs=EPOCHS, learning_rate=3e-3) @ pool
-    accuracy, ranks = results[0]
+        def show(line: sky.LogLine) -> None:
+            lines.append(line)
+            say(f"   node {line.node}, rank {line.rank} | {line.text}")
+            if epoch := EPOCH.match(line.text):
+                run.log_metrics({"loss": float(epoch[2])}, step=int(epoch[1]))
+
+        with sky.ComputePool(provider=sky.Local(), nodes=2, logs=show) as pool:
+            gradients = averaged_gradient() @ pool
+            say(f"after a backward pass with the gradients 1 and 2, the ranks hold {gradients[0]} and {gradients[1]}")
+            say("1,347 images of digits to learn from, 450 for the test. What follows is printed by rank 0, live:")
+            results = torch_ddp.train(**options) @ pool
+        accuracy, ranks = results[0]
+        run.log_metrics({"test/accuracy": accuracy}, step=EPOCHS)
+        run.log_text("output/train.log", "".join(f"{line.text}\n" for line in lines))
     epochs = [line for line in lines if line.text.startswith("epoch")]
     expect(gradients == [1.5, 1.5], "the ranks did not average their gradients")
     expect(ranks == 2, f"the world had {ranks} ranks, not 2")
@@ -106,6 +123,7 @@ def train() -> None:
     expect({line.rank for line in epochs} == {0}, "a rank that is not the head printed")
     expect(accuracy >= WANTED_ACCURACY, f"the test accuracy is {accuracy:.3f}; it should be at least {WANTED_ACCURACY}")
     say(f"test accuracy {accuracy:.3f} on {ranks} ranks (at least {WANTED_ACCURACY} was wanted)")
+    return run.id
 
 
 # 3 --------------------------------------------------------------------------------------------------------------------
@@ -192,6 +210,50 @@ def search_a_grid() -> None:
     expect(all(is_equal.values()), "the pool's search differs from the one without skyward")
 
 
+# The run in a hub -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Any]:
+    """Start a hub if the extra `hub` is installed, and send runs there. Without it, a run is a folder."""
+    with contextlib.ExitStack() as stack:
+        server = None
+        with contextlib.suppress(ImportError):
+            from skyward.testing.hub import HubServer
+
+            server = stack.enter_context(HubServer(RECORDS / "hub"))
+        hub.connect(server and server.url, token=server and server.token, spool=RECORDS / "runs")
+        stack.callback(hub.disconnect)
+        yield server
+
+
+def sign_in_link(server: Any, page: str) -> str:
+    """Return a link that signs in once and leads to a page."""
+    answers = []
+    for method, path in (("GET", "/v1/me"), ("POST", "/v1/users/{user}/link")):
+        user = answers[0]["user"] if answers else ""
+        request = urllib.request.Request(server.url + path.format(user=user), method=method, headers=server.headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            answers.append(json.load(answer))
+    return f"{answers[1]['link']}&to={page}"
+
+
+def show_run(server: Any, run_id: str) -> None:
+    """Print where the run can be seen. On a terminal, keep the hub until Ctrl-C."""
+    page = f"/runs/{run_id}"
+    if server is None:
+        print("\nThe training was recorded. See its curves: pip install 'skyward[hub]', then")
+        print(f"   skyward hub up --runs {RECORDS / 'runs'}")
+        return
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        print("\nThe training was recorded as a run of a hub. The link works once; the hub stays until Ctrl-C:")
+        print(f"   {sign_in_link(server, page)}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    print("\nSee the run of the training, now or later, by the link that this prints:")
+    print(f"   skyward hub up --data {RECORDS / 'hub'}")
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -199,21 +261,32 @@ def main() -> int:
     print(f"skyward {sky.__version__} on this machine: {os.cpu_count()} cores, Python {platform.python_version()}.")
     print("The nodes here are processes of this machine. On machines of a cloud the same lines would run.")
     started = time.perf_counter()
+    with recording() as server:
+        status, run_id = show_parts()
+        if status == 0:
+            print(
+                f"\nAll of it in {time.perf_counter() - started:.0f} s. The code is in examples/, explained in guides/."
+            )
+            show_run(server, run_id)
+    return status
+
+
+def show_parts() -> tuple[int, str]:
+    """Run all parts, and return the exit status and the id of the run."""
     try:
         with part("1. Hello from two nodes"):
             greet()
         with part("2. Train one network on two nodes"):
-            train()
+            run_id = train()
         with part("3. A grid search on two nodes, equal to the last bit"):
             search_a_grid()
     except NotAsExpected as error:
         print(f"\nThis is not as it should be: {error}", file=sys.stderr)
-        return 1
+        return 1, ""
     except KeyboardInterrupt:
         print("\nStopped; the nodes are gone.", file=sys.stderr)
-        return 130
-    print(f"\nAll of it in {time.perf_counter() - started:.0f} s. The code is in examples/, explained in guides/.")
-    return 0
+        return 130, ""
+    return 0, run_id
 
 
 if __name__ == "__main__":

@@ -31,7 +31,12 @@ Groups = dict[str, tuple[str, ...]]
 
 # Where two groups name a folder and something in it, the tests belong to the group that names more of their path.
 PARTS: dict[str, Groups] = {
-    "promises": {"pools": promises.POOLS, "engine": promises.ENGINE, "frameworks": promises.FRAMEWORKS},
+    "promises": {
+        "pools": promises.POOLS,
+        "engine": promises.ENGINE,
+        "frameworks": promises.FRAMEWORKS,
+        "hub": promises.HUB,
+    },
     "rest": {
         "core": ("tests",),
         "machines": ("tests/bootstrap", "tests/lifecycle", "tests/providers", "tests/ssh"),

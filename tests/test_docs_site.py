@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -71,3 +73,26 @@ def test_assembling_again_changes_nothing(site: ModuleType, assembled: Path) -> 
     (assembled / "stale.md").write_text("left by an older version")
     site.assemble(assembled)
     assert {path: path.stat().st_mtime_ns for path in assembled.rglob("*") if path.is_file()} == before
+
+
+def test_every_route_of_the_hub_has_a_row(assembled: Path) -> None:
+    from skyward.hub.http.table import ROUTES
+
+    page = (assembled / "reference" / "hub_routes.md").read_text()
+    rows = {line.split(" |")[0] for line in page.splitlines() if line.startswith("| `")}
+    for route in ROUTES:
+        assert any(row.startswith(f"| `{route.method}`") and f"`{route.path}`" in row for row in rows), route.path
+        assert route.summary in page
+    anchors = set(re.findall(r'id="(struct-\w+)"', page))
+    assert set(re.findall(r"\(#(struct-\w+)\)", page)) <= anchors
+
+
+def test_every_key_of_the_hubs_configuration_has_a_row_with_a_text(assembled: Path) -> None:
+    from skyward.hub.http.settings import Settings
+
+    page = (assembled / "reference" / "hub_configuration.md").read_text()
+    for section, kind in get_type_hints(Settings).items():
+        for field in dataclasses.fields(kind):
+            row = next(line for line in page.splitlines() if f"`SKYWARD_HUB_{section}_{field.name}`".upper() in line)
+            assert row.startswith(f"| `{field.name}` | ")
+            assert row.endswith(". |"), row

@@ -200,6 +200,18 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "33_hub": (
         r"rate 0\.5: loss 0\.009, 60 points\nrate 0\.1: loss 0\.060, 60 points\nbest: rate 0\.5, y = 3\.00 x \+ 0\.99",
     ),
+    "34_hub_frameworks": (
+        r"scikit-learn: completed, eval_accuracy\nHugging Face: completed, .*eval_loss",
+        r"Lightning: completed, epoch.*\nKeras: completed, epoch, eval_loss",
+    ),
+    "35_hub_offline": (
+        r"first time: 104 records sent, 0 left\nsecond time: 0 records sent, 0 left",
+        r"night shift: completed, 100 points",
+    ),
+    "36_hub_access": (
+        r"report-bot writes: role=viewer: may not write here.*\nrevoked: authorization: the token is wrong",
+        r"audit: token\.revoke, token\.create, member\.set",
+    ),
 }
 # Warnings are errors in examples too, except these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
@@ -221,12 +233,18 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:__array__ implementation doesn:DeprecationWarning",  # Keras 3.15 passes numpy 2 deprecated arguments
     ),
     "30_keras_evaluation": ("ignore:__array__ implementation doesn:DeprecationWarning",),
+    "34_hub_frameworks": (
+        "ignore:`isinstance(treespec:FutureWarning",
+        "ignore:The 'train_dataloader' does not have many workers:UserWarning",
+        "ignore:__array__ implementation doesn:DeprecationWarning",
+    ),
 }
 # A limit for one that hangs. An example that takes 20 s alone has taken 110 s on two cores with ten other processes.
 pytestmark = pytest.mark.timeout(300)
 SLOW = {
     "07_grid_search": "210 fits, half of them without skyward",
     "22_same_callbacks": "three frameworks, and TensorFlow, which Keras imports where it is",
+    "34_hub_frameworks": "four frameworks in one process",
     "30_keras_evaluation": "three backends, each in a process of its own",
     "13_tensorflow": "four processes import TensorFlow; 12_keras_digits does so, too",
 }
@@ -271,6 +289,7 @@ def test_demo_succeeds_and_prints_what_the_tour_shows() -> None:
     shown = re.search(r"```text\n(1\. Hello.*?)```", tour, re.DOTALL)
     assert shown is not None
     assert shape(shown[1]) - {"      0"} <= shape(done.stdout)  # except for the line that stands for others
+    assert f"skyward hub up --data {ROOT / '.make' / 'demo' / 'hub'}" in done.stdout
 
 
 def shape(text: str) -> set[str]:

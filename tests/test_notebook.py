@@ -107,12 +107,15 @@ def shapes(notebook: Any) -> list[tuple[str, set[tuple[str, ...]]]]:
 def test_the_example_is_stored_with_its_reproducible_outputs(executed: Any) -> None:
     stored = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
     assert shapes(stored) == shapes(executed)
-    curve = next(
+    outputs = [
         o.data["image/svg+xml"]
         for c in stored.cells
         for o in c.get("outputs", [])
         if "image/svg+xml" in o.get("data", {})
-    )
+    ]
+    assert len(outputs) == 2, "the curve that the kernel draws, and the same one that a task draws"
+    curve, of_task = outputs
+    assert of_task == curve
     assert curve.startswith("<svg ")
     assert len(re.search(r'points="([^"]+)"', curve)[1].split()) == 120  # type: ignore[index]
     first, last = re.findall(r"[\d.]+", shown(executed, "def train")[1])

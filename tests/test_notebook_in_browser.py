@@ -255,6 +255,7 @@ def test_the_example_runs_from_its_first_cell_to_its_last(lab: Lab, page: Page) 
     failed = [cell.text() for cell in cells if "Traceback (most recent call last)" in cell.text()]
     assert len(failed) == 1, failed
     assert failed[0].startswith("ZeroDivisionError division by zero"), "the cell that shows an error"
-    curve = page.locator(".jp-RenderedSVG").locator("img, svg")
-    assert curve.evaluate("image => image.getBoundingClientRect().width") > 300
+    curves = page.locator(".jp-RenderedSVG").locator("img, svg").all()
+    assert len(curves) == 2, "one of the kernel, one of a task"
+    assert all(curve.evaluate("image => image.getBoundingClientRect().width") > 300 for curve in curves)
     assert "closed" in cells[-1].text()

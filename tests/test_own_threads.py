@@ -31,6 +31,7 @@ LISTED = {
     "engine/link_repair.py:LinkRepair.on_notice": "the node is replaced once it is gone",
     "engine/width.py:Width.consider": "the link goes on with one channel",
     "engine/nested_calls.py:NestedCalls.on_call": "one call of a task fails; the thread goes on",
+    "engine/task_channels.py:_start": "logged; the channel ends",
     "engine/nodes.py:NodeLinks.close": "the link is closed without its last frames",
     "engine/opener.py:Opener.open_all": "raised by the thread that waits",
     "engine/threads.py:run_side_by_side": "the others go on",
@@ -63,14 +64,17 @@ LISTED = {
     "node/slot/lanes.py:serve_threads": "the process ends, and its agent tells of its calls",
     "node/slot/answers.py:_Answering.__init__": "one question has no answer; the thread goes on",
     "node/slot/guards.py:SlotGuard._on_interrupt": "sleeps and sends a signal; nothing can raise",
+    "node/slot/channels.py:_Channels.__init__": "the task's channels end",
     "node/slot/caller.py:Caller.__init__": "the open calls of the task fail",
     "integrations/torch.py:_leave_within_limit": "the group is left by the end of the process",
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
     # The hub.
     "hub/store/writer.py:GroupWriter.__init__": "the waiting operations fail; the thread goes on",
     "hub/store/sealer.py:Sealer.__init__": "logged; the points stay in their tail, and the thread goes on",
+    "hub/http/supervisor.py:_Supervisor._fork": "the process outlives a killed supervisor; nothing else fails",
     # The hub's client.
     "hub/client/system.py:SystemSampler.__init__": "logged; no more samples",
+    "hub/client/pools.py:PoolRecorder.__init__": "logged; the pool is no longer recorded",
     "hub/client/sender.py:SenderThread.__init__": "logged; the records wait in the spool, and the thread goes on",
     # Training.
     "training/handler_queue.py:HandlerQueue.put": "raised in the training thread by the next call",

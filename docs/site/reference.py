@@ -16,6 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hub_settings import hub_settings_page
+from routes import routes_page
+
 ROOT = Path(__file__).parent.parent.parent
 
 MODULES = {
@@ -62,6 +65,8 @@ def pages() -> Iterator[tuple[str, str]]:
         yield f"reference/{module}.md", _module_page(module, purpose)
     yield "reference/cli.md", cli_page()
     yield "reference/configuration.md", configuration_page()
+    yield "reference/hub_routes.md", routes_page()
+    yield "reference/hub_configuration.md", hub_settings_page(_argument_texts)
 
 
 # API --------------------------------------------------------------------------------------------------------------

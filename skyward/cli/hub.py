@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .hub_data import add_data
+from .hub_import import add_import
+from .hub_people import add_people
 
 if TYPE_CHECKING:
     from ..hub.http.local import Welcome
@@ -25,11 +31,19 @@ EPILOG = """\
 examples:
   skyward hub up
   skyward hub up --data ./hub --port 8100
+  skyward hub up --runs ~/copied/runs
   skyward hub serve --config hub.yaml
   skyward hub sync copied/runs
+  skyward hub user add ada
+  skyward hub token create laptop
+  skyward hub status
+  skyward hub check
+  skyward hub backup hub.backup
+  skyward hub import ./mlruns
 
-exit status: 0 it was stopped, 1 it could not start
-from Python: skyward.hub.http.serve.serve(), skyward.hub.sync()
+exit status: 0 success, 1 a failure or a finding, which is named
+from Python: skyward.hub.http.serve.serve(), skyward.hub.sync(), skyward.hub.client.people,
+skyward.hub.store.backup
 """
 
 
@@ -43,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--port", type=int, default=8057, metavar="N", help="port on 127.0.0.1 (default: 8057; 0: a free one)"
     )
+    up.add_argument("--runs", metavar="FOLDER", help="also show the runs in this folder, made without a hub")
     up.add_argument("--no-auth", action="store_true", help="let every program on this machine in without a token")
     up.add_argument("--json", action="store_true", help="print address, link and token as one line of JSON")
     up.set_defaults(run=_up)
@@ -53,6 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     sync.add_argument("folder", help="folder of a run, or of several runs")
     sync.add_argument("--url", help="address of the hub (default: SKYWARD_HUB_URL)")
     sync.set_defaults(run=_sync)
+    add_people(actions)
+    add_data(actions)
+    add_import(actions)
 
 
 def _add(actions: _Actions, name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -69,20 +87,32 @@ def _add(actions: _Actions, name: str, text: str, example: str) -> argparse.Argu
 
 def _up(arguments: argparse.Namespace) -> int:
     _need_extra()
+    from ..hub.client.sync import check_runs
     from ..hub.http.local import welcome
     from ..hub.http.serve import serve
     from ..hub.http.settings import data_folder, local_settings
 
+    if arguments.runs:
+        check_runs(arguments.runs)
     data = Path(arguments.data).absolute() if arguments.data else data_folder()
     os.umask(0o077)  # the database holds what others on this machine must not read
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def greet(hub: Hub, url: str) -> None:
         greeting = await welcome(hub, url, data)
+        if arguments.runs:
+            await asyncio.to_thread(_show_runs, arguments.runs, greeting)
         print(_json_line(greeting) if arguments.json else "\n".join(_lines(greeting)), flush=True)
 
     serve(local_settings(data, port=arguments.port, with_auth=not arguments.no_auth), greet)
     return 0
+
+
+def _show_runs(folder: str, greeting: Welcome) -> None:
+    from ..hub.client.sync import sync
+
+    shown = sync(folder, url=greeting.url, token=greeting.token)
+    print(f"{len(shown)} run{'s' * (len(shown) != 1)} of {folder} in the hub", file=sys.stderr)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

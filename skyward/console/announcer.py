@@ -82,6 +82,12 @@ class EventStream(Iterator[Event]):
             self._condition.notify()
 
 
+observers: dict[str, Callable[[Callable[[], EventStream]], None]] = {}
+"""Functions of this process that are called when a pool starts, by name of their library. Each receives a function that
+returns a new reader of the pool's events. It must return at once.
+"""
+
+
 class Announcer:
     """Deliver the events of one pool to all its listeners. Thread-safe.
 
@@ -172,6 +178,15 @@ class Announcer:
             self._on_heard(False)
         if thread is not None and thread is not threading.current_thread():
             thread.join(_LAST_WORDS_S)
+
+
+def observe(announcer: Announcer) -> None:
+    """Tell the observers of this process that a pool starts."""
+    for observer in observers.values():
+        try:
+            observer(announcer.listen)
+        except Exception:  # an observer must not keep a pool from starting
+            _log.exception("observer of pools raised an error; it does not see this pool:")
 
 
 def _call_with_each(function: Callable[[Event], object], stream: EventStream) -> None:

@@ -10,6 +10,32 @@ Names are imported when they are first used. The client needs the standard libra
 `hub`.
 """
 
+from collections.abc import Callable as _Callable
+
 from .._lazy import lazy_names as _lazy_names
+from ..console.announcer import EventStream as _EventStream
+from ..console.announcer import observers as _observers
+from ..wire.task_channel import TaskChannel as _TaskChannel
+from ..wire.task_channel import services as _services
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra="hub")
+
+
+def _forward(channel: _TaskChannel) -> None:
+    """Send the requests of a pool's task on. The part that does is imported when the first task asks."""
+    from .client.forward import serve
+
+    serve(channel)
+
+
+_services["skyward.hub"] = _forward
+
+
+def _record(stream: _Callable[[], _EventStream]) -> None:
+    """Record a pool that starts, if this program has a hub."""
+    from .client.pools import record_pool
+
+    record_pool(stream)
+
+
+_observers["skyward.hub"] = _record

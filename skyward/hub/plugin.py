@@ -25,6 +25,7 @@ from .model.product import PREFIX
 
 READ_S, END_S = 10.0, 60.0
 """Seconds that a read, and the end of a run, wait for the records before them."""
+_ARTIFACTS = "/mlflow-artifacts/artifacts"
 _FINAL = frozenset({"FINISHED", "FAILED", "KILLED"})
 
 
@@ -113,14 +114,16 @@ def artifact_repository(artifact_uri: str, tracking_uri: str | None = None, regi
     from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
     from mlflow.tracking import get_tracking_uri
 
+    # MLflow 2 gives no further addresses, and its class takes none.
+    given = {"tracking_uri": tracking_uri, "registry_uri": registry_uri} if tracking_uri or registry_uri else {}
     tracking = tracking_uri or get_tracking_uri()
     scheme = artifact_uri.partition(":")[0]
     if scheme in _SCHEMES:
         tracking, artifact_uri = artifact_uri, "mlflow-artifacts:" + _path_of(artifact_uri)
     if tracking.partition(":")[0] not in _SCHEMES:
-        return MlflowArtifactsRepository(artifact_uri, tracking, registry_uri)
+        return MlflowArtifactsRepository(artifact_uri, **given)
     host = checked_url(_without_path(tracking) if scheme in _SCHEMES else tracking)
-    return _artifact_class()(artifact_uri, host, registry_uri)
+    return _artifact_class()(MlflowArtifactsRepository.resolve_uri(artifact_uri, host))
 
 
 class ProjectHeader:
@@ -128,9 +131,11 @@ class ProjectHeader:
 
     def in_context(self) -> bool:
         """Return whether requests go to a hub of a named project."""
-        from mlflow.tracking import get_tracking_uri
+        from mlflow.tracking import get_registry_uri, get_tracking_uri
 
-        return bool(os.environ.get(PROJECT)) and get_tracking_uri().partition(":")[0] in _SCHEMES
+        if not os.environ.get(PROJECT):
+            return False
+        return any(uri().partition(":")[0] in _SCHEMES for uri in (get_tracking_uri, get_registry_uri))
 
     def request_headers(self) -> dict[str, str]:
         """Return the headers."""
@@ -208,16 +213,28 @@ def _tracking_class() -> Any:  # noqa: C901  (the methods of a class that exists
 
 @functools.cache
 def _artifact_class() -> Any:
-    from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
+    from mlflow.entities import FileInfo
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+    from mlflow.utils.rest_utils import augmented_raise_for_status, http_request
+    from mlflow.utils.uri import validate_path_is_safe
 
-    class HubArtifacts(MlflowArtifactsRepository):  # type: ignore[misc]  # as above
+    class HubArtifacts(HttpArtifactRepository):  # type: ignore[misc]  # as above
         @property
         def _host_creds(self) -> Any:
             return _credentials(self.artifact_uri)
 
-        @property
-        def _artifact_server_host_creds(self) -> Any:
-            return _credentials(self.artifact_uri.partition("/api/2.0/mlflow-artifacts/")[0])
+        def list_artifacts(self, path: str | None = None) -> Any:
+            """List a folder. MLflow's own method asks without the credentials of this class."""
+            url, _, root = self.artifact_uri.partition(_ARTIFACTS)
+            folder = "/".join(part for part in (root.strip("/"), path) if part)
+            answer = http_request(_credentials(url), _ARTIFACTS, "GET", params={"path": folder})
+            augmented_raise_for_status(answer)
+            files = []
+            for file in answer.json().get("files", []):
+                name = validate_path_is_safe(file["path"])
+                size = None if file["is_dir"] else int(file["file_size"])
+                files.append(FileInfo(f"{path}/{name}" if path else name, file["is_dir"], size))
+            return sorted(files, key=lambda file: str(file.path))
 
     return HubArtifacts
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..calls.active import PoolLike, pop_active, push_active
 from ..console.activity import Counts
-from ..console.announcer import Announcer
+from ..console.announcer import Announcer, observe
 from ..console.console import Console, open_console
 from ..console.logs import LogFiles, LogLines
 from ..core import interrupts
@@ -252,6 +252,7 @@ class PoolLife:
         presence.open()
         self._open_console()
         self.announcer.open()
+        observe(self.announcer)
         self.announcer.emit(PoolStarted(pool=self.name, provider=self.provider.name, nodes=self.spec.nodes))
         engine.start(machines.launch(), machines)
         if self._ended_by is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -56,3 +57,27 @@ def test_hub_without_authentication_lets_local_programs_in(tmp_path: Path) -> No
     assert info["token"] is None
     assert httpx.get(f"{info['url']}/v1/me").json()["authentication"] is False
     assert stop(process) == 0
+
+
+def test_hub_shows_a_folder_of_runs_made_without_a_server(tmp_path: Path) -> None:
+    script = (
+        "from skyward import hub\nwith hub.start_run(run_name='offline') as run: run.log_metrics({'loss': 0.5}, step=1)"
+    )
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("SKYWARD_HUB_")}
+    environment["SKYWARD_HUB_SPOOL"] = str(tmp_path / "runs")
+    subprocess.run([sys.executable, "-c", script], env=environment, timeout=60, check=True)
+    for name in ("first", "second"):  # a folder can be shown by more than one hub
+        process, info = start(tmp_path / name, "--runs", str(tmp_path / "runs"))
+        headers = {"Authorization": f"Bearer {info['token']}"}
+        runs = httpx.get(f"{info['url']}/v1/runs", headers=headers).raise_for_status().json()["runs"]
+        assert [(run["name"], run["status"], run["metrics"][0]["value"]) for run in runs] == [
+            ("offline", "completed", 0.5)
+        ]
+        assert stop(process) == 0
+
+
+def test_hub_refuses_a_folder_without_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "skyward", "hub", "up", "--data", str(tmp_path / "hub"), "--runs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "has no run in it" in done.stderr

@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from skyward.hub.store.database import Database
+from tests.hub import s3 as s3_server
 from tests.hub.postgres import PostgresServer, run_server
+from tests.hub.s3 import S3Server
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """One PostgreSQL server for the session."""
     yield from run_server()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """One S3 server for the session."""
+    yield from s3_server.run_server()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

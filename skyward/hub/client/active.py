@@ -211,7 +211,7 @@ class ActiveRun:
         """Log data sets that the run reads, as dicts with name, digest, source_type and source."""
         self._append(line_of(["in", [dict(given) for given in inputs]]))
 
-    def register_model(self, name: str, artifact_path: str, tags: Mapping[str, str] | None = None) -> int:
+    def register_model(self, name: str, artifact_path: str, tags: Mapping[str, object] | None = None) -> int:
         """Register an artifact of this run as a new version of a model.
 
         This waits for the hub, after sending whatever waits.
@@ -219,12 +219,13 @@ class ActiveRun:
         Args:
             name: name of the model; made if missing.
             artifact_path: key of the artifact, or folder of artifacts.
-            tags: tags of the version.
+            tags: tags of the version. Values are kept as text.
 
         Returns:
             Number of the version.
 
         Raises:
+            UsageError: the run has no such artifact.
             HubUnreachable: no hub is named, or it does not answer.
             HubError: it refuses the model.
         """

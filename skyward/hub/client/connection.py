@@ -8,17 +8,28 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Protocol, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..._version import __version__
 from ...errors import HubError, HubUnreachable
+from ...node.slot.runtime import current_call
 from .settings import Address
+from .tunnel import ProgramRequests
 
 PROJECT_HEADER = "X-Skyward-Project"
 TIMEOUT_S = 30.0
 _PIECE = 1 << 20
 _STALE = (http.client.RemoteDisconnected, http.client.CannotSendRequest, ConnectionError, BrokenPipeError)
+
+
+class _Response(Protocol):
+    """An answer, of `http.client` or through the pool's program."""
+
+    status: int
+
+    def read(self, size: int = ..., /) -> bytes: ...
+    def close(self) -> None: ...
 
 
 class HubConnection:
@@ -33,9 +44,12 @@ class HubConnection:
         self.address = address
         parts = urlsplit(address.url)
         self._is_https = parts.scheme == "https"
-        self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
+        self._host, self._port = parts.hostname or "", parts.port
+        self._path = "" if address.through_program else parts.path  # the program adds it
         self._timeout_s = timeout_s
-        self._http: http.client.HTTPConnection | None = None
+        # A thread slot's sender has a thread of its own, in which no call is the current one.
+        self._call = current_call() if address.through_program else None
+        self._http: http.client.HTTPConnection | ProgramRequests | None = None
         self._headers = {"User-Agent": f"skyward/{__version__}"}
         if address.token:
             self._headers["Authorization"] = f"Bearer {address.token}"
@@ -103,12 +117,25 @@ class HubConnection:
             text = response.read()
         return json.loads(text) if text else {}
 
+    def exchange(self, method: str, target: str, body: Any, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Send a request as it is, and return status and body of the answer, also of a refusal.
+
+        Raises:
+            HubUnreachable: there was no answer.
+        """
+        try:
+            response = self._send(method, f"{self._path}{target}", body, {**self._headers, **headers})
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._unreachable(error) from error
+
     # Within -----------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _answer(
         self, method: str, path: str, body: Any, headers: dict[str, str], query: Mapping[str, Any] | None
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> Iterator[_Response]:
         given = {name: value for name, value in (query or {}).items() if value is not None}
         target = f"{self._path}{path}{f'?{urlencode(given, doseq=True)}' if given else ''}"
         try:
@@ -119,17 +146,12 @@ class HubConnection:
             response.read()  # so that the connection can be used again
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise HubUnreachable(
-                f"url={self.address.url!r}: the hub does not answer ({_in_words(error)}); check that it runs, and that "
-                "the address is right",
-                url=self.address.url,
-                retryable=True,
-            ) from error
+            raise self._unreachable(error) from error
         except BaseException:
             self.close()
             raise
 
-    def _send(self, method: str, target: str, body: Any, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def _send(self, method: str, target: str, body: Any, headers: dict[str, str]) -> _Response:
         was_open = self._http is not None
         try:
             return self._try(method, target, body, headers)
@@ -142,7 +164,7 @@ class HubConnection:
                 body.seek(0)
             return self._try(method, target, body, headers)
 
-    def _try(self, method: str, target: str, body: Any, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def _try(self, method: str, target: str, body: Any, headers: dict[str, str]) -> _Response:
         if self._http is None:
             self._http = self._connect()
         try:
@@ -154,11 +176,24 @@ class HubConnection:
             return self._http.getresponse()
         return self._http.getresponse()
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection | ProgramRequests:
+        if self.address.through_program:
+            call = current_call() or self._call
+            if call is None:
+                raise ConnectionError("no task is running here, so there is no program to go through")
+            return ProgramRequests(call, self._timeout_s)
         if self._is_https:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+
+    def _unreachable(self, error: Exception) -> HubUnreachable:
+        return HubUnreachable(
+            f"url={self.address.url!r}: the hub does not answer ({_in_words(error)}); check that it runs, and that "
+            "the address is right",
+            url=self.address.url,
+            retryable=True,
+        )
 
     def _refusal(self, status: int, text: bytes, method: str, path: str) -> HubError:
         try:
@@ -166,6 +201,7 @@ class HubConnection:
             error = answer.get("error", answer)
             message, code = str(error.get("message", "")), str(error.get("code") or error.get("error_code") or "")
             field = str(error.get("field") or "")
+            message = "; ".join(part for part in (message, str(error.get("fix") or "")) if part)
         except (ValueError, AttributeError):
             message = code = field = ""
         if not message:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...node.slot.runtime import current_call
 from .active import ActiveRun, RunSpec, error_text, user_name
 from .names import check_key, random_name
-from .settings import EXPERIMENT, Address, address_of, spool_folder
+from .settings import EXPERIMENT, Address, address_of, can_reach, spool_folder
+from .tunnel import program_hub
 
 
 @dataclass
@@ -26,6 +28,8 @@ class _Current:
     is_connected: bool = False
     spool: Path | None = None
     experiment: str | None = None
+    program_experiment: str | None = None
+    """In a task: the experiment of the pool's program."""
     runs: list[ActiveRun] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -80,8 +84,23 @@ def disconnect() -> None:
 
 
 def current_address() -> Address | None:
-    """Return the hub of this process: what `connect` chose, or the environment's."""
-    return _current.address if _current.is_connected else address_of()
+    """Return the hub of this process: what `connect` chose, or the environment's.
+
+    In a task without one, or with one that its node does not reach, it is the hub of the pool's program.
+    """
+    if _current.is_connected:
+        return _current.address
+    named = address_of()
+    if current_call() is None or (named is not None and can_reach(named)):
+        return named
+    through, experiment = program_hub()
+    _current.program_experiment = experiment
+    return through or named
+
+
+def current_experiment() -> str | None:
+    """Return the experiment of later runs: that of `set_experiment`, the environment's, or that of the program."""
+    return _current.experiment or os.environ.get(EXPERIMENT) or _current.program_experiment or None
 
 
 def current_spool() -> Path:
@@ -134,10 +153,11 @@ def start_run(
         32
     """
     texts = {check_key(key): str(value) for key, value in (tags or {}).items()}
+    address = current_address()
     if resume is None:
         spec = RunSpec(
             id=os.urandom(16).hex(),
-            experiment=experiment or _current.experiment or os.environ.get(EXPERIMENT) or None,
+            experiment=experiment or current_experiment(),
             name=run_name or random_name(),
             user=user_name(),
             tags={"mlflow.source.name": sys.argv[0] if sys.argv else "", **texts},
@@ -145,13 +165,13 @@ def start_run(
     else:
         spec = RunSpec(
             id=_checked_id(resume),
-            experiment=experiment or _current.experiment or os.environ.get(EXPERIMENT) or None,
+            experiment=experiment or current_experiment(),
             name=run_name,
             user=user_name(),
             tags=texts,
             is_resumed=True,
         )
-    run = ActiveRun(spec, spool=current_spool(), address=current_address())
+    run = ActiveRun(spec, spool=current_spool(), address=address)
     with _current.lock:
         _current.runs.append(run)
     run.on_end = lambda: _forget(run)

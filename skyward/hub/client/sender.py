@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ...errors import HubError
 from .connection import HubConnection, path_of
@@ -50,10 +51,19 @@ class LogSender:
         folder: the run's folder.
         address: the hub.
         keeps_files: keep the bytes of artifacts that the hub has.
+        kind: "runs", or "pools" for the records of a pool.
     """
 
-    def __init__(self, run_id: str, folder: Path, address: Address, *, keeps_files: bool = False) -> None:
-        self.run_id, self.folder = run_id, folder
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path,
+        address: Address,
+        *,
+        keeps_files: bool = False,
+        kind: Literal["runs", "pools"] = "runs",
+    ) -> None:
+        self.run_id, self.folder, self._kind = run_id, folder, kind
         self._keeps_files = keeps_files
         self._connection = HubConnection(address)
         self.commands: Callable[[Sequence[RunCommand]], None] = lambda _: None
@@ -73,6 +83,12 @@ class LogSender:
             return False
         self._deliver(log, batch)
         return True
+
+    def resume(self, log: SpoolLog) -> None:
+        """Go to the first record that this hub lacks. The log may have been sent to another hub before."""
+        accepted = self._post(log.client, log.number + 1, [])
+        if accepted != log.number:
+            log.rewind(accepted)
 
     def beat(self, client: str | None = None, first: int = 1) -> None:
         """Send a batch without records, which is a heartbeat."""
@@ -107,7 +123,7 @@ class LogSender:
     def _post(self, client: str, first: int, records: list[bytes]) -> int:
         # The records are JSON already. Parsing them here would take CPU from training.
         body = b'{"client":"%b","first":%d,"records":[%b]}' % (client.encode(), first, b",".join(records))
-        answer = self._connection.json("POST", path_of("v1", "runs", self.run_id, "batches"), body)
+        answer = self._connection.json("POST", path_of("v1", self._kind, self.run_id, "batches"), body)
         commands = [RunCommand(int(row["number"]), str(row["action"])) for row in answer.get("commands") or ()]
         if commands:
             self.commands(commands)

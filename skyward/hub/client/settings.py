@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ PROJECT, EXPERIMENT = f"{ENVIRONMENT_PREFIX}PROJECT", f"{ENVIRONMENT_PREFIX}EXPE
 SPOOL = f"{ENVIRONMENT_PREFIX}SPOOL"
 
 DEFAULT_EXPERIMENT = "Default"
+_PROBE_S = 2.0
 _SCHEMES = {"http": "http", "https": "https", PREFIX: "http", f"{PREFIX}+https": "https"}
 
 
@@ -27,6 +29,7 @@ class Address:
         url: `http://host:port` or `https://host:port`, perhaps with a path, without a slash at the end.
         token: the token; None for a hub that demands none.
         project: name of the project; None: the token's.
+        through_program: whether requests go through the pool's program, because this is a task of it.
 
     Example:
         >>> from skyward.hub import Address
@@ -37,10 +40,12 @@ class Address:
     url: str
     token: str | None = None
     project: str | None = None
+    through_program: bool = False
 
     def __repr__(self) -> str:
         token = None if self.token is None else "***"
-        return f"Address(url={self.url!r}, token={token!r}, project={self.project!r})"
+        way = ", through_program=True" if self.through_program else ""
+        return f"Address(url={self.url!r}, token={token!r}, project={self.project!r}{way})"
 
 
 def address_of(url: str | None = None, token: str | None = None, project: str | None = None) -> Address | None:
@@ -85,6 +90,17 @@ def checked_url(url: str) -> str:
     if port is None and parts.scheme.startswith(PREFIX):
         port = PORT
     return f"{_SCHEMES[parts.scheme]}://{host}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"
+
+
+def can_reach(address: Address) -> bool:
+    """Return whether something listens at the address of a hub. Wait two seconds at most."""
+    parts = urlsplit(address.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), _PROBE_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _masked(url: str) -> str:

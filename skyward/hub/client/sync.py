@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import HubUnreachable, UsageError
 from .fluent import current_address
 from .sender import LogSender
-from .settings import URL, Address, address_of
+from .settings import URL, Address, address_of, spool_folder
 from .spool import SpoolLog, logs_in
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -64,10 +64,33 @@ def sync(
     address = address_of(url, token, project) if url else current_address()
     if address is None:
         raise HubUnreachable(f"sync: needs a hub, and none is named; pass url=, or set {URL}")
-    runs = list(run_folders(folder))
-    if not runs:
-        raise UsageError(f"folder={os.fspath(folder)!r}: has no run in it; pass the folder of a run, or of runs")
-    return [_sync_run(run, address) for run in runs]
+    return [_sync_run(run, address) for run in check_runs(folder)]
+
+
+def check_runs(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the run folders in a folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if runs := list(run_folders(folder)):
+        return runs
+    raise UsageError(f"folder={os.fspath(folder)!r}: has no run in it; pass the folder of a run, or of runs")
+
+
+def unsent_records(folder: str | os.PathLike[str] | None = None) -> int:
+    """Count the records of this machine's runs that no hub has acknowledged.
+
+    Args:
+        folder: Folder of runs. None: `SKYWARD_HUB_SPOOL`, or this user's state folder.
+    """
+    count = 0
+    for run in run_folders(spool_folder(folder)):
+        for path in logs_in(run):
+            log = SpoolLog(path)
+            count += log.unsent
+            log.close()
+    return count
 
 
 def run_folders(folder: str | os.PathLike[str]) -> Iterator[Path]:
@@ -89,6 +112,7 @@ def _sync_run(folder: Path, address: Address) -> SyncedRun:
             log = SpoolLog(path)
             try:
                 if log.try_lock():
+                    sender.resume(log)
                     began = log.number
                     while sender.send(log):
                         pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -84,7 +83,7 @@ def create_app(settings: Settings) -> HubApplication:
 
         return open_hub(
             settings.database.url,
-            Path(settings.storage.folder),
+            settings.storage.place,
             owner=settings.auth.owner,
             with_auth=settings.auth.enabled,
             lost_after_s=settings.server.lost_after_s,

@@ -56,6 +56,8 @@ class Credentials:
             if session is not None:
                 return await self._access.actor_of_session(session, project)
         if self._anonymous is not None:
+            if is_foreign_page(scope, headers):
+                raise Refusal(Reason.FORBIDDEN, "origin: a foreign page; open the hub's own pages", field="origin")
             return await self._access.actor_named(self._anonymous, project)
         raise unauthenticated()
 
@@ -109,6 +111,12 @@ def is_own_page(scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes])
     if scope["method"] not in _SAFE_METHODS:
         return False
     return headers.get(b"sec-fetch-site", b"same-origin") in {b"same-origin", b"none"}
+
+
+def is_foreign_page(scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]) -> bool:
+    """Tell whether a page of another server sent the request. Programs send neither of the two headers."""
+    own = f"{scope.get('scheme', 'http')}://{headers.get(b'host', b'').decode('latin-1')}"
+    return not is_own_origin(own, headers) or headers.get(b"sec-fetch-site", b"none") not in {b"same-origin", b"none"}
 
 
 def is_own_origin(own: str, headers: Mapping[bytes, bytes]) -> bool:

@@ -153,6 +153,12 @@ async def _request(
     if body and not headers.get(b"content-type", b"").startswith(b"application/json"):
         # A form of a foreign page cannot send this type without asking first.
         raise Refusal(Reason.INVALID, "content-type: not application/json; send JSON", field="content-type")
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding != b"identity":
+        # Unpacked, a small body could fill the memory.
+        raise HttpRefusal(
+            Reason.INVALID, "content-encoding: not taken here; send the body as it is", 415, field="content-encoding"
+        )
     return bodies.decode(body, route.request)
 
 

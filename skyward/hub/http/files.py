@@ -50,6 +50,17 @@ async def download(call: Call, run_id: str, key: str) -> HttpReply:
     return HttpReply(_pieces(pieces), 200 if end is None else 206, b"application/octet-stream", headers)
 
 
+async def redirect(call: Call, run_id: str, key: str) -> HttpReply:
+    """Answer with the URL of an artifact's bytes, or with the bytes where the hub must hand them out itself.
+
+    The URL is good for 15 minutes and needs no token, so a client should send none along.
+    """
+    _, url = await call.hub.tracking.presigned_artifact(call.actor, run_id, key)
+    if url is None:
+        return await download(call, run_id, key)
+    return HttpReply(b"", 307, headers={b"location": url.encode()})
+
+
 def _part(first: str, last: str, size: int) -> tuple[int, int | None]:
     """Return where a wanted part begins and ends. No end: the whole, because no part of nothing can be named.
 

@@ -11,13 +11,14 @@ import msgspec
 from ..._version import __version__
 from ..model.access import NEEDED_ROLE, Right
 from .faults import MlflowFault, WireFault
-from .reply import Bytes, Empty, ServerSentEvents, Text
+from .reply import Bytes, Document, Empty, ServerSentEvents, Text
 from .routing import Route
 
 _REFERENCE = "#/components/schemas/{name}"
 _BINARY: dict[str, Any] = {"application/octet-stream": {}}
 _MARKERS: dict[type, dict[str, Any]] = {
     Bytes: _BINARY,
+    Document: {"application/json": {"schema": {"type": "object"}}},
     ServerSentEvents: {"text/event-stream": {"schema": {"type": "string"}}},
     Text: {"text/plain": {"schema": {"type": "string"}}},
 }
@@ -28,6 +29,7 @@ _ERRORS = {
     "404": "Not found in this project",
     "409": "The state of the thing forbids it",
     "413": "The body is too large",
+    "415": "The body is compressed",
     "429": "A quota or rate is used up",
     "503": "The database is away; try again",
 }

@@ -19,6 +19,10 @@ class Bytes:
     """Marker in the table of routes: raw bytes as body, read or written as a stream."""
 
 
+class Document:
+    """Marker in the table of routes: an answer of JSON whose fields are described elsewhere."""
+
+
 class ServerSentEvents:
     """Marker in the table of routes: an answer of server-sent events."""
 

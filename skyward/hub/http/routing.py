@@ -21,6 +21,7 @@ RESOURCES = frozenset(
         "server",
         "session",
         "organization",
+        "pool",
         "project",
         "experiment",
         "run",

@@ -7,14 +7,18 @@ import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from ...errors import UsageError
 from .app import HubApplication, create_app
+from .connections import PatientProtocol, allow_connections
 from .logs import install_logs
 from .settings import Settings
+from .supervisor import supervise
 
 if TYPE_CHECKING:
     from ..services.hub import Hub
@@ -56,28 +60,47 @@ def serve(settings: Settings, on_ready: OnReady | None = None) -> None:
 
     Args:
         settings: The hub's configuration.
-        on_ready: Is awaited once requests are answered.
+        on_ready: Is awaited once requests are answered. Not with several workers.
 
     Raises:
         UsageError: The database or the port cannot be used.
     """
     install_logs(settings.logging.level, settings.logging.format)
+    allow_connections()
+    if settings.server.workers > 1:
+        with listening(settings.server.host, settings.server.port) as listener:
+            supervise(settings.server.workers, lambda number: _work(settings, listener, number))
+        return
     asyncio.run(serve_forever(settings, on_ready, with_signals=True))
 
 
-async def serve_forever(settings: Settings, on_ready: OnReady | None = None, *, with_signals: bool = False) -> None:
+def _work(settings: Settings, listener: socket.socket, number: int) -> None:
+    """Run one of several server processes. Each has a port of its own for metrics, because each counts for itself."""
+    metrics = replace(settings.metrics, port=settings.metrics.port + number)
+    asyncio.run(serve_forever(replace(settings, metrics=metrics), with_signals=True, shared=listener))
+
+
+async def serve_forever(
+    settings: Settings,
+    on_ready: OnReady | None = None,
+    *,
+    with_signals: bool = False,
+    shared: socket.socket | None = None,
+) -> None:
     """Run a hub on the running event loop until it is cancelled.
 
     Args:
         settings: The hub's configuration.
         on_ready: Is awaited once requests are answered.
         with_signals: Whether SIGINT and SIGTERM end it too. Only on the main thread.
+        shared: Listening socket of several processes. By default one of its own.
     """
     app = create_app(settings)
-    with listening(settings.server.host, settings.server.port) as listener:
+    own = listening(settings.server.host, settings.server.port)
+    with own if shared is None else contextlib.nullcontext(shared) as listener:
         async with app.router.lifespan_context(app):
             assert app.hub is not None
-            server = _server(app)
+            server = _server(app, settings.server.patience_s)
             with _signals(server, app.hub) if with_signals else contextlib.nullcontext():
                 tasks = [asyncio.create_task(server.serve(sockets=[listener]))]
                 if app.figures is not None:
@@ -86,7 +109,8 @@ async def serve_forever(settings: Settings, on_ready: OnReady | None = None, *, 
                 if on_ready is not None:
                     await on_ready(app.hub, address_of(settings, listener))
                 try:
-                    await asyncio.gather(*tasks)
+                    # Cancelled itself, uvicorn would leave its connections open; it is told to stop instead.
+                    await asyncio.shield(asyncio.gather(*tasks))
                 finally:
                     app.hub.live.close()
                     server.should_exit = True
@@ -102,7 +126,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         UsageError: The port is in use, or the address is not of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    # asyncio turns Nagle's delay off only where the protocol is named, and each answer would take 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
@@ -119,11 +144,12 @@ def address_of(settings: Settings, listener: socket.socket) -> str:
     return settings.server.url or f"http://{shown}:{port}"
 
 
-def _server(app: Any) -> _HubServer:
+def _server(app: Any, patience_s: float) -> _HubServer:
+    protocol: Any = partial(PatientProtocol, patience_s=patience_s)
     return _HubServer(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=protocol,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -144,7 +170,7 @@ async def _serve_metrics(app: HubApplication, server: _HubServer) -> None:
     assert app.figures is not None
     metrics = app.settings.metrics
     with listening(metrics.host, metrics.port) as listener:
-        own = _server(metrics_app(app.figures, metrics.path))
+        own = _server(metrics_app(app.figures, metrics.path), app.settings.server.patience_s)
         task = asyncio.create_task(own.serve(sockets=[listener]))
         await server.stopping.wait()
         own.should_exit = True

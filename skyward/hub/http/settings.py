@@ -19,6 +19,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..model.product import ENVIRONMENT_PREFIX, METRICS_PORT, PORT
+from ..store.blobs import Bucket
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -39,6 +40,7 @@ class ServerSettings:
         allowed_hosts: Names by which clients may address it, beside those of this machine. `*` allows all.
         url: Address in links, where it differs from `http://host:port`.
         lost_after_s: Seconds without heartbeat after which a run is lost.
+        patience_s: Seconds in which a client must send the head of a request, or a further KiB of its body.
     """
 
     host: str = "127.0.0.1"
@@ -47,11 +49,16 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     url: str = ""
     lost_after_s: float = 60.0
+    patience_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseSettings:
-    """Address of the database: `sqlite:///FILE` or `postgresql://USER@HOST/NAME`."""
+    """Address of the database.
+
+    Attributes:
+        url: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
+    """
 
     url: str = field(default="", repr=False)
 
@@ -65,6 +72,9 @@ class StorageSettings:
         endpoint: URL of an S3 service other than AWS.
         bucket: Name of the bucket.
         prefix: Beginning of the keys in the bucket.
+        region: Region of the bucket, where boto3 does not find it by itself.
+        access_key: Credentials. Without them boto3 looks for its own, such as the role of a machine.
+        secret_key: Goes with the access key.
     """
 
     folder: str = ""
@@ -74,6 +84,20 @@ class StorageSettings:
     region: str = ""
     access_key: str = field(default="", repr=False)
     secret_key: str = field(default="", repr=False)
+
+    @property
+    def place(self) -> Path | Bucket:
+        """Where the bytes of artifacts are."""
+        if not self.bucket:
+            return Path(self.folder)
+        return Bucket(
+            name=self.bucket,
+            prefix=self.prefix,
+            endpoint=self.endpoint,
+            region=self.region,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +115,14 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings:
-    """Prometheus metrics, on a port of their own."""
+    """Prometheus metrics, on a port of their own.
+
+    Attributes:
+        enabled: Whether the port is open. It needs no token.
+        host: Address that it listens on.
+        port: Its number. With several workers each has its own: this one, the next one, and so on.
+        path: Path of the metrics.
+    """
 
     enabled: bool = False
     host: str = "127.0.0.1"
@@ -101,7 +132,12 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggingSettings:
-    """Log of the server. `format` is `json` or `text`."""
+    """Log of the server, on stderr.
+
+    Attributes:
+        level: `debug` logs each request. Others are `info`, `warning` and `error`.
+        format: `json` for one object a line, or `text`.
+    """
 
     level: str = "info"
     format: str = "json"
@@ -133,6 +169,8 @@ class Settings:
             raise UsageError("database.url=: empty; give sqlite:///FILE or postgresql://USER@HOST/NAME")
         if not (self.storage.folder or self.storage.bucket):
             raise UsageError("storage.folder=: empty; give a folder or a bucket")
+        if bool(self.storage.access_key) != bool(self.storage.secret_key):
+            raise UsageError("storage.secret_key=***: goes with storage.access_key; give both, or neither for a role")
 
     @property
     def url(self) -> str:

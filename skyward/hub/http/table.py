@@ -10,7 +10,7 @@ from ..model.access import Right
 from . import pages
 from .mlflow import table as mlflow
 from .openapi import describe
-from .reply import Bytes, Empty, HttpReply
+from .reply import Document, Empty, HttpReply
 from .routing import Call, Route
 from .v1 import table as v1
 
@@ -24,6 +24,6 @@ def _description() -> bytes:
     return msgspec.json.encode(describe(ROUTES))
 
 
-DESCRIPTION = Route("GET", "/v1/openapi.json", Empty, Bytes, Right.NONE, "server", openapi, "Describe this API.")
+DESCRIPTION = Route("GET", "/v1/openapi.json", Empty, Document, Right.NONE, "server", openapi, "Describe this API.")
 
 ROUTES: tuple[Route, ...] = (*v1.ROUTES, DESCRIPTION, *mlflow.ROUTES, *pages.ROUTES)

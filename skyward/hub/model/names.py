@@ -46,7 +46,7 @@ def _key_problem(key: str) -> str:
     if len(key) > KEY_LENGTH:
         return f"has {len(key)} characters; use at most {KEY_LENGTH}"
     if not _KEY.fullmatch(key):
-        return "may only contain letters, digits, underscores, dashes, periods, spaces, colons and slashes"
+        return "may only contain letters, digits, underscores, dashes, periods, spaces, colons and slashes; rename it"
     if posixpath.normpath(key) != key or key == "." or key.startswith(("..", "/")):
         return "must be a plain relative path, such as train/loss; drop empty parts, `.` and `..`"
     return ""

@@ -98,6 +98,29 @@ EXPERIMENTS = Grammar(
     },
     texts={"name": "name", "experiment_id": "experiment_id"},
 )
+REGISTERED_MODELS = Grammar(numbers={}, texts={"name": "name"}, lists=("name",))
+REGISTERED_MODEL_ORDERS = Grammar(
+    numbers={"timestamp": "updated", "last_updated_timestamp": "updated"}, texts={"name": "name"}, entities=()
+)
+MODEL_VERSIONS = Grammar(
+    numbers={"version_number": "version"},
+    texts={"name": "name", "run_id": "run_id", "source_path": "source"},
+    lists=("name", "run_id"),
+)
+MODEL_VERSION_ORDERS = Grammar(
+    numbers={"version_number": "version", "creation_timestamp": "created", "last_updated_timestamp": "updated"},
+    texts={"name": "name"},
+    entities=(),
+)
+_CREATED = ("creation_timestamp_ms", "creation_timestamp", "creation_time")
+_UPDATED = ("last_updated_timestamp_ms", "last_updated_timestamp", "last_updated_time")
+_OF_LOGGED_MODELS = ("name", "model_id", "model_type", "source_run_id", "experiment_id", "status", "artifact_location")
+LOGGED_MODELS = Grammar(
+    numbers={**dict.fromkeys(_CREATED, "created"), **dict.fromkeys(_UPDATED, "updated")},
+    texts={name: name for name in _OF_LOGGED_MODELS},
+    lists=_OF_LOGGED_MODELS,
+    entities=(Entity.METRIC, Entity.PARAM, Entity.TAG),
+)
 
 _SPELLINGS = {
     "metric": Entity.METRIC,
@@ -265,7 +288,11 @@ def _tokens(text: str, field: str = "filter") -> list[tuple[str, str]]:
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None or match.lastgroup is None:
-            raise _wrong(text, f"Invalid clause(s) in {field} string near {text[position : position + 40]!r}", field)
+            raise _wrong(
+                text,
+                f"Invalid clause(s) in {field} string near {text[position : position + 40]!r}; mend it there",
+                field,
+            )
         tokens.append((match.lastgroup, match.group(match.lastgroup)))
         position = match.end()
     return tokens

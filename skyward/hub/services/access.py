@@ -259,14 +259,19 @@ def _sign_in(tx: Transaction, code: str) -> PageSession:
     try:
         row = checked_token(tx, frozenset({"code"}), code, tx.now)
     except Refusal:
-        raise Refusal(
-            Reason.UNAUTHENTICATED,
-            "code: wrong, used or too old; get a new link from `skyward hub up` or `skyward hub user link`",
-            field="code",
-        ) from None
-    identities.delete_token(tx, row.id)
+        raise _wrong_code() from None
+    if not identities.delete_token(tx, row.id):  # another server has taken it meanwhile
+        raise _wrong_code()
     secret = _issue(tx, row.account, kind="session", name="browser", lifetime_ms=SESSION_MS)
     return PageSession(secret, row.user, tx.now + SESSION_MS)
+
+
+def _wrong_code() -> Refusal:
+    return Refusal(
+        Reason.UNAUTHENTICATED,
+        "code: wrong, used or too old; get a new link from `skyward hub up` or `skyward hub user link`",
+        field="code",
+    )
 
 
 def _sign_out(tx: Transaction, number: str, sha256: str) -> None:

@@ -12,7 +12,10 @@ from ..model.runs import Artifact
 from ..store import artifacts
 from ..store.blobs import PIECE, Blobs, NewBlob
 from ..store.transaction import ReadSnapshot, Transaction
-from .calls import Service, need_active_run, need_run
+from .calls import Service, need_active_run, need_logged_model, need_run
+
+MODELS = "models/"
+"""Beginning of the owner of artifacts that belong to a logged model. No run has a slash in its id."""
 
 
 class Artifacts(Service):
@@ -25,14 +28,14 @@ class Artifacts(Service):
 
         Args:
             actor: Who asks.
-            run_id: A run that is not in the bin.
+            run_id: A run that is not in the bin, or `models/` and the id of a logged model.
             key: Relative path with forward slashes.
             stream: Its bytes.
             size: Their number, where it is known. Another number is refused.
         """
         actor.require(Right.WRITE)
         check_artifact_key(key)
-        await self.database.read(need_active_run, actor, run_id)
+        await self.database.read(_need_active_owner, actor, run_id)
         sha256, length = await self._receive(stream, None, size)
         return await self.database.write(self._put, actor, run_id, Artifact(key, length, sha256))
 
@@ -99,23 +102,40 @@ class Artifacts(Service):
         need_active_run(snapshot, actor, run_id)
 
     def _put(self, tx: Transaction, actor: Actor, run_id: str, artifact: Artifact) -> Artifact:
-        row = need_active_run(tx, actor, run_id)
+        owner = _need_active_owner(tx, actor, run_id)
         artifacts.add_blob(tx, actor.project, artifact.sha256, artifact.size)
-        artifacts.set_artifact(tx, row.pk, artifact)
+        artifacts.set_artifact(tx, owner, artifact)
         detail = {"key": artifact.key, "sha256": artifact.sha256, "size": artifact.size}
-        self.on_change(tx, actor, "artifact.put", f"run/{run_id}", detail)
+        self.on_change(tx, actor, "artifact.put", _resource(run_id), detail)
         return artifact
 
     def _read_artifact(self, tx: Transaction, actor: Actor, run_id: str, key: str) -> Artifact:
         artifact = _need_artifact(tx, actor, run_id, key)
-        self.on_change(tx, actor, "artifact.read", f"run/{run_id}", {"key": key, "sha256": artifact.sha256})
+        self.on_change(tx, actor, "artifact.read", _resource(run_id), {"key": key, "sha256": artifact.sha256})
         return artifact
 
     def _delete_artifact(self, tx: Transaction, actor: Actor, run_id: str, key: str) -> None:
-        row = need_active_run(tx, actor, run_id)
-        if not artifacts.delete_artifacts(tx, row.pk, key):
+        owner = _need_active_owner(tx, actor, run_id)
+        if not artifacts.delete_artifacts(tx, owner, key):
             raise _no_artifact(key)
-        self.on_change(tx, actor, "artifact.delete", f"run/{run_id}", {"key": key})
+        self.on_change(tx, actor, "artifact.delete", _resource(run_id), {"key": key})
+
+
+def _need_owner(snapshot: ReadSnapshot, actor: Actor, owner: str) -> int:
+    """Return the number under which artifacts of a run, or of a logged model, are kept."""
+    if owner.startswith(MODELS):
+        return -need_logged_model(snapshot, actor, owner.removeprefix(MODELS)).pk
+    return need_run(snapshot, actor, owner).pk
+
+
+def _need_active_owner(snapshot: ReadSnapshot, actor: Actor, owner: str) -> int:
+    if owner.startswith(MODELS):
+        return _need_owner(snapshot, actor, owner)
+    return need_active_run(snapshot, actor, owner).pk
+
+
+def _resource(owner: str) -> str:
+    return f"logged_model/{owner.removeprefix(MODELS)}" if owner.startswith(MODELS) else f"run/{owner}"
 
 
 async def _write_all(writer: NewBlob, stream: AsyncIterable[bytes]) -> None:
@@ -137,11 +157,11 @@ def _keep_blob(tx: Transaction, project: int, sha256: str, size: int) -> None:
 
 
 def _list(snapshot: ReadSnapshot, actor: Actor, run_id: str, prefix: str) -> list[Artifact]:
-    return artifacts.list_artifacts(snapshot, need_run(snapshot, actor, run_id).pk, prefix.rstrip("/"))
+    return artifacts.list_artifacts(snapshot, _need_owner(snapshot, actor, run_id), prefix.rstrip("/"))
 
 
 def _need_artifact(snapshot: ReadSnapshot, actor: Actor, run_id: str, key: str) -> Artifact:
-    artifact = artifacts.find_artifact(snapshot, need_run(snapshot, actor, run_id).pk, key)
+    artifact = artifacts.find_artifact(snapshot, _need_owner(snapshot, actor, run_id), key)
     if artifact is None:
         raise _no_artifact(key)
     return artifact

@@ -58,10 +58,5 @@ class Audit:
 
 
 def _first_break(snapshot: ReadSnapshot) -> Break | None:
-    previous = journal.FIRST_HASH
-    for row in journal.audit_rows(snapshot):
-        values = (row.organization, row.project, row.at, row.actor, row.token, row.action, row.resource, row.detail)
-        if journal.chained(previous, values) != row.hash:
-            return Break(row.id)
-        previous = row.hash
-    return None
+    number = journal.first_break(snapshot)
+    return None if number is None else Break(number)

@@ -32,6 +32,8 @@ from .runs import choose_name
 
 ACTIONS = ("save", "stop", "abort")
 LOST_AFTER_MS = 60_000
+WRONG_FORM = (TypeError, ValueError, AttributeError, IndexError, OverflowError)
+"""Exceptions of code that meets a record of another form than the client's."""
 PARENT_TAG = "mlflow.parentRunId"
 USER_TAG = "mlflow.user"
 
@@ -97,7 +99,10 @@ class Batches(Metrics):
     def _accept(self, tx: Transaction, actor: Actor, run_id: str, batch: Batch) -> BatchAnswer:
         row = runs.find_run(tx, actor.project, run_id)
         if row is None:
-            row = self._first_row(tx, actor, run_id, batch)
+            try:
+                row = self._first_row(tx, actor, run_id, batch)
+            except WRONG_FORM as error:
+                raise Refusal(Reason.INVALID, "record='run': has the wrong form; update the client") from error
             if row is None:
                 return BatchAnswer(0, RunState.QUEUED)
         row = need_active_run(tx, actor, run_id)
@@ -138,7 +143,7 @@ class Batches(Metrics):
             state=RunState.RUNNING,
             lifecycle=Lifecycle.ACTIVE,
             user=actor.user,
-            started_at=int(facts.get("started_at") or tx.now),
+            started_at=_int64(facts.get("started_at") or tx.now),
             ended_at=None,
             artifact_uri="",
             heartbeat_at=tx.now,
@@ -198,13 +203,11 @@ class _Application:
             raise Refusal(Reason.INVALID, f"record={str(kind)[:40]!r}: is of no known kind; update the hub")
         try:
             apply(*record[1:])
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        except WRONG_FORM as error:
             raise Refusal(Reason.INVALID, f"record={kind!r}: has the wrong form; update the client") from error
 
     def _add_points(self, step: int, timestamp: int, values: Mapping[str, Any]) -> None:
-        step, timestamp = int(step), int(timestamp)
-        if not (-(2**63) <= step < 2**63 and -(2**63) <= timestamp < 2**63):
-            raise ValueError("step: exceeds 64 bits; use a smaller one")
+        step, timestamp = _int64(step), _int64(timestamp)
         numbers = {key: float(value) for key, value in values.items()}
         for key in numbers:
             check_key("metrics.key", key)
@@ -218,10 +221,12 @@ class _Application:
         self._service.apply_tags(self._tx, self._actor, self._row, cut_values("tags", _texts(tags), TAG_LENGTH))
 
     def _delete_tag(self, key: str) -> None:
+        check_key("tags.key", key)
         runs.change_tags(self._tx, self._actor.project, self._row.pk, {}, [key])
 
     def _add_artifact(self, key: str, size: int, sha256: str) -> None:
         check_artifact_key(key)
+        size, sha256 = _int64(size), _text("sha256", sha256)
         if not artifacts.has_blob(self._tx, self._actor.project, sha256, size):
             raise Refusal(Reason.INVALID, f"sha256={sha256[:80]!r}: its bytes were never uploaded; upload them first")
         artifacts.set_artifact(self._tx, self._row.pk, Artifact(key, size, sha256))
@@ -229,14 +234,15 @@ class _Application:
         self._service.on_change(self._tx, self._actor, "artifact.put", f"run/{self._row.id}", detail)
 
     def _cut(self, step: int) -> None:
+        step = _int64(step)
         self._flush()
         points.flush_points(self._tx)
-        cut_points(self._tx, self._row.pk, int(step))
+        cut_points(self._tx, self._row.pk, step)
         self._service.on_change(self._tx, self._actor, "run.cut", f"run/{self._row.id}", {"step": step})
 
     def _set_state(self, state: str, timestamp: int, error: str | None = None) -> None:
         value = RunState(state)
-        changes: dict[str, object] = {"state": value.value, "ended_at": int(timestamp) if value.is_final else None}
+        changes: dict[str, object] = {"state": value.value, "ended_at": _int64(timestamp) if value.is_final else None}
         changes["error"] = None if error is None else check_text("error", str(error)[:TAG_LENGTH])
         runs.change_run(self._tx, self._row.pk, **changes)
         self._service.on_change(self._tx, self._actor, "run.update", f"run/{self._row.id}", changes)
@@ -245,10 +251,10 @@ class _Application:
 
     def _acknowledge(self, number: int, result: object = None) -> None:
         text = None if result is None else check_text("result", str(result)[:TAG_LENGTH])
-        artifacts.acknowledge_command(self._tx, self._row.pk, int(number), text)
+        artifacts.acknowledge_command(self._tx, self._row.pk, _int64(number), text)
 
     def _add_inputs(self, inputs: list[Mapping[str, Any]]) -> None:
-        runs.add_inputs(self._tx, self._row.pk, [DatasetInput(**item) for item in inputs], [])
+        runs.add_inputs(self._tx, self._row.pk, [_dataset(**item) for item in inputs], [])
 
     def _flush(self) -> None:
         columns, self._columns = self._columns, PointColumns()
@@ -259,6 +265,40 @@ def _mapping(value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise Refusal(Reason.INVALID, "record='run': has the wrong form; update the client")
     return value
+
+
+def _int64(value: Any) -> int:
+    """Convert a number to an integer that a database can hold, or raise as `int` does."""
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError("number: exceeds 64 bits; use a smaller one")
+    return number
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{field}={value!r}: must be a text; mend the client")
+    return check_text(field, value)
+
+
+def _dataset(
+    name: str,
+    digest: str,
+    source_type: str,
+    source: str,
+    schema: str | None = None,
+    profile: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+) -> DatasetInput:
+    return DatasetInput(
+        name=_text("name", name),
+        digest=_text("digest", digest),
+        source_type=_text("source_type", source_type),
+        source=_text("source", source),
+        schema=None if schema is None else _text("schema", schema),
+        profile=None if profile is None else _text("profile", profile),
+        tags={check_text("tags", key): check_text("tags", value) for key, value in _texts(tags or {}).items()},
+    )
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

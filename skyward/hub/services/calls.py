@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 
 from ..model.access import Actor, Right
 from ..model.refusal import Reason, Refusal
+from ..model.registry import LoggedModel
 from ..model.runs import Experiment, Lifecycle
 from ..store.blobs import Blobs
 from ..store.database import Database, milliseconds
 from ..store.experiments import find_experiment
+from ..store.logged_models import find_logged_model
 from ..store.runs import RunRow, find_run
 from ..store.transaction import ReadSnapshot, Transaction
 
@@ -113,6 +115,17 @@ def need_active_run(snapshot: ReadSnapshot, actor: Actor, run_id: str) -> RunRow
             field="run_id",
         )
     return row
+
+
+def need_logged_model(
+    snapshot: ReadSnapshot, actor: Actor, model_id: str, *, allow_deleted: bool = False
+) -> LoggedModel:
+    """Find a logged model of the actor's project, and for a run's token only one that this run made."""
+    model = find_logged_model(snapshot, actor.project, model_id)
+    is_hidden = model is None or actor.run not in (None, model.run_id)
+    if model is None or is_hidden or (model.lifecycle is Lifecycle.DELETED and not allow_deleted):
+        raise Refusal(Reason.MISSING, f"Logged model with ID '{model_id[:80]}' not found.", field="model_id")
+    return model
 
 
 def require_delete(actor: Actor, owner: str) -> None:

@@ -16,6 +16,8 @@ from .calls import (
     experiment_number,
     need_active_experiment,
     need_experiment,
+    need_run,
+    no_experiment,
     require_delete,
     require_no_run_token,
 )
@@ -47,7 +49,7 @@ class Experiments(Service):
     async def experiment(self, actor: Actor, experiment_id: str) -> Experiment:
         """Return an experiment, also one in the bin."""
         actor.require(Right.READ)
-        return await self.database.read(need_experiment, actor, experiment_id)
+        return await self.database.read(_readable, actor, experiment_id)
 
     async def experiment_named(self, actor: Actor, name: str) -> Experiment:
         """Return the experiment of this name, also one in the bin."""
@@ -145,6 +147,14 @@ def _named(snapshot: ReadSnapshot, actor: Actor, name: str) -> Experiment:
             f"name={name[:80]!r}: Could not find experiment with name '{name[:80]}'; list the project's experiments",
             field="name",
         )
+    return _readable(snapshot, actor, experiment.id)
+
+
+def _readable(snapshot: ReadSnapshot, actor: Actor, experiment_id: str) -> Experiment:
+    """Find an experiment of the actor's project. The token of a run reads only that run's."""
+    experiment = need_experiment(snapshot, actor, experiment_id)
+    if actor.run is not None and need_run(snapshot, actor, actor.run).experiment != int(experiment.id):
+        raise no_experiment(experiment_id)
     return experiment
 
 

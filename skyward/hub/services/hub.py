@@ -8,16 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..model.access import Actor
+from ...errors import MissingDependency, UsageError
+from ..model.access import Actor, Right, Role
+from ..model.status import HubStatus
+from ..store import identities
+from ..store.census import count_everything
 from ..store.database import Database
 from ..store.folder_blobs import FolderBlobs
+from ..store.schema import ORGANIZATION
 from . import audit, outbox
 from .access import Access
 from .live import Live, LiveTracking
 from .people import People
+from .pools import Pools
+from .registry import Registry
 
 if TYPE_CHECKING:
-    from ..store.blobs import Blobs
+    from ..store.blobs import Blobs, Bucket
     from ..store.transaction import Transaction
 
 logger = logging.getLogger(__name__)
@@ -48,29 +55,40 @@ class Hub:
         lost_after_s: float = 60.0,
     ) -> None:
         self.database = database
+        self._blobs = blobs
         self.with_auth = with_auth
         self.owner = owner
         self.live = Live(database)
         self.tracking = LiveTracking(database, blobs, on_change=record_change, live=self.live)
+        self.pools = Pools(database, on_change=record_change)
+        self.registry = Registry(database, blobs, on_change=record_change)
         self.access = Access(database)
         self.people = People(database, self.access)
         self.audit = audit.Audit(database)
         self._lost_after_ms = int(lost_after_s * 1000)
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Make the first user, and begin the work that no request asks for."""
         await self.people.prepare(self.owner)
-        self._sweeper = asyncio.create_task(self._sweep(), name="skyward-hub-sweeper")
+        self._tasks = [
+            asyncio.create_task(self._sweep(), name="skyward-hub-sweeper"),
+            asyncio.create_task(self.live.follow(), name="skyward-hub-follower"),
+        ]
 
     async def close(self) -> None:
         """Commit what was accepted and close the database. Calling it again does nothing."""
         self.live.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-            self._sweeper = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         await asyncio.to_thread(self.database.close)
+
+    async def status(self, actor: Actor) -> HubStatus:
+        """Count all that the hub keeps. Only owners may: it spans projects."""
+        actor.require(Right.OWN)
+        return await self.database.read(count_everything)
 
     async def _sweep(self) -> None:
         rounds = 0
@@ -81,6 +99,8 @@ class Hub:
                 await self.tracking.mark_lost(self.database.clock(), self._lost_after_ms)
                 if rounds % int(CLEAN_UP_S / SWEEP_S) == 0:
                     await self.access.clean_up()
+                    if self._blobs is not None:
+                        await asyncio.to_thread(self._blobs.clean_up)
             except Exception:
                 # A database that is away for a while must not end the sweeper for good.
                 logger.exception("sweep failed; the next one is due in %g s", SWEEP_S)
@@ -93,11 +113,59 @@ def record_change(tx: Transaction, actor: Actor, action: str, resource: str, det
 
 
 def open_hub(
-    database_url: str, folder: Path, *, owner: str = "owner", with_auth: bool = True, lost_after_s: float = 60.0
+    database_url: str,
+    place: Path | Bucket,
+    *,
+    owner: str = "owner",
+    with_auth: bool = True,
+    lost_after_s: float = 60.0,
 ) -> Hub:
-    """Open a hub whose artifacts are in a folder.
+    """Open a hub.
+
+    Args:
+        database_url: `sqlite:///FILE` or `postgresql://USER@HOST/NAME`.
+        place: Where the bytes of artifacts are.
+        owner: Name of the first user.
+        with_auth: Whether requests need a token.
+        lost_after_s: Seconds without heartbeat after which a run is lost.
 
     Raises:
-        UsageError: The database cannot be used.
+        UsageError: The database or the place cannot be used.
     """
-    return Hub(Database(database_url), FolderBlobs(folder), owner=owner, with_auth=with_auth, lost_after_s=lost_after_s)
+    blobs = open_blobs(place)
+    return Hub(Database(database_url), blobs, owner=owner, with_auth=with_auth, lost_after_s=lost_after_s)
+
+
+def owner_of(database: Database, name: str, project: str) -> Actor:
+    """Return the owner as an actor in a project, for commands without a server. An empty hub gets its owner.
+
+    Raises:
+        UsageError: There is no such project.
+    """
+    number = database.read_and_wait(identities.project_named, ORGANIZATION, project)
+    if number is None:
+        raise UsageError(f"project={project!r}: not found; see `skyward hub project list`")
+    database.write_and_wait(_add_owner, name)
+    return Actor(user=name, organization=ORGANIZATION, project=number, role=Role.OWNER)
+
+
+def _add_owner(tx: Transaction, name: str) -> None:
+    if identities.find_account(tx, ORGANIZATION, name) is None:
+        identities.add_account(tx, ORGANIZATION, name, "person", True)
+
+
+def open_blobs(place: Path | Bucket) -> Blobs:
+    """Open the place where the bytes of artifacts are: a folder or a bucket.
+
+    Raises:
+        UsageError: The place cannot be used.
+    """
+    if isinstance(place, Path):
+        return FolderBlobs(place)
+    try:
+        from ..store.s3_blobs import S3Blobs
+    except ImportError as error:
+        raise MissingDependency(
+            f"storage.bucket={place.name!r}: needs {error.name}; pip install 'skyward[hub-s3]'", name=error.name
+        ) from None
+    return S3Blobs(place)

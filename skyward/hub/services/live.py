@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 from collections.abc import AsyncGenerator
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.access import Actor, Right
 from ..model.points import PointColumns
+from ..model.refusal import Refusal
 from ..store import journal
+from ..store.arrivals import Arrivals
 from .calls import need_experiment, need_run
 from .tracking import Tracking
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.runs import RunRow
     from ..store.transaction import Transaction
+
+_log = logging.getLogger(__name__)
 
 PERIOD_S = 0.25
 """Seconds between two deliveries of points, and between two looks into the outbox."""
@@ -80,10 +85,42 @@ class Live:
         self._watchers: tuple[EventWatcher, ...] = ()
         self._lock = threading.Lock()
         self._closing = asyncio.Event()
+        # With PostgreSQL the points of every server are read from the database; one path is enough for all of them.
+        self._arrivals = Arrivals() if database.is_postgresql else None
+        self._reading = asyncio.Lock()
 
     @property
-    def is_watched(self) -> bool:
-        return bool(self._watchers)
+    def takes_points(self) -> bool:
+        """True where points must be published here, because nobody reads them from the database."""
+        return self._arrivals is None and bool(self._watchers)
+
+    async def follow(self) -> None:
+        """Read the points that any server commits, while somebody watches, until the hub closes."""
+        if self._arrivals is None:
+            return
+        while not await self._is_over():
+            async with self._reading:
+                if not self._watchers:
+                    self._arrivals.reset()
+                    continue
+                try:
+                    arrivals = await self._database.read(self._arrivals.read, self._is_wanted)
+                except Refusal as refusal:
+                    _log.warning("Live points wait: %s", refusal.message)
+                    continue
+            for arrival in arrivals:
+                self.publish(arrival.project, arrival.experiment, arrival.run, arrival.columns)
+
+    def _is_wanted(self, project: int, experiment: int, run: str) -> bool:
+        return any(watcher.wants(project, experiment, run) for watcher in self._watchers)
+
+    async def _is_over(self) -> bool:
+        """Wait for one period, or for the end."""
+        try:
+            await asyncio.wait_for(self._closing.wait(), PERIOD_S)
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """End all streams, so that a server can stop."""
@@ -110,6 +147,7 @@ class Live:
             Refusal: The run or experiment is not in the actor's project.
         """
         actor.require(Right.READ)
+        run = run or actor.run  # the token of a run follows that run alone
         if run is not None:
             await self._database.read(need_run, actor, run)
         if experiment is not None:
@@ -119,9 +157,13 @@ class Live:
         with self._lock:
             self._watchers = (*self._watchers, watcher)
         try:
+            if self._arrivals is not None:
+                async with self._reading:
+                    await self._database.read(self._arrivals.begin)
             yield None  # the answer's headers go out at once
             quiet_s = 0.0
-            while not self._closing.is_set():
+            is_over = self._closing.is_set()
+            while not is_over:
                 notices, seen = await self._events(actor, seen, run)
                 notices += [Notice(None, "points", shown(name, columns)) for name, columns in watcher.take().items()]
                 for notice in notices:
@@ -130,10 +172,7 @@ class Live:
                 if quiet_s >= 15.0:
                     quiet_s = 0.0
                     yield None
-                try:
-                    await asyncio.wait_for(self._closing.wait(), PERIOD_S)
-                except TimeoutError:
-                    continue
+                is_over = await self._is_over()
         finally:
             with self._lock:
                 self._watchers = tuple(other for other in self._watchers if other is not watcher)
@@ -178,5 +217,5 @@ class LiveTracking(Tracking):
     def apply_points(self, tx: Transaction, actor: Actor, row: RunRow, columns: PointColumns) -> None:
         """Log points within a transaction, and show them once it is committed."""
         super().apply_points(tx, actor, row, columns)
-        if self._live.is_watched and len(columns):
+        if self._live.takes_points and len(columns):
             tx.after_commit(partial(self._live.publish, actor.project, row.experiment, row.id, columns))

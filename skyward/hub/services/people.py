@@ -10,7 +10,7 @@ from ..model.access import Actor, Right, Role
 from ..model.refusal import Reason, Refusal
 from ..model.tokens import NewToken, new_token
 from ..store import identities
-from ..store.identities import AccountRow
+from ..store.identities import AccountRow, TokenRow
 from . import audit
 from .access import Access, existing_account, make_code, unknown_project
 
@@ -181,8 +181,17 @@ def no_run_token(actor: Actor) -> None:
 
 
 def _projects(snapshot: ReadSnapshot, actor: Actor) -> list[Project]:
-    account = None if actor.role is Role.OWNER else existing_account(snapshot, actor.user).id
-    return [Project(*row) for row in identities.projects(snapshot, actor.organization, account)]
+    own = _token_of(snapshot, actor)
+    only = None if own is None else own.project
+    sees_all = actor.role is Role.OWNER or only is not None
+    account = None if sees_all else existing_account(snapshot, actor.user).id
+    found = [Project(*row) for row in identities.projects(snapshot, actor.organization, account)]
+    return [project for project in found if only in (None, project.id)]
+
+
+def _token_of(snapshot: ReadSnapshot, actor: Actor) -> TokenRow | None:
+    """Return the token that the actor came with, if it was one."""
+    return None if actor.token is None else identities.find_token(snapshot, actor.token)
 
 
 def _create_project(tx: Transaction, actor: Actor, name: str) -> Project:
@@ -263,6 +272,7 @@ def _disable_user(tx: Transaction, actor: Actor, name: str) -> None:
 
 
 def _tokens(snapshot: ReadSnapshot, actor: Actor, everybody: bool) -> list[Token]:
+    no_run_token(actor)
     account = None if everybody else existing_account(snapshot, actor.user).id
     return [_token(*row) for row in identities.tokens(snapshot, actor.organization, account)]
 
@@ -298,9 +308,11 @@ def _create_token(
         actor.require(Right.OWN)
     account = existing_account(tx, user or actor.user)
     number = None
-    own = identities.find_token(tx, actor.token) if actor.token is not None else None
+    own = _token_of(tx, actor)
     if own is not None and own.project is not None and project is None:
         number = own.project  # the token of one project makes no token for others
+    if own is not None and own.kind == "token" and own.expires_at is not None:
+        expires_at = own.expires_at if expires_at is None else min(own.expires_at, expires_at)
     if project is not None:
         number = identities.project_named(tx, actor.organization, project)
         is_member = number is not None and (account.is_owner or identities.role_in(tx, number, account.id) is not None)

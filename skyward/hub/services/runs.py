@@ -172,7 +172,7 @@ class Runs(Service):
             changes["name"] = name
             runs.change_tags(tx, actor.project, row.pk, {NAME_TAG: name})
         if error is not None:
-            changes["error"] = error[:TAG_LENGTH]
+            changes["error"] = check_text("error", error[:TAG_LENGTH])
         if changes:
             runs.change_run(tx, row.pk, **changes)
             self.on_change(tx, actor, "run.update", f"run/{run_id}", changes)

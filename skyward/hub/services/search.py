@@ -55,13 +55,13 @@ class Searches(Service):
         """
         actor.require(Right.READ)
         require_no_run_token(actor)
-        comparisons, orders = parse_filter(filter, EXPERIMENTS), parse_order(_few(order_by), EXPERIMENTS)
-        offset = _offset(page_token)
+        comparisons, orders = parse_filter(filter, EXPERIMENTS), parse_order(few_orders(order_by), EXPERIMENTS)
+        offset = offset_in(page_token)
         lifecycle = View(view).lifecycle
         found = await self.database.read(
-            search.search_experiments, actor.project, comparisons, orders, lifecycle, _legal(limit) + 1, offset
+            search.search_experiments, actor.project, comparisons, orders, lifecycle, legal_limit(limit) + 1, offset
         )
-        return _page(found, limit, offset)
+        return page_from(found, limit, offset)
 
     async def search_runs(
         self,
@@ -86,23 +86,23 @@ class Searches(Service):
         """
         actor.require(Right.READ)
         require_no_run_token(actor)
-        comparisons, orders = parse_filter(filter, RUNS), parse_order(_few(order_by), RUNS)
+        comparisons, orders = parse_filter(filter, RUNS), parse_order(few_orders(order_by), RUNS)
         numbers = None if experiment_ids is None else sorted({experiment_number(number) for number in experiment_ids})
-        offset = _offset(page_token)
+        offset = offset_in(page_token)
         lifecycle = View(view).lifecycle
         found = await self.database.read(
-            search.search_runs, actor.project, numbers, comparisons, orders, lifecycle, _legal(limit) + 1, offset
+            search.search_runs, actor.project, numbers, comparisons, orders, lifecycle, legal_limit(limit) + 1, offset
         )
-        return _page(found, limit, offset)
+        return page_from(found, limit, offset)
 
 
-def _few(order_by: Sequence[str]) -> Sequence[str]:
+def few_orders(order_by: Sequence[str]) -> Sequence[str]:
     if len(order_by) > ORDERS:
         raise Refusal(Reason.INVALID, f"order_by: has {len(order_by)} keys; use at most {ORDERS}", field="order_by")
     return order_by
 
 
-def _legal(limit: int) -> int:
+def legal_limit(limit: int) -> int:
     if not 1 <= limit <= LONGEST_PAGE:
         raise Refusal(
             Reason.INVALID, f"limit={limit}: must be between 1 and {LONGEST_PAGE}; choose one of these", field="limit"
@@ -110,7 +110,7 @@ def _legal(limit: int) -> int:
     return limit
 
 
-def _offset(page_token: str | None) -> int:
+def offset_in(page_token: str | None) -> int:
     if not page_token:
         return 0
     (offset,) = decode_token(page_token, (int,))
@@ -119,7 +119,7 @@ def _offset(page_token: str | None) -> int:
     return int(offset)
 
 
-def _page(found: list[Any], limit: int, offset: int) -> Page[Any]:
+def page_from(found: list[Any], limit: int, offset: int) -> Page[Any]:
     if len(found) <= limit:
         return Page(found)
     return Page(found[:limit], encode_token([offset + limit]))

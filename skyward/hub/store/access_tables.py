@@ -1,6 +1,6 @@
 """Tables of people and their rights, of the audit, and of events.
 
-Its `metadata` has all tables of the hub, those of `tables.py` included.
+Those of the registry are in `registry_tables.py`.
 """
 
 from __future__ import annotations

@@ -56,8 +56,10 @@ def has_blob(snapshot: ReadSnapshot, project: int, sha256: str, size: int) -> bo
 
 
 def add_blob(tx: Transaction, project: int, sha256: str, size: int) -> None:
+    """Note that a project has these bytes. A known blob becomes young again, so that retention does not take it."""
     tx.execute(
-        "INSERT INTO blob (project, sha256, size, created_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        "INSERT INTO blob (project, sha256, size, created_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (project, sha256) DO UPDATE SET created_at = excluded.created_at",
         (project, sha256, size, tx.now),
     )
 
@@ -74,6 +76,8 @@ def set_last_accepted(tx: Transaction, run: int, client: str, last: int) -> None
 
 
 def add_command(tx: Transaction, run: int, action: str) -> Command:
+    """Add a command with the next number of its run. The run's row keeps other servers from taking the same one."""
+    tx.execute(f"SELECT pk FROM run WHERE pk = ?{tx.for_update}", (run,)).fetchone()
     row = tx.execute("SELECT coalesce(max(number), 0) + 1 FROM command WHERE run = ?", (run,)).fetchone()
     tx.execute(
         "INSERT INTO command (run, number, action, created_at) VALUES (?, ?, ?, ?)", (run, row[0], action, tx.now)

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..model.refusal import Reason, Refusal
 
 PIECE = 1 << 20
 """Bytes that are read at once."""
+UNFINISHED_S = 24 * 3600
+"""Seconds for which an upload may last. Several servers share a place, so a younger one may be of another server."""
+HASH = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A bucket of an object store that speaks S3's protocol.
+
+    Attributes:
+        name: Its name.
+        prefix: Beginning of the keys.
+        endpoint: URL of the service. Empty: AWS.
+        region: Its region. Empty: as boto3 finds it.
+        access_key: Empty: credentials as boto3 finds them, such as an instance's role.
+    """
+
+    name: str
+    prefix: str = ""
+    endpoint: str = ""
+    region: str = ""
+    access_key: str = field(default="", repr=False)
+    secret_key: str = field(default="", repr=False)
 
 
 class NewBlob(Protocol):
@@ -58,6 +83,10 @@ class Blobs(Protocol):
 
     def presigned(self, sha256: str) -> str | None:
         """Return a URL that gives the bytes for 15 minutes, or None where the hub must hand them out itself."""
+        ...
+
+    def clean_up(self) -> None:
+        """Remove uploads that broke off more than a day ago."""
         ...
 
 

@@ -62,6 +62,20 @@ def _classify_sqlite(error: sqlite3.Error) -> Failure:
     return Failure.UNAVAILABLE if code in away else Failure.OTHER
 
 
+def value_fault(error: Exception) -> Refusal | None:
+    """Return the refusal for a parameter that no database can hold. None: the error is another one.
+
+    Fields are checked before, with their names. This is for those that were forgotten: a permanent fault is the
+    client's, not the server's.
+    """
+    names = {base.__name__ for base in type(error).__mro__ if base.__module__ in {"sqlite3", "psycopg"}}
+    if isinstance(error, OverflowError | UnicodeEncodeError) or "DataError" in names:
+        return Refusal(
+            Reason.INVALID, "value: a number beyond 64 bits, or a text with characters that are no text; mend it"
+        )
+    return None
+
+
 def unavailable(error: BaseException) -> Refusal:
     """Make the refusal for a database that cannot be used now. It names no path and no SQL."""
     cause = driver_error(error)

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ..model.refusal import Reason, Refusal
-from .blobs import PIECE, check_content, missing_blob
-
-_SHA256 = re.compile("[0-9a-f]{64}")
+from .blobs import HASH, PIECE, UNFINISHED_S, check_content, missing_blob
 
 
 class FolderBlobs:
     """Blobs below a folder, each a file named by its SHA-256.
 
     Args:
-        folder: Is made where it is missing. Unfinished files of earlier processes are removed from it.
+        folder: Is made where it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unfinished = folder / "unfinished"
         self._unfinished.mkdir(parents=True, exist_ok=True)
-        for left in self._unfinished.iterdir():
-            left.unlink(missing_ok=True)
 
     def writer(self) -> FolderBlobWriter:
         return FolderBlobWriter(self, self._unfinished / uuid.uuid4().hex)
@@ -48,9 +45,16 @@ class FolderBlobs:
     def presigned(self, sha256: str) -> str | None:
         return None
 
+    def clean_up(self) -> None:
+        before = time.time() - UNFINISHED_S
+        for left in self._unfinished.iterdir():
+            with suppress(FileNotFoundError):  # another server was first
+                if left.stat().st_mtime < before:
+                    left.unlink()
+
     def path(self, sha256: str) -> Path:
         """Return the file of a blob. Only a hash ever becomes a path."""
-        if not _SHA256.fullmatch(sha256):
+        if not HASH.fullmatch(sha256):
             raise missing_blob(sha256)
         return self._folder / sha256[:2] / sha256[2:]
 

@@ -102,6 +102,17 @@ def audit_rows(snapshot: ReadSnapshot) -> Iterator[AuditRow]:
         yield AuditRow(*row)
 
 
+def first_break(snapshot: ReadSnapshot) -> int | None:
+    """Recompute the chain. Returns the id of the first entry whose hash does not fit, or None."""
+    previous = FIRST_HASH
+    for row in audit_rows(snapshot):
+        values = (row.organization, row.project, row.at, row.actor, row.token, row.action, row.resource, row.detail)
+        if chained(previous, values) != row.hash:
+            return row.id
+        previous = row.hash
+    return None
+
+
 def add_event(
     tx: Transaction, organization: int, project: int, kind: str, resource: str, body: Mapping[str, object]
 ) -> None:

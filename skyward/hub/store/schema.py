@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, inspect, text
 
 from ...errors import UsageError
-from . import access_tables
+from . import registry_tables
 
 HEAD = "0001"
 """Revision of the tables in this program. The newest file below `migrations/versions` has the same."""
@@ -68,7 +68,7 @@ def _check(revision: str, migrate: bool) -> None:
 
 def _create(connection: Connection, now: int) -> None:
     """Make all tables at once. The migrations would take ten times as long, and a test keeps both equal."""
-    access_tables.metadata.create_all(connection, checkfirst=False)
+    registry_tables.metadata.create_all(connection, checkfirst=False)
     connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
     connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
     add_first_rows(connection, now)

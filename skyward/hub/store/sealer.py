@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,9 @@ T = TypeVar("T")
 TAIL_POINTS = 8_192
 POINTS_OF_A_KEY = 256
 """A tail is sealed when it has this many points for each metric, or TAIL_POINTS if that is more."""
+
+END_S = 1.0
+"""Seconds between a run's end and its sealing: the live streams of other servers read its last points from the tail."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +40,8 @@ class Sealer:
         self._database = database
         self._points: dict[int, int] = {}
         self._keys: dict[int, set[int]] = {}
-        self._queue: queue.SimpleQueue[tuple[int, bool] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, float | None] | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="skyward-hub-sealer", daemon=True)
         self._thread.start()
 
@@ -53,14 +58,14 @@ class Sealer:
             if total >= max(TAIL_POINTS, POINTS_OF_A_KEY * len(known)):
                 total = 0
                 del self._keys[run]
-                self._queue.put((run, False))
+                self._queue.put((run, None))
             self._points[run] = total
 
     def finish(self, run: int) -> None:
         """Seal a run that has ended, and merge its chunks."""
         self._points.pop(run, None)
         self._keys.pop(run, None)
-        self._queue.put((run, True))
+        self._queue.put((run, time.monotonic() + END_S))
 
     def seal(self, run: int, *, merges: bool) -> bool:
         """Seal a run now, on the calling thread. Returns False where another sealer was first."""
@@ -78,6 +83,7 @@ class Sealer:
 
     def close(self) -> None:
         """End the thread after the run that it seals. The rest is sealed when the database is opened again."""
+        self._closing.set()
         self._queue.put(None)
         self._thread.join()
 
@@ -87,7 +93,10 @@ class Sealer:
             item = self._queue.get()
             if item is None:
                 return
-            self._seal_safely(item[0], merges=item[1])
+            run, due = item
+            if due is not None:
+                self._closing.wait(due - time.monotonic())
+            self._seal_safely(run, merges=due is not None)
 
     def _seal_safely(self, run: int | None, *, merges: bool) -> None:
         """Seal a run, or all with long tails of an earlier process. A failure costs space, never points."""

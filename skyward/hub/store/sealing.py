@@ -1,7 +1,7 @@
 """Sealing: points of a run's tail become sorted, compressed chunks, one for each metric.
 
 The expensive half runs on a reader's snapshot, so the writer only inserts and deletes. The rows that were read are then
-deleted by number, and the count must agree: a second sealer or a cut makes it differ, and the first one wins.
+deleted by number, and the numbers must agree: a second sealer or a cut makes them differ, and the first one wins.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Moved(Exception):
 class Sealed:
     """Chunks that are ready to replace a run's tail."""
 
+    tail: frozenset[int]
     last: int
-    rows: int
     chunks: Sequence[Row]
 
 
@@ -45,7 +45,9 @@ def prepare_seal(snapshot: ReadSnapshot, run: int) -> Sealed | None:
     rows = snapshot.execute("SELECT id, points, body FROM tail WHERE run = ? ORDER BY id", (run,)).fetchall()
     if not rows:
         return None
-    return Sealed(rows[-1][0], len(rows), _chunks_of([(points, body) for _, points, body in rows]))
+    return Sealed(
+        frozenset(row[0] for row in rows), rows[-1][0], _chunks_of([(points, body) for _, points, body in rows])
+    )
 
 
 def apply_seal(tx: Transaction, run: int, sealed: Sealed) -> None:
@@ -54,8 +56,9 @@ def apply_seal(tx: Transaction, run: int, sealed: Sealed) -> None:
     Raises:
         Moved: The tail is no longer what was read.
     """
-    deleted = tx.execute("DELETE FROM tail WHERE run = ? AND id <= ?", (run, sealed.last)).rowcount
-    if deleted != sealed.rows:
+    deleted = tx.execute("DELETE FROM tail WHERE run = ? AND id <= ? RETURNING id", (run, sealed.last)).fetchall()
+    # The numbers, not their count: another server may have cut one row, and a third committed one with a lower number.
+    if {row[0] for row in deleted} != sealed.tail:
         raise Moved
     _add_chunks(tx, run, sealed.chunks)
 

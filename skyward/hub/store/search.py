@@ -34,7 +34,7 @@ _EXPERIMENT_COLUMNS = {
 
 
 @dataclass
-class _Query:
+class Query:
     """SQL in the making. Values are parameters; only the names and numbers of this program are in the text."""
 
     snapshot: ReadSnapshot
@@ -43,6 +43,7 @@ class _Query:
     source: str = "run"
     joins: list[str] = field(default_factory=list)
     orders: list[str] = field(default_factory=list)
+    order_parameters: list[object] = field(default_factory=list)
 
     def where(self, condition: str, *values: object) -> None:
         self.conditions.append(condition)
@@ -73,7 +74,7 @@ class _Query:
             f"SELECT {columns} FROM {self.source} {' '.join(self.joins)} WHERE {' AND '.join(self.conditions)}"
             f" ORDER BY {', '.join(self.orders)} LIMIT ? OFFSET ?"
         )
-        return sql, [*self.parameters, limit, offset]
+        return sql, [*self.parameters, *self.order_parameters, limit, offset]
 
 
 def search_runs(
@@ -121,7 +122,7 @@ def search_experiments(
     offset: int,
 ) -> list[Experiment]:
     """Return a page of experiments. The arguments are those of `search_runs`."""
-    query = _Query(snapshot, source="experiment")
+    query = Query(snapshot, source="experiment")
     query.where("experiment.project = ?", project)
     if lifecycle is not None:
         query.where("experiment.lifecycle = ?", lifecycle.value)
@@ -145,8 +146,8 @@ def _runs_query(
     numbers: Sequence[int] | None,
     comparisons: Sequence[Comparison],
     lifecycle: Lifecycle | None,
-) -> _Query:
-    query = _Query(snapshot)
+) -> Query:
+    query = Query(snapshot)
     if numbers is None:
         query.where("run.experiment IN (SELECT id FROM experiment WHERE project = ?)", project)
     elif len(numbers) == 1:
@@ -161,7 +162,7 @@ def _runs_query(
     return query
 
 
-def _filter_runs(query: _Query, project: int, comparison: Comparison) -> None:
+def _filter_runs(query: Query, project: int, comparison: Comparison) -> None:
     entity, key, operator, value = comparison.entity, comparison.key, comparison.operator, comparison.value
     if entity is Entity.ATTRIBUTE:
         if key == "status":
@@ -184,7 +185,7 @@ def _filter_runs(query: _Query, project: int, comparison: Comparison) -> None:
         _filter_by_attribute(query, find_key(query.snapshot, project, key), comparison)
 
 
-def _filter_by_attribute(query: _Query, number: int | None, comparison: Comparison) -> None:
+def _filter_by_attribute(query: Query, number: int | None, comparison: Comparison) -> None:
     kind = PARAM if comparison.entity is Entity.PARAM else TAG
     rows = f"SELECT 1 FROM attribute WHERE attribute.run = run.pk AND kind = {kind} AND key = {number or 0}"
     if comparison.operator == "IS NULL":
@@ -204,7 +205,7 @@ def _filter_by_attribute(query: _Query, number: int | None, comparison: Comparis
         query.where(f"EXISTS ({rows} AND {condition})", *values)
 
 
-def _order_runs(query: _Query, project: int, orders: Sequence[Order], *, skips_missing: bool) -> bool:
+def _order_runs(query: Query, project: int, orders: Sequence[Order], *, skips_missing: bool) -> bool:
     """Add the order. Returns False where a metric to order by is unknown."""
     for position, order in enumerate(orders):
         direction = "DESC" if order.is_descending else "ASC"
@@ -257,7 +258,7 @@ def _has_status(state: RunState, operator: str, value: object) -> bool:
     return any(spelling in wanted for spelling in spellings) == (operator in {"=", "IN"})
 
 
-def _filter_experiments(query: _Query, comparison: Comparison) -> None:
+def _filter_experiments(query: Query, comparison: Comparison) -> None:
     if comparison.entity is Entity.ATTRIBUTE:
         column = _EXPERIMENT_COLUMNS[comparison.key]
         if comparison.key == "experiment_id":

@@ -239,6 +239,7 @@ model_link = Table(
 artifact = Table(
     "artifact",
     metadata,
+    # A logged model owns artifacts too: then this is its number with a minus. One table keeps blobs easy to count.
     Column("run", INTEGER, primary_key=True, autoincrement=False),
     Column("key", BYTEWISE, primary_key=True),
     Column("size", BigInteger, nullable=False),
@@ -256,4 +257,45 @@ blob = Table(
     Column("size", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Index("blob_by_sha256", "sha256"),
+)
+
+pool = Table(
+    "pool",
+    metadata,
+    identity("pk"),
+    Column("project", INTEGER, ForeignKey("project.id"), nullable=False),
+    Column("id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("nodes", BigInteger, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("ready_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("heard_at", BigInteger, nullable=False),  # last batch; an overdue pool is shown as lost
+    Column("reason", Text, nullable=False),
+    Column("price", Double, nullable=False),  # USD per hour, since `cost_at`
+    Column("spent", Double, nullable=False),  # USD until `cost_at`
+    Column("cost_at", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("lost", BigInteger, nullable=False),
+    Column("replaced", BigInteger, nullable=False),
+    Column("client", Text, nullable=False),  # the process that numbers the records
+    Column("last", BigInteger, nullable=False),  # number of its last accepted record
+    Index("pool_by_start", "project", "started_at", "pk"),
+    sqlite_autoincrement=True,
+)
+
+pool_event = Table(
+    "pool_event",
+    metadata,
+    Column("pool", INTEGER, ForeignKey("pool.pk"), primary_key=True, autoincrement=False),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),  # that of its record
+    Column("at", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("node", BigInteger),
+    Column("body", Text, nullable=False),  # JSON
+    Index("pool_event_by_kind", "pool", "kind", "number"),
 )

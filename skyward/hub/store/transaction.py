@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 
 from .engines import in_postgresql
+from .failures import value_fault
 
 if TYPE_CHECKING:
     from ..model.points import PointColumns
@@ -39,8 +40,14 @@ class ReadSnapshot:
         Args:
             sql: SQL that both databases understand, with `?` for each parameter. It has no literal `?` or `%`.
             parameters: Their values.
+
+        Raises:
+            Refusal: A value is none that a database can hold.
         """
-        return self._driver.execute(in_postgresql(sql) if self.is_postgresql else sql, parameters)
+        try:
+            return self._driver.execute(in_postgresql(sql) if self.is_postgresql else sql, parameters)
+        except Exception as error:
+            raise value_fault(error) or error from None
 
 
 class Transaction(ReadSnapshot):
@@ -80,7 +87,10 @@ class Transaction(ReadSnapshot):
         """Run one statement for each of `rows`."""
         self._mark()
         cursor = self._driver.cursor()
-        cursor.executemany(in_postgresql(sql) if self.is_postgresql else sql, rows)
+        try:
+            cursor.executemany(in_postgresql(sql) if self.is_postgresql else sql, rows)
+        except Exception as error:
+            raise value_fault(error) or error from None
 
     def execute_raw(self, sql: str, parameters: Sequence[object]) -> None:
         """Run one statement with the placeholders of the driver."""

@@ -6,11 +6,13 @@ import { loadSession } from "./core/session.js";
 import { AuditPage } from "./pages/audit.js";
 import { ComparePage } from "./pages/compare.js";
 import { ExperimentsPage } from "./pages/experiments.js";
+import { PoolPage, PoolsPage } from "./pages/pools.js";
 import { MembersPage, ProjectsPage } from "./pages/projects.js";
 import { RunPage } from "./pages/run.js";
 import { RunsPage } from "./pages/runs.js";
 import { SignInPage } from "./pages/sign_in.js";
 import { TokensPage } from "./pages/tokens.js";
+import { UsersPage } from "./pages/users.js";
 import { Shell } from "./parts/shell.js";
 import { Dialogs, Empty, Notices } from "./parts/widgets.js";
 
@@ -25,8 +27,10 @@ function pageFor(where) {
   if (room === "experiments") return html`<${RunsPage} key=${id} experiment=${id} />`;
   if (room === "runs") return id ? html`<${RunPage} key=${id} id=${id} />` : html`<${RunsPage} key="all" />`;
   if (room === "compare") return html`<${ComparePage} />`;
+  if (room === "pools") return id ? html`<${PoolPage} key=${id} id=${id} />` : html`<${PoolsPage} />`;
   if (room === "projects") return html`<${ProjectsPage} />`;
   if (room === "members") return html`<${MembersPage} />`;
+  if (room === "users") return html`<${UsersPage} />`;
   if (room === "tokens") return html`<${TokensPage} />`;
   if (room === "audit") return html`<${AuditPage} />`;
   return html`<${Missing} />`;

@@ -111,7 +111,8 @@ def _facts_of_model(model: Any, part: ModelPart | None) -> dict[str, Any]:
         sizes = [(parameter.numel(), bool(parameter.requires_grad)) for parameter in model.parameters()]
         total = sum(size for size, _ in sizes)
         trainable = sum(size for size, is_trained in sizes if is_trained)
-    elif callable(getattr(model, "count_params", None)):  # Keras
+    elif callable(getattr(model, "count_params", None)) and getattr(model, "built", True):
+        # A Keras model without an input shape has no weights before its first batch, and counting them raises.
         total, trainable = model.count_params(), _elements(model.trainable_weights)
     else:
         return facts

@@ -104,3 +104,12 @@ def test_calls_that_are_not_the_hubs_are_501_and_others_404(owner: httpx.Client)
     assert (foreign.status_code, foreign.json()["error_code"]) == (501, "NOT_IMPLEMENTED")
     unknown = owner.get("/api/2.0/mlflow/nothing")
     assert (unknown.status_code, unknown.json()["error_code"]) == (404, "ENDPOINT_NOT_FOUND")
+
+
+def test_model_is_recorded_whatever_the_tag_of_models_holds(owner: httpx.Client) -> None:
+    model = '{"artifact_path": "m", "flavors": {}, "utc_time_created": "now", "run_id": "r"}'
+    for junk in ("5", "[", "null", "[" + "1," * 3999):
+        run_id = make_run(owner)
+        tag = {"run_id": run_id, "key": "mlflow.log-model.history", "value": junk}
+        owner.post(f"{API}/runs/set-tag", json=tag).raise_for_status()
+        owner.post(f"{API}/runs/log-model", json={"run_id": run_id, "model_json": model}).raise_for_status()

@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from skyward.errors import UsageError
-from skyward.hub.store import access_tables, schema
+from skyward.hub.store import registry_tables, schema
 from skyward.hub.store.database import Database
 from skyward.hub.store.engines import database_url as parse
 from skyward.hub.store.engines import open_engine
@@ -46,7 +46,7 @@ def test_made_and_migrated_tables_are_those_that_the_program_declares(database_u
             command.upgrade(config, "head")
         differences = [
             difference
-            for difference in compare_metadata(MigrationContext.configure(connection), access_tables.metadata)
+            for difference in compare_metadata(MigrationContext.configure(connection), registry_tables.metadata)
             # Alembic reads no DESC from SQLite, and takes this index for another one.
             if getattr(difference[1], "name", None) != "run_by_start" or connection.dialect.name != "sqlite"
         ]

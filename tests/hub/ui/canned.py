@@ -252,6 +252,22 @@ class Answers:
         ]
         return JSONResponse({"audit": listed, "next_page_token": None})
 
+    async def pools(self, request: Request) -> Response:
+        return JSONResponse({"pools": [_pool()], "next_page_token": None})
+
+    async def pool(self, request: Request) -> Response:
+        nodes = [{"node": i, "state": "ready", "address": "10.0.0.1", "ready_at": STARTED, "losses": i} for i in (0, 1)]
+        call = {"task": 1, "name": "train", "node": 0, "rank": 0, "calls": 1, "started_at": STARTED + 1000}
+        calls = [
+            {**call, "ended_at": STARTED + 9000, "ok": True},
+            {**call, "task": 2, "node": 1, "rank": None, "ended_at": STARTED + 5000, "ok": False},
+        ]
+        machine = {"node": 0, "instance": "i-0a1b", "instance_type": "g5.xlarge", "price_usd_per_hour": 1.006}
+        machines = [{**machine, "is_spot": True, "launched_at": STARTED, "ended_at": None}]
+        events = [{"number": 1, "at": STARTED, "kind": "node.lost", "node": 1, "detail": {"reason": "preempted"}}]
+        history = {"nodes": nodes, "machines": machines, "calls": calls, "events": events}
+        return JSONResponse({"pool": _pool(), **history})
+
     async def session(self, request: Request) -> Response:
         if request.method == "POST" and (await request.json())["code"] != "right":
             return _problem(401, "code: not valid or used already", "Print a new one.", "code")
@@ -275,6 +291,14 @@ def _grouped(index: int, runs: int) -> int:
     """Order runs by their optimizer, as the store does when it is asked for groups."""
     share = (runs + 2) // 3
     return min(runs - 1, index % share * 3 + index // share)
+
+
+def _pool() -> Mapping[str, Any]:
+    facts = {"id": "p1", "name": "train", "provider": "AWS", "user": "ada", "state": "open", "nodes": 2}
+    times = {"started_at": STARTED, "ready_at": STARTED + 60_000, "ended_at": STARTED + 600_000}
+    sums = {"calls": 2, "failed": 1, "lost_nodes": 1, "replaced_nodes": 1}
+    money = {"price_usd_per_hour": 2.012, "spent_usd": 0.335}
+    return {**facts, **times, **sums, **money, "heard_at": STARTED, "reason": ""}
 
 
 def _experiment(number: str, name: str) -> Mapping[str, Any]:
@@ -304,6 +328,8 @@ def canned_app(canned: Canned) -> Starlette:
             Route(f"{run}/commands", answers.commands, methods=["GET", "POST"]),
             Route("/v1/tokens", answers.tokens, methods=["GET", "POST"]),
             Route("/v1/audit", answers.audit),
+            Route("/v1/pools", answers.pools),
+            Route("/v1/pools/{id}", answers.pool),
             Route("/v1/session", answers.session, methods=["POST", "DELETE"]),
             Route("/v1/events", answers.events),
             *(Route(path, answers.page) for path in PAGE_PATHS),

@@ -68,9 +68,80 @@ def open_hub(tmp_path: Path) -> Iterator[HubServer]:
 def test_each_page_shows_a_new_hub_without_a_problem(open_hub: HubServer, page: Page) -> None:
     from playwright.sync_api import expect
 
-    for path in ("/experiments", "/runs", "/projects", "/members", "/tokens", "/audit"):
+    for path in ("/experiments", "/runs", "/pools", "/projects", "/members", "/users", "/tokens", "/audit"):
         page.goto(open_hub.url + path)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         expect(page.get_by_role("note")).to_contain_text("--no-auth")
         expect(page.locator("main .card > *, main .empty").first).to_be_visible()
         expect(page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.fixture
+def signed_in(hub: HubServer, owner: httpx.Client, page: Page) -> Page:
+    user = owner.get("/v1/me").json()["user"]
+    page.goto(owner.post(f"/v1/users/{user}/link").json()["link"])
+    page.wait_for_url("**/experiments")
+    return page
+
+
+def test_an_owner_makes_a_user_who_signs_in_by_the_link_and_is_disabled(
+    hub: HubServer, owner: httpx.Client, signed_in: Page
+) -> None:
+    from playwright.sync_api import expect
+
+    page = signed_in
+    page.get_by_role("link", name="Users").click()
+    page.get_by_role("button", name="New user").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("grace")
+    dialog.get_by_role("button", name="Create").click()
+    link = page.get_by_role("region", name="New user").locator("pre").inner_text()
+    code = link.partition("#code=")[2]
+    with httpx.Client(base_url=hub.url, headers={"Origin": hub.url}) as grace:
+        assert grace.post("/v1/session", json={"code": code}).is_success
+        assert grace.post("/v1/session", json={"code": code}).status_code == 401
+    page.get_by_role("button", name="Disable grace").click()
+    page.get_by_role("dialog").get_by_role("button", name="Disable").click()
+    expect(page.get_by_role("row", name="grace")).to_contain_text("Disabled")
+    users = {user["name"]: user["disabled_at"] for user in owner.get("/v1/users").json()["users"]}
+    assert users["grace"] is not None
+
+
+def test_a_token_is_made_with_a_role_shown_once_and_revoked(
+    hub: HubServer, owner: httpx.Client, signed_in: Page
+) -> None:
+    from playwright.sync_api import expect
+
+    page = signed_in
+    page.get_by_role("link", name="Tokens").click()
+    page.get_by_role("button", name="New token").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("laptop")
+    dialog.get_by_label("May do at most").select_option("viewer")
+    dialog.get_by_role("button", name="Create").click()
+    lines = page.locator(".paste pre").inner_text()
+    token = next(line.partition("=")[2] for line in lines.splitlines() if "SKYWARD_HUB_TOKEN" in line)
+    headers = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{hub.url}/v1/me", headers=headers).json()["role"] == "viewer"
+    page.get_by_role("button", name="Revoke laptop").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("row", name="laptop")).to_have_count(0)
+    assert httpx.get(f"{hub.url}/v1/me", headers=headers).status_code == 401
+
+
+def test_a_run_shows_where_it_comes_from_and_what_it_cost(hub: HubServer, owner: httpx.Client, signed_in: Page) -> None:
+    from playwright.sync_api import expect
+
+    parent = owner.post("/v1/runs", json={"experiment": "lineage", "name": "base"}).json()["id"]
+    tags = {"skyward.fork.run": parent, "skyward.fork.step": "40", "mlflow.parentRunId": parent}
+    child = owner.post("/v1/runs", json={"experiment": "lineage", "name": "fork", "tags": tags}).json()["id"]
+    metrics = [{"key": f"system/rank{rank}/cpu_percent", "value": 50.0} for rank in range(2)]
+    metrics.append({"key": "cost_usd", "value": 1.25})
+    assert owner.post(f"/v1/runs/{child}/metrics", json={"metrics": metrics}).is_success
+    page = signed_in
+    page.goto(f"{hub.url}/runs/{child}?tab=lineage")
+    expect(page.get_by_role("definition").filter(has_text="base")).to_contain_text("at step 40")
+    page.get_by_role("link", name="Cost").click()
+    expect(page.get_by_role("main")).to_contain_text("1.25")
+    page.goto(f"{hub.url}/runs/{parent}?tab=lineage")
+    expect(page.get_by_role("link", name="fork", exact=True)).to_be_visible()

@@ -14,12 +14,19 @@ from ..routing import Call
 from . import values, wire
 
 # Clients with a workspace put it in front: the service checks the project in any case.
-_ADDRESS = re.compile(r"(?:workspaces/[^/]+/)?(?P<experiment>\d+)/(?P<run>[^/]+)/artifacts(?:/(?P<key>.*))?", re.DOTALL)
+_ADDRESS = re.compile(
+    r"(?:workspaces/[^/]+/)?(?P<experiment>\d+)/(?P<owner>(?:models/)?[^/]+)/artifacts(?:/(?P<key>.*))?", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactAddress:
-    """Place of an artifact in a URI `mlflow-artifacts:/<experiment>/<run>/artifacts/<key>`."""
+    """Place of an artifact in a URI `mlflow-artifacts:/<experiment>/<run>/artifacts/<key>`.
+
+    Attributes:
+        run_id: Id of the run, or `models/` and the id of a logged model.
+        key: Key of the artifact.
+    """
 
     run_id: str
     key: str
@@ -34,7 +41,7 @@ def address_in(path: str) -> ArtifactAddress:
     match = _ADDRESS.fullmatch(path.strip("/"))
     if match is None:
         raise Refusal(Reason.INVALID, "Invalid path: not below '<experiment>/<run>/artifacts'", field="path")
-    return ArtifactAddress(match["run"], match["key"] or "")
+    return ArtifactAddress(match["owner"], match["key"] or "")
 
 
 async def list_of_run(call: Call, request: wire.ListArtifacts) -> wire.FilesAnswer:

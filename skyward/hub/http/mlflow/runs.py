@@ -39,11 +39,16 @@ async def create(call: Call, request: wire.CreateRun) -> wire.RunAnswer:
     run = await call.hub.tracking.create_run(
         call.actor, request.experiment_id or "0", name=name, started_at=request.start_time or None, tags=tags
     )
-    return wire.RunAnswer(values.run(run))
+    answer = values.run(run)
+    answer.outputs = UNSET  # MLflow gives this object, mostly empty, wherever it reads a run, but not here
+    return wire.RunAnswer(answer)
 
 
-async def get(call: Call, request: wire.RunId) -> wire.RunAnswer:
-    return wire.RunAnswer(values.run(await call.hub.tracking.run(call.actor, request.run_id)))
+async def get(call: Call, request: wire.GetRun) -> wire.RunAnswer:
+    run_id = request.run_id or request.run_uuid
+    if not run_id:
+        raise Refusal(Reason.INVALID, "Missing value for required parameter 'run_id'", field="run_id")
+    return wire.RunAnswer(values.run(await call.hub.tracking.run(call.actor, run_id)))
 
 
 async def update(call: Call, request: wire.UpdateRun) -> wire.RunInfoAnswer:
@@ -83,6 +88,8 @@ async def search(call: Call, request: wire.SearchRuns) -> wire.RunsAnswer:
 async def log_metric(call: Call, request: wire.LogMetric) -> Empty:
     columns = values.point(request.key, request.value, request.timestamp, request.step)
     await call.hub.tracking.log_points(call.actor, request.run_id, columns)
+    if request.model_id:
+        await call.hub.registry.log_model_metrics(call.actor, values.model_metrics(request.run_id, [request]))
     return EMPTY
 
 
@@ -117,6 +124,8 @@ async def log_batch(call: Call, request: wire.LogBatch) -> Empty:
     await call.hub.tracking.log_batch(
         call.actor, request.run_id, values.points(metrics), _distinct(params), values.tag_mapping(tags)
     )
+    if of_models := values.model_metrics(request.run_id, metrics):
+        await call.hub.registry.log_model_metrics(call.actor, of_models)
     return EMPTY
 
 
@@ -182,10 +191,18 @@ async def log_model(call: Call, request: wire.LogModel) -> Empty:
         )
     tag = "mlflow.log-model.history"
     run = await call.hub.tracking.run(call.actor, request.run_id)
-    known = msgspec.json.decode(run.tags.get(tag, "[]"))
-    text = msgspec.json.encode([*known, model]).decode()
+    text = msgspec.json.encode([*_models_in(run.tags.get(tag, "[]")), model]).decode()
     await call.hub.tracking.set_tags(call.actor, request.run_id, {tag: text})
     return EMPTY
+
+
+def _models_in(tag: str) -> list[object]:
+    """Return the models in the tag. It may hold anything, because clients set it too, and it is cut when it is long."""
+    try:
+        known = msgspec.json.decode(tag)
+    except msgspec.DecodeError:
+        return []
+    return known if isinstance(known, list) else []
 
 
 async def history(call: Call, request: wire.GetHistory) -> wire.HistoryAnswer:

@@ -53,8 +53,3 @@ async def workspace(call: Call, _request: Empty) -> wire.WorkspaceAnswer:
 async def create_workspace(call: Call, request: wire.Workspace) -> wire.WorkspaceAnswer:
     project = await call.hub.people.create_project(call.actor, request.name)
     return wire.WorkspaceAnswer(wire.Workspace(project.name))
-
-
-async def search_logged_models(_call: Call, _request: wire.SearchLoggedModels) -> wire.LoggedModelsAnswer:
-    """Find none. Clients search before they list a folder of artifacts, and an error would end the listing."""
-    return wire.LoggedModelsAnswer()

@@ -5,40 +5,13 @@ from __future__ import annotations
 from ...model.access import Right
 from ..reply import Bytes, Empty, Text
 from ..routing import MIB, Handler, Route
-from . import artifacts, experiments, runs, server, wire
+from . import artifacts, experiments, registry_table, runs, server, wire
+from .twins import route
 
 ARTIFACT_LIMIT = 1024 * 1024 * MIB
 """Largest artifact in bytes: it is streamed, so memory does not bound it."""
 
 READ, WRITE = Right.READ, Right.WRITE
-
-
-def route(
-    method: str,
-    path: str,
-    request: type,
-    answer: type,
-    right: Right,
-    resource: str,
-    handler: Handler,
-    summary: str,
-    *,
-    version: str = "2.0",
-    body_limit: int = 16 * MIB,
-) -> Route:
-    """Make a route below `/api/<version>/` with its twin."""
-    return Route(
-        method,
-        f"/api/{version}/{path}",
-        request,
-        answer,
-        right,
-        resource,
-        handler,
-        summary,
-        body_limit,
-        twins=(f"/ajax-api/{version}/{path}",),
-    )
 
 
 def mlflow(
@@ -151,7 +124,7 @@ EXPERIMENTS = (
 
 RUNS = (
     mlflow("POST", "runs/create", wire.CreateRun, wire.RunAnswer, WRITE, runs.create, "Create a run."),
-    mlflow("GET", "runs/get", wire.RunId, wire.RunAnswer, READ, runs.get, "Get a run."),
+    mlflow("GET", "runs/get", wire.GetRun, wire.RunAnswer, READ, runs.get, "Get a run."),
     mlflow("POST", "runs/update", wire.UpdateRun, wire.RunInfoAnswer, WRITE, runs.update, "Set status, end or name."),
     mlflow("POST", "runs/delete", wire.RunId, Empty, WRITE, runs.delete, "Move a run to the bin."),
     mlflow("POST", "runs/restore", wire.RunId, Empty, WRITE, runs.restore, "Restore a deleted run."),
@@ -268,16 +241,6 @@ ARTIFACTS = (
 )
 
 SERVER = (
-    route(
-        "POST",
-        "mlflow/logged-models/search",
-        wire.SearchLoggedModels,
-        wire.LoggedModelsAnswer,
-        READ,
-        "model",
-        server.search_logged_models,
-        "Search logged models, of which the hub keeps none yet.",
-    ),
     Route("GET", "/health", Empty, Text, Right.NONE, "server", server.health, "Tell that the server runs."),
     Route("GET", "/version", Empty, Text, Right.NONE, "server", server.version, "Tell the version of MLflow's API."),
     route(
@@ -326,4 +289,4 @@ SERVER = (
     ),
 )
 
-ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *ARTIFACTS, *SERVER)
+ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *ARTIFACTS, *registry_table.ROUTES, *SERVER)

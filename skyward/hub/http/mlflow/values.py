@@ -10,6 +10,7 @@ from msgspec import UNSET
 from ...model.points import History, PointColumns
 from ...model.product import PREFIX
 from ...model.refusal import Reason, Refusal
+from ...model.registry import ModelMetric
 from ...model.runs import MLFLOW_STATUS, Artifact, DatasetInput, Experiment, ModelLink, Run, RunState
 from ..reply import number
 from . import wire
@@ -87,7 +88,7 @@ def run(value: Run) -> wire.MlflowRun:
             dataset_inputs=[dataset_out(dataset) for dataset in value.inputs],
             model_inputs=[wire.ModelInput(link.model_id) for link in value.models if link.direction == "input"],
         ),
-        outputs=wire.RunOutputs(outputs) if outputs else UNSET,
+        outputs=wire.RunOutputs(outputs),
     )
 
 
@@ -149,6 +150,24 @@ def point(key: str, value: float, timestamp: int, step: int | None) -> PointColu
     except OverflowError:
         raise Refusal(Reason.INVALID, "step, timestamp: beyond 64 bits; send smaller ones", field="step") from None
     return columns
+
+
+def model_metrics(run_id: str, metrics: Iterable[wire.MetricIn | wire.LogMetric]) -> list[ModelMetric]:
+    """Return the metrics that were measured on logged models."""
+    return [
+        ModelMetric(
+            metric.key,
+            metric.value,
+            metric.timestamp,
+            metric.step or 0,
+            run_id,
+            metric.model_id,
+            metric.dataset_name or None,
+            metric.dataset_digest or None,
+        )
+        for metric in metrics
+        if metric.model_id
+    ]
 
 
 def beyond_int64(metrics: list[wire.MetricIn]) -> Refusal:

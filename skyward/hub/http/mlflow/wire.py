@@ -6,14 +6,16 @@ fields are ignored, and integers may come as strings, as in protobuf's JSON.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 Given = Annotated[str, Meta(min_length=1)]
 """A required string: MLflow takes an empty one for a missing one."""
 
-View = Annotated[str, Meta(pattern="^(ACTIVE_ONLY|DELETED_ONLY|ALL|1|2|3)$")] | int | None
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+View = Annotated[str, Meta(pattern="^(ACTIVE_ONLY|DELETED_ONLY|ALL|1|2|3)$")] | Literal[1, 2, 3] | None
 
 
 class Tag(Struct):
@@ -31,6 +33,9 @@ class MetricIn(Struct):
     value: float
     timestamp: int
     step: int | None = 0
+    model_id: str | None = None
+    dataset_name: str | None = None
+    dataset_digest: str | None = None
 
 
 class MetricOut(Struct):
@@ -178,7 +183,7 @@ class CreateRun(Struct):
     experiment_id: str | None = None
     user_id: str | None = None
     run_name: str | None = None
-    start_time: int | None = None
+    start_time: Int64 | None = None
     tags: list[Tag] | None = None
 
 
@@ -190,10 +195,15 @@ class RunId(Struct):
     run_id: Given
 
 
+class GetRun(Struct):
+    run_id: str = ""
+    run_uuid: str = ""  # its name before MLflow 1.0
+
+
 class UpdateRun(Struct):
     run_id: Given
     status: str | int | None = None
-    end_time: int | None = None
+    end_time: Int64 | None = None
     run_name: str | None = None
 
 
@@ -207,6 +217,9 @@ class LogMetric(Struct):
     value: float
     timestamp: int
     step: int | None = 0
+    model_id: str | None = None
+    dataset_name: str | None = None
+    dataset_digest: str | None = None
 
 
 class LogParam(Struct):
@@ -284,8 +297,8 @@ class GetHistoryBulk(Struct):
 class GetHistoryBulkInterval(Struct):
     run_ids: list[str]
     metric_key: Given
-    start_step: int | None = None
-    end_step: int | None = None
+    start_step: Int64 | None = None
+    end_step: Int64 | None = None
     max_results: int | None = None
 
 
@@ -337,14 +350,3 @@ class ArtifactOfRun(Struct):
     path: Given
     run_uuid: str = ""
     run_id: str = ""
-
-
-class SearchLoggedModels(Struct):
-    experiment_ids: list[str] | None = None
-    filter: str | None = None
-    max_results: int | None = None
-    page_token: str | None = None
-
-
-class LoggedModelsAnswer(Struct, omit_defaults=True):
-    models: list[dict[str, str]] = []

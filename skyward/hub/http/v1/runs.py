@@ -21,6 +21,8 @@ from . import values, wire
 PACKED = b"application/octet-stream"
 ARROW = b"application/vnd.apache.arrow.stream"
 MOST_COMPARED = 100
+DEFAULT_EXPERIMENT = "Default"
+"""Experiment of runs that name none. A project gets it with its first such run."""
 
 
 async def page_of_runs(
@@ -56,14 +58,15 @@ async def create(call: Call, request: wire.NewRun) -> wire.RunOut:
 
 
 async def _experiment_id(call: Call, request: wire.NewRun) -> str:
-    if request.experiment_id is not None or request.experiment is None:
-        return request.experiment_id or "0"
+    if request.experiment_id is not None:
+        return request.experiment_id
+    name = request.experiment or DEFAULT_EXPERIMENT
     try:
-        found = await call.hub.tracking.experiment_named(call.actor, request.experiment)
+        found = await call.hub.tracking.experiment_named(call.actor, name)
     except Refusal as refusal:
         if refusal.reason is not Reason.MISSING:
             raise
-        found = await call.hub.tracking.create_experiment(call.actor, request.experiment)
+        found = await call.hub.tracking.create_experiment(call.actor, name)
     return found.id
 
 
@@ -198,7 +201,9 @@ async def upload_artifact(call: Call, _request: None) -> wire.ArtifactOut:
     return values.artifact(await files.upload(call, call.path["id"], key))
 
 
-async def download_artifact(call: Call, _request: None) -> HttpReply:
+async def download_artifact(call: Call, request: wire.DownloadQuery) -> HttpReply:
+    if request.redirect:
+        return await files.redirect(call, call.path["id"], call.path["key"])
     return await files.download(call, call.path["id"], call.path["key"])
 
 

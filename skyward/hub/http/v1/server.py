@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ...store.journal import last_event
 from ..routing import Call
 from . import wire
@@ -15,3 +17,7 @@ async def ready(call: Call, _request: wire.Nothing) -> wire.Health:
     """Answer once the database answers. One that is away is refused with 503 by the store."""
     await call.hub.database.read(last_event)
     return wire.Health("ready")
+
+
+async def status(call: Call, _request: wire.Nothing) -> wire.StatusOut:
+    return wire.StatusOut(**dataclasses.asdict(await call.hub.status(call.actor)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...model.access import Right
 from ..reply import Bytes, ServerSentEvents
 from ..routing import MIB, Route
-from . import events, experiments, people, runs, server, wire
+from . import events, experiments, model_wire, models, people, pool_wire, pools, runs, server, wire
 
 ARTIFACT_LIMIT = 1024 * 1024 * MIB
 """Largest artifact in bytes: it is streamed, so memory does not bound it."""
@@ -41,13 +41,26 @@ RUNS = (
     Route("GET", "/v1/runs/{id}/points", wire.PointsQuery, wire.Points, READ, "run", runs.points, "Get the points of a metric as JSON, packed or as Arrow, by `Accept`."),
     Route("GET", "/v1/runs/{id}/artifacts", wire.ArtifactQuery, wire.ArtifactsOut, READ, "artifact", runs.artifacts, "List artifacts of a run."),
     Route("POST", "/v1/runs/{id}/artifacts", Bytes, wire.ArtifactOut, WRITE, "artifact", runs.upload_artifact, "Upload an artifact.", ARTIFACT_LIMIT, status=201, query=("key",)),
-    Route("GET", "/v1/runs/{id}/artifacts/{key:path}", Bytes, Bytes, READ, "artifact", runs.download_artifact, "Download an artifact."),
+    Route("GET", "/v1/runs/{id}/artifacts/{key:path}", wire.DownloadQuery, Bytes, READ, "artifact", runs.download_artifact, "Download an artifact. With `redirect` the answer may be a 307 to where its bytes are."),
     Route("DELETE", "/v1/runs/{id}/artifacts/{key:path}", wire.Nothing, wire.Done, WRITE, "artifact", runs.delete_artifact, "Delete an artifact."),
     Route("GET", "/v1/runs/{id}/commands", wire.Nothing, wire.Commands, READ, "run", runs.commands, "List commands to a run."),
     Route("POST", "/v1/runs/{id}/commands", wire.NewCommand, wire.CommandOut, WRITE, "run", runs.send_command, "Send a command to a run.", status=201),
     Route("POST", "/v1/runs/{id}/batches", wire.BatchIn, wire.BatchOut, WRITE, "run", runs.accept_batch, "Send numbered records, each of which counts once."),
     Route("PUT", "/v1/blobs/{sha256}", Bytes, wire.BlobOut, WRITE, "blob", runs.put_blob, "Upload bytes that an artifact will name.", ARTIFACT_LIMIT, query=("run",)),
     Route("GET", "/v1/events", wire.EventsQuery, ServerSentEvents, READ, "event", events.events, "Follow events and points as they happen."),
+)
+
+MODELS = (
+    Route("GET", "/v1/models", model_wire.ModelSearch, model_wire.ModelsOut, READ, "model", models.search, "Search registered models."),
+    Route("GET", "/v1/models/{name}", wire.Nothing, model_wire.ModelOut, READ, "model", models.get, "Get a registered model with its aliases and the newest version of each stage."),
+    Route("GET", "/v1/models/{name}/versions", model_wire.ModelSearch, model_wire.ModelVersionsOut, READ, "model", models.versions, "Search versions of a model."),
+    Route("GET", "/v1/models/{name}/versions/{version}", wire.Nothing, model_wire.ModelVersionOut, READ, "model", models.get_version, "Get a version of a model."),
+)
+
+POOLS = (
+    Route("GET", "/v1/pools", pool_wire.PoolsQuery, pool_wire.PoolsOut, READ, "pool", pools.search, "List pools, the newest first."),
+    Route("GET", "/v1/pools/{id}", wire.Nothing, pool_wire.PoolHistoryOut, READ, "pool", pools.get, "Get a pool with its nodes, machines, calls and events."),
+    Route("POST", "/v1/pools/{id}/batches", wire.BatchIn, wire.BatchOut, WRITE, "pool", pools.accept_batch, "Send numbered records of a pool, each of which counts once."),
 )
 
 PEOPLE = (
@@ -71,9 +84,10 @@ PEOPLE = (
 )
 
 SERVER = (
+    Route("GET", "/v1/status", wire.Nothing, wire.StatusOut, OWN, "organization", server.status, "Count runs, points and bytes of the whole hub."),
     Route("GET", "/alive", wire.Nothing, wire.Health, NONE, "server", server.alive, "Tell that the process lives."),
     Route("GET", "/ready", wire.Nothing, wire.Health, NONE, "server", server.ready, "Tell that the database answers."),
 )
 # fmt: on
 
-ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *PEOPLE, *SERVER)
+ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *MODELS, *POOLS, *PEOPLE, *SERVER)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 View = Literal["active", "deleted", "all"]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Limit = Annotated[int, Meta(ge=1, le=50_000)]
 Name = Annotated[str, Meta(min_length=1)]
 Status = Literal["queued", "running", "completed", "failed", "cancelled"]
@@ -127,7 +128,7 @@ class NewRun(Struct):
     experiment: str | None = None
     id: str | None = None
     name: str | None = None
-    start_time: int | None = None
+    start_time: Int64 | None = None
     params: dict[str, Any] = {}
     tags: Tags = {}
 
@@ -135,13 +136,13 @@ class NewRun(Struct):
 class RunChange(Struct):
     name: Name | None = None
     status: Status | None = None
-    end_time: int | None = None
+    end_time: Int64 | None = None
     error: str | None = None
 
 
 class StatusChange(Struct):
     status: Status
-    end_time: int | None = None
+    end_time: Int64 | None = None
     error: str | None = None
 
 
@@ -187,9 +188,9 @@ class PointsQuery(Struct):
     """Part of a metric's history. `at_most` thins it to about this number of points."""
 
     key: Name
-    start: int | None = None
-    end: int | None = None
-    at_most: int | None = None
+    start: Int64 | None = None
+    end: Int64 | None = None
+    at_most: Int64 | None = None
     project: str | None = None
 
 
@@ -202,6 +203,11 @@ class Points(Struct):
 
 class ArtifactQuery(Struct):
     prefix: str = ""
+    project: str | None = None
+
+
+class DownloadQuery(Struct):
+    redirect: bool = False
     project: str | None = None
 
 
@@ -370,7 +376,7 @@ class TokenIn(Struct):
     user: str | None = None
     project: str | None = None
     role: RoleName | None = None
-    expires_at: int | None = None
+    expires_at: Int64 | None = None
     run: str | None = None
 
 
@@ -401,6 +407,22 @@ class AuditEntry(Struct):
 class AuditPage(Struct):
     audit: list[AuditEntry]
     next_page_token: str | None = None
+
+
+class StatusOut(Struct):
+    """Size of the whole hub. `bytes` are those of artifacts."""
+
+    version: str
+    revision: str
+    database: str
+    projects: int
+    experiments: int
+    runs: int
+    deleted_runs: int
+    lost_runs: int
+    points: int
+    artifacts: int
+    bytes: int
 
 
 class Health(Struct):

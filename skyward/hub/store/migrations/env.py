@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from skyward.hub.store.access_tables import metadata
+from skyward.hub.store.registry_tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -29,7 +29,8 @@
  * @property {Record<string, string>} tags
  * @property {Metric[]} metrics
  * @property {Artifact[]} [artifacts]
- * @property {Record<string, number | string>} [system_metrics] Last values, by name.
+ * @property {{name: string, digest: string, source: string}[]} [inputs] Datasets that it read.
+ * @property {Record<string, number | string>} [system_metrics] Last values, by name without the prefix `system/`.
  *
  * @typedef {{number: number, action: string, created_at: number, acknowledged_at?: number | null, result?: string | null}} Command
  *

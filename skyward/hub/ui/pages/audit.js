@@ -14,6 +14,12 @@ const textOf = (detail) =>
         .join(" ")
     : (detail ?? "");
 
+/** @param {string} resource */
+function resourceLink(resource) {
+  const run = /^run\/(.+)$/.exec(resource ?? "")?.[1];
+  return run ? html`<a href=${`/runs/${run}`} title=${resource}>run/${run.slice(0, 8)}…</a>` : resource;
+}
+
 export function AuditPage() {
   const text = query.value.get("text") ?? "";
   const [list, setList] = useState(
@@ -48,7 +54,7 @@ export function AuditPage() {
       ${
         shown.length > 0 &&
         html`<div class="scroll-x"><table class="plain"><thead><tr><th>Time</th><th>Who</th><th>Action</th><th>On</th><th>Detail</th></tr></thead>
-      <tbody>${shown.map((entry) => html`<tr key=${entry.number ?? entry.id}><td class="fit muted">${moment(entry.at ?? entry.created_at)}</td><td>${entry.actor ?? entry.user}</td><td><b>${entry.action}</b></td><td class="mono">${entry.resource}</td><td class="muted">${textOf(entry.detail)}</td></tr>`)}</tbody></table></div>`
+      <tbody>${shown.map((entry) => html`<tr key=${entry.number ?? entry.id}><td class="fit muted">${moment(entry.at ?? entry.created_at)}</td><td>${entry.actor ?? entry.user}</td><td><b>${entry.action}</b></td><td class="mono">${resourceLink(entry.resource)}</td><td class="muted detail">${textOf(entry.detail)}</td></tr>`)}</tbody></table></div>`
       }</div>
     ${list.next && html`<p><button class="button" onClick=${() => load(list.next, list.items ?? [])}>Show more</button></p>`}`;
 }

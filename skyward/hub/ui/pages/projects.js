@@ -5,8 +5,9 @@ import { html } from "../core/html.js";
 import { navigate } from "../core/router.js";
 import { loadSession, me } from "../core/session.js";
 import { Icon } from "../parts/icon.js";
-import { ask, attempt, Empty, Problem, useLoaded } from "../parts/widgets.js";
+import { ask, askAll, attempt, Empty, Problem, useLoaded } from "../parts/widgets.js";
 
+/** @type {[string, string][]} */
 const ROLES = [
   ["viewer", "Viewer: reads everything"],
   ["researcher", "Researcher: makes runs, experiments, models"],
@@ -29,6 +30,13 @@ export function ProjectsPage() {
     await loadSession();
     reload();
   };
+  const remove = async (/** @type {string} */ name) => {
+    const text = "Nobody can reach its experiments, runs and tokens from now on.";
+    if ((await ask({ title: `Delete the project ${name}?`, text, action: "Delete", danger: true })) === null) return;
+    await attempt(() => change("DELETE", `/v1/projects/${encodeURIComponent(name)}`));
+    await loadSession();
+    reload();
+  };
   const choose = (/** @type {string} */ name) => {
     chooseProject(name);
     navigate("/experiments");
@@ -39,14 +47,13 @@ export function ProjectsPage() {
     <div class="card">${value && !projects.length && html`<${Empty} icon="projects" title="You are in no project"><p>Ask an admin of a project to add you to it.</p><//>`}
       ${
         projects.length > 0 &&
-        html`<div class="scroll-x"><table class="plain"><thead><tr><th>Name</th><th>Your role</th><th>Made</th><th></th></tr></thead>
+        html`<div class="scroll-x"><table class="plain"><thead><tr><th>Name</th><th>Made</th><th><span class="hidden-text">Actions</span></th></tr></thead>
         <tbody>${projects.map(
           ({
             name,
-            role,
             created_at,
-          }) => html`<tr key=${name}><td><b>${name}</b>${name === current && html` <span class="tag">shown</span>`}</td><td>${role ?? ""}</td><td class="fit muted">${ago(created_at)}</td>
-          <td class="actions">${name !== current && html`<button class="button small" onClick=${() => choose(name)}>Show</button>`}</td></tr>`,
+          }) => html`<tr key=${name}><td><b>${name}</b>${name === current && html` <span class="tag">shown</span>`}</td><td class="fit muted">${ago(created_at)}</td>
+          <td class="actions">${name !== current && html`<button class="button small" aria-label=${`Show ${name}`} onClick=${() => choose(name)}>Show</button>${me.value?.role === "owner" && name !== "default" && html`<button class="button small bare danger" aria-label=${`Delete ${name}`} onClick=${() => remove(name)}>Delete</button>`}`}</td></tr>`,
         )}</tbody></table></div>`
       }</div>`;
 }
@@ -57,14 +64,16 @@ export function MembersPage() {
   const { value, problem, reload } = useLoaded(() => (name ? get(path) : Promise.resolve(null)), name);
   document.title = "Members · skyward hub";
   const add = async () => {
-    const user = await ask({
+    const answers = await askAll({
       title: `Add a member to ${name}`,
-      text: "A new member can view. You can change the role afterwards.",
-      field: "Name of the user",
       action: "Add",
+      fields: [
+        { name: "user", label: "Name of the user" },
+        { name: "role", label: "Role", value: "researcher", options: ROLES },
+      ],
     });
-    if (!user) return;
-    await attempt(() => change("POST", path, { user, role: "viewer" }));
+    if (!answers) return;
+    await attempt(() => change("POST", path, answers));
     reload();
   };
   const setRole = async (/** @type {string} */ user, /** @type {string} */ role) => {
@@ -81,11 +90,11 @@ export function MembersPage() {
     ${problem && html`<${Problem} problem=${problem} retry=${reload} />`}
     <div class="card">${
       members.length > 0 &&
-      html`<div class="scroll-x"><table class="plain"><thead><tr><th>User</th><th>Role</th><th></th></tr></thead>
+      html`<div class="scroll-x"><table class="plain"><thead><tr><th>User</th><th>Role</th><th><span class="hidden-text">Actions</span></th></tr></thead>
       <tbody>${members.map(
         ({ user, role }) => html`<tr key=${user}><td><b>${user}</b></td>
         <td>${role === "owner" ? "Owner of the organization" : html`<select aria-label=${`Role of ${user}`} value=${role} onChange=${(/** @type {any} */ event) => setRole(user, event.target.value)}>${ROLES.map(([id, text]) => html`<option value=${id}>${text}</option>`)}</select>`}</td>
-        <td class="actions">${role !== "owner" && html`<button class="button small bare danger" onClick=${() => remove(user)}>Remove</button>`}</td></tr>`,
+        <td class="actions">${role !== "owner" && html`<button class="button small bare danger" aria-label=${`Remove ${user}`} onClick=${() => remove(user)}>Remove</button>`}</td></tr>`,
       )}</tbody></table></div>`
     }
       ${value && !members.length && html`<${Empty} icon="members" title="No members yet"><p>Owners of the organization see every project. Others need to be added.</p><//>`}</div>`;

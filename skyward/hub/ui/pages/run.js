@@ -9,7 +9,9 @@ import { Commands } from "../parts/commands.js";
 import { Artifacts } from "../parts/artifacts.js";
 import { Checkpoints, Evaluations, Output } from "../parts/run_parts.js";
 import { Icon } from "../parts/icon.js";
+import { Cost, Lineage } from "../parts/lineage.js";
 import { Sections } from "../parts/sections.js";
+import { loadUPlot } from "../parts/uplot.js";
 import { ask, attempt, copyText, Empty, notify, Paste, Pill, Problem } from "../parts/widgets.js";
 
 /** @typedef {import("../core/types.js").Run} Run */
@@ -36,6 +38,7 @@ function useRun(id) {
     });
     setLive(followed);
     void load();
+    loadUPlot().catch(() => {}); // beside the run; a chart that lacks it says so
     return () => {
       window.clearTimeout(timer.current);
       followed.close();
@@ -44,7 +47,7 @@ function useRun(id) {
   const all = useMemo(
     () =>
       [
-        ...new Set([...(run?.metrics ?? []).map(({ key }) => key), ...Object.keys(run?.system_metrics ?? {}), ...keys]),
+        ...new Set([...(run?.metrics ?? []).map(({ key }) => key), ...Object.keys(run?.system_metrics ?? {}).map((key) => SYSTEM + key), ...keys]),
       ].sort(),
     [run, keys],
   );
@@ -69,7 +72,7 @@ function Table({ values, none }) {
   if (!entries.length) return html`<div class="body muted">${none}</div>`;
   const shown = entries.filter(([key, value]) => `${key} ${value}`.toLowerCase().includes(text.toLowerCase()));
   return html`${entries.length > 12 && html`<div class="body"><input type="search" placeholder="Search" aria-label="Search" value=${text} onInput=${(/** @type {any} */ event) => setText(event.target.value)} /></div>`}
-    <table class="plain"><tbody>${shown.map(([key, value]) => html`<tr key=${key}><td class="muted">${key}</td><td class="mono">${value}</td></tr>`)}</tbody></table>`;
+    <table class="plain"><tbody>${shown.map(([key, value]) => html`<tr key=${key}><td class="muted">${key}</td><td class="mono wrap">${value}</td></tr>`)}</tbody></table>`;
 }
 
 /** @param {{run: Run, now: number}} props */
@@ -98,7 +101,7 @@ function Latest({ run }) {
 
 /** @param {{run: Run, now: number}} props */
 function Overview({ run, now }) {
-  const tags = Object.fromEntries(Object.entries(run.tags).filter(([key]) => !key.startsWith("mlflow.")));
+  const tags = Object.fromEntries(Object.entries(run.tags).filter(([key]) => !key.startsWith("mlflow.") && !key.startsWith("skyward.")));
   return html`<div class="columns"><div class="stack"><${About} run=${run} now=${now} /><${Latest} run=${run} /></div>
     <div class="stack"><section class="card"><header><h2>Parameters</h2></header><${Table} values=${run.params} none="No parameter was logged." /></section>
       <section class="card"><header><h2>Tags</h2></header><${Table} values=${tags} none="No tag was set." /></section></div></div>`;
@@ -106,8 +109,10 @@ function Overview({ run, now }) {
 
 /** @param {{run: Run, keys: string[], live: LiveRun | null, isSystem?: boolean}} props */
 function Curves({ run, keys, live, isSystem = false }) {
-  const { text, ...look } = lookOf();
   const shown = keys.filter((key) => key.startsWith(SYSTEM) === isSystem);
+  // Ranks are sampled by the clock, so time is their usual axis.
+  const usual = isSystem ? "relative" : "step";
+  const { text, ...look } = lookOf(usual);
   const lines = useMemo(
     () => [{ id: run.id, label: run.name || run.id, color: 0, start: run.start_time }],
     [run.id, run.name, run.start_time],
@@ -117,7 +122,7 @@ function Curves({ run, keys, live, isSystem = false }) {
       return html`<${Empty} icon="runs" title="No system metrics"><p>A training logs them with HubLogger: CPU, memory and GPU of each rank.</p><//>`;
     return html`<${Empty} icon="runs" title="No metrics yet"><p>Curves appear here as soon as the training logs a value:</p><${Paste} text=${`run.log_metrics({"loss": loss}, step=step)`} /><//>`;
   }
-  return html`<${ChartTools} /><${Sections} keys=${shown} text=${text} common=${{ lines, look: { ...look, axis: isSystem && !query.value.get("axis") ? "relative" : look.axis }, live, sync: run.id }} />`;
+  return html`<${ChartTools} usual=${usual} /><${Sections} keys=${shown} text=${text} common=${{ lines, look, live, sync: run.id }} />`;
 }
 
 /** @param {string[]} keys @returns {[string, string, number | null][]} */
@@ -131,6 +136,8 @@ function tabsOf(keys) {
     ["system", "System", system],
     ["checkpoints", "Checkpoints", null],
     ["evaluations", "Evaluations", null],
+    ["lineage", "Lineage", null],
+    ["cost", "Cost", null],
   ];
 }
 
@@ -161,6 +168,8 @@ export function RunPage({ id }) {
     system: () => html`<${Curves} key="system" run=${run} keys=${keys} live=${live} isSystem />`,
     checkpoints: () => html`<${Checkpoints} run=${run} />`,
     evaluations: () => html`<${Evaluations} run=${run} keys=${keys} />`,
+    lineage: () => html`<${Lineage} run=${run} />`,
+    cost: () => html`<${Cost} run=${run} now=${now} />`,
   });
   return html`<div class="crumbs"><a href="/experiments">Experiments</a> / <a href=${`/experiments/${run.experiment_id}`}>${run.experiment ?? run.experiment_id}</a> /</div>
     <div class="head"><h1>${run.name || run.id}</h1><${Pill} status=${run.status} />

@@ -9,14 +9,21 @@ function codeInLink() {
   return new URLSearchParams(window.location.hash.slice(1)).get("code") ?? "";
 }
 
+/** Page to which the link leads. Only a path of this hub counts. */
+function pageInLink() {
+  const to = new URLSearchParams(window.location.hash.slice(1)).get("to") ?? "";
+  return /^\/(?![/\\])/.test(to) ? to : "/experiments";
+}
+
 export function SignInPage() {
   const [code, setCode] = useState(codeInLink);
+  const [target] = useState(pageInLink);
   const [problem, setProblem] = useState("");
   const enter = async (/** @type {string} */ given) => {
     setProblem("");
     try {
       await signIn(given.trim());
-      navigate(path.value === "/sign-in" ? "/experiments" : window.location.pathname + window.location.search, {
+      navigate(path.value === "/sign-in" ? target : window.location.pathname + window.location.search, {
         replace: true,
       });
     } catch (error) {

@@ -9,12 +9,15 @@ const PLACES = [
   ["/experiments", "experiments", "Experiments"],
   ["/runs", "runs", "Runs"],
   ["/compare", "compare", "Compare"],
+  ["/pools", "pools", "Pools"],
 ];
+/** Address, icon, title, and the roles that may see it; without roles, all. */
 const ADMINISTRATION = [
   ["/projects", "projects", "Projects"],
   ["/members", "members", "Members"],
+  ["/users", "users", "Users", "owner"],
   ["/tokens", "tokens", "Tokens"],
-  ["/audit", "audit", "Audit"],
+  ["/audit", "audit", "Audit", "owner admin"],
 ];
 
 /** @param {string} to */
@@ -24,7 +27,10 @@ function isHere(to) {
 
 /** @param {{places: string[][]}} props */
 function Links({ places }) {
-  return places.map(
+  const role = me.value?.role ?? "";
+  return places
+    .filter(([, , , roles]) => !roles || roles.split(" ").includes(role))
+    .map(
     ([to, icon, text]) =>
       html`<a href=${to} aria-current=${isHere(to) ? "page" : null}><${Icon} name=${icon} />${text}</a>`,
   );

@@ -68,8 +68,21 @@ export function Segments({ options, value, choose, label }) {
   )}</div>`;
 }
 
-/** @typedef {{title: string, text?: string, action: string, danger?: boolean, field?: string, value?: string, done: (answer: string | null) => void}} Question */
+/** @typedef {{name: string, label: string, value?: string, options?: [string, string][]}} Field A line of text, or a choice. */
+/** @typedef {{title: string, text?: string, action: string, danger?: boolean, fields: Field[]}} Asked */
+/** @typedef {Asked & {done: (answers: Record<string, string> | null) => void}} Question */
 const question = signal(/** @type {Question | null} */ (null));
+
+/**
+ * Ask for several fields.
+ * @param {Asked} asked
+ * @returns {Promise<Record<string, string> | null>} Answers by name; null if the dialog is cancelled.
+ */
+export function askAll(asked) {
+  return new Promise((done) => {
+    question.value = { ...asked, done };
+  });
+}
 
 /**
  * Ask before something happens.
@@ -77,10 +90,17 @@ const question = signal(/** @type {Question | null} */ (null));
  *   `field` names a line of text that is asked for.
  * @returns {Promise<string | null>} The text, or "" where none is asked for; null if the answer is no.
  */
-export function ask(asked) {
-  return new Promise((done) => {
-    question.value = { ...asked, done };
-  });
+export async function ask({ field, value, ...asked }) {
+  const fields = field ? [{ name: "text", label: field, value }] : [];
+  const answers = await askAll({ ...asked, fields });
+  return answers && (answers.text ?? "");
+}
+
+/** @param {{field: Field, isFirst: boolean}} props */
+function FieldInput({ field: { name, label, value, options }, isFirst }) {
+  if (options)
+    return html`<label class="field">${label}<select name=${name}>${options.map(([id, text]) => html`<option value=${id} selected=${id === (value ?? "")}>${text}</option>`)}</select></label>`;
+  return html`<label class="field">${label}<input type="text" name=${name} required value=${value ?? ""} autofocus=${isFirst} /></label>`;
 }
 
 /** Place of the dialogs, once on a page. */
@@ -91,20 +111,20 @@ export function Dialogs() {
     if (asked) dialog.current?.showModal();
   }, [asked]);
   if (!asked) return null;
-  const answer = (/** @type {string | null} */ text) => {
+  const answer = (/** @type {Record<string, string> | null} */ answers) => {
     question.value = null;
-    asked.done(text);
+    asked.done(answers);
   };
   const submit = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
-    const text = new FormData(/** @type {HTMLFormElement} */ (event.target)).get("text");
-    answer(typeof text === "string" ? text.trim() : "");
+    const form = new FormData(/** @type {HTMLFormElement} */ (event.target));
+    answer(Object.fromEntries([...form].map(([name, value]) => [name, String(value).trim()])));
   };
   return html`<dialog ref=${dialog} onCancel=${() => answer(null)} aria-labelledby="dialog-title">
     <form onSubmit=${submit}>
       <h2 id="dialog-title">${asked.title}</h2>
       ${asked.text && html`<p>${asked.text}</p>`}
-      ${asked.field && html`<label class="field">${asked.field}<input type="text" name="text" required value=${asked.value ?? ""} autofocus /></label>`}
+      ${asked.fields.map((field, i) => html`<${FieldInput} key=${field.name} field=${field} isFirst=${i === 0} />`)}
       <div class="buttons">
         <button type="button" class="button" onClick=${() => answer(null)}>Cancel</button>
         <button type="submit" class=${`button primary ${asked.danger ? "danger" : ""}`}>${asked.action}</button>

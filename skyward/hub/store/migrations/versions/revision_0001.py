@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from skyward.hub.store.access_tables import metadata
+from skyward.hub.store.registry_tables import metadata
 
 revision = "0001"
 down_revision = None

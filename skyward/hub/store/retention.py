@@ -1,0 +1,139 @@
+"""Deletion for good: runs and experiments that were in the bin for long, and bytes that nothing names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import journal
+from .blobs import Blobs
+from .database import Database
+from .registry_tables import metadata
+from .tables import INTEGER
+from .transaction import ReadSnapshot, Transaction
+
+KEPT_DAYS = 30
+_RUNS = 200
+"""Runs that one transaction deletes, so that writers of a server wait for little."""
+_ACTOR = "skyward hub gc"
+_NO_RUNS = "NOT EXISTS (SELECT 1 FROM run WHERE run.experiment = experiment.id)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """Counts of what was deleted, or would be.
+
+    Attributes:
+        runs: Runs with their points and artifacts.
+        experiments: Experiments without runs.
+        blobs: Blobs that nothing names.
+        bytes: Their bytes.
+    """
+
+    runs: int
+    experiments: int
+    blobs: int
+    bytes: int
+
+
+def find_garbage(snapshot: ReadSnapshot, before: int) -> Purged:
+    """Count what `purge` would delete now. Blobs that only those runs name are not counted.
+
+    Args:
+        snapshot: View of the database.
+        before: Milliseconds since 1970. Things that were deleted later are kept.
+    """
+    runs = snapshot.execute("SELECT count(*) FROM run WHERE deleted_at < ?", (before,)).fetchone()[0]
+    experiments = snapshot.execute(
+        "SELECT count(*) FROM experiment WHERE deleted_at < ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM run"
+        " WHERE run.experiment = experiment.id AND (run.deleted_at IS NULL OR run.deleted_at >= ?))",
+        (before, before),
+    ).fetchone()[0]
+    blobs = _unnamed_blobs(snapshot, before)
+    return Purged(runs=runs, experiments=experiments, blobs=len(blobs), bytes=sum(size for _, _, size in blobs))
+
+
+def purge(database: Database, blobs: Blobs, before: int) -> Purged:
+    """Delete runs and experiments that were moved to the bin before a moment, and bytes that nothing names.
+
+    Servers on PostgreSQL may run at the same time. With SQLite, `Database` has refused already where one runs.
+
+    Args:
+        database: An open database.
+        blobs: Bytes of artifacts.
+        before: Milliseconds since 1970. Blobs that are younger are kept too: a client may be about to name them.
+    """
+    runs = 0
+    while deleted := database.write_and_wait(_purge_runs, before):
+        runs += deleted
+    experiments = database.write_and_wait(_purge_experiments, before)
+    count = size = 0
+    for project, sha256, length in database.read_and_wait(_unnamed_blobs, before):
+        if database.write_and_wait(_forget_blob, blobs, project, sha256, before):
+            count, size = count + 1, size + length
+    return Purged(runs=runs, experiments=experiments, blobs=count, bytes=size)
+
+
+def _purge_runs(tx: Transaction, before: int) -> int:
+    rows = tx.execute(
+        f"SELECT pk, id, project FROM run WHERE deleted_at < ? ORDER BY deleted_at LIMIT {_RUNS}{tx.for_update}",
+        (before,),
+    ).fetchall()
+    tables = [
+        table.name
+        for table in metadata.sorted_tables
+        if "run" in table.c and isinstance(table.c.run.type, type(INTEGER))
+    ]
+    for pk, run_id, project in rows:
+        for name in tables:
+            tx.execute(f"DELETE FROM {name} WHERE run = ?", (pk,))
+        tx.execute("DELETE FROM token WHERE project = ? AND run = ?", (project, run_id))
+        tx.execute("DELETE FROM run WHERE pk = ?", (pk,))
+        _record(tx, project, "run.purge", f"run/{run_id}")
+    return len(rows)
+
+
+def _purge_experiments(tx: Transaction, before: int) -> int:
+    rows = tx.execute(
+        f"SELECT id, project FROM experiment WHERE deleted_at < ? AND id <> 0 AND {_NO_RUNS}", (before,)
+    ).fetchall()
+    for number, project in rows:
+        of_experiment = "(SELECT pk FROM logged_model WHERE experiment = ?)"
+        for name in ("logged_model_attribute", "logged_model_metric"):
+            tx.execute(f"DELETE FROM {name} WHERE model IN {of_experiment}", (number,))
+        tx.execute("DELETE FROM artifact WHERE run IN (SELECT -pk FROM logged_model WHERE experiment = ?)", (number,))
+        tx.execute("DELETE FROM logged_model WHERE experiment = ?", (number,))
+        tx.execute("DELETE FROM experiment_tag WHERE experiment = ?", (number,))
+        tx.execute("DELETE FROM experiment WHERE id = ?", (number,))
+        _record(tx, project, "experiment.purge", f"experiment/{number}")
+    return len(rows)
+
+
+def _record(tx: Transaction, project: int, action: str, resource: str) -> None:
+    organization = tx.execute("SELECT organization FROM project WHERE id = ?", (project,)).fetchone()[0]
+    journal.add_audit(tx, organization, project, _ACTOR, None, action, resource, {})
+
+
+def _named() -> str:
+    """Return the SQL condition that some table names a blob. Each table with a `sha256` counts."""
+    tables = [
+        table.name for table in metadata.sorted_tables if "sha256" in table.c and table.name not in ("blob", "token")
+    ]
+    return " OR ".join(f"EXISTS (SELECT 1 FROM {name} WHERE {name}.sha256 = blob.sha256)" for name in tables)
+
+
+def _unnamed_blobs(snapshot: ReadSnapshot, before: int) -> list[tuple[int, str, int]]:
+    rows = snapshot.execute(
+        f"SELECT project, sha256, size FROM blob WHERE created_at < ? AND NOT ({_named()})", (before,)
+    )
+    return [tuple(row) for row in rows.fetchall()]
+
+
+def _forget_blob(tx: Transaction, blobs: Blobs, project: int, sha256: str, before: int) -> bool:
+    """Delete a blob that is still unnamed, and its bytes once the commit is durable and no project has them."""
+    deleted = tx.execute(
+        f"DELETE FROM blob WHERE project = ? AND sha256 = ? AND created_at < ? AND NOT ({_named()})",
+        (project, sha256, before),
+    ).rowcount
+    if deleted and tx.execute("SELECT 1 FROM blob WHERE sha256 = ?", (sha256,)).fetchone() is None:
+        tx.after_commit(lambda: blobs.delete(sha256))
+    return bool(deleted)

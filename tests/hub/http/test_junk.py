@@ -1,0 +1,192 @@
+"""Junk in every field of every route: the answer names the mistake, and never is an error of the server's own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from skyward.hub.http.reply import Text
+from skyward.hub.http.settings import DatabaseSettings, ServerSettings, Settings, StorageSettings
+from skyward.testing.hub import HubServer
+from tests.hub.http.samples import Sample, make_things, samples
+
+TEXTS = (
+    "",
+    "\0",
+    "\ud800",
+    "x" * 20_000,
+    "'; DROP TABLE run; --",
+    '"`%_\\',
+    "../../../etc/passwd",
+    "file:///etc/passwd",
+    "\u202e\U0001f4a5",
+    "metrics.`a`b` > '1",
+    str(2**63),
+    "-1",
+    "1e400",
+    "NaN",
+)
+VALUES: tuple[Any, ...] = (
+    *TEXTS,
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    2**31,
+    2**63,
+    -(2**63) - 1,
+    10**30,
+    [],
+    {},
+    [None],
+    {"\0": "\0"},
+    ["x"] * 1500,
+)
+LEAK = re.compile(
+    r"SELECT |INSERT |UPDATE .* SET|sqlite|psycopg|sqlalchemy|Traceback|File \"|\.py\b|hub\.db|0x[0-9a-f]{8}"
+)
+
+
+@pytest.fixture
+def served(database_url: str, tmp_path: Path) -> Iterator[HubServer]:
+    settings = Settings(
+        server=ServerSettings(port=0),
+        database=DatabaseSettings(url=database_url),
+        storage=StorageSettings(folder=str(tmp_path / "blobs")),
+    )
+    with HubServer(tmp_path, settings=settings) as server:
+        yield server
+
+
+def mutations(sample: Sample) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Yield path, query and body of requests that are legal except for one field."""
+    for name in sample.names:
+        for text in TEXTS:
+            if text != "\ud800":  # cannot be percent-encoded
+                yield sample.path.replace(f"/{name}", f"/{quote(text, safe='')}", 1), dict(sample.query), sample.body
+    for name in {*sample.query, *sample.fields}:
+        for value in VALUES:
+            if sample.body is None or name in sample.query:
+                shown = value if isinstance(value, list) else str(value)
+                if value != "\ud800":
+                    yield sample.path, {**sample.query, name: shown}, sample.body
+            else:
+                yield sample.path, dict(sample.query), {**sample.body, name: value}
+
+
+def mistakes(client: httpx.Client, sample: Sample, folder: Path) -> Iterator[str]:
+    """Yield the faults of the answers to junk."""
+    for path, query, body in mutations(sample):
+        content = None if body is None else json.dumps(body).encode()
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        with client.stream(sample.method, path, params=query, content=content, headers=headers) as answer:
+            if answer.is_success:
+                continue
+            text = answer.read().decode()
+        asked = f"{sample.method} {path[:200]} {str(query)[:200]} {str(body)[:300]}: {answer.status_code} {text[:300]}"
+        if answer.status_code >= 500 or answer.headers["content-type"] != "application/json":
+            yield asked
+        elif LEAK.search(text.replace(json.dumps(path), "")) or str(folder) in text:
+            yield f"tells too much: {asked}"
+        elif not has_shape(path, json.loads(text)):
+            yield f"has another shape: {asked}"
+
+
+def has_shape(path: str, fault: Any) -> bool:
+    """Tell whether an error has the one shape of its API."""
+    if path.startswith(("/api/", "/ajax-api/")):
+        return set(fault) == {"error_code", "message"} and bool(fault["message"])
+    return set(fault) == {"error"} and bool(fault["error"]["message"]) and bool(fault["error"]["fix"])
+
+
+def is_destructive(sample: Sample) -> bool:
+    return sample.method == "DELETE" or sample.path.endswith("/delete")
+
+
+def test_junk_is_refused_in_words(served: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "skyward.hub")
+    found: list[str] = []
+    with httpx.Client(base_url=served.url, headers=served.headers, timeout=30) as client:
+        things = make_things(client, client, "thing", "thing")
+        wanted = [sample for sample in samples(things) if sample.template == sample.route.path]
+        for sample in sorted(wanted, key=is_destructive):
+            if (sample.fields or sample.names) and sample.route.answer is not Text:
+                found += mistakes(client, sample, tmp_path)
+    assert not found, "\n".join(found)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+RECORDS: dict[str, tuple[Any, ...]] = {
+    "m": (1, 1, {"loss": 1.0}),
+    "p": ({"lr": 1},),
+    "t": ({"a": "b"},),
+    "dt": ("a",),
+    "a": ("key", 1, "a" * 64),
+    "cut": (1,),
+    "s": ("running", None, None),
+    "h": (1,),
+    "ack": (1, "done"),
+    "in": ([{"name": "d", "digest": "d", "source_type": "s", "source": "s"}],),
+    "unknown": (1,),
+}
+
+
+def wrong_records() -> Iterator[list[Any]]:
+    """Yield records that are legal except for one part."""
+    for kind, parts in RECORDS.items():
+        for number, part in enumerate(parts):
+            for value in VALUES:
+                yield [kind, *parts[:number], value, *parts[number + 1 :]]
+                if isinstance(part, dict):
+                    yield [kind, {**part, "other": value}]
+                    yield [kind, *parts[:number], {str(value): 1}, *parts[number + 1 :]]
+                if isinstance(part, list):
+                    yield [kind, *({**item, name: value} for item in part for name in [*item, "tags", "other"])]
+                    yield from ([kind, [{**item, name: value}]] for item in part for name in [*item, "tags", "other"])
+        yield [kind]
+        yield [kind, *parts, "more"]
+
+
+def first_records() -> Iterator[list[Any]]:
+    yield ["run"]
+    for value in VALUES:
+        yield ["run", value]
+        for name in ("experiment", "name", "user", "started_at", "tags", "parent"):
+            yield ["run", {name: value}]
+
+
+def test_record_of_junk_holds_nobody_up(served: HubServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "skyward.hub")
+    run = "e" * 32
+    wrong: list[str] = []
+    with httpx.Client(base_url=served.url, headers={**served.headers, "Content-Type": "application/json"}) as client:
+
+        def send(first: int, *records: object) -> httpx.Response:
+            batch = {"client": "c", "first": first, "records": records}
+            return client.post(f"/v1/runs/{run}/batches", content=json.dumps(batch))
+
+        send(1, ["run", {"experiment": "junk"}]).raise_for_status()
+        number = 2
+        for record in wrong_records():
+            answer = send(number, record, ["m", number, 1, {"number": number}])
+            if not answer.is_success and "not JSON" not in answer.text:
+                wrong.append(f"{str(record)[:300]}: {answer.status_code} {answer.text[:300]}")
+            number += 2 * answer.is_success
+        for index, record in enumerate(first_records()):
+            batch = {"client": "c", "first": 1, "records": [record]}
+            answer = client.post(f"/v1/runs/{index:032x}/batches", content=json.dumps(batch))
+            if answer.is_server_error:
+                wrong.append(f"{str(record)[:300]}: {answer.status_code} {answer.text[:300]}")
+        steps = client.get(f"/v1/runs/{run}/points?key=number").raise_for_status().json()["steps"]
+    assert not wrong, "\n".join(wrong)
+    assert steps[-1] == number - 2, "the records behind the last junk count"
+    assert [record.getMessage() for record in caplog.records] == []

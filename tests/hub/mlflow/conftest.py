@@ -1,0 +1,34 @@
+"""MLflow's server beside a hub, for a session of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from skyward.testing.hub import HubServer
+
+from .oracle import Oracle
+from .programs import mlflow_server
+
+
+@pytest.fixture(scope="session")
+def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    with HubServer(tmp_path_factory.mktemp("hub")) as server:
+        yield server
+
+
+@pytest.fixture
+def oracle(mlflow_url: str, hub_server: HubServer) -> Iterator[Oracle]:
+    with (
+        httpx.Client(base_url=f"{mlflow_url}/api/2.0/", timeout=60) as theirs,
+        httpx.Client(base_url=f"{hub_server.url}/api/2.0/", headers=hub_server.headers, timeout=60) as ours,
+    ):
+        yield Oracle(theirs, ours)

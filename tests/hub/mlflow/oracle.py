@@ -1,0 +1,151 @@
+"""The same call to MLflow's server and to a hub, and one comparison of the two answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+_TIMES = frozenset({"creation_time", "last_update_time", "creation_timestamp", "last_updated_timestamp"})
+_UNORDERED = frozenset({"tags", "params", "metrics"})
+"""Lists of a run or an experiment whose order MLflow leaves to its database."""
+_OURS = frozenset({"user_id", "workspace"})
+"""Fields that differ on purpose. A run's user is the identity that the token proves; the name that a client gives
+becomes the tag `mlflow.user`. A hub names no workspace where it has one project."""
+_PLACEHOLDER = re.compile(r"<(\w+)>")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status, error code and JSON tree of an answer, with placeholders in place of ids and times."""
+
+    status: int
+    tree: Any
+
+
+@dataclass
+class Side:
+    """One of the two servers, and the names that a test gave to ids of this server."""
+
+    client: httpx.Client
+    ids: dict[str, str] = field(default_factory=dict)
+
+    def send(self, method: str, path: str, body: Any, query: Mapping[str, Any] | None, raw: bytes | None) -> Any:
+        headers = {"Content-Type": "application/json"} if raw is None else {}
+        content = raw
+        answer = self.client.request(
+            method,
+            self.fill(path),
+            params=self.fill(query),
+            headers=headers,
+            **({"json": self.fill(body)} if body is not None else {"content": content}),
+        )
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        return answer.status_code, answer.json() if is_json and answer.content else answer.text or {}
+
+    def fill(self, value: Any) -> Any:
+        """Put this server's ids in place of names in angle brackets."""
+        if isinstance(value, str):
+            return _PLACEHOLDER.sub(lambda match: self.ids.get(match[1], match[0]), value)
+        if isinstance(value, Mapping):
+            return {name: self.fill(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.fill(item) for item in value]
+        return value
+
+    def normalise(self, value: Any, name: str = "") -> Any:
+        """Put names in place of this server's ids and times."""
+        if name in _TIMES and isinstance(value, int):
+            return "<time>"
+        if name in {"next_page_token", "page_token"}:
+            return "<token>" if value else value
+        if isinstance(value, str):
+            for own, placeholder in self._names.items():
+                value = value.replace(own, placeholder) if len(own) > 8 else placeholder if value == own else value
+            return re.sub(r"mlflow-artifacts:/\d+/", "mlflow-artifacts:/<experiment>/", value)
+        if isinstance(value, dict):
+            return {key: self.normalise(item, key) for key, item in value.items() if key not in _OURS}
+        if isinstance(value, list):
+            items = [self.normalise(item) for item in value if item != {"key": "mlflow.user", "value": "me"}]
+            is_keyed = name in _UNORDERED and all(isinstance(item, dict) and "key" in item for item in items)
+            is_history = is_keyed and len({item["key"] for item in items}) < len(items)
+            return sorted(items, key=lambda item: str(item["key"])) if is_keyed and not is_history else items
+        return value
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {own: f"<{name}>" for name, own in self.ids.items()}
+
+
+class Oracle:
+    """MLflow's server and a hub. Every call goes to both, and an answer that differs fails the test.
+
+    Args:
+        theirs: Client of MLflow's server.
+        ours: Client of the hub.
+    """
+
+    def __init__(self, theirs: httpx.Client, ours: httpx.Client) -> None:
+        self.theirs, self.ours = Side(theirs), Side(ours)
+        self.differences: list[str] = []
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        raw: bytes | None = None,
+        save: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send a call to both servers and compare.
+
+        Args:
+            method: Method of HTTP.
+            path: Path below `/api/2.0/`; names in angle brackets stand for ids that were saved.
+            save: Name of an id by its place in the answer, such as `{"run1": "run.info.run_id"}`.
+        """
+        answers = []
+        for side in (self.theirs, self.ours):
+            status, tree = side.send(method, path, body, query, raw)
+            for name, place in (save or {}).items():
+                found = tree
+                for part in place.split("."):
+                    found = found.get(part, "") if isinstance(found, dict) else ""
+                if found:
+                    side.ids[name] = str(found)
+            if status >= 400:
+                tree = {"error_code": tree.get("error_code") if isinstance(tree, dict) else None}
+            answers.append(Answer(status, side.normalise(tree)))
+        theirs, ours = answers
+        if theirs != ours:
+            where = "\n".join(sorted(set(_paths_that_differ(theirs.tree, ours.tree))))
+            asked = str(body or query or raw)[:300]
+            self.differences.append(f"{method} {path} {asked}: {theirs.status}, hub {ours.status}\n{where}")
+        return theirs
+
+    def post(self, path: str, body: Any, **save: str) -> Answer:
+        return self.call("POST", f"mlflow/{path}", body, save=save)
+
+    def get(self, path: str, /, **query: Any) -> Answer:
+        return self.call("GET", f"mlflow/{path}", query=query)
+
+    def check(self) -> None:
+        """Fail with every difference since the last check."""
+        found, self.differences = self.differences, []
+        assert not found, "\n".join([f"{len(found)} answers differ", *found])
+
+
+def _paths_that_differ(theirs: Any, ours: Any, path: str = "") -> Iterator[str]:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for name in theirs.keys() | ours.keys():
+            yield from _paths_that_differ(theirs.get(name), ours.get(name), f"{path}.{name}")
+    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        for number, (one, other) in enumerate(zip(theirs, ours, strict=True)):
+            yield from _paths_that_differ(one, other, f"{path}[{number}]")
+    elif theirs != ours:
+        yield f"    {path}: {theirs!s:.300} | hub {ours!s:.300}"

@@ -1,0 +1,80 @@
+"""Programs of the locked environments of MLflow: its server, its client, its command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+OLD, NEW = "2.22.0", "3.17.2"
+READY_S, END_S, SCRIPT_S = 120.0, 30.0, 180.0
+
+
+def program(version: str, name: str) -> str:
+    """Return the path of a program of an environment, or skip the test where it is not made."""
+    folder = ROOT / ".make" / f"mlflow-{version}"
+    if not list(folder.glob(".ready-*")):
+        pytest.skip(f"MLflow {version} is not here: `make mlflow` makes its environment")
+    return str(folder / "bin" / name)
+
+
+def quiet(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program of MLflow, without settings of the user."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "SKYWARD_"))}
+    return kept | {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet", **more}
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """Run MLflow's own server in a folder, with one worker. Yields its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    database, artifacts = f"sqlite:///{folder}/mlflow.db", str(folder / "artifacts")
+    where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
+    command = [program(NEW, "mlflow"), "server", "--workers", "1", "--port", str(port), *where]
+    environment = quiet({"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=folder, env=environment, start_new_session=True
+        )  # fmt: skip
+        try:
+            _wait_until_ready(process, f"http://127.0.0.1:{port}", folder / "log")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(END_S)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    raise AssertionError(f"mlflow server did not start: {log.read_text()[-3000:]}")
+
+
+def run_program(version: str, arguments: list[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a program of an environment to its end and return its output."""
+    command = [program(version, arguments[0]), *arguments[1:]]
+    ended = subprocess.run(
+        command, cwd=folder, env=quiet(environment), capture_output=True, text=True, timeout=SCRIPT_S, check=False
+    )
+    assert ended.returncode == 0, f"{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+    return ended.stdout

@@ -1,0 +1,59 @@
+"""Unchanged clients of two MLflows log to a hub and read from it."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import httpx
+import pytest
+
+from skyward.testing.hub import HubServer
+
+from .programs import NEW, OLD, ROOT, run_program
+
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+def variables(server: HubServer) -> dict[str, str]:
+    return {"MLFLOW_TRACKING_URI": server.url, "MLFLOW_TRACKING_TOKEN": server.token}
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_fluent_api_autologging_and_commands_work_unchanged(
+    version: str, hub_server: HubServer, tmp_path: Path
+) -> None:
+    script = [str(SCRIPTS / "fluent.py")]
+    run = run_program(version, ["python", *script], tmp_path, variables(hub_server)).split()[-1]
+    with httpx.Client(base_url=hub_server.url, headers=hub_server.headers) as client:
+        asked = client.get("/api/2.0/mlflow/runs/get", params={"run_id": run}).json()["run"]
+    assert asked["info"]["status"] == "FINISHED"
+    listed = run_program(version, ["mlflow", "experiments", "search"], tmp_path, variables(hub_server))
+    assert "clients" in listed
+    experiment = asked["info"]["experiment_id"]
+    runs = run_program(
+        version, ["mlflow", "runs", "list", "--experiment-id", experiment], tmp_path, variables(hub_server)
+    )
+    assert run in runs
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_registry_works_behind_the_hubs_own_scheme(version: str, hub_server: HubServer, tmp_path: Path) -> None:
+    project = f"registry-{version.partition('.')[0]}"
+    with httpx.Client(base_url=hub_server.url, headers=hub_server.headers) as client:
+        client.post("/v1/projects", json={"name": project}).raise_for_status()
+        chosen = {
+            "MLFLOW_TRACKING_URI": hub_server.url.replace("http", "skyward", 1),
+            "SKYWARD_HUB_TOKEN": hub_server.token,
+            "SKYWARD_HUB_PROJECT": project,
+            "SKYWARD_HUB_SPOOL": str(tmp_path / "spool"),
+        }
+        script = [str(SCRIPTS / "registry.py"), sysconfig.get_path("purelib"), str(ROOT)]
+        run_program(version, ["python", *script], tmp_path, chosen)
+        asked = client.get("/v1/models", params={"project": project}).raise_for_status().json()
+    assert [model["name"] for model in asked["models"]] == ["iris"]
+
+
+def test_trainer_of_hugging_face_and_logger_of_lightning_work_unchanged(hub_server: HubServer, tmp_path: Path) -> None:
+    script = [str(SCRIPTS / "frameworks.py"), sysconfig.get_path("purelib")]
+    run_program(NEW, ["python", *script], tmp_path, variables(hub_server))
