@@ -94,8 +94,7 @@ def test_refusal_is_one_line_and_exit_status_1(capsys: pytest.CaptureFixture[str
     assert wrong.value.code == 2
 
 
-def test_status_is_equal_over_http_and_from_the_folder(command: Command, server: HubServer, tmp_path: Path) -> None:
-    hub.connect(server.url, server.token, spool=tmp_path / "spool")
+def test_status_is_equal_over_http_and_from_the_folder(command: Command, server: HubServer) -> None:
     with hub.start_run(experiment="counted") as run:
         run.log_metrics({"loss": 0.5}, step=1)
     asked = command("hub", "status")
@@ -127,10 +126,7 @@ def test_status_of_a_folder_without_a_hub_is_refused(capsys: pytest.CaptureFixtu
     assert "has no hub in it" in capsys.readouterr().err
 
 
-def test_runs_are_listed_shown_and_compared(
-    command: Command, server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hub.connect(server.url, server.token, spool=tmp_path / "spool")
+def test_runs_are_listed_shown_and_compared(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     made = []
     for rate in ("0.1", "0.2"):
         with hub.start_run(run_name=f"rate {rate}", experiment="listed") as run:

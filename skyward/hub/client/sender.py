@@ -261,7 +261,10 @@ class SenderThread:
         known = {self._log.path, *(log.path for log in self._others)}
         for path in logs_in(self._sender.folder):
             if path not in known:
-                log = SpoolLog(path)
+                try:
+                    log = SpoolLog(path)
+                except FileNotFoundError:  # its own process sent the rest meanwhile, and removed it
+                    continue
                 if log.try_lock():
                     self._others.append(log)
                 else:

@@ -56,9 +56,13 @@ class SpoolWriter:
         # Reentrant: a signal handler may log while its thread is within `append`.
         self._lock = threading.RLock()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # The file gets its name when it has its lock: another process would take a file without one for a dead
+        # process's, send it and remove it.
+        new = self.path.with_suffix(".new")
+        self._descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks: nobody else sends this file
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(self.path)
 
     def append(self, line: bytes) -> None:
         """Add a line. If the disk is full, keep it in memory until there is space again."""

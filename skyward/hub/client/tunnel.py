@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from ...errors import SkywardError
-from ...node.slot.channels import channel_of
 from ...node.slot.runtime import RunningCall, current_call
 from .settings import Address
 
@@ -50,6 +49,9 @@ class ProgramRequests:
     """
 
     def __init__(self, call: RunningCall, timeout_s: float) -> None:
+        # Only a task needs the wire, and what it imports is not on the path of a program that logs.
+        from ...node.slot.channels import channel_of
+
         self._timeout_s = timeout_s
         try:
             self._channel = channel_of(call, f"{NAME}/{os.urandom(8).hex()}")

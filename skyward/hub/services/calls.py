@@ -54,7 +54,15 @@ def experiment_number(experiment_id: str) -> int:
     Raises:
         Refusal: No experiment can have this id.
     """
-    if not (experiment_id.isascii() and experiment_id.isdigit() and len(experiment_id) < 19):
+    digits = experiment_id.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise Refusal(
+            Reason.INVALID,
+            f"experiment_id={experiment_id[:80]!r}: Experiment ID must be a valid integer; pass an id from the list of "
+            "experiments",
+            field="experiment_id",
+        )
+    if len(digits) > 18:
         raise no_experiment(experiment_id)
     return int(experiment_id)
 

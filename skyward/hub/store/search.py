@@ -177,6 +177,8 @@ def _filter_runs(query: Query, project: int, comparison: Comparison) -> None:
     elif entity is Entity.METRIC:
         number = find_key(query.snapshot, project, key)
         condition, values = query.compare("latest.value", operator, value)
+        if operator == "!=":
+            condition = f"({condition} OR latest.value IS NULL)"  # NULL stands for NaN, which differs from each number
         query.where(
             f"EXISTS (SELECT 1 FROM latest WHERE latest.run = run.pk AND latest.key = {number or 0} AND {condition})",
             *values,

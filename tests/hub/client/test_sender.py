@@ -261,9 +261,11 @@ def test_a_forked_worker_logs_to_the_run_and_its_rest_is_sent_by_the_parent(serv
     run.log_metrics({"parent": 0.0}, step=0)
     pid = os.fork()
     if pid == 0:
-        for step in range(100):
-            run.log_metrics({"child": float(step)}, step=step)
-        os._exit(0)  # at once: its sender has had no time
+        try:
+            for step in range(100):
+                run.log_metrics({"child": float(step)}, step=step)
+        finally:
+            os._exit(0)  # at once: its sender has had no time
     os.waitpid(pid, 0)
     run.end()
     assert [step for step, _ in server.points(run.id, "child")] == list(range(100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,24 @@ def records_in(folder: Path) -> list[list[Any]]:
             log.number, log.offset = batch.last, batch.end
         log.close()
     return found
+
+
+def test_a_new_file_of_records_is_never_seen_without_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def lock(descriptor: int, operation: int, real: Callable[[int, int], None] = fcntl.flock) -> None:
+        seen.append(len(logs_in(tmp_path)))
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    writer = SpoolWriter(tmp_path)
+    assert seen == [0]
+    (path,) = logs_in(tmp_path)
+    log = SpoolLog(path)
+    assert not log.try_lock()
+    writer.close()
+    assert log.try_lock()
+    log.close()
 
 
 def test_a_record_is_a_line_with_a_checksum() -> None:

@@ -2,7 +2,7 @@
 
 Some calls are left out, because the hub is stricter on purpose. It refuses a status that does not exist, a value that
 is `true`, a step of 1.5, an empty body and the history of an absent run. A taken name is RESOURCE_ALREADY_EXISTS
-on an update too. MLflow compares and sorts NaN as 0, so no search compares with NaN.
+on an update too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def test_experiments_answer_alike(oracle: Oracle) -> None:
     oracle.post("experiments/create", {})
     oracle.post("experiments/create", {"name": "n" * 501})
     oracle.get("experiments/get", experiment_id="<vision>")
-    oracle.get("experiments/get", experiment_id="987654")
+    for absent in ("987654", "-1", "abc"):
+        oracle.get("experiments/get", experiment_id=absent)
     oracle.get("experiments/get")
     oracle.get("experiments/get-by-name", experiment_name="vision")
     oracle.get("experiments/get-by-name", experiment_name="nowhere")
@@ -147,7 +148,7 @@ def runs(oracle: Oracle) -> Oracle:
     """An experiment with runs that differ in everything that a search can ask."""
     name = f"searched-{id(oracle)}"
     oracle.post("experiments/create", {"name": name}, searched="experiment_id")
-    values: list[Any] = [0.5, 0.25, 2, 1, None, 0.5]
+    values: list[Any] = [0.5, 0.25, 2, 1, None, "NaN"]
     for number, value in enumerate(values):
         make_run(oracle, f"r{number}", "<searched>", start_time=1_700_000_000_000 + number)
         body: dict[str, Any] = {"run_id": f"<r{number}>", "params": [{"key": "lr", "value": f"0.{number % 3}"}]}

@@ -62,14 +62,14 @@ def _begun(folder: Path, name: object) -> int:
 
 
 def test_each_evaluation_goes_where_it_is_expected_to_end_first() -> None:
-    quick, slow = _Slow("quick"), _Slow("slow", delay_s=0.1)
+    quick, slow = _Slow("quick"), _Slow("slow", delay_s=3.0)  # longer than a loaded machine stalls
     with AdaptiveCompute([slow, quick]) as compute:
         for n in range(10):
             assert compute.submit(job_of(n)).result(20).value["value"] == 2 * n + 1
         assert slow.taken == 1  # the first of equals, and not again when the other one is known
         assert quick.taken == 9
         states = {state.name: state for state in compute.workers}
-        assert states["slow"].latency_s > 0.09 > states["quick"].latency_s
+        assert states["slow"].latency_s > 2.9 > states["quick"].latency_s
     assert quick.submit(job_of(1)).result(20).value  # the user's stay open
     for dispatcher in (quick, slow):
         dispatcher.close()
