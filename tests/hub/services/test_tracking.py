@@ -47,7 +47,8 @@ def test_an_experiment_is_made_renamed_tagged_and_found(database: Database) -> N
     refused(tracking.create_experiment(ADA, " "), Reason.INVALID, "must be a text that is not empty")
     refused(tracking.create_experiment(VIEWER, "x"), Reason.FORBIDDEN, "may not write")
     refused(tracking.create_experiment(ADA, "x", None, "file:///etc"), Reason.INVALID, "must be a URI of an object")
-    refused(tracking.experiment(ADA, "12a"), Reason.MISSING, "No Experiment with id=12a exists")
+    refused(tracking.experiment(ADA, "12" * 4), Reason.MISSING, "No Experiment with id=12121212 exists")
+    refused(tracking.experiment(ADA, "12a"), Reason.INVALID, "Experiment ID must be a valid integer")
 
 
 def test_a_deleted_experiment_takes_its_runs_along_and_brings_them_back(database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from skyward.errors import UsageError
-from skyward.hub.store import registry_tables, schema
+from skyward.hub.store import registry_tables, schema, tables
 from skyward.hub.store.database import Database
 from skyward.hub.store.engines import database_url as parse
 from skyward.hub.store.engines import open_engine
@@ -30,6 +31,12 @@ def test_the_program_knows_all_revisions_in_their_order() -> None:
 
     assert script.get_current_head() == schema.HEAD == schema.REVISIONS[-1]
     assert tuple(revision.revision for revision in script.walk_revisions())[::-1] == schema.REVISIONS
+
+
+def test_the_page_about_the_hub_names_every_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hub.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \|$", page, re.MULTILINE)
+    assert sorted(named) == sorted(tables.metadata.tables)
 
 
 @pytest.mark.filterwarnings("ignore:Skipped unsupported reflection")
