@@ -87,6 +87,7 @@ def create_app(settings: Settings) -> HubApplication:
             owner=settings.auth.owner,
             with_auth=settings.auth.enabled,
             lost_after_s=settings.server.lost_after_s,
+            search_s=settings.database.search_s,
         )
 
     return HubApplication(settings, open_services)

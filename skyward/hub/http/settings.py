@@ -58,9 +58,11 @@ class DatabaseSettings:
 
     Attributes:
         url: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
+        search_s: Seconds that a search may take. A longer one is refused.
     """
 
     url: str = field(default="", repr=False)
+    search_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,7 @@ def open_hub(
     owner: str = "owner",
     with_auth: bool = True,
     lost_after_s: float = 60.0,
+    search_s: float = 15.0,
 ) -> Hub:
     """Open a hub.
 
@@ -128,12 +129,14 @@ def open_hub(
         owner: Name of the first user.
         with_auth: Whether requests need a token.
         lost_after_s: Seconds without heartbeat after which a run is lost.
+        search_s: Seconds that a search may take.
 
     Raises:
         UsageError: The database or the place cannot be used.
     """
     blobs = open_blobs(place)
-    return Hub(Database(database_url), blobs, owner=owner, with_auth=with_auth, lost_after_s=lost_after_s)
+    database = Database(database_url, search_s=search_s)
+    return Hub(database, blobs, owner=owner, with_auth=with_auth, lost_after_s=lost_after_s)
 
 
 def owner_of(database: Database, name: str, project: str) -> Actor:

@@ -142,7 +142,7 @@ class LoggedModels(Service):
         orders = [(_order(name, is_ascending), dataset) for name, is_ascending, dataset in order_by]
         numbers = sorted({experiment_number(number) for number in experiment_ids})
         offset = offset_in(page_token)
-        found = await self.database.read(
+        found = await self.database.search(
             logged_models.search_logged_models,
             actor.project,
             numbers,

@@ -90,7 +90,7 @@ class Registry(LoggedModels):
         comparisons = parse_filter(filter, REGISTERED_MODELS)
         orders = parse_order(few_orders(order_by), REGISTERED_MODEL_ORDERS)
         offset = offset_in(page_token)
-        found = await self.database.read(
+        found = await self.database.search(
             registry_search.search_models, actor.project, comparisons, orders, legal_limit(limit) + 1, offset
         )
         return page_from(found, limit, offset)
@@ -213,7 +213,7 @@ class Registry(LoggedModels):
         comparisons = parse_filter(filter, MODEL_VERSIONS)
         orders = parse_order(few_orders(order_by), MODEL_VERSION_ORDERS)
         offset = offset_in(page_token)
-        found = await self.database.read(
+        found = await self.database.search(
             registry_search.search_versions, actor.project, comparisons, orders, legal_limit(limit) + 1, offset, model
         )
         return page_from(found, limit, offset)

@@ -58,7 +58,7 @@ class Searches(Service):
         comparisons, orders = parse_filter(filter, EXPERIMENTS), parse_order(few_orders(order_by), EXPERIMENTS)
         offset = offset_in(page_token)
         lifecycle = View(view).lifecycle
-        found = await self.database.read(
+        found = await self.database.search(
             search.search_experiments, actor.project, comparisons, orders, lifecycle, legal_limit(limit) + 1, offset
         )
         return page_from(found, limit, offset)
@@ -90,7 +90,7 @@ class Searches(Service):
         numbers = None if experiment_ids is None else sorted({experiment_number(number) for number in experiment_ids})
         offset = offset_in(page_token)
         lifecycle = View(view).lifecycle
-        found = await self.database.read(
+        found = await self.database.search(
             search.search_runs, actor.project, numbers, comparisons, orders, lifecycle, legal_limit(limit) + 1, offset
         )
         return page_from(found, limit, offset)

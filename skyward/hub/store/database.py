@@ -23,7 +23,8 @@ from .writer import GroupWriter
 P = ParamSpec("P")
 T = TypeVar("T")
 
-READERS = 4
+READERS, SEARCHERS = 4, 3
+"""Threads that read, and those that search. All others go on while the longest searches are at work."""
 
 
 def milliseconds() -> int:
@@ -41,12 +42,15 @@ class Database:
         url: `sqlite:///FILE` or `postgresql://USER@HOST/NAME`.
         clock: Wall clock in milliseconds.
         migrate: Whether an older database is migrated. Otherwise it is refused, as a newer one always is.
+        search_s: Seconds that a search may take.
 
     Raises:
         UsageError: The database is of a newer program, or in use by another process (SQLite).
     """
 
-    def __init__(self, url: str, *, clock: Callable[[], int] = milliseconds, migrate: bool = True) -> None:
+    def __init__(
+        self, url: str, *, clock: Callable[[], int] = milliseconds, migrate: bool = True, search_s: float = 15.0
+    ) -> None:
         address = database_url(url)
         self.clock = clock
         self.path = sqlite_path(address)
@@ -55,13 +59,15 @@ class Database:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = ProcessLock(self.path.with_name(self.path.name + ".lock"))
         self._write_engine: Engine = open_engine(address, connections=1, writes=True)
-        self._read_engine: Engine = open_engine(address, connections=READERS, writes=False)
+        self._read_engine: Engine = open_engine(address, connections=READERS + SEARCHERS, writes=False)
         try:
             prepare_schema(self._write_engine, clock(), migrate=migrate)
         except BaseException:
             self._close_engines()
             raise
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="skyward-hub-reader")
+        self._searchers = ThreadPoolExecutor(SEARCHERS, thread_name_prefix="skyward-hub-searcher")
+        self._search_s = search_s
         self._writer = GroupWriter(self._write_engine, clock, self._note)
         self.sealer = Sealer(self)
 
@@ -98,6 +104,24 @@ class Database:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, lambda: self.read_and_wait(operation, *arguments, **options))
 
+    async def search(
+        self, operation: Callable[Concatenate[ReadSnapshot, P], T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """Do what `read` does for a search, whose filter decides how long it takes.
+
+        Searches have threads of their own, so long ones delay no other request.
+
+        Raises:
+            Refusal: As for `read`; or INVALID, when its time is up.
+        """
+
+        def limited(snapshot: ReadSnapshot) -> T:
+            with snapshot.time_limit(self._search_s):
+                return operation(snapshot, *arguments, **options)
+
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._searchers, lambda: self.read_and_wait(limited))
+
     def read_and_wait(
         self, operation: Callable[Concatenate[ReadSnapshot, P], T], *arguments: P.args, **options: P.kwargs
     ) -> T:
@@ -112,7 +136,8 @@ class Database:
                 if classify(error) is Failure.OTHER:
                     raise
                 attempt += 1
-                if attempt > READERS:  # no connection of the pool outlives a restart of the server, so one is new
+                # No connection of the pool outlives a restart of the server, so one attempt has a new one.
+                if attempt > READERS + SEARCHERS:
                     raise unavailable(error) from error
 
     def close(self) -> None:
@@ -120,6 +145,7 @@ class Database:
         self.sealer.close()
         self._writer.close()
         self._readers.shutdown()
+        self._searchers.shutdown()
         self._close_engines()
 
     def _note(self, logged: Mapping[int, tuple[int, set[int]]]) -> None:

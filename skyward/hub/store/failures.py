@@ -76,6 +76,24 @@ def value_fault(error: Exception) -> Refusal | None:
     return None
 
 
+def was_interrupted(error: BaseException) -> bool:
+    """Report whether a statement was ended because its time was up."""
+    cause = driver_error(error)
+    return (
+        getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT
+        or getattr(cause, "sqlstate", "") == "57014"  # query_canceled
+    )
+
+
+def took_too_long(seconds: float) -> Refusal:
+    """Make the refusal for a search that takes too long. It would again, so clients must not repeat it."""
+    return Refusal(
+        Reason.INVALID,
+        f"filter: the search took longer than {seconds:g} s; search fewer experiments, or use fewer LIKE patterns",
+        field="filter",
+    )
+
+
 def unavailable(error: BaseException) -> Refusal:
     """Make the refusal for a database that cannot be used now. It names no path and no SQL."""
     cause = driver_error(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -252,12 +251,22 @@ def _has_status(state: RunState, operator: str, value: object) -> bool:
     """Compare a state under both of its names: the hub's and MLflow's."""
     spellings = (state.value, MLFLOW_STATUS[state])
     if operator in {"LIKE", "ILIKE"}:
-        parts = re.split("([%_])", str(value))
-        pattern = "".join({"%": ".*", "_": "."}.get(part, re.escape(part)) for part in parts)
-        flags = re.IGNORECASE if operator == "ILIKE" else re.NOFLAG
-        return any(re.fullmatch(pattern, spelling, flags) for spelling in spellings)
+        return any(_is_like(spelling, str(value), ignores_case=operator == "ILIKE") for spelling in spellings)
     wanted = value if isinstance(value, tuple) else (value,)
     return any(spelling in wanted for spelling in spellings) == (operator in {"=", "IN"})
+
+
+def _is_like(text: str, pattern: str, *, ignores_case: bool) -> bool:
+    """Match as LIKE does, in time that is the product of both lengths: a regular expression can take minutes."""
+    if ignores_case:
+        text, pattern = text.lower(), pattern.lower()
+    ends = {0}  # of the beginnings of the text that the pattern so far matches
+    for sign in pattern:
+        if sign == "%":
+            ends = set(range(min(ends, default=len(text) + 1), len(text) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(text) and sign in ("_", text[end])}
+    return len(text) in ends
 
 
 def _filter_experiments(query: Query, comparison: Comparison) -> None:

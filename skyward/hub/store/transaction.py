@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
 
 from .engines import in_postgresql
-from .failures import value_fault
+from .failures import took_too_long, value_fault, was_interrupted
 
 if TYPE_CHECKING:
     from ..model.points import PointColumns
     from .key_cache import KeyCache
+
+
+_STEPS = 10_000
+"""Instructions of SQLite's virtual machine between two looks at the clock: some milliseconds."""
 
 
 class ReadSnapshot:
@@ -48,6 +54,24 @@ class ReadSnapshot:
             return self._driver.execute(in_postgresql(sql) if self.is_postgresql else sql, parameters)
         except Exception as error:
             raise value_fault(error) or error from None
+
+    @contextmanager
+    def time_limit(self, seconds: float) -> Iterator[None]:
+        """Refuse the statements of the block if they take longer. In PostgreSQL, each statement has the whole time."""
+        if self.is_postgresql:
+            self._driver.execute(f"SET LOCAL statement_timeout = {max(1, int(seconds * 1000))}")
+        else:
+            ends_at = time.monotonic() + seconds
+            self._driver.set_progress_handler(lambda: time.monotonic() > ends_at, _STEPS)
+        try:
+            yield
+        except Exception as error:
+            if was_interrupted(error):
+                raise took_too_long(seconds) from None
+            raise
+        finally:
+            if not self.is_postgresql:
+                self._driver.set_progress_handler(None, 0)
 
 
 class Transaction(ReadSnapshot):
