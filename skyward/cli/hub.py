@@ -91,12 +91,13 @@ def _up(arguments: argparse.Namespace) -> int:
     from ..hub.http.local import welcome
     from ..hub.http.serve import serve
     from ..hub.http.settings import data_folder, local_settings
+    from ..hub.store.lock import make_folder
 
     if arguments.runs:
         check_runs(arguments.runs)
     data = Path(arguments.data).absolute() if arguments.data else data_folder()
     os.umask(0o077)  # the database holds what others on this machine must not read
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder("data", data)
 
     async def greet(hub: Hub, url: str) -> None:
         greeting = await welcome(hub, url, data)

@@ -52,6 +52,13 @@ def test_second_hub_on_a_folder_is_refused_with_the_firsts_pid(tmp_path: Path) -
     assert stop(process) == 0
 
 
+def test_hub_names_a_folder_that_it_cannot_make() -> None:
+    command = [sys.executable, "-m", "skyward", "hub", "up", "--data", "/proc/nowhere", "--port", "0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("skyward: data='/proc/nowhere': cannot be written (No such file or directory); ")
+
+
 def test_hub_without_authentication_lets_local_programs_in(tmp_path: Path) -> None:
     process, info = start(tmp_path, "--no-auth")
     assert info["token"] is None

@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from ..model.refusal import Refusal
-from .engines import database_url, open_engine, sqlite_path
+from .engines import database_url, open_engine, sqlite_path, unusable
 from .failures import Failure, classify, unavailable
-from .lock import ProcessLock
+from .lock import ProcessLock, make_folder
 from .schema import prepare_schema
 from .sealer import Sealer
 from .transaction import ReadSnapshot, Transaction
@@ -45,7 +46,8 @@ class Database:
         search_s: Seconds that a search may take.
 
     Raises:
-        UsageError: The database is of a newer program, or in use by another process (SQLite).
+        UsageError: The database cannot be reached or written, is of a newer program, or is in use by another process
+            (SQLite).
     """
 
     def __init__(
@@ -56,12 +58,15 @@ class Database:
         self.path = sqlite_path(address)
         self._lock: ProcessLock | None = None
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder("data", self.path.parent)
             self._lock = ProcessLock(self.path.with_name(self.path.name + ".lock"))
         self._write_engine: Engine = open_engine(address, connections=1, writes=True)
         self._read_engine: Engine = open_engine(address, connections=READERS + SEARCHERS, writes=False)
         try:
             prepare_schema(self._write_engine, clock(), migrate=migrate)
+        except DBAPIError as error:
+            self._close_engines()
+            raise unusable(address, error) from error
         except BaseException:
             self._close_engines()
             raise

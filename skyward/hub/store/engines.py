@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from ...errors import UsageError
@@ -34,9 +35,12 @@ def database_url(url: str) -> URL:
         url: `sqlite:///FILE` or `postgresql://USER@HOST/NAME`.
 
     Raises:
-        UsageError: It names another kind of database.
+        UsageError: It is no address, or names another kind of database.
     """
-    address = make_url(url)
+    try:
+        address = make_url(url)
+    except ArgumentError:  # its text may hold a password
+        raise UsageError("database: is not an address; use sqlite:///FILE or postgresql://USER@HOST/NAME") from None
     if address.get_backend_name() == "postgresql":
         return address.set(drivername="postgresql+psycopg")
     if address.get_backend_name() == "sqlite" and address.database:
@@ -45,6 +49,15 @@ def database_url(url: str) -> URL:
         f"database={address.render_as_string(hide_password=True)!r}: is not a database of the hub; "
         "use sqlite:///FILE or postgresql://USER@HOST/NAME"
     )
+
+
+def unusable(address: URL, error: DBAPIError) -> UsageError:
+    """Describe why a database cannot be used."""
+    shown = address.render_as_string(hide_password=True)
+    problem = str(error.orig).partition("\n")[0]
+    is_sqlite = address.get_backend_name() == "sqlite"
+    advice = "name another folder, or restore a backup" if is_sqlite else "check the address, and that its server runs"
+    return UsageError(f"database={shown!r}: cannot be used ({problem}); {advice}")
 
 
 def sqlite_path(address: URL) -> Path | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..model.refusal import Reason, Refusal
 from .blobs import HASH, PIECE, UNFINISHED_S, check_content, missing_blob
+from .lock import make_folder
 
 
 class FolderBlobs:
@@ -24,7 +25,8 @@ class FolderBlobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unfinished = folder / "unfinished"
-        self._unfinished.mkdir(parents=True, exist_ok=True)
+        make_folder("storage.folder", folder)
+        make_folder("storage.folder", self._unfinished)
 
     def writer(self) -> FolderBlobWriter:
         return FolderBlobWriter(self, self._unfinished / uuid.uuid4().hex)

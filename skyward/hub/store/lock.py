@@ -1,4 +1,4 @@
-"""Lock file beside an SQLite database: one process writes to it, and a second one is refused."""
+"""Folder of a hub, and the lock file beside its SQLite database: one process writes, and a second one is refused."""
 
 from __future__ import annotations
 
@@ -9,15 +9,38 @@ from pathlib import Path
 from ...errors import UsageError
 
 
+def make_folder(name: str, folder: Path) -> None:
+    """Make a folder and those above it, where they are missing.
+
+    Args:
+        name: Name of the setting, for errors.
+        folder: Its path.
+
+    Raises:
+        UsageError: It cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(name, folder, error) from error
+
+
+def _unwritable(name: str, folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"{name}={str(folder)!r}: cannot be written ({error.strerror}); name a folder of yours")
+
+
 class ProcessLock:
     """Hold `path` locked for this process until `release`. The kernel releases it when the process dies.
 
     Raises:
-        UsageError: Another process holds it.
+        UsageError: Another process holds it, or the folder cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable("data", path.parent, error) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

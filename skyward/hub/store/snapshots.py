@@ -9,7 +9,7 @@ from sqlalchemy import inspect
 from sqlalchemy.exc import DatabaseError
 
 from ...errors import UsageError
-from .engines import database_url, open_engine, sqlite_path
+from .engines import database_url, open_engine, sqlite_path, unusable
 from .schema import HEAD
 from .transaction import ReadSnapshot
 
@@ -35,8 +35,7 @@ def snapshot_of(url: str) -> Iterator[ReadSnapshot]:
             _check_revision(ReadSnapshot(connection), inspect(connection).get_table_names())
             yield ReadSnapshot(connection)
     except DatabaseError as error:
-        shown = address.render_as_string(hide_password=True)
-        raise UsageError(f"database={shown!r}: cannot be read ({error.orig}); check the address") from error
+        raise unusable(address, error) from error
     finally:
         engine.dispose()
 

@@ -208,3 +208,26 @@ def test_two_servers_write_the_same_rows_of_postgresql(postgres: PostgresServer)
         server.close()
     postgres.drop_database(url)
     assert latest == [(199, 50)]
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        (
+            "postgresql://hub:secret@127.0.0.1:9/hub",
+            r"'postgresql\+psycopg://hub:\*\*\*@127.0.0.1:9/hub': cannot be used",
+        ),
+        ("sqlite:///{folder}/junk/hub.db", r"cannot be used \(file is not a database\); name another folder"),
+        ("sqlite:////proc/nowhere/hub.db", "data='/proc/nowhere': cannot be written"),
+        ("secret", "is not an address; use sqlite:///FILE or postgresql://USER@HOST/NAME"),
+        ("mysql://ada:secret@127.0.0.1/hub", r"'mysql://ada:\*\*\*@127.0.0.1/hub': is not a database of the hub"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_refused_in_words(tmp_path: Path, url: str, problem: str) -> None:
+    (tmp_path / "junk").mkdir()
+    (tmp_path / "junk" / "hub.db").write_text("this is a letter to a friend and not a database " * 100)
+
+    with pytest.raises(UsageError, match=problem) as refused:
+        Database(url.format(folder=tmp_path))
+
+    assert "secret" not in str(refused.value)
