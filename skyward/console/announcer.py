@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -84,7 +85,8 @@ class EventStream(Iterator[Event]):
 
 observers: dict[str, Callable[[Callable[[], EventStream]], None]] = {}
 """Functions of this process that are called when a pool starts, by name of their library. Each receives a function that
-returns a new reader of the pool's events. It must return at once.
+returns a new reader of the pool's events. It must return at once. The entry points `skyward.observers` of installed
+packages name libraries that add to them, each by the variable of the environment that turns it on.
 """
 
 
@@ -181,12 +183,29 @@ class Announcer:
 
 
 def observe(announcer: Announcer) -> None:
-    """Tell the observers of this process that a pool starts."""
+    """Tell the observers of this process that a pool starts. It includes those that its environment asks for."""
+    if any(name.startswith("SKYWARD_") and name.endswith("_URL") for name in os.environ):
+        _load_observers()
     for observer in observers.values():
         try:
             observer(announcer.listen)
         except Exception:  # an observer must not keep a pool from starting
             _log.exception("observer of pools raised an error; it does not see this pool:")
+
+
+def _load_observers() -> None:
+    """Import the libraries that observe pools if a variable of the environment is set. They add their observers.
+
+    Looking them up takes up to 20 ms, which a program with no such variable does not spend.
+    """
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="skyward.observers"):
+        if os.environ.get(entry.name):
+            try:
+                entry.load()
+            except Exception:  # a pool starts, whatever the library lacks
+                _log.exception("observer %s of pools cannot be imported; it does not see this pool:", entry.value)
 
 
 def _call_with_each(function: Callable[[Event], object], stream: EventStream) -> None:

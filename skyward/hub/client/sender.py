@@ -165,7 +165,8 @@ class SenderThread:
         self._wake, self._hurry = threading.Event(), threading.Event()
         self._is_closing = False
         self._flushed = threading.Condition()
-        self._sent_at = self._beat_at = self._looked_at = -1e9
+        self._sent_at = self._looked_at = -1e9
+        self._beat_at = time.monotonic()  # the hub refuses a heartbeat of a run that it does not know yet
         self._backoff_s = 0.0
         self._thread = threading.Thread(target=self._run, name="skyward-hub-sender", daemon=True)
         self._thread.start()

@@ -87,6 +87,30 @@ def test_commands_of_the_hub_stop_a_training_in_a_task(server: HubServer, tmp_pa
         assert 0 < future.result(60) < 3000
 
 
+def test_a_gang_logs_one_run_through_the_program_and_each_rank_its_load(server: HubServer, tmp_path: Path) -> None:
+    def train_as_rank(folder: Path) -> str | None:
+        from skyward.training import DDPTrainer, DDPTrainingArguments
+        from tests.training.frameworks import same_records
+
+        args = DDPTrainingArguments(
+            output_dir=folder, max_steps=4, per_device_train_batch_size=2, logging_steps=1, use_cpu=True, save_steps=2
+        )
+        logger = hub.HubLogger(run_name="gang", experiment="gangs")
+        DDPTrainer(same_records.Line(), args, train_dataset=same_records.rows(), callbacks=[logger]).train()
+        return logger.run_id
+
+    gang = sky.compute(sky.integrations.torch(backend="gloo")(train_as_rank))
+    with sky.ComputePool(sky.Local(), nodes=2, logs=False) as pool:
+        ids = gang(tmp_path / "out") @ pool
+    (run,) = hub.runs()
+    assert ids == [run.id, run.id]
+    assert (run.name, run.status) == ("gang", "completed")
+    assert list(run.history("loss").steps) == [1, 2, 3, 4]
+    for rank in range(2):
+        assert run.history(f"system/rank{rank}/memory_gb").values[-1] > 0
+    assert run.artifacts() == [f"checkpoints/checkpoint-{step}.json" for step in (2, 4)]
+
+
 def test_without_a_hub_of_the_program_a_run_is_a_folder_at_once(tmp_path: Path) -> None:
     def log() -> tuple[str, bool]:
         began = time.monotonic()
