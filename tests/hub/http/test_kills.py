@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -137,7 +138,7 @@ def test_every_acknowledged_point_and_artifact_survives_fifty_kills(
         writer.start()
     for _ in range(KILLS):
         counts = [len(writer.points) for writer in writers]
-        until(lambda counts=counts: all(len(w.points) > n for w, n in zip(writers, counts, strict=True)))
+        until(partial(have_grown, writers, counts))
         time.sleep(pauses.uniform(0, LONGEST_LIFE_S))  # not for luck: any instant will do
         process.kill()
         process.process = process.start()
@@ -155,6 +156,10 @@ def test_every_acknowledged_point_and_artifact_survives_fifty_kills(
     points, files = (sum(counts) for counts in zip(*found, strict=True))
     sent, put = (sum(len(getattr(writer, name)) for writer in writers) for name in ("points", "files"))
     print(f"{KILLS} kills; acknowledged: {sent} points, {put} artifacts; found: {points} points, {files} artifacts")
+
+
+def have_grown(writers: list[Writer], counts: list[int]) -> bool:
+    return all(len(writer.points) > count for writer, count in zip(writers, counts, strict=True))
 
 
 def check_run(url: str, token: str, writer: Writer) -> tuple[int, int]:
