@@ -8,9 +8,10 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from ..model.pools import PoolEvent
+from .tables import OF_CALL, OF_REST
 from .transaction import ReadSnapshot, Transaction
 
-CALL, CALL_BEGAN = "call", "call.began"
+CALL = "call"
 _COLUMNS = (
     'id, name, provider, "user", nodes, started_at, heard_at, cost_at, client, state, ready_at, ended_at, reason,'
     ' price, spent, calls, failed, lost, replaced, "last", pk'
@@ -97,9 +98,8 @@ def add_events(tx: Transaction, pool: int, rows: Sequence[tuple[int, int, str, i
 def events_of(snapshot: ReadSnapshot, pool: int, limit: int) -> list[PoolEvent]:
     """Return the events of a pool that are about no call, the first ones."""
     rows = snapshot.execute(
-        'SELECT number, "at", kind, node, body FROM pool_event WHERE pool = ? AND kind NOT IN (?, ?)'
-        " ORDER BY number LIMIT ?",
-        (pool, CALL, CALL_BEGAN, limit),
+        f'SELECT number, "at", kind, node, body FROM pool_event WHERE pool = ? AND {OF_REST} ORDER BY number LIMIT ?',
+        (pool, limit),
     ).fetchall()
     return [PoolEvent(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows]
 
@@ -107,8 +107,8 @@ def events_of(snapshot: ReadSnapshot, pool: int, limit: int) -> list[PoolEvent]:
 def calls_of(snapshot: ReadSnapshot, pool: int, limit: int) -> list[PoolEvent]:
     """Return the last events of a pool about calls, in their order."""
     rows = snapshot.execute(
-        'SELECT number, "at", kind, node, body FROM pool_event WHERE pool = ? AND kind IN (?, ?)'
+        f'SELECT number, "at", kind, node, body FROM pool_event WHERE pool = ? AND {OF_CALL}'
         " ORDER BY number DESC LIMIT ?",
-        (pool, CALL, CALL_BEGAN, limit),
+        (pool, limit),
     ).fetchall()
     return [PoolEvent(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in reversed(rows)]

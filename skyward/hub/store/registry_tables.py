@@ -5,7 +5,7 @@ The hub keeps pointers to weights here, never weights. `metadata` of this module
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, SmallInteger, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, SmallInteger, Table, Text, UniqueConstraint, text
 
 from .access_tables import metadata
 from .tables import INTEGER, identity
@@ -106,7 +106,7 @@ logged_model = Table(
     Column("params", Text, nullable=False),  # JSON, for pages; `logged_model_attribute` is for searches
     Column("tags", Text, nullable=False),
     UniqueConstraint("project", "id"),
-    Index("logged_model_by_creation", "experiment", "lifecycle", "created_at", "id"),
+    Index("logged_model_by_creation", "experiment", "lifecycle", text("created_at DESC"), "id"),
     sqlite_autoincrement=True,
 )
 

@@ -288,6 +288,9 @@ pool = Table(
     sqlite_autoincrement=True,
 )
 
+OF_CALL, OF_REST = "kind IN ('call', 'call.began')", "kind NOT IN ('call', 'call.began')"
+"""Events about calls, and all others. Each has an index of its own, because a page shows the ends of both lists."""
+
 pool_event = Table(
     "pool_event",
     metadata,
@@ -297,5 +300,6 @@ pool_event = Table(
     Column("kind", Text, nullable=False),
     Column("node", BigInteger),
     Column("body", Text, nullable=False),  # JSON
-    Index("pool_event_by_kind", "pool", "kind", "number"),
+    Index("pool_event_of_call", "pool", "number", sqlite_where=text(OF_CALL), postgresql_where=text(OF_CALL)),
+    Index("pool_event_of_rest", "pool", "number", sqlite_where=text(OF_REST), postgresql_where=text(OF_REST)),
 )

@@ -11,12 +11,14 @@ import pytest
 
 from skyward.hub.model.runs import Lifecycle
 from skyward.hub.model.search import RUNS, parse_filter, parse_order
+from skyward.hub.services.registry import Registry
 from skyward.hub.services.tracking import Tracking
-from skyward.hub.store import artifacts, runs, sealing, search
+from skyward.hub.store import artifacts, logged_models, pools, runs, sealing, search
 from skyward.hub.store.arrivals import Arrivals
 from skyward.hub.store.database import Database
 from skyward.hub.store.history import read_history
 from skyward.hub.store.points import has_points
+from skyward.hub.store.pools import PoolRow
 from skyward.hub.store.transaction import Transaction
 from tests.hub.services.hubs import ADA, columns
 
@@ -139,3 +141,59 @@ def test_the_newest_runs_are_read_in_the_order_of_their_index(filled: Database) 
     assert "run_by_start" in plan
     assert "TEMP B-TREE" not in plan
     assert "Sort" not in plan
+
+
+# Pools and models -----------------------------------------------------------------------------------------------------
+
+
+def add_pools(tx: Transaction) -> None:
+    """Add pools with some events, most of which are calls."""
+    for number in range(10):
+        row = PoolRow(
+            f"{number:032x}", "p", "local", "ada", 1, started_at=number, heard_at=0, cost_at=0, client="c", state="open"
+        )
+        assert pools.add_pool(tx, 1, row)
+        kinds = ["node.ready", *["call.began", "call"] * 20, "cost"]
+        pools.add_events(tx, row.pk, [(at, at, kind, 0, {}) for at, kind in enumerate(kinds, 1)])
+
+
+def test_no_statement_about_pools_walks_over_a_table_or_sorts_the_events_of_a_pool(database: Database) -> None:
+    def operation(tx: Transaction) -> list[str]:
+        add_pools(tx)
+        if tx.is_postgresql:
+            tx.execute("ANALYZE pool_event")
+            tx.execute("SET LOCAL enable_sort = off")  # sorting 40 rows is cheaper; sorting all is what must not be
+        recorder = Recorder(tx)
+        row = pools.find_pool(recorder, 1, f"{3:032x}")
+        assert row is not None
+        pools.update_pool(recorder, row)
+        assert [found.started_at for found in pools.pools_before(recorder, 1, 3, (5, 2**62))] == [5, 4, 3]
+        assert [event.kind for event in pools.events_of(recorder, row.pk, 5)] == ["node.ready", "cost"]
+        assert [event.number for event in pools.calls_of(recorder, row.pk, 3)] == [39, 40, 41]
+        plans = dict(recorder.plans)
+        (of_rest,) = [plan for sql, plan in plans.items() if "NOT IN" in sql]
+        assert "pool_event_of_rest" in of_rest
+        assert not any("TEMP B-TREE" in plan or "Sort" in plan for plan in plans.values())
+        return scans(recorder)
+
+    assert database.write_and_wait(operation) == []
+
+
+def test_the_newest_logged_models_are_read_in_the_order_of_their_index(database: Database) -> None:
+    models = Registry(database)
+
+    async def fill() -> None:
+        for number in range(30):
+            await models.create_logged_model(ADA, "0", name=f"m{number}")
+
+    def operation(tx: Transaction) -> list[str]:
+        recorder = Recorder(tx)
+        assert len(logged_models.search_logged_models(recorder, 1, [0], (), (), (), 5, 0)) == 5
+        plan = next(plan for sql, plan in recorder.plans if "ORDER BY logged_model.created_at" in sql)
+        assert "logged_model_by_creation" in plan
+        assert "TEMP B-TREE" not in plan
+        assert "Sort" not in plan
+        return scans(recorder)
+
+    asyncio.run(fill())
+    assert database.write_and_wait(operation) == []
