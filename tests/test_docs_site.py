@@ -8,10 +8,13 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 
 import pytest
 import yaml
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 ROOT = Path(__file__).parent.parent
 
@@ -96,3 +99,20 @@ def test_every_key_of_the_hubs_configuration_has_a_row_with_a_text(assembled: Pa
             row = next(line for line in page.splitlines() if f"`SKYWARD_HUB_{section}_{field.name}`".upper() in line)
             assert row.startswith(f"| `{field.name}` | ")
             assert row.endswith(". |"), row
+
+
+def test_a_page_read_from_a_folder_has_workers_for_its_search(page: Page, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    shim = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["extra"]["polyfills"]
+    (tmp_path / "worker.js").write_text(
+        "addEventListener('message', event => postMessage([event.data, 'IFrameWorker' in parent]))"
+    )
+    (tmp_path / "index.html").write_text(
+        f"<!doctype html><script src='{ROOT / 'docs' / 'site' / shim[0]}'></script><p id=answer></p><script>"
+        "const worker = new Worker('worker.js');"
+        "worker.addEventListener('message', event => answer.textContent = JSON.stringify(event.data));"
+        "worker.postMessage('lease')</script>"
+    )
+    page.goto((tmp_path / "index.html").as_uri())
+    expect(page.locator("#answer")).to_have_text('["lease",true]')

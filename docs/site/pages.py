@@ -57,7 +57,7 @@ def _write_all(folder: Path) -> Iterator[str]:
     for name in sorted(files | {str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("pictures/*.svg")}):
         _copy(ROOT / name, folder / name)
         yield name
-    for path in (ROOT / "docs" / "site").glob("*.css"):
+    for path in (*(ROOT / "docs" / "site").glob("*.css"), *(ROOT / "docs" / "site").glob("*.js")):
         _copy(path, folder / path.name)
         yield path.name
 
