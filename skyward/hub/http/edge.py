@@ -14,7 +14,7 @@ import msgspec
 
 from ..model.access import Right
 from ..model.refusal import Reason, Refusal
-from . import bodies
+from . import bodies, pages
 from .credentials import Credentials
 from .faults import HttpRefusal, MlflowFault, WireFault, mlflow_fault, v1_fault
 from .reply import JSON, Bytes, HttpReply
@@ -94,7 +94,11 @@ class Edge:
             method: str = scope["method"]
             try:
                 route, names = self._table.match("GET" if method == "HEAD" else method, path)
-            except Refusal:
+            except Refusal as refusal:
+                if isinstance(refusal, NoSuchPath) and pages.is_missing_page(method, path, headers):
+                    page = pages.missing(headers)
+                    await _send_reply(page, request_id, send, without_body=False)
+                    return None, page.status
                 # A stranger learns nothing about which paths exist.
                 await self._credentials.actor(scope, headers, path, Right.READ)
                 raise

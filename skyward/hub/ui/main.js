@@ -17,12 +17,13 @@ import { Shell } from "./parts/shell.js";
 import { Dialogs, Empty, Notices } from "./parts/widgets.js";
 
 function Missing() {
-  return html`<${Empty} icon="search" title="There is no such page"><a class="button" href="/experiments">Go to the experiments</a><//>`;
+  return html`<${Empty} icon="search" title="There is no such page"><p>The address may be mistyped, or its link may come from another version of the hub.</p><a class="button" href="/experiments">Go to the experiments</a><//>`;
 }
 
 /** @param {string} where */
 function pageFor(where) {
-  const [, room = "", id = ""] = where.split("/").map(decodeURIComponent);
+  const [, room = "", id = "", ...rest] = where.split("/").map(decodeURIComponent);
+  if (rest.join("")) return html`<${Missing} />`;
   if (room === "" || (room === "experiments" && !id)) return html`<${ExperimentsPage} />`;
   if (room === "experiments") return html`<${RunsPage} key=${id} experiment=${id} />`;
   if (room === "runs") return id ? html`<${RunPage} key=${id} id=${id} />` : html`<${RunsPage} key="all" />`;

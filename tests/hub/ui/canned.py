@@ -86,11 +86,45 @@ def run_of(index: int) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names that users of a hub choose."""
+
+    user: str = "ada"
+    member: str = "grace"
+    project: str = "default"
+    experiment: str = "pretraining"
+    run: str = ""
+    metric: str = ""
+    param: str = ""
+    value: str = ""
+    token: str = "laptop"
+    pool: str = "train"
+    file: str = ""
+
+
+LONG_NAMES = Names(
+    user="wilhelmina.featherstonehaugh@computational-linguistics.uni-x.de",
+    member="m" * 63,
+    project="project-of-all-language-models-" + "x" * 32,
+    experiment="experiment_" + "long-" * 20 + "e" * 389,
+    run="run_" + "r" * 246,
+    metric="evaluation/" + "m" * 239,
+    param="param_" + "p" * 244,
+    value="/scratch/" + "v" * 491,
+    token="token of a machine with a name that has words " + "t" * 204,
+    pool="pool_" + "p" * 95,
+    file="checkpoint_" + "f" * 200 + ".txt",
+)
+"""As long as a hub takes them, mostly without a place where a line may break."""
+
+
 @dataclass(slots=True)
 class Canned:
     """Contents of the application, which tests change and inspect."""
 
     runs: int = RUNS
+    names: Names = Names()
     steps: int = STEPS
     authentication: bool = True
     artifacts: dict[str, bytes] = field(default_factory=dict)
@@ -144,6 +178,18 @@ class Answers:
         self.canned = canned
         self.files = PageFiles()
 
+    def named_run(self, index: int) -> dict[str, Any]:
+        """The run of that number, with the names that a test chose."""
+        run = run_of(index)
+        names = self.canned.names
+        run |= {"experiment": names.experiment, "project": names.project}
+        if names.run:
+            run |= {"name": names.run, "user_id": names.user}
+            run["metrics"].insert(0, {**run["metrics"][0], "key": names.metric})
+            run["params"][names.param] = run["tags"][names.param] = names.value + str(index)
+            run["inputs"] = [{"name": names.run, "digest": "9f2c" * 16, "source": names.value}]
+        return run
+
     async def page(self, request: Request) -> Response:
         return _response(self.files.document())
 
@@ -152,19 +198,23 @@ class Answers:
         return _response(self.files.file(request.path_params["name"], seen, request.headers.get("accept-encoding", "")))
 
     async def me(self, request: Request) -> Response:
-        who = {"user": "ada", "role": "owner", "project": "default", "organization": "default"}
+        names = self.canned.names
+        who = {"user": names.user, "role": "owner", "project": names.project, "organization": "default"}
         return JSONResponse({**who, "authentication": self.canned.authentication})
 
     async def projects(self, request: Request) -> Response:
-        return JSONResponse({"projects": [{"name": "default", "role": "owner", "created_at": STARTED}]})
+        names = dict.fromkeys(("default", self.canned.names.project))
+        listed = [{"name": name, "role": "owner", "created_at": STARTED} for name in names]
+        return JSONResponse({"projects": listed})
 
     async def experiments(self, request: Request) -> Response:
-        names = ("pretraining", "fine-tuning", "ablations", "data mixtures") if self.canned.runs else ()
+        usual = (self.canned.names.experiment, "fine-tuning", "ablations", "data mixtures")
+        names = usual if self.canned.runs else ()
         listed = [_experiment(str(i + 1), name) for i, name in enumerate(names)]
         return JSONResponse({"experiments": listed, "next_page_token": None})
 
     async def experiment(self, request: Request) -> Response:
-        return JSONResponse(_experiment(request.path_params["id"], "pretraining"))
+        return JSONResponse(_experiment(request.path_params["id"], self.canned.names.experiment))
 
     async def runs(self, request: Request) -> Response:
         self.canned.asked.append(str(request.url.query))
@@ -175,14 +225,14 @@ class Answers:
         limit = int(request.query_params.get("limit") or 100)
         last = min(self.canned.runs, first + limit)
         by_group = "params" in "".join(request.query_params.getlist("order_by"))
-        listed = [run_of(_grouped(i, self.canned.runs) if by_group else i) for i in range(first, last)]
+        listed = [self.named_run(_grouped(i, self.canned.runs) if by_group else i) for i in range(first, last)]
         return JSONResponse({"runs": listed, "next_page_token": str(last) if last < self.canned.runs else None})
 
     async def compare(self, request: Request) -> Response:
-        return JSONResponse({"runs": [run_of(int(name, 16)) for name in request.query_params.getlist("run")]})
+        return JSONResponse({"runs": [self.named_run(int(name, 16)) for name in request.query_params.getlist("run")]})
 
     async def run(self, request: Request) -> Response:
-        return JSONResponse(run_of(int(request.path_params["id"], 16)))
+        return JSONResponse(self.named_run(int(request.path_params["id"], 16)))
 
     async def points(self, request: Request) -> Response:
         run, key = request.path_params["id"], request.query_params["key"]
@@ -226,34 +276,41 @@ class Answers:
             return JSONResponse({"id": "a1", "secret": "sky_a1_secret"}, 201)
         token = {
             "id": "a1",
-            "name": "laptop",
-            "user": "ada",
-            "project": None,
+            "name": self.canned.names.token,
+            "user": self.canned.names.user,
+            "project": self.canned.names.project,
+            "role": "researcher",
             "used_at": STARTED,
-            "expires_at": None,
+            "expires_at": STARTED + 10**10,
         }
-        return JSONResponse({"tokens": [token]})
+        unused = {**token, "id": "b2", "name": "", "project": None, "role": None, "used_at": None, "expires_at": None}
+        return JSONResponse({"tokens": [token, unused]})
 
     async def members(self, request: Request) -> Response:
-        listed = [{"user": "ada", "role": "owner"}, {"user": "grace", "role": "researcher"}]
+        names = self.canned.names
+        listed = [{"user": names.user, "role": "owner"}, {"user": names.member, "role": "researcher"}]
         return JSONResponse({"members": listed})
 
+    async def users(self, request: Request) -> Response:
+        names = self.canned.names
+        ada = {"name": names.user, "kind": "person", "is_owner": True, "created_at": STARTED, "disabled_at": None}
+        grace = {**ada, "name": names.member, "is_owner": False}
+        robot = {**grace, "name": "ci", "kind": "service", "disabled_at": STARTED}
+        return JSONResponse({"users": [ada, grace, robot]})
+
     async def audit(self, request: Request) -> Response:
+        names = self.canned.names
+        entry = {"number": 1, "at": STARTED, "actor": names.user, "action": "sign in", "resource": "session"}
+        detail = {"name": names.run or "x"}
         listed = [
-            {
-                "number": 2,
-                "at": STARTED,
-                "actor": "ada",
-                "action": "create",
-                "resource": "run/1",
-                "detail": {"name": "x"},
-            },
-            {"number": 1, "at": STARTED, "actor": "ada", "action": "sign in", "resource": "session", "detail": None},
+            {**entry, "number": 3, "action": "read", "resource": f"artifact/{names.file}", "detail": None},
+            {**entry, "number": 2, "action": "create", "resource": f"run/{run_id(1)}", "detail": detail},
+            {**entry, "detail": None},
         ]
         return JSONResponse({"audit": listed, "next_page_token": None})
 
     async def pools(self, request: Request) -> Response:
-        return JSONResponse({"pools": [_pool()], "next_page_token": None})
+        return JSONResponse({"pools": [_pool(self.canned.names)], "next_page_token": None})
 
     async def pool(self, request: Request) -> Response:
         nodes = [{"node": i, "state": "ready", "address": "10.0.0.1", "ready_at": STARTED, "losses": i} for i in (0, 1)]
@@ -266,7 +323,7 @@ class Answers:
         machines = [{**machine, "is_spot": True, "launched_at": STARTED, "ended_at": None}]
         events = [{"number": 1, "at": STARTED, "kind": "node.lost", "node": 1, "detail": {"reason": "preempted"}}]
         history = {"nodes": nodes, "machines": machines, "calls": calls, "events": events}
-        return JSONResponse({"pool": _pool(), **history})
+        return JSONResponse({"pool": _pool(self.canned.names), **history})
 
     async def session(self, request: Request) -> Response:
         if request.method == "POST" and (await request.json())["code"] != "right":
@@ -293,8 +350,8 @@ def _grouped(index: int, runs: int) -> int:
     return min(runs - 1, index % share * 3 + index // share)
 
 
-def _pool() -> Mapping[str, Any]:
-    facts = {"id": "p1", "name": "train", "provider": "AWS", "user": "ada", "state": "open", "nodes": 2}
+def _pool(names: Names) -> Mapping[str, Any]:
+    facts = {"id": "p1", "name": names.pool, "provider": "AWS", "user": names.user, "state": "open", "nodes": 2}
     times = {"started_at": STARTED, "ready_at": STARTED + 60_000, "ended_at": STARTED + 600_000}
     sums = {"calls": 2, "failed": 1, "lost_nodes": 1, "replaced_nodes": 1}
     money = {"price_usd_per_hour": 2.012, "spent_usd": 0.335}
@@ -327,6 +384,7 @@ def canned_app(canned: Canned) -> Starlette:
             Route(f"{run}/artifacts/{{key:path}}", answers.artifact),
             Route(f"{run}/commands", answers.commands, methods=["GET", "POST"]),
             Route("/v1/tokens", answers.tokens, methods=["GET", "POST"]),
+            Route("/v1/users", answers.users),
             Route("/v1/audit", answers.audit),
             Route("/v1/pools", answers.pools),
             Route("/v1/pools/{id}", answers.pool),

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 RUNS = "&".join(f"run={run_id(i)}" for i in range(3))
 PATHS = (
     *("/experiments", "/runs", f"/runs/{run_id(0)}", f"/runs/{run_id(0)}?tab=overview"),
-    *(f"/compare?{RUNS}", f"/compare?{RUNS}&part=scatter", "/projects", "/members", "/tokens", "/audit", "/sign-in"),
+    *(f"/compare?{RUNS}", f"/compare?{RUNS}&part=scatter", "/projects", "/members", "/users", "/tokens"),
+    *("/audit", "/pools", "/pools/p1", "/sign-in"),
 )
 LEAST_CONTRAST = 4.5
 """Source: WCAG 2.2, success criterion 1.4.3, level AA."""

@@ -6,8 +6,6 @@ A test asks for `page` last, so that the browser leaves before the server stops.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -17,18 +15,6 @@ from skyward.testing.hub import HubServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer(tmp_path / "hub") as server:
-        yield server
-
-
-@pytest.fixture
-def owner(hub: HubServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=hub.url, headers=hub.headers) as client:
-        yield client
 
 
 def test_a_signed_in_browser_follows_a_run(hub: HubServer, owner: httpx.Client, page: Page) -> None:
@@ -59,12 +45,6 @@ def test_a_signed_in_browser_follows_a_run(hub: HubServer, owner: httpx.Client, 
     assert [one["action"] for one in owner.get(f"/v1/runs/{made['id']}/commands").json()["commands"]] == ["save"]
 
 
-@pytest.fixture
-def open_hub(tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer(tmp_path / "hub", with_auth=False) as server:
-        yield server
-
-
 def test_each_page_shows_a_new_hub_without_a_problem(open_hub: HubServer, page: Page) -> None:
     from playwright.sync_api import expect
 
@@ -74,14 +54,6 @@ def test_each_page_shows_a_new_hub_without_a_problem(open_hub: HubServer, page: 
         expect(page.get_by_role("note")).to_contain_text("--no-auth")
         expect(page.locator("main .card > *, main .empty").first).to_be_visible()
         expect(page.get_by_role("alert")).to_have_count(0)
-
-
-@pytest.fixture
-def signed_in(hub: HubServer, owner: httpx.Client, page: Page) -> Page:
-    user = owner.get("/v1/me").json()["user"]
-    page.goto(owner.post(f"/v1/users/{user}/link").json()["link"])
-    page.wait_for_url("**/experiments")
-    return page
 
 
 def test_an_owner_makes_a_user_who_signs_in_by_the_link_and_is_disabled(
@@ -145,3 +117,25 @@ def test_a_run_shows_where_it_comes_from_and_what_it_cost(hub: HubServer, owner:
     expect(page.get_by_role("main")).to_contain_text("1.25")
     page.goto(f"{hub.url}/runs/{parent}?tab=lineage")
     expect(page.get_by_role("link", name="fork", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/runs/1/nothing", "/ui/nothing"])
+def test_an_address_without_a_page_says_where_to_go(hub: HubServer, signed_in: Page, path: str) -> None:
+    from playwright.sync_api import expect
+
+    page = signed_in
+    answer = page.goto(hub.url + path)
+    assert answer is not None
+    assert answer.status == 404
+    expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
+    page.get_by_role("link", name="Go to the experiments").click()
+    expect(page.get_by_role("heading", name="Experiments", exact=True)).to_be_visible()
+
+
+def test_a_program_that_asks_for_no_route_gets_no_page(hub: HubServer, owner: httpx.Client) -> None:
+    accepts_all = {"accept": "text/html, */*"}
+    for path, headers in (("/nothing", {}), ("/v1/nothing", accepts_all), ("/api/2.0/nothing", accepts_all)):
+        answer = owner.get(path, headers=headers)
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "application/json"
+    assert owner.get("/ui/nothing").text == "no such file\n"

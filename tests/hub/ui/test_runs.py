@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.hub.ui.conftest import Site
 from tests.waiting import until
 
@@ -113,13 +111,44 @@ def test_an_empty_hub_shows_the_lines_to_paste(page: Page, site: Site) -> None:
     expect(page.get_by_text(f'hub.connect("{site.address}"')).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/runs", f"/runs/{0:032x}", f"/compare?run={0:032x}&run={1:032x}&part=table", "/tokens", "/members"]
-)
-def test_pages_are_readable_at_400_pixels(page: Page, site: Site, path: str) -> None:
+def view_of(page: Page) -> dict[str, object]:
+    """Everything of the table that a user chose, as the page shows it."""
     from playwright.sync_api import expect
 
-    page.set_viewport_size({"width": 400, "height": 800})
-    page.goto(site.address + path)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    assert page.locator("html").evaluate("element => element.scrollWidth") <= 400
+    expect(page.locator(".grid-row.group").first).to_be_visible()
+    heads = page.get_by_role("columnheader")
+    return {
+        "filter": page.get_by_label("Filter", exact=True).input_value(),
+        "columns": heads.evaluate_all("heads => heads.map((head) => head.title)"),
+        "order": heads.evaluate_all("heads => heads.map((head) => head.ariaSort)"),
+        "group": page.get_by_title("Group by").input_value(),
+        "runs": page.locator(".grid-row a").all_inner_texts()[:5],
+    }
+
+
+def test_a_view_comes_back_whole_from_its_link(page: Page, site: Site) -> None:
+    from playwright.sync_api import expect
+
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{site.address}/experiments/1")
+    box = page.get_by_label("Filter", exact=True)
+    box.fill("metrics.`eval/loss` < 0.9 and params.optimizer != 'a+b & c#d'")
+    box.press("Enter")
+    page.get_by_title("Choose columns").click()
+    for name in ("tokens_per_s", "eval/f1", "dropout"):
+        page.get_by_label("Search columns").fill(name)
+        page.get_by_role("checkbox", name=name, exact=True).click()
+    page.keyboard.press("Escape")
+    page.get_by_title("Group by").select_option("params.optimizer")
+    head = page.get_by_role("columnheader", name="eval/loss")
+    for order in ("descending", "ascending"):
+        head.get_by_role("button").click()
+        expect(head).to_have_attribute("aria-sort", order)
+    expect(page.locator(".grid-row.group").first).to_contain_text("adamw")
+    chosen = view_of(page)
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("status")).to_contain_text("is copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    other = page.context.new_page()
+    other.goto(link)
+    assert view_of(other) == chosen

@@ -43,7 +43,7 @@ function Legend({ runs, all, hidden, toggle }) {
       run,
       color,
     }) => html`<button class=${`legend-item ${hidden.has(run.id) ? "off" : ""}`} aria-pressed=${String(!hidden.has(run.id))} onClick=${() => toggle(run.id)} title="Show or hide">
-      <span class=${`swatch k${color % COLORS}`}></span>${labelOf(run, all)}</button>`,
+      <span class=${`swatch k${color % COLORS}`}></span><b>${labelOf(run, all)}</b></button>`,
   )}</div>`;
 }
 

@@ -1,6 +1,6 @@
 /** Frame of each page: navigation, project, theme, user, and the banner of a hub without authentication. */
 import { chooseProject, project } from "../core/api.js";
-import { html } from "../core/html.js";
+import { html, useEffect, useRef } from "../core/html.js";
 import { path } from "../core/router.js";
 import { isDark, me, projects, signOut, themeChanges, toggleTheme } from "../core/session.js";
 import { Icon } from "./icon.js";
@@ -57,8 +57,13 @@ function User() {
 /** @param {{children?: any}} props */
 export function Shell({ children }) {
   const dark = isDark();
+  const side = useRef(/** @type {HTMLElement | null} */ (null));
+  useEffect(() => {
+    // On a phone the pages are a row that scrolls: the link of this page comes into sight.
+    side.current?.querySelector("[aria-current=page]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [path.value, me.value]);
   return html`<div class="shell" data-theme-changes=${themeChanges.value}>
-    <aside class="side">
+    <aside class="side" ref=${side}>
       <a class="brand" href="/experiments"><img src="/ui/icon.svg" alt="" /><span>skyward hub</span></a>
       <${ProjectChoice} />
       <nav aria-label="Pages"><${Links} places=${PLACES} /></nav>
