@@ -78,7 +78,7 @@ def decode(body: bytes, points: int) -> Columns:
 
 
 def merge(parts: list[Columns]) -> Columns:
-    """Join columns, sort them by (timestamp, step, value), and drop exact duplicates."""
+    """Join columns, sort them by (timestamp, step, value), and drop duplicates. NaN counts as 0, as in MLflow."""
     if not parts:
         return EMPTY
     joined = parts[0]
@@ -88,16 +88,22 @@ def merge(parts: list[Columns]) -> Columns:
             np.concatenate([part.steps for part in parts]),
             np.concatenate([part.values for part in parts]),
         )
-    order = np.lexsort((joined.values, joined.steps, joined.timestamps))
+    order = np.lexsort((*value_keys(joined.values), joined.steps, joined.timestamps))
     joined = joined.take(order)
     if len(joined) < 2:
         return joined
-    # Values are compared by their bits: a NaN that came twice is a duplicate too.
-    bits = joined.values.view(np.int64)
+    is_nan, numbers = value_keys(joined.values)
     is_new = np.ones(len(joined), np.bool_)
     is_new[1:] = (
         (joined.timestamps[1:] != joined.timestamps[:-1])
         | (joined.steps[1:] != joined.steps[:-1])
-        | (bits[1:] != bits[:-1])
+        | (numbers[1:] != numbers[:-1])
+        | (is_nan[1:] != is_nan[:-1])
     )
     return joined if is_new.all() else joined.take(is_new)
+
+
+def value_keys(values: Float64s) -> tuple[npt.NDArray[np.bool_], Float64s]:
+    """Return the sort keys of values, the last first: NaN follows 0, which it counts as."""
+    is_nan = np.isnan(values)
+    return is_nan, np.where(is_nan, 0.0, values)

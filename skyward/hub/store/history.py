@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 
 import numpy as np
 
 from ..model.points import History
-from .chunks import Columns, Float64s, Int64s, decode, merge
+from .chunks import Columns, Float64s, Int64s, decode, merge, value_keys
 from .keys import find_key
 from .points import POINT_BYTES
 from .transaction import ReadSnapshot
@@ -124,14 +125,18 @@ def _sealed(snapshot: ReadSnapshot, run: int, key: int, least: int, greatest: in
 
 
 def _first_after(columns: Columns, position: Position) -> int:
-    """Return the index of the first point that is greater than `position`. NaN is greater than all numbers."""
+    """Return the index of the first point that `merge` sorts behind `position`."""
     at, step, value = position
     low = int(np.searchsorted(columns.timestamps, at, "left"))
     high = int(np.searchsorted(columns.timestamps, at, "right"))
     same_time = columns.take(slice(low, high))
     first = low + int(np.searchsorted(same_time.steps, step, "left"))
     last = low + int(np.searchsorted(same_time.steps, step, "right"))
-    return first + int(np.searchsorted(columns.values[first:last], value, "right"))
+    same_step = columns.values[first:last]
+    is_nan, numbers = value_keys(same_step)
+    number = 0.0 if math.isnan(value) else value
+    is_before = (numbers < number) | ((numbers == number) & (is_nan <= math.isnan(value)))
+    return first + int(np.count_nonzero(is_before))
 
 
 def _history(name: str, columns: Columns) -> History:

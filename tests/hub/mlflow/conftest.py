@@ -1,4 +1,4 @@
-"""MLflow's server beside a hub, for a session of tests."""
+"""MLflow's server beside a hub, and a hub for unchanged clients, for a session of tests."""
 
 from __future__ import annotations
 
@@ -25,10 +25,17 @@ def hub_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def compared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    """A hub that gets the same calls as MLflow's server and no others, so that searches find the same."""
+    with HubServer(tmp_path_factory.mktemp("compared")) as server:
+        yield server
+
+
 @pytest.fixture
-def oracle(mlflow_url: str, hub_server: HubServer) -> Iterator[Oracle]:
+def oracle(mlflow_url: str, compared_hub: HubServer) -> Iterator[Oracle]:
     with (
         httpx.Client(base_url=f"{mlflow_url}/api/2.0/", timeout=60) as theirs,
-        httpx.Client(base_url=f"{hub_server.url}/api/2.0/", headers=hub_server.headers, timeout=60) as ours,
+        httpx.Client(base_url=f"{compared_hub.url}/api/2.0/", headers=compared_hub.headers, timeout=60) as ours,
     ):
         yield Oracle(theirs, ours)

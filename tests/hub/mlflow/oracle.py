@@ -16,6 +16,7 @@ _OURS = frozenset({"user_id", "workspace"})
 """Fields that differ on purpose. A run's user is the identity that the token proves; the name that a client gives
 becomes the tag `mlflow.user`. A hub names no workspace where it has one project."""
 _PLACEHOLDER = re.compile(r"<(\w+)>")
+_EXPERIMENT_IN_URI = re.compile(r"(?<=mlflow-artifacts:/)\d+(?=/|$)")
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,20 @@ class Side:
         return value
 
     def normalise(self, value: Any, name: str = "") -> Any:
-        """Put names in place of this server's ids and times."""
+        """Put names in place of this server's ids and times.
+
+        An experiment's id is a small number that may also be a step or a size, so only its field and URIs are read.
+        """
         if name in _TIMES and isinstance(value, int):
             return "<time>"
         if name in {"next_page_token", "page_token"}:
             return "<token>" if value else value
+        if name == "experiment_id":
+            return self._names.get(value, value)
         if isinstance(value, str):
             for own, placeholder in self._names.items():
-                value = value.replace(own, placeholder) if len(own) > 8 else placeholder if value == own else value
-            return re.sub(r"mlflow-artifacts:/\d+/", "mlflow-artifacts:/<experiment>/", value)
+                value = value if own.isdecimal() else value.replace(own, placeholder)
+            return _EXPERIMENT_IN_URI.sub(lambda match: self._names.get(match[0], match[0]), value)
         if isinstance(value, dict):
             return {key: self.normalise(item, key) for key, item in value.items() if key not in _OURS}
         if isinstance(value, list):

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 OLD, NEW = "2.22.0", "3.17.2"
-READY_S, END_S, SCRIPT_S = 120.0, 30.0, 180.0
+READY_S, END_S, SCRIPT_S = 240.0, 30.0, 180.0
 
 
 def program(version: str, name: str) -> str:

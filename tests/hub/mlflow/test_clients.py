@@ -12,6 +12,8 @@ from skyward.testing.hub import HubServer
 
 from .programs import NEW, OLD, ROOT, run_program
 
+pytestmark = pytest.mark.timeout(600)  # a test runs up to three programs, and a busy machine imports MLflow in a minute
+
 SCRIPTS = Path(__file__).with_name("scripts")
 
 

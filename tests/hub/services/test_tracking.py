@@ -220,18 +220,22 @@ def test_a_history_is_sorted_without_duplicates_and_paged(database: Database) ->
     async def run() -> None:
         await tracking.log_points(ADA, made.id, columns(*points))
         await tracking.log_points(ADA, made.id, columns(*points[:10], ("b", 1, 1, 1.0), ("a", 3, 50, math.nan)))
+        await tracking.log_points(ADA, made.id, columns(("a", 3, 50, 1.0), ("a", 3, 50, 0.0), ("a", 3, 50, -1.0)))
         whole = await tracking.history(ADA, made.id, "a")
-        found = list(zip(whole.timestamps, whole.steps, strict=True))
-        assert found == sorted({(at, step) for _, step, at, _ in points} | {(50, 3)})
-        paged, token = [], None
-        while True:
-            page = await tracking.history(ADA, made.id, "a", limit=7, page_token=token)
-            paged += list(zip(page.timestamps, page.steps, strict=True))
-            token = page.next_token
-            if token is None:
-                break
-            assert len(page) == 7
-        assert paged == found
+        found = list(zip(whole.timestamps, whole.steps, map(str, whole.values), strict=True))
+        assert [(at, step) for at, step, _ in found] == sorted(
+            [*((at, step) for _, step, at, _ in points), *[(50, 3)] * 4]
+        )
+        assert found[:4] == [(50, 3, "-1.0"), (50, 3, "0.0"), (50, 3, "nan"), (50, 3, "1.0")]
+        for limit in (1, 2, 3, 7):
+            paged: list[tuple[int, int, str]] = []
+            token = None
+            while not paged or token is not None:
+                page = await tracking.history(ADA, made.id, "a", limit=limit, page_token=token)
+                paged += list(zip(page.timestamps, page.steps, map(str, page.values), strict=True))
+                token = page.next_token
+                assert len(page) == limit or token is None
+            assert paged == found
         part = await tracking.history(ADA, made.id, "a", start=10, end=12)
         assert sorted(part.steps) == [10, 11, 12]
         assert len(await tracking.history(ADA, made.id, "nothing")) == 0

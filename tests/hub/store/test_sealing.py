@@ -7,6 +7,7 @@ import math
 import random
 
 import numpy as np
+import pytest
 
 from skyward.hub.model.points import PointColumns
 from skyward.hub.services.tracking import Tracking
@@ -33,13 +34,20 @@ def test_a_chunk_gives_back_what_was_put_in() -> None:
     assert after.values.tobytes() == before.values.tobytes()
 
 
-def test_merging_sorts_and_drops_exact_duplicates() -> None:
+def test_merging_sorts_and_drops_duplicates() -> None:
     one = Columns(np.array([3, 1, 1]), np.array([1, 1, 1]), np.array([1.0, math.nan, 2.0]))
     merged = merge([one, one, Columns(np.array([1]), np.array([0]), np.array([9.0]))])
 
     assert list(zip(merged.timestamps, merged.steps, strict=True)) == [(1, 0), (1, 1), (1, 1), (3, 1)]
-    assert merged.values[1] == 2.0
-    assert math.isnan(merged.values[2])
+    assert math.isnan(merged.values[1])
+    assert merged.values[2] == 2.0
+
+
+def test_nan_is_sorted_behind_zero_and_both_zeros_are_one_point() -> None:
+    values = np.array([2.0, math.nan, 0.0, -1.0, -0.0, math.nan])
+    merged = merge([Columns(np.zeros(6, np.int64), np.zeros(6, np.int64), values)])
+
+    assert merged.values.tolist() == pytest.approx([-1.0, 0.0, math.nan, 2.0], nan_ok=True)
 
 
 def test_a_long_tail_is_sealed_and_a_run_that_ends_is_merged(database: Database) -> None:
