@@ -45,7 +45,7 @@ FILES = {
 
 @pytest.mark.slow
 @pytest.mark.sklearn_behaviours
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("file", "at_least"), FILES.items(), ids=FILES)
 def test_scikit_learns_own_tests_pass_on_a_pool(file: str, at_least: int, tmp_path: Path) -> None:
     if not (THEIRS / file).exists():
@@ -55,7 +55,7 @@ def test_scikit_learns_own_tests_pass_on_a_pool(file: str, at_least: int, tmp_pa
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-c", settings, "--rootdir", tmp_path, "-p", "no:cacheprovider"),
-            *("-p", "everything_on_a_pool", "--timeout", "60"),
+            *("-p", "everything_on_a_pool", "--timeout", "120"),
             *("-k", " and ".join(f"not {name}" for name in NOT_OURS), THEIRS / file),
         ],
         cwd=tmp_path,
