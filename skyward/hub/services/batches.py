@@ -77,9 +77,13 @@ class Batches(Metrics):
 
         A hub that has just started waits first, because no run could reach it while it was down.
         """
-        if now - self.started_at < after_ms:
+        if now - self.listening_since < after_ms:
             return []
         return await self.database.write(self._mark_lost, now - after_ms)
+
+    def excuse_silence(self, now: int) -> None:
+        """Give all runs their time to be heard again, as after a start: the clock has jumped to `now`."""
+        self.listening_since = now
 
     def _mark_lost(self, tx: Transaction, before: int) -> list[str]:
         lost = runs.mark_lost(tx, before)
@@ -115,7 +119,7 @@ class Batches(Metrics):
                 refused = application.apply_all(new, last + 1)
                 accepted = last + len(new)
                 artifacts.set_last_accepted(tx, row.pk, batch.client, accepted)
-        state = self._hear(tx, actor, run_id)
+        state = self._hear(tx, actor, run_id, was_over=RunState(row.state).is_final)
         return BatchAnswer(accepted, state, artifacts.load_commands(tx, row.pk, only_open=True), refused)
 
     def _first_row(self, tx: Transaction, actor: Actor, run_id: str, batch: Batch) -> runs.RunRow | None:
@@ -152,10 +156,12 @@ class Batches(Metrics):
         self.add_run(tx, actor, run)
         return runs.find_run(tx, actor.project, run_id)
 
-    def _hear(self, tx: Transaction, actor: Actor, run_id: str) -> RunState:
-        """Note a heartbeat, by the hub's own clock. A lost run is running again."""
+    def _hear(self, tx: Transaction, actor: Actor, run_id: str, *, was_over: bool) -> RunState:
+        """Note a heartbeat, by the hub's own clock. A lost run is running again; one that is over has had its last."""
         row = need_run(tx, actor, run_id)
         state = RunState(row.state)
+        if was_over and state.is_final:
+            return state
         changes: dict[str, object] = {"heartbeat_at": tx.now}
         if state is RunState.LOST:
             state = RunState.RUNNING

@@ -45,7 +45,7 @@ class Service:
         self.blobs = blobs
         self.clock = clock
         self.on_change = on_change
-        self.started_at = clock()
+        self.listening_since = clock()
 
 
 def experiment_number(experiment_id: str) -> int:

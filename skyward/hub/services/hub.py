@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 SWEEP_S = 5.0
 """Seconds between two looks for runs whose heartbeat is overdue."""
 CLEAN_UP_S = 600.0
+JUMP_MS = 5_000
+"""Milliseconds by which a wall clock drifts, and no more: beyond that somebody has set it."""
 
 
 class Hub:
@@ -43,6 +46,7 @@ class Hub:
         owner: Name of the first user.
         with_auth: Whether requests need a token. Pages show a warning without.
         lost_after_s: Seconds without heartbeat after which a run is lost.
+        steady: Clock in seconds that never jumps.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Hub:
         owner: str = "owner",
         with_auth: bool = True,
         lost_after_s: float = 60.0,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.database = database
         self._blobs = blobs
@@ -66,6 +71,8 @@ class Hub:
         self.people = People(database, self.access)
         self.audit = audit.Audit(database)
         self._lost_after_ms = int(lost_after_s * 1000)
+        self._steady = steady
+        self._offset_ms = self._clock_offset_ms()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -90,13 +97,28 @@ class Hub:
         actor.require(Right.OWN)
         return await self.database.read(count_everything)
 
+    async def mark_lost(self) -> list[str]:
+        """Mark silent runs as lost, and return their ids.
+
+        After a jump of the wall clock, earlier heartbeats look too old. So runs first get time to be heard again.
+        """
+        now, offset_ms = self.database.clock(), self._clock_offset_ms()
+        if abs(offset_ms - self._offset_ms) > JUMP_MS:
+            logger.warning("clock: it jumped by %+.0f s; no run is lost yet", (offset_ms - self._offset_ms) / 1000)
+            self._offset_ms = offset_ms
+            self.tracking.excuse_silence(now)
+        return await self.tracking.mark_lost(now, self._lost_after_ms)
+
+    def _clock_offset_ms(self) -> float:
+        return self.database.clock() - self._steady() * 1000
+
     async def _sweep(self) -> None:
         rounds = 0
         while True:
             await asyncio.sleep(SWEEP_S)
             rounds += 1
             try:
-                await self.tracking.mark_lost(self.database.clock(), self._lost_after_ms)
+                await self.mark_lost()
                 if rounds % int(CLEAN_UP_S / SWEEP_S) == 0:
                     await self.access.clean_up()
                     if self._blobs is not None:

@@ -75,7 +75,7 @@ class Pools(Service):
             try:
                 event = _event(number, record)
                 if event is not None:
-                    _apply(row, event[1], event[2], event[4])
+                    _apply(row, event[1], event[2], event[4], tx.now)
                     events.append(event)
             except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError) as error:
                 refused.append(RefusedRecord(number, f"records[{number}]: not a record of a pool ({error}); mend it"))
@@ -98,7 +98,7 @@ class Pools(Service):
             nodes=_integer(facts.get("nodes"), 0),
             started_at=started_at,
             heard_at=tx.now,
-            cost_at=started_at,
+            cost_at=tx.now,
             client=batch.client,
         )
         if not pools.add_pool(tx, actor.project, row):  # of another project
@@ -143,10 +143,14 @@ def _number(value: Any) -> float:
 # Effects of events on the pool's row ----------------------------------------------------------------------------------
 
 
-def _apply(row: PoolRow, at: int, kind: str, body: Mapping[str, Any]) -> None:
+def _apply(row: PoolRow, at: int, kind: str, body: Mapping[str, Any], now: int) -> None:
+    if kind == "pool.closed":
+        row.spent = _spent(row, now)
     effect = _EFFECTS.get(kind)
     if effect is not None:
         effect(row, at, body)
+    if kind in {"cost", "pool.closed"}:
+        row.cost_at = now  # The hub counts on by its own clock: one that differs by an hour must not be billed.
 
 
 def _ready(row: PoolRow, at: int, _: Mapping[str, Any]) -> None:
@@ -154,14 +158,13 @@ def _ready(row: PoolRow, at: int, _: Mapping[str, Any]) -> None:
 
 
 def _closed(row: PoolRow, at: int, body: Mapping[str, Any]) -> None:
-    row.spent = _spent(row, at)
     row.state, row.ended_at, row.reason = "closed", at, str(body.get("reason") or "")[:_TEXT]
-    row.price, row.cost_at = 0.0, at
+    row.price = 0.0
     row.calls, row.failed = _integer(body.get("calls"), row.calls), _integer(body.get("failed"), row.failed)
 
 
-def _cost(row: PoolRow, at: int, body: Mapping[str, Any]) -> None:
-    row.price, row.spent, row.cost_at = _number(body["price_usd_per_hour"]), _number(body["spent_usd"]), at
+def _cost(row: PoolRow, _at: int, body: Mapping[str, Any]) -> None:
+    row.price, row.spent = _number(body["price_usd_per_hour"]), _number(body["spent_usd"])
 
 
 def _lost(row: PoolRow, _at: int, _body: Mapping[str, Any]) -> None:

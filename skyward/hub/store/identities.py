@@ -8,6 +8,9 @@ from typing import Any
 from ..model.access import Role
 from .transaction import ReadSnapshot, Transaction
 
+EXPIRED_MS = 24 * 3600 * 1000
+"""Milliseconds that an expired token stays, because the clock may be wrong for a while."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
@@ -48,7 +51,8 @@ def find_token(snapshot: ReadSnapshot, token_id: str) -> TokenRow | None:
     """Return a token whose account is enabled."""
     row = snapshot.execute(
         "SELECT t.id, t.sha256, t.kind, t.account, a.name, a.organization, a.is_owner, t.project, t.role, t.run,"
-        " t.expires_at, t.used_at, r.ended_at"
+        # The client may tell any end. The hub itself heard of the run for the last time when it ended.
+        " t.expires_at, t.used_at, CASE WHEN r.ended_at IS NULL THEN NULL ELSE coalesce(r.heartbeat_at, r.ended_at) END"
         " FROM token t JOIN account a ON a.id = t.account"
         " LEFT JOIN run r ON r.id = t.run AND r.project = t.project"
         " WHERE t.id = ? AND a.disabled_at IS NULL",
@@ -238,8 +242,9 @@ def delete_token(tx: Transaction, token_id: str) -> bool:
 
 
 def delete_expired(tx: Transaction) -> int:
-    """Delete tokens that expired, sessions and codes among them."""
-    return int(tx.execute("DELETE FROM token WHERE expires_at IS NOT NULL AND expires_at < ?", (tx.now,)).rowcount)
+    """Delete tokens that expired a day ago, sessions and codes among them. Nobody could use them since."""
+    before = tx.now - EXPIRED_MS
+    return int(tx.execute("DELETE FROM token WHERE expires_at IS NOT NULL AND expires_at < ?", (before,)).rowcount)
 
 
 def touch_token(tx: Transaction, token_id: str) -> None:
