@@ -89,8 +89,7 @@ class SpooledRuns:
                 moments.append((metric.step, metric.timestamp, {metric.key: metric.value}))
             else:
                 last[2][metric.key] = metric.value
-        for step, timestamp, values in moments:
-            run.log_metrics(values, step, timestamp=timestamp)
+        run.log_metric_rows(moments)
 
 
 def tracking_store(store_uri: str | None = None, artifact_uri: str | None = None) -> Any:

@@ -124,14 +124,20 @@ class ActiveRun:
         Raises:
             UsageError: a key or value is not legal.
         """
-        if not self._known_keys.issuperset(metrics):
-            self._known_keys.update(check_key(key) for key in metrics)
-        at = time.time_ns() // 1_000_000 if timestamp is None else timestamp
-        try:
-            line = line_of_metrics(0 if step is None else int(step), at, metrics)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"metrics=...: not legal ({error}); log numbers only") from error
-        self._append(line)
+        self._append(self._line_of_metrics(step, _now() if timestamp is None else timestamp, metrics))
+
+    def log_metric_rows(self, rows: Iterable[tuple[int, int, Mapping[str, float]]]) -> None:
+        """Log metrics of many steps by one write. If a key or value is not legal, log none of them.
+
+        Args:
+            rows: step, timestamp in milliseconds since 1970, and values by key; see `log_metrics`.
+
+        Raises:
+            UsageError: a key or value is not legal.
+        """
+        lines = [self._line_of_metrics(*row) for row in rows]
+        if lines:
+            self._append(b"".join(lines))
 
     def log_param(self, key: str, value: object) -> None:
         """Log one parameter; see `log_params`."""
@@ -393,11 +399,19 @@ class ActiveRun:
     def _log_stored(self, key: str, digest: str, size: int) -> None:
         self._append(line_of(["a", check_key(key), size, digest]))
 
-    def _append(self, line: bytes) -> None:
+    def _line_of_metrics(self, step: int | None, timestamp: int, metrics: Mapping[str, float]) -> bytes:
+        if not self._known_keys.issuperset(metrics):
+            self._known_keys.update(check_key(key) for key in metrics)
+        try:
+            return line_of_metrics(0 if step is None else int(step), timestamp, metrics)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"metrics=...: not legal ({error}); log numbers only") from error
+
+    def _append(self, lines: bytes) -> None:
         writer = self._writer
         if writer is None:
             writer = self._open()
-        writer.append(line)
+        writer.append(lines)
         sender = self._sender
         if sender is not None:
             sender.notice()

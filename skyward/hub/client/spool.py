@@ -64,14 +64,12 @@ class SpoolWriter:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         new.rename(self.path)
 
-    def append(self, line: bytes) -> None:
-        """Add a line. If the disk is full, keep it in memory until there is space again."""
+    def append(self, lines: bytes) -> None:
+        """Add whole lines by one write. If the disk is full, keep them in memory until there is space again."""
         with self._lock:
-            if self._held or not self._write(line):
-                if len(self._held) >= _HELD_LINES:
-                    self.lost += 1
-                    return
-                self._held.append(line)
+            if self._held or not self._write(lines):
+                for line in lines.splitlines(keepends=True):
+                    self._hold(line)
                 self.flush()
 
     def flush(self) -> None:
@@ -101,19 +99,25 @@ class SpoolWriter:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _write(self, line: bytes) -> bool:
+    def _hold(self, line: bytes) -> None:
+        if len(self._held) >= _HELD_LINES:
+            self.lost += 1
+        else:
+            self._held.append(line)
+
+    def _write(self, lines: bytes) -> bool:
         if self._descriptor < 0:
             return False
         try:
-            written = os.write(self._descriptor, line)
-            if written == len(line):
+            written = os.write(self._descriptor, lines)
+            if written == len(lines):
                 self.size += written
                 return True
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as failure:
             error = failure
         with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, self.size)  # a part of the line may be in the file
+            os.ftruncate(self._descriptor, self.size)  # a part of the lines may be in the file
         if not self._held:
             _log.warning("%s: cannot be written (%s); records wait in memory", self.path, error.strerror)
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -106,6 +107,10 @@ async def serve_forever(
                 if app.figures is not None:
                     tasks.append(asyncio.create_task(_serve_metrics(app, server)))
                 await server.ready.wait()
+                if with_signals:
+                    # The process is this hub's alone. Without this, each batch of thousands of records makes the
+                    # collector walk all modules and tables: more time than decoding the batch.
+                    gc.freeze()
                 if on_ready is not None:
                     await on_ready(app.hub, address_of(settings, listener))
                 try:

@@ -36,6 +36,12 @@ class PointColumns:
         self.timestamps.append(timestamp)
         self.values.append(value)
 
+    def extend(self, points: PointColumns) -> None:
+        self.keys.extend(points.keys)
+        self.steps.extend(points.steps)
+        self.timestamps.extend(points.timestamps)
+        self.values.extend(points.values)
+
     def __len__(self) -> int:
         return len(self.keys)
 

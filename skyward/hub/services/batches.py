@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from ..model.access import Actor, Right, Role
@@ -27,7 +29,7 @@ from ..store import artifacts, experiments, points, runs
 from ..store.sealing import cut_points
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import need_active_run, need_run, no_run
-from .metrics import Metrics
+from .metrics import Metrics, check_points
 from .runs import choose_name
 
 ACTIONS = ("save", "stop", "abort")
@@ -193,14 +195,22 @@ class _Application:
 
     def apply_all(self, records: list[Record], first: int) -> list[RefusedRecord]:
         """Apply records, and return those that cannot be applied."""
-        refused = []
+        refused: list[RefusedRecord] = []
+        number = first
+        for is_metrics, group in groupby(records, _is_metrics):
+            consecutive = list(group)
+            if not (is_metrics and self._add_all_points(consecutive)):
+                refused += self._apply_each(consecutive, number)
+            number += len(consecutive)
+        self._flush()
+        return refused
+
+    def _apply_each(self, records: list[Record], first: int) -> Iterator[RefusedRecord]:
         for number, record in enumerate(records, first):
             try:
                 self._apply(record)
             except Refusal as refusal:
-                refused.append(RefusedRecord(number, refusal.message))
-        self._flush()
-        return refused
+                yield RefusedRecord(number, refusal.message)
 
     def _apply(self, record: Record) -> None:
         kind = record[0] if isinstance(record, (list, tuple)) and record else None
@@ -211,6 +221,24 @@ class _Application:
             apply(*record[1:])
         except WRONG_FORM as error:
             raise Refusal(Reason.INVALID, f"record={kind!r}: has the wrong form; update the client") from error
+
+    def _add_all_points(self, records: list[Record]) -> bool:
+        """Add the points of records of metrics. If one is wrong, add none and return False.
+
+        A loop over columns takes a quarter of the time of one over records, which counts for a backlog of thousands.
+        """
+        try:
+            points = PointColumns(
+                [key for _, _, _, values in records for key in values],
+                array("q", [step for _, step, _, values in records for _ in values]),
+                array("q", [timestamp for _, _, timestamp, values in records for _ in values]),
+                array("d", [float(value) for _, _, _, values in records for value in values.values()]),
+            )
+            check_points(points)
+        except (Refusal, *WRONG_FORM):
+            return False
+        self._columns.extend(points)
+        return True
 
     def _add_points(self, step: int, timestamp: int, values: Mapping[str, Any]) -> None:
         step, timestamp = _int64(step), _int64(timestamp)
@@ -265,6 +293,10 @@ class _Application:
     def _flush(self) -> None:
         columns, self._columns = self._columns, PointColumns()
         self._service.apply_points(self._tx, self._actor, self._row, columns)
+
+
+def _is_metrics(record: Record) -> bool:
+    return isinstance(record, (list, tuple)) and len(record) == 4 and record[0] == "m"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -62,10 +62,7 @@ class EventWatcher:
     def add(self, run: str, columns: PointColumns) -> None:
         with self._lock:
             waiting = self._points.setdefault(run, PointColumns())
-            waiting.keys.extend(columns.keys)
-            waiting.steps.extend(columns.steps)
-            waiting.timestamps.extend(columns.timestamps)
-            waiting.values.extend(columns.values)
+            waiting.extend(columns)
             if (excess := len(waiting) - MOST_POINTS) > 0:
                 for column in (waiting.keys, waiting.steps, waiting.timestamps, waiting.values):
                     del column[:excess]

@@ -87,6 +87,19 @@ def test_a_torn_last_record_and_a_damaged_one_cost_nothing_else(tmp_path: Path) 
         assert [record[1] for record in records_in(tmp_path)] == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
+def test_rows_of_metrics_are_records_of_their_own_and_all_of_them_are_legal_or_none_is_logged(spool: Path) -> None:
+    run = hub.start_run()
+    run.log_metric_rows([(step, 10 + step, {"loss": step / 2, "acc": float("nan")}) for step in range(3)])
+    run.log_metric_rows([])
+    wrong_rows: list[dict[str, Any]] = [{"loss": "text"}, {"../loss": 1.0}]
+    for wrong in wrong_rows:
+        with pytest.raises(UsageError):
+            run.log_metric_rows([(3, 13, {"loss": 1.0}), (4, 14, wrong)])
+    records = [record for record in records_in(run.folder) if record[0] == "m"]
+    assert records == [["m", step, 10 + step, {"loss": step / 2, "acc": "NaN"}] for step in range(3)]
+    run.end()
+
+
 def test_kill_9_keeps_everything_that_was_written(spool: Path) -> None:
     command = [sys.executable, "-m", "tests.hub.client.writer"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ)
@@ -147,15 +160,17 @@ def test_threads_forks_and_other_processes_of_a_run_write_whole_records(spool: P
     assert len(logs_in(spool / run.id)) == 5
 
 
-def test_a_full_disk_holds_records_in_memory_until_there_is_space(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [1, 20])
+def test_a_full_disk_holds_records_in_memory_until_there_is_space(tmp_path: Path, lines: int) -> None:
     writer = SpoolWriter(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-        for number in range(100):
-            writer.append(line_of(["m", number, 0, {"loss": 0.5}]))
-        assert writer.held > 50
+        for first in range(0, 100, lines):
+            numbers = range(first, first + lines)
+            writer.append(b"".join(line_of(["m", number, 0, {"loss": 0.5}]) for number in numbers))
+        assert 50 < writer.held < 100
         assert writer.path.read_bytes().endswith(b"\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -92,6 +92,28 @@ def test_a_record_that_can_never_be_accepted_holds_nobody_up(database: Database)
     assert steps(tracking) == [2]
 
 
+def test_a_wrong_record_among_metrics_is_the_only_one_that_is_refused(database: Database) -> None:
+    tracking = Tracking(database)
+    accept(tracking, 1, RUN)
+    wrong: list[list[Any]] = [
+        ["m", 0, 1, {"loss": "text"}], ["m", 0, 1, {"loss": 1.0, "../x": 1.0}], ["m", 2**63, 1, {"loss": 1.0}],
+        ["m", 0, 1, ["loss"]], ["m", 0, 1, "loss"], ["m", 0, 1], ["m", 0, 1, {"loss": 1.0}, 5],
+        ["m", None, 1, {"loss": 0}],
+    ]  # fmt: skip
+    right: list[list[Any]] = [["m", step, 7, {"loss": step / 2, "acc": "NaN"}] for step in range(1, 4)]
+    right.append(["m", "4", 7.0, {"loss": True, "empty": "-Infinity"}])
+    for number, record in enumerate(wrong):
+        first = 2 + number * (2 * len(right) + 1)
+        answer = accept(tracking, first, *right, record, *right)
+        assert [refused.number for refused in answer.refused] == [first + len(right)], record
+    assert steps(tracking) == [1, 2, 3, 4]
+    assert steps(tracking, "acc") == [1, 2, 3]
+    rows = database.read_and_wait(lambda s: s.execute("SELECT sum(points) FROM tail").fetchone())
+    assert rows[0] == 2 * len(wrong) * 8
+    accept(tracking, 2 + len(wrong) * (2 * len(right) + 1), ["m", 5, 7, {}])
+    assert steps(tracking) == [1, 2, 3, 4]
+
+
 def test_a_cut_drops_the_points_behind_a_step(database: Database) -> None:
     tracking = Tracking(database)
     accept(tracking, 1, RUN, *(["m", step, step, {"loss": float(step), "acc": 1.0}] for step in range(10)))
