@@ -117,8 +117,8 @@ def _gc(arguments: argparse.Namespace) -> int:
         finally:
             database.close()
     word = "would delete" if arguments.dry_run else "deleted"
-    line = f"{word} {purged.runs} runs, {purged.experiments} experiments, {purged.blobs} blobs of {purged.bytes} bytes"
-    return tell(arguments, fields(purged), [line])
+    rows = f"{purged.runs} runs, {purged.logged_models} logged models, {purged.experiments} experiments"
+    return tell(arguments, fields(purged), [f"{word} {rows}, {purged.blobs} blobs of {purged.bytes} bytes"])
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ class Finding:
     """A promise that does not hold.
 
     Attributes:
-        kind: `audit`, `blob`, `artifact`, `tail`, `chunk` or `run`.
+        kind: `audit`, `blob`, `artifact`, `run`, `logged_model`, `tail` or `chunk`.
         resource: Id of the thing.
         problem: Description of the fault.
     """
@@ -39,6 +39,7 @@ def check_hub(snapshot: ReadSnapshot, blobs: Blobs) -> Iterator[Finding]:
         yield Finding("audit", str(broken), "an entry at or before this one was changed or removed")
     yield from _check_blobs(snapshot, blobs)
     yield from _check_artifacts(snapshot)
+    yield from _check_models(snapshot)
     yield from _check_tail(snapshot)
     yield from _check_chunks(snapshot)
 
@@ -60,18 +61,33 @@ def _check_blobs(snapshot: ReadSnapshot, blobs: Blobs) -> Iterator[Finding]:
 
 def _check_artifacts(snapshot: ReadSnapshot) -> Iterator[Finding]:
     rows = snapshot.execute(
-        "SELECT run.id, artifact.key FROM artifact JOIN run ON run.pk = artifact.run"
-        " LEFT JOIN blob ON blob.project = run.project AND blob.sha256 = artifact.sha256 AND blob.size = artifact.size"
-        " WHERE blob.sha256 IS NULL"
+        "SELECT owner.id, artifact.key FROM artifact JOIN (SELECT pk, id, project FROM run"
+        " UNION ALL SELECT -pk, 'models/' || id, project FROM logged_model) owner ON owner.pk = artifact.run"
+        " LEFT JOIN blob ON blob.project = owner.project AND blob.sha256 = artifact.sha256"
+        " AND blob.size = artifact.size WHERE blob.sha256 IS NULL"
     )
     for run, key in rows.fetchall():
         yield Finding("artifact", f"{run}/{key}", "no blob of its project has its SHA-256 and size")
     for name in ("artifact", "tail", "chunk", "latest", "attribute"):
         orphans = snapshot.execute(
-            f"SELECT count(*), min(run) FROM {name} WHERE NOT EXISTS (SELECT 1 FROM run WHERE run.pk = {name}.run)"
+            f"SELECT count(*), min(run) FROM {name} WHERE run > 0"
+            f" AND NOT EXISTS (SELECT 1 FROM run WHERE run.pk = {name}.run)"
         ).fetchone()
         if orphans[0]:
             yield Finding("run", str(orphans[1]), f"is missing, but {orphans[0]} rows of {name} name such runs")
+
+
+def _check_models(snapshot: ReadSnapshot) -> Iterator[Finding]:
+    # A logged model names its artifacts by its number with a minus.
+    for name, number in (("artifact", "-run"), ("logged_model_attribute", "model"), ("logged_model_metric", "model")):
+        condition = "run < 0 AND " if name == "artifact" else ""
+        orphans = snapshot.execute(
+            f"SELECT count(*), min({number}) FROM {name} WHERE {condition}"
+            f"NOT EXISTS (SELECT 1 FROM logged_model WHERE logged_model.pk = {number})"
+        ).fetchone()
+        if orphans[0]:
+            problem = f"is missing, but {orphans[0]} rows of {name} name such models"
+            yield Finding("logged_model", str(orphans[1]), problem)
 
 
 def _check_tail(snapshot: ReadSnapshot) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Deletion for good: runs and experiments that were in the bin for long, and bytes that nothing names."""
+"""Deletion for good: runs, models and experiments that were in the bin for long, and bytes that nothing names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from .transaction import ReadSnapshot, Transaction
 KEPT_DAYS = 30
 _RUNS = 200
 """Runs that one transaction deletes, so that writers of a server wait for little."""
+_MODELS = 200
 _ACTOR = "skyward hub gc"
-_NO_RUNS = "NOT EXISTS (SELECT 1 FROM run WHERE run.experiment = experiment.id)"
+# A deleted one never changes again, so the time of its last change is that of its deletion.
+_OLD_MODELS = "lifecycle = 'deleted' AND updated_at < ?"
+_OLD_EXPERIMENTS = (
+    "deleted_at < ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM run"
+    " WHERE run.experiment = experiment.id AND (run.deleted_at IS NULL OR run.deleted_at >= ?))"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +30,14 @@ class Purged:
 
     Attributes:
         runs: Runs with their points and artifacts.
+        logged_models: Logged models of these runs and experiments, and those that were in the bin themselves.
         experiments: Experiments without runs.
         blobs: Blobs that nothing names.
         bytes: Their bytes.
     """
 
     runs: int
+    logged_models: int
     experiments: int
     blobs: int
     bytes: int
@@ -42,18 +50,22 @@ def find_garbage(snapshot: ReadSnapshot, before: int) -> Purged:
         snapshot: View of the database.
         before: Milliseconds since 1970. Things that were deleted later are kept.
     """
-    runs = snapshot.execute("SELECT count(*) FROM run WHERE deleted_at < ?", (before,)).fetchone()[0]
-    experiments = snapshot.execute(
-        "SELECT count(*) FROM experiment WHERE deleted_at < ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM run"
-        " WHERE run.experiment = experiment.id AND (run.deleted_at IS NULL OR run.deleted_at >= ?))",
-        (before, before),
+    count = "SELECT count(*) FROM"
+    runs = snapshot.execute(f"{count} run WHERE deleted_at < ?", (before,)).fetchone()[0]
+    models = snapshot.execute(
+        f"{count} logged_model WHERE ({_OLD_MODELS}) OR EXISTS (SELECT 1 FROM run WHERE"
+        " run.project = logged_model.project AND run.id = logged_model.run_id AND run.deleted_at < ?)"
+        f" OR experiment IN (SELECT id FROM experiment WHERE {_OLD_EXPERIMENTS})",
+        (before, before, before, before),
     ).fetchone()[0]
+    experiments = snapshot.execute(f"{count} experiment WHERE {_OLD_EXPERIMENTS}", (before, before)).fetchone()[0]
     blobs = _unnamed_blobs(snapshot, before)
-    return Purged(runs=runs, experiments=experiments, blobs=len(blobs), bytes=sum(size for _, _, size in blobs))
+    size = sum(size for _, _, size in blobs)
+    return Purged(runs=runs, logged_models=models, experiments=experiments, blobs=len(blobs), bytes=size)
 
 
 def purge(database: Database, blobs: Blobs, before: int) -> Purged:
-    """Delete runs and experiments that were moved to the bin before a moment, and bytes that nothing names.
+    """Delete runs, models and experiments that were moved to the bin before a moment, and bytes that nothing names.
 
     Servers on PostgreSQL may run at the same time. With SQLite, `Database` has refused already where one runs.
 
@@ -62,18 +74,22 @@ def purge(database: Database, blobs: Blobs, before: int) -> Purged:
         blobs: Bytes of artifacts.
         before: Milliseconds since 1970. Blobs that are younger are kept too: a client may be about to name them.
     """
-    runs = 0
-    while deleted := database.write_and_wait(_purge_runs, before):
-        runs += deleted
-    experiments = database.write_and_wait(_purge_experiments, before)
+    runs = models = 0
+    while (deleted := database.write_and_wait(_purge_runs, before))[0]:
+        runs, models = runs + deleted[0], models + deleted[1]
+    while count := database.write_and_wait(_purge_models_in_bin, before):
+        models += count
+    experiments, of_experiments = database.write_and_wait(_purge_experiments, before)
+    models += of_experiments
     count = size = 0
     for project, sha256, length in database.read_and_wait(_unnamed_blobs, before):
         if database.write_and_wait(_forget_blob, blobs, project, sha256, before):
             count, size = count + 1, size + length
-    return Purged(runs=runs, experiments=experiments, blobs=count, bytes=size)
+    return Purged(runs=runs, logged_models=models, experiments=experiments, blobs=count, bytes=size)
 
 
-def _purge_runs(tx: Transaction, before: int) -> int:
+def _purge_runs(tx: Transaction, before: int) -> tuple[int, int]:
+    """Delete some runs, and the logged models that they made. Returns the number of both."""
     rows = tx.execute(
         f"SELECT pk, id, project FROM run WHERE deleted_at < ? ORDER BY deleted_at LIMIT {_RUNS}{tx.for_update}",
         (before,),
@@ -83,29 +99,45 @@ def _purge_runs(tx: Transaction, before: int) -> int:
         for table in metadata.sorted_tables
         if "run" in table.c and isinstance(table.c.run.type, type(INTEGER))
     ]
+    models = 0
     for pk, run_id, project in rows:
+        models += _purge_models(tx, "project = ? AND run_id = ?", (project, run_id))
         for name in tables:
             tx.execute(f"DELETE FROM {name} WHERE run = ?", (pk,))
         tx.execute("DELETE FROM token WHERE project = ? AND run = ?", (project, run_id))
         tx.execute("DELETE FROM run WHERE pk = ?", (pk,))
         _record(tx, project, "run.purge", f"run/{run_id}")
+    return len(rows), models
+
+
+def _purge_models_in_bin(tx: Transaction, before: int) -> int:
+    return _purge_models(tx, f"pk IN (SELECT pk FROM logged_model WHERE {_OLD_MODELS} LIMIT {_MODELS})", (before,))
+
+
+def _purge_models(tx: Transaction, condition: str, values: tuple[object, ...]) -> int:
+    rows = tx.execute(
+        f"SELECT pk, id, project FROM logged_model WHERE {condition} ORDER BY pk{tx.for_update}", values
+    ).fetchall()
+    for pk, model_id, project in rows:
+        for name in ("logged_model_attribute", "logged_model_metric"):
+            tx.execute(f"DELETE FROM {name} WHERE model = ?", (pk,))
+        tx.execute("DELETE FROM artifact WHERE run = ?", (-pk,))
+        tx.execute("DELETE FROM logged_model WHERE pk = ?", (pk,))
+        _record(tx, project, "logged_model.purge", f"logged_model/{model_id}")
     return len(rows)
 
 
-def _purge_experiments(tx: Transaction, before: int) -> int:
-    rows = tx.execute(
-        f"SELECT id, project FROM experiment WHERE deleted_at < ? AND id <> 0 AND {_NO_RUNS}", (before,)
-    ).fetchall()
+def _purge_experiments(tx: Transaction, before: int) -> tuple[int, int]:
+    """Delete experiments and the logged models that no run of them made. Returns the number of both."""
+    rows = tx.execute(f"SELECT id, project FROM experiment WHERE {_OLD_EXPERIMENTS}", (before, before)).fetchall()
+    rows = [row for row in rows if tx.execute("SELECT 1 FROM run WHERE experiment = ?", (row[0],)).fetchone() is None]
+    models = 0
     for number, project in rows:
-        of_experiment = "(SELECT pk FROM logged_model WHERE experiment = ?)"
-        for name in ("logged_model_attribute", "logged_model_metric"):
-            tx.execute(f"DELETE FROM {name} WHERE model IN {of_experiment}", (number,))
-        tx.execute("DELETE FROM artifact WHERE run IN (SELECT -pk FROM logged_model WHERE experiment = ?)", (number,))
-        tx.execute("DELETE FROM logged_model WHERE experiment = ?", (number,))
+        models += _purge_models(tx, "experiment = ?", (number,))
         tx.execute("DELETE FROM experiment_tag WHERE experiment = ?", (number,))
         tx.execute("DELETE FROM experiment WHERE id = ?", (number,))
         _record(tx, project, "experiment.purge", f"experiment/{number}")
-    return len(rows)
+    return len(rows), models
 
 
 def _record(tx: Transaction, project: int, action: str, resource: str) -> None:

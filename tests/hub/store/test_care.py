@@ -9,19 +9,24 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from skyward.errors import UsageError
 from skyward.hub.model.access import Actor
+from skyward.hub.model.registry import ModelMetric
 from skyward.hub.services.hub import Hub
 from skyward.hub.store.backup import BackupContent, backup, restore
 from skyward.hub.store.check import check_hub
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
+from skyward.hub.store.registry_tables import metadata
 from skyward.hub.store.retention import Purged, find_garbage, purge
+from skyward.hub.store.schema import HEAD
 from skyward.hub.store.snapshots import snapshot_of
-from skyward.hub.store.transaction import Transaction
+from skyward.hub.store.transaction import ReadSnapshot, Transaction
 from tests.hub.postgres import PostgresServer
 from tests.hub.services.hubs import ADMIN, columns
+from tests.hub.store.released import unpack_hub
 
 FOREVER = 2**50
 
@@ -77,29 +82,91 @@ def test_whole_hub_has_no_findings_and_each_fault_has_one(database_url: str, tmp
         "UPDATE chunk SET first_at = first_at - 1",
         "UPDATE artifact SET size = 1 WHERE run = 1",
         "INSERT INTO artifact (run, key, size, sha256, created_at) VALUES (99, 'a', 1, 'b', 1)",
+        "INSERT INTO artifact (run, key, size, sha256, created_at) VALUES (-99, 'a', 1, 'b', 1)",
     ):
         database.write_and_wait(Transaction.execute, fault)
     database.close()
     with snapshot_of(database_url) as snapshot:
         findings = list(check_hub(snapshot, blobs))
     kinds = [finding.kind for finding in findings]
-    assert kinds[:5] == ["audit", "blob", "blob", "artifact", "run"]
-    assert set(kinds[5:]) <= {"tail", "chunk"}
-    assert kinds[5:]
+    assert kinds[:6] == ["audit", "blob", "blob", "artifact", "run", "logged_model"]
+    assert set(kinds[6:]) <= {"tail", "chunk"}
+    assert kinds[6:]
 
 
 def test_runs_deleted_long_ago_are_gone_with_their_bytes(database_url: str, tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path / "blobs")
     fill(database_url, tmp_path / "blobs")
     database = Database(database_url)
-    assert purge(database, blobs, 1) == Purged(runs=0, experiments=0, blobs=0, bytes=0)
+    assert purge(database, blobs, 1) == Purged(runs=0, logged_models=0, experiments=0, blobs=0, bytes=0)
     assert database.read_and_wait(find_garbage, FOREVER).runs == 1
-    assert purge(database, blobs, FOREVER) == Purged(runs=1, experiments=0, blobs=1, bytes=4)
+    assert purge(database, blobs, FOREVER) == Purged(runs=1, logged_models=0, experiments=0, blobs=1, bytes=4)
     left = database.read_and_wait(lambda snapshot: snapshot.execute("SELECT id FROM run").fetchall())
     database.close()
     assert [row[0] for row in left] == ["kept"]
     with snapshot_of(database_url) as snapshot:
         assert list(check_hub(snapshot, blobs)) == []
+
+
+def ids_of_logged_models(snapshot: ReadSnapshot) -> list[str]:
+    return [row[0] for row in snapshot.execute("SELECT id FROM logged_model")]
+
+
+def count_rows(snapshot: ReadSnapshot, table: str) -> int:
+    return int(snapshot.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def test_logged_models_go_with_their_run_or_after_their_own_time(database_url: str, tmp_path: Path) -> None:
+    blobs = FolderBlobs(tmp_path / "blobs")
+    fill(database_url, tmp_path / "blobs")
+    database = Database(database_url)
+    hub = Hub(database, blobs)
+
+    async def log() -> list[str]:
+        await hub.tracking.restore_run(ADMIN, "gone")
+        made = []
+        for name, run in (("of-run", "gone"), ("kept", "kept"), ("binned", "kept"), ("alone", None)):
+            model = await hub.registry.create_logged_model(
+                ADMIN, "0", name=name, run_id=run, params={"depth": "1"}, tags={"size": "s"}
+            )
+            metric = ModelMetric("accuracy", 0.5, 1, 1, "kept", model.id)
+            await hub.registry.log_model_metrics(ADMIN, [metric])
+            await hub.tracking.put_artifact(ADMIN, f"models/{model.id}", "weights", stream(name.encode()))
+            made.append(model.id)
+        await hub.registry.delete_logged_model(ADMIN, made[2])
+        await hub.tracking.delete_run(ADMIN, "gone")
+        return made
+
+    made = asyncio.run(log())
+    with snapshot_of(database_url) as snapshot:
+        assert list(check_hub(snapshot, blobs)) == []
+    assert purge(database, blobs, 1).logged_models == 0
+    assert database.read_and_wait(find_garbage, FOREVER).logged_models == 2
+    purged = purge(database, blobs, FOREVER)
+    assert (purged.runs, purged.logged_models, purged.blobs) == (1, 2, 3)
+    left = database.read_and_wait(ids_of_logged_models)
+    for table, count in (("logged_model_attribute", 4), ("logged_model_metric", 2), ("artifact", 3)):
+        assert database.read_and_wait(count_rows, table) == count
+    asyncio.run(hub.close())
+    assert sorted(left) == sorted([made[1], made[3]])
+    with snapshot_of(database_url) as snapshot:
+        assert list(check_hub(snapshot, blobs)) == []
+
+
+def test_models_of_a_purged_experiment_go_with_it(database_url: str, tmp_path: Path) -> None:
+    database = Database(database_url)
+    hub = Hub(database, None)
+
+    async def log() -> None:
+        number = (await hub.tracking.create_experiment(ADMIN, "gone")).id
+        await hub.registry.create_logged_model(ADMIN, number)
+        await hub.tracking.delete_experiment(ADMIN, number)
+
+    asyncio.run(log())
+    expected = Purged(runs=0, logged_models=1, experiments=1, blobs=0, bytes=0)
+    assert database.read_and_wait(find_garbage, FOREVER) == expected
+    assert purge(database, FolderBlobs(tmp_path / "blobs"), FOREVER) == expected
+    asyncio.run(hub.close())
 
 
 def test_retention_beside_an_sqlite_server_is_refused_with_its_pid(tmp_path: Path) -> None:
@@ -133,6 +200,34 @@ def test_backup_comes_back_also_in_the_other_database(
     asyncio.run(hub.close())
     with pytest.raises(UsageError, match="empty hub"):
         restore(url, blobs, tmp_path / "b")
+
+
+def rows_of(url: str) -> dict[str, list[tuple[object, ...]]]:
+    """Return all rows of all tables."""
+    with snapshot_of(url) as snapshot:
+        return {
+            table.name: [tuple(row) for row in snapshot.connection.execute(select(table).order_by(*table.primary_key))]
+            for table in metadata.sorted_tables
+        }
+
+
+@pytest.mark.parametrize("target", ["sqlite", "postgresql"])
+def test_backup_carries_each_row_of_each_table(tmp_path: Path, target: str, request: pytest.FixtureRequest) -> None:
+    data = unpack_hub(HEAD, tmp_path)
+    made = backup(f"sqlite:///{data}/hub.db", FolderBlobs(data / "blobs"), tmp_path / "b")
+    url = f"sqlite:///{tmp_path}/new/hub.db"
+    if target == "postgresql":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        url = postgres.new_database()
+    assert restore(url, FolderBlobs(tmp_path / "new" / "blobs"), tmp_path / "b") == made
+    before, after = rows_of(f"sqlite:///{data}/hub.db"), rows_of(url)
+    assert {name: len(rows) for name, rows in before.items()} == made.rows
+    assert all(made.rows.values())
+    assert before == after
+    old, new = data / "blobs", tmp_path / "new" / "blobs"
+    assert {path.relative_to(old): path.read_bytes() for path in old.rglob("*") if path.is_file()} == {
+        path.relative_to(new): path.read_bytes() for path in new.rglob("*") if path.is_file()
+    }
 
 
 @pytest.fixture
