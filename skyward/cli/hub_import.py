@@ -1,4 +1,4 @@
-"""`skyward hub import`: copy the runs of an MLflow database, server or folder into a hub."""
+"""`skyward hub import`: copy the runs and models of an MLflow database, server or folder into a hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_import(actions: _Actions) -> None:
     own = add_action(
         actions,
         "import",
-        "copy runs of MLflow into a hub; repeat it to add what is new",
+        "copy runs and models of MLflow into a hub; repeat it to add what is new",
         "hub import sqlite:////home/ada/mlflow.db --data ./hub",
         _import,
     )
@@ -47,7 +47,7 @@ def _import(arguments: argparse.Namespace) -> int:
             database.close()
     finally:
         source.close()
-    rows = [[kind, str(outcome.source[kind]), str(outcome.hub[kind])] for kind in KINDS]
+    rows = [[kind.replace("_", " "), str(outcome.source[kind]), str(outcome.hub[kind])] for kind in KINDS]
     facts = {"source": dict(outcome.source), "hub": dict(outcome.hub), "problems": outcome.problems}
     tell(arguments, facts, [*table(["", "source", "hub"], rows, right=[1, 2]), *outcome.problems])
     return 0 if outcome.is_complete else 1

@@ -1,50 +1,36 @@
-"""Import of another server's runs. It can be repeated: nothing is added twice, and the rest of a broken one follows."""
+"""Import of another server's runs. It can be repeated: nothing is added twice, and the rest of a broken one follows.
+
+A thing that people have changed in the hub stays as it is there. The outcome names each difference.
+"""
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..model.access import Actor
-from ..model.foreign import ForeignExperiment, ForeignRun, ForeignRuns
-from ..model.names import PARAM_LENGTH, TAG_LENGTH, check_artifact_key, check_run_id, cut_values
+from ..model.foreign import ForeignExperiment, ForeignRun, ForeignRuns, Imported
+from ..model.names import PARAM_LENGTH, TAG_LENGTH, check_run_id, cut_values
 from ..model.points import PointColumns
 from ..model.refusal import Refusal
-from ..model.runs import Artifact, Lifecycle, Run
-from . import artifacts, experiments, journal, points, runs
-from .blobs import PIECE, Blobs, put_blob
+from ..model.runs import Lifecycle, Run
+from . import experiments, points, runs
+from .blobs import Blobs
 from .database import Database
+from .history import read_history
+from .importing_files import import_files, record_import
+from .importing_models import ModelImport
 from .transaction import ReadSnapshot, Transaction
 
-KINDS = ("experiments", "runs", "params", "tags", "points", "artifacts")
+KINDS = (
+    "experiments", "runs", "params", "tags", "points", "datasets", "model_links", "artifacts",
+    "logged_models", "registered_models", "model_versions", "aliases",
+)  # fmt: skip
 _POINTS = 50_000
 """Points of one transaction, so that memory stays small."""
 
 
-@dataclass(slots=True)
-class Imported:
-    """Outcome of an import.
-
-    Attributes:
-        source: Number of things in the source, by kind.
-        hub: Number of the same things in the hub afterwards.
-        problems: Things that could not be imported, in words.
-    """
-
-    source: Counter[str] = field(default_factory=Counter)
-    hub: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        return self.source == self.hub and not self.problems
-
-
 def import_runs(source: ForeignRuns, database: Database, blobs: Blobs, actor: Actor) -> Imported:
-    """Copy experiments, runs, points and local artifacts into the actor's project.
+    """Copy experiments, runs, points, models and the artifacts within reach into the actor's project.
 
     Args:
         source: Runs of another server. It is read only.
@@ -53,22 +39,38 @@ def import_runs(source: ForeignRuns, database: Database, blobs: Blobs, actor: Ac
         actor: Identity in the audit, and the project.
 
     Raises:
-        UsageError: The source is damaged.
+        UsageError: The source is damaged, or artifacts need a package that is missing.
     """
     outcome = Imported()
+    models = ModelImport(database, blobs, actor, outcome)
     for experiment in source.experiments():
         outcome.source["experiments"] += 1
         number = database.write_and_wait(_add_experiment, actor, experiment)
         outcome.hub["experiments"] += 1
         for run in source.runs(experiment.id):
-            outcome.source.update(runs=1, params=len(run.params), tags=len(run.tags))
+            outcome.source.update(_counts(run))
             try:
                 _import_run(source, database, blobs, actor, number, run, outcome)
+                models.note_run(run)
             except Refusal as refusal:
                 outcome.problems.append(f"run {run.id}: {refusal.message}")
+        for logged in source.logged_models(experiment.id):
+            models.import_logged_model(logged, number)
         if experiment.lifecycle is Lifecycle.DELETED:
             database.write_and_wait(_bin_experiment, actor, number)
+    for registered in source.registered_models():
+        models.import_registered_model(registered)
     return outcome
+
+
+def _counts(run: ForeignRun) -> dict[str, int]:
+    return {
+        "runs": 1,
+        "params": len(run.params),
+        "tags": len(run.tags),
+        "datasets": len({(item.name, item.digest) for item in run.inputs}),
+        "model_links": len({(link.direction, link.model_id) for link in run.models}),
+    }
 
 
 def _import_run(
@@ -82,13 +84,12 @@ def _import_run(
 ) -> None:
     columns = source.points(run.id)
     outcome.source["points"] += len(columns)
-    pk = database.write_and_wait(_add_run, actor, experiment, run)
-    if database.read_and_wait(_count_points, pk) < len(columns):  # equal points count once, so all come again
+    pk = database.write_and_wait(_put_run, actor, experiment, run)
+    if database.read_and_wait(_count_points, actor.project, pk) < len(columns):  # equal ones count once: all come again
         for part in _parts(columns):
             database.write_and_wait(points.append, actor.project, pk, part)
-    for key, path in _files(run, outcome):
-        outcome.source["artifacts"] += 1
-        _import_artifact(database, blobs, actor, pk, key, path)
+        database.sealer.seal(pk, merges=True)
+    import_files(run.files, f"run {run.id}", database, blobs, actor, pk, outcome)
     database.read_and_wait(_count, actor, run, pk, outcome)
 
 
@@ -98,7 +99,7 @@ def _add_experiment(tx: Transaction, actor: Actor, experiment: ForeignExperiment
         return int(known.id)
     number = experiments.add_experiment(tx, actor.project, experiment.name, actor.user, None, dict(experiment.tags))
     assert number is not None
-    _record(tx, actor, "experiment.import", f"experiment/{number}")
+    record_import(tx, actor, f"experiment/{number}")
     return number
 
 
@@ -108,11 +109,27 @@ def _bin_experiment(tx: Transaction, actor: Actor, number: int) -> None:
         experiments.set_experiment_lifecycle(tx, number, Lifecycle.DELETED)
 
 
-def _add_run(tx: Transaction, actor: Actor, experiment: int, run: ForeignRun) -> int:
+def _put_run(tx: Transaction, actor: Actor, experiment: int, run: ForeignRun) -> int:
     check_run_id(run.id)
-    known = runs.find_run(tx, actor.project, run.id)
-    if known is not None:
-        return known.pk
+    params = cut_values("params", run.params, PARAM_LENGTH)
+    tags = cut_values("tags", run.tags, TAG_LENGTH)
+    known = runs.load_run(tx, actor.project, run.id)
+    row = runs.find_run(tx, actor.project, run.id)
+    if known is None or row is None:
+        pk = _add_run(tx, actor, experiment, run, params, tags)
+    else:
+        pk = row.pk
+        if run.state.is_final and not known.state.is_final:  # it ended after an earlier import
+            runs.change_run(tx, pk, state=run.state.value, ended_at=run.ended_at)
+        runs.add_params(tx, actor.project, pk, {key: params[key] for key in params.keys() - known.params.keys()})
+        runs.change_tags(tx, actor.project, pk, {key: tags[key] for key in tags.keys() - known.tags.keys()})
+    runs.add_inputs(tx, pk, run.inputs, run.models)
+    return pk
+
+
+def _add_run(
+    tx: Transaction, actor: Actor, experiment: int, run: ForeignRun, params: dict[str, str], tags: dict[str, str]
+) -> int:
     pk = runs.add_run(
         tx,
         actor.project,
@@ -126,19 +143,15 @@ def _add_run(tx: Transaction, actor: Actor, experiment: int, run: ForeignRun) ->
             started_at=run.started_at,
             ended_at=run.ended_at,
             artifact_uri="",
-            params=cut_values("params", run.params, PARAM_LENGTH),
-            tags=cut_values("tags", run.tags, TAG_LENGTH),
+            params=params,
+            tags=tags,
         ),
     )
     assert pk is not None
     if run.lifecycle is Lifecycle.DELETED:
         runs.set_run_lifecycle(tx, pk, Lifecycle.DELETED)
-    _record(tx, actor, "run.import", f"run/{run.id}")
+    record_import(tx, actor, f"run/{run.id}")
     return pk
-
-
-def _record(tx: Transaction, actor: Actor, action: str, resource: str) -> None:
-    journal.add_audit(tx, actor.organization, actor.project, actor.user, actor.token, action, resource, {})
 
 
 def _parts(columns: PointColumns) -> Iterator[PointColumns]:
@@ -147,47 +160,23 @@ def _parts(columns: PointColumns) -> Iterator[PointColumns]:
         yield PointColumns(columns.keys[part], columns.steps[part], columns.timestamps[part], columns.values[part])
 
 
-def _files(run: ForeignRun, outcome: Imported) -> Iterator[tuple[str, Path]]:
-    """Yield keys and files of a run. Links are left out: they may lead out of the folder."""
-    if run.artifacts is None:
-        outcome.problems.append(f"run {run.id}: its artifacts are not on this machine; pass --artifacts FOLDER")
-        return
-    for folder, _, names in os.walk(run.artifacts):
-        for name in sorted(names):
-            path = Path(folder, name)
-            if path.is_file() and not path.is_symlink():
-                yield path.relative_to(run.artifacts).as_posix(), path
-
-
-def _import_artifact(database: Database, blobs: Blobs, actor: Actor, pk: int, key: str, path: Path) -> None:
-    check_artifact_key(key)
-    known = database.read_and_wait(artifacts.find_artifact, pk, key)
-    if known is not None and known.size == path.stat().st_size:
-        return
-    with path.open("rb") as file:
-        sha256, size = put_blob(blobs, iter(lambda: file.read(PIECE), b""))
-    database.write_and_wait(_set_artifact, actor, pk, Artifact(key, size, sha256))
-
-
-def _set_artifact(tx: Transaction, actor: Actor, pk: int, artifact: Artifact) -> None:
-    artifacts.add_blob(tx, actor.project, artifact.sha256, artifact.size)
-    artifacts.set_artifact(tx, pk, artifact)
-
-
-def _count_points(snapshot: ReadSnapshot, pk: int) -> int:
-    sql = "SELECT (SELECT coalesce(sum(points), 0) FROM {0} WHERE run = ?)"
-    return sum(int(snapshot.execute(sql.format(name), (pk,)).fetchone()[0]) for name in ("tail", "chunk"))
+def _count_points(snapshot: ReadSnapshot, project: int, pk: int) -> int:
+    """Count distinct points: an import that broke off may have left some twice."""
+    names = snapshot.execute("SELECT key.name FROM latest JOIN key ON key.id = latest.key WHERE run = ?", (pk,))
+    return sum(len(read_history(snapshot, project, pk, name)[0]) for (name,) in names.fetchall())
 
 
 def _count(snapshot: ReadSnapshot, actor: Actor, run: ForeignRun, pk: int, outcome: Imported) -> None:
     """Count what the hub has of a run's things, by looking them up."""
     stored = runs.load_run(snapshot, actor.project, run.id)
     assert stored is not None
-    files = snapshot.execute("SELECT count(*) FROM artifact WHERE run = ?", (pk,)).fetchone()[0]
+    inputs = {(item.name, item.digest) for item in stored.inputs}
+    links = {(link.direction, link.model_id) for link in stored.models}
     outcome.hub.update(
         runs=1,
         params=sum(key in stored.params for key in run.params),
         tags=sum(key in stored.tags for key in run.tags),
-        points=_count_points(snapshot, pk),
-        artifacts=int(files),
+        points=_count_points(snapshot, actor.project, pk),
+        datasets=len(inputs & {(item.name, item.digest) for item in run.inputs}),
+        model_links=len(links & {(link.direction, link.model_id) for link in run.models}),
     )

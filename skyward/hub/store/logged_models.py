@@ -84,7 +84,7 @@ def _complete(snapshot: ReadSnapshot, rows: Sequence[Sequence[Any]]) -> list[Log
 
 
 def add_logged_model(tx: Transaction, project: int, model: LoggedModel) -> None:
-    """Add a logged model with its parameters and tags."""
+    """Add a logged model with its parameters and tags. One without times is made now."""
     row = tx.execute(
         "INSERT INTO logged_model (project, id, experiment, name, kind, run_id, status, lifecycle, owner, created_at,"
         " updated_at, params, tags) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING pk",
@@ -98,8 +98,8 @@ def add_logged_model(tx: Transaction, project: int, model: LoggedModel) -> None:
             model.status.value,
             model.lifecycle.value,
             model.owner,
-            tx.now,
-            tx.now,
+            model.created_at or tx.now,
+            model.updated_at or tx.now,
             json.dumps(dict(model.params)),
             json.dumps(dict(model.tags)),
         ),

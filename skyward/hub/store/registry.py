@@ -107,7 +107,7 @@ def add_model(
 
 def change_model(tx: Transaction, number: int, **changes: object) -> None:
     """Set columns of a model, and the time of its last change."""
-    values = {**changes, "updated_at": tx.now}
+    values = {"updated_at": tx.now, **changes}
     assignments = ", ".join(f"{name} = ?" for name in values)
     tx.execute(f"UPDATE registered_model SET {assignments} WHERE id = ?", (*values.values(), number))
 
@@ -149,10 +149,9 @@ def find_version(snapshot: ReadSnapshot, model: RegisteredModel, version: int) -
 
 
 def add_version(tx: Transaction, project: int, model: RegisteredModel, version: ModelVersion) -> int:
-    """Add a version and return its number, one more than the greatest that the model ever had."""
+    """Add a version and return its number: its own, or one more than the greatest that the model ever had."""
     tx.execute(f"SELECT id FROM registered_model WHERE id = ?{tx.for_update}", (model.id,))
-    row = tx.execute("SELECT coalesce(MAX(version), 0) + 1 FROM model_version WHERE model = ?", (model.id,)).fetchone()
-    number = int(row[0])
+    number = version.version or last_number(tx, model.id) + 1
     tx.execute(
         "INSERT INTO model_version (model, version, project, stage, owner, description, source, location, run_id,"
         " run_link, created_at, updated_at, tags) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -167,13 +166,27 @@ def add_version(tx: Transaction, project: int, model: RegisteredModel, version: 
             version.location,
             version.run_id,
             version.run_link,
-            tx.now,
-            tx.now,
+            version.created_at,
+            version.updated_at,
             json.dumps(dict(version.tags)),
         ),
     )
     _add_version_tags(tx, model.id, number, version.tags)
     return number
+
+
+def last_number(snapshot: ReadSnapshot, model: int) -> int:
+    """Return the greatest number of a version that a model ever had."""
+    row = snapshot.execute("SELECT coalesce(MAX(version), 0) FROM model_version WHERE model = ?", (model,)).fetchone()
+    return int(row[0])
+
+
+def made_at(snapshot: ReadSnapshot, model: int, version: int) -> int | None:
+    """Return when a version was made, also where it is deleted. None: no version has this number."""
+    row = snapshot.execute(
+        "SELECT created_at FROM model_version WHERE model = ? AND version = ?", (model, version)
+    ).fetchone()
+    return int(row[0]) if row else None
 
 
 def change_version(tx: Transaction, model: int, version: int, **changes: object) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import math
 import sqlite3
-import tarfile
 from pathlib import Path
 
 import httpx
@@ -15,54 +13,35 @@ import pytest
 
 from skyward.cli import main
 from skyward.errors import UsageError
-from skyward.hub.model.foreign import ForeignRuns, local_folder
+from skyward.hub.model.foreign import ForeignRuns, Imported, local_folder
 from skyward.hub.services.hub import Hub
 from skyward.hub.store.check import check_hub
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
-from skyward.hub.store.importing import Imported, import_runs
+from skyward.hub.store.importing import import_runs
 from skyward.hub.store.mlflow_database import MlflowDatabase
 from skyward.hub.store.mlflow_folder import MlflowFolder
 from skyward.hub.store.mlflow_server import MlflowServer
 from skyward.hub.store.snapshots import snapshot_of
 from skyward.testing.hub import HubServer
 from tests.hub.services.hubs import ADMIN
-
-ASSETS = Path(__file__).parents[1] / "assets"
-PLACEHOLDER = "/mlflow-assets/"
-"""Folder in the assets in place of that of the machine that made them."""
+from tests.hub.store.sources import NAMES, mlflow_database, open_source, unpack
 
 
-def unpack(name: str, folder: Path) -> None:
-    with tarfile.open(ASSETS / f"{name}.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-
-
-def mlflow_database(version: str, folder: Path) -> str:
-    """Make an MLflow database from its asset, and return its address."""
-    unpack(f"artifacts-{version}", folder)
-    sql = gzip.decompress((ASSETS / f"mlflow-{version}.sql.gz").read_bytes()).decode()
-    path = folder / f"{version}.db"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(sql.replace(PLACEHOLDER, f"{folder}/"))
-    connection.close()
-    return f"sqlite:///{path}"
-
-
-@pytest.fixture(params=["2.22.0", "3.17.2", "mlruns"])
+@pytest.fixture(params=NAMES)
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> ForeignRuns:
-    if request.param == "mlruns":
-        unpack("mlruns", tmp_path)
-        return MlflowFolder(tmp_path / "mlruns")
-    return MlflowDatabase(mlflow_database(request.param, tmp_path))
+    return open_source(request.param, tmp_path)
 
 
 def test_import_is_complete_and_adds_nothing_twice(source: ForeignRuns, database: Database, tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path / "blobs")
     first = import_runs(source, database, blobs, ADMIN)
     assert first.problems == []
-    counts = {kind: first.source[kind] for kind in ("experiments", "runs", "params", "points", "artifacts")}
-    assert counts == {"experiments": 3, "runs": 3, "params": 2, "points": 48, "artifacts": 4}
+    counts = {kind: first.source[kind] for kind in ("experiments", "runs", "params", "points", "datasets", "artifacts")}
+    expected = {"experiments": 3, "runs": 3, "params": 2, "points": 48, "datasets": 2, "artifacts": 6}
+    if first.source["logged_models"]:  # of MLflow 3
+        expected |= {"params": 3, "points": 52, "artifacts": 7}
+    assert counts == expected
     assert first.is_complete
     assert import_runs(source, database, blobs, ADMIN) == first
     source.close()
@@ -81,6 +60,10 @@ def test_import_is_complete_and_adds_nothing_twice(source: ForeignRuns, database
             1_700_000_060_000,
         )
         assert failed.tags["kind"] == "small"
+        (dataset,) = failed.inputs
+        assert (dataset.name, dataset.digest, dataset.source_type) == ("digits", "0a1b2c", "http")
+        assert (dataset.schema, dataset.profile) == ("[]", '{"rows": 9}')
+        assert dataset.tags == {"mlflow.data.context": "training"}
         loss = await hub.tracking.history(ADMIN, failed.id, "loss")
         assert list(loss.values) == [1.0 / (step + 1) for step in range(20)]
         odd = list((await hub.tracking.history(ADMIN, failed.id, "odd")).values)
@@ -125,9 +108,9 @@ def test_missing_artifacts_are_named_and_links_do_not_lead_out(database: Databas
     first = next((tmp_path / "artifacts-2.22.0").iterdir()) / "artifacts"
     (first / "link.txt").symlink_to(tmp_path / "secret")
     blobs = FolderBlobs(tmp_path / "blobs")
-    assert import_runs(MlflowDatabase(url), database, blobs, ADMIN).source["artifacts"] == 4
+    assert import_runs(MlflowDatabase(url), database, blobs, ADMIN).source["artifacts"] == 6
     with sqlite3.connect(tmp_path / "2.22.0.db") as connection:
-        connection.execute("UPDATE runs SET artifact_uri = 's3://bucket/' || run_uuid")
+        connection.execute("UPDATE runs SET artifact_uri = 'gs://bucket/' || run_uuid")
     connection.close()
     outcome: Imported = import_runs(MlflowDatabase(url), database, blobs, ADMIN)
     assert len(outcome.problems) == 3
