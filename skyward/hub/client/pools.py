@@ -27,6 +27,8 @@ _LONG_S = 2.0
 _CALLS_PER_S = 50
 """Most tasks recorded in a second. A map of short calls would fill the hub; the pool's counts have them all."""
 _LOOK_S = 0.5
+_GATHER_S = 0.05
+"""Seconds in which events gather. A thread that wakes for each of them would slow short calls down."""
 _EXIT_S = 5.0
 
 _KINDS: Mapping[type[Event], str] = {
@@ -90,13 +92,15 @@ class PoolRecorder:
 
     def _run(self) -> None:
         try:
-            while True:
+            is_over = False
+            while not is_over:
+                is_over = self._stream.is_closed  # asked first: the last events come before the end
                 event = self._stream.get(_LOOK_S)
-                if event is not None:
+                while event is not None:
                     self._take(event)
-                elif self._stream.is_closed:
-                    break
+                    event = self._stream.get(0)
                 self._record_long()
+                time.sleep(0 if is_over else _GATHER_S)
         except Exception:
             _log.exception("pool %s: its events are no longer recorded in the hub", self.id)
         finally:

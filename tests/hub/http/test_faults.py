@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import random
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 
 import httpx
 
 from skyward.testing.hub import HubServer
-from tests.hub.http.watched import WatchedServer
 
 API = "/api/2.0/mlflow"
-KILLS = 4
 SEND = """
 import json, random, sys, httpx
 url, token, run, seed = sys.argv[1:]
@@ -74,43 +68,3 @@ def test_client_whose_clock_is_an_hour_off_keeps_its_times_and_its_run(server: H
         assert abs(shown["heartbeat_at"] - now) < hour / 2, "a heartbeat counts by the hub's own clock"
         points = owner.get(f"/v1/runs/{run}/points?key=loss").json()
         assert points["timestamps"] == [now + shift]
-
-
-def test_server_that_is_killed_keeps_every_acknowledged_point_and_artifact(tmp_path: Path) -> None:
-    pauses, acknowledged = random.Random(5), set[int]()
-    run = "d" * 32
-
-    def log(server: WatchedServer, numbers: range) -> None:
-        with httpx.Client(base_url=server.url, headers=server.headers) as client:
-            try:
-                for step in numbers:
-                    point = {"metrics": [{"key": "loss", "value": step, "step": step, "timestamp": step}]}
-                    client.post(f"/v1/runs/{run}/metrics", json=point).raise_for_status()
-                    content = json.dumps(step).encode() * 1000
-                    client.post(f"/v1/runs/{run}/artifacts?key={step}", content=content).raise_for_status()
-                    acknowledged.add(step)
-            except httpx.TransportError:
-                return  # the server is dead
-
-    for kill in range(KILLS):
-        with WatchedServer(tmp_path) as server:
-            httpx.post(f"{server.url}/v1/runs", json={"id": run}, headers=server.headers).raise_for_status()
-            starts = [(4 * kill + number) * 100_000 for number in range(4)]
-            loggers = [threading.Thread(target=log, args=(server, range(start, start + 100_000))) for start in starts]
-            for logger in loggers:
-                logger.start()
-            while not acknowledged & {*starts}:
-                time.sleep(0.01)
-            time.sleep(pauses.uniform(0, 0.3))  # not for luck: any instant will do
-            server.kill()
-            for logger in loggers:
-                logger.join()
-    with WatchedServer(tmp_path) as server, httpx.Client(base_url=server.url, headers=server.headers) as client:
-        steps = client.get(f"/v1/runs/{run}/points?key=loss").raise_for_status().json()["steps"]
-        assert len(steps) == len(set(steps))
-        assert acknowledged <= set(steps)
-        listed = {file["key"]: file for file in client.get(f"/v1/runs/{run}/artifacts").json()["artifacts"]}
-        for step in acknowledged:
-            assert listed[str(step)]["size"] == len(str(step)) * 1000
-        for step in random.Random(7).sample(sorted(acknowledged), min(20, len(acknowledged))):
-            assert client.get(f"/v1/runs/{run}/artifacts/{step}").content == str(step).encode() * 1000

@@ -18,7 +18,7 @@ from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from tests.hub.http.server_processes import ServerProcess, owner_token, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 KILLS = 50
 LONGEST_LIFE_S = 0.3
