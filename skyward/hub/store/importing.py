@@ -50,8 +50,8 @@ def import_runs(source: ForeignRuns, database: Database, blobs: Blobs, actor: Ac
         for run in source.runs(experiment.id):
             outcome.source.update(_counts(run))
             try:
-                _import_run(source, database, blobs, actor, number, run, outcome)
-                models.note_run(run)
+                if _import_run(source, database, blobs, actor, number, run, outcome):
+                    models.note_run(run)
             except Refusal as refusal:
                 outcome.problems.append(f"run {run.id}: {refusal.message}")
         for logged in source.logged_models(experiment.id):
@@ -81,7 +81,8 @@ def _import_run(
     experiment: int,
     run: ForeignRun,
     outcome: Imported,
-) -> None:
+) -> bool:
+    """Copy a run with all that belongs to it. Returns whether its artifacts came along."""
     columns = source.points(run.id)
     outcome.source["points"] += len(columns)
     pk = database.write_and_wait(_put_run, actor, experiment, run)
@@ -89,8 +90,9 @@ def _import_run(
         for part in _parts(columns):
             database.write_and_wait(points.append, actor.project, pk, part)
         database.sealer.seal(pk, merges=True)
-    import_files(run.files, f"run {run.id}", database, blobs, actor, pk, outcome)
+    has_files = import_files(run.files, f"run {run.id}", database, blobs, actor, pk, outcome)
     database.read_and_wait(_count, actor, run, pk, outcome)
+    return has_files
 
 
 def _add_experiment(tx: Transaction, actor: Actor, experiment: ForeignExperiment) -> int:

@@ -21,7 +21,7 @@ def import_files(
     actor: Actor,
     number: int,
     outcome: Imported,
-) -> None:
+) -> bool:
     """Copy the files of one owner, and count them.
 
     Args:
@@ -32,10 +32,13 @@ def import_files(
         actor: Identity whose project gets the bytes.
         number: Number of the run; that of a logged model with a minus.
         outcome: Where files and problems are counted.
+
+    Returns:
+        Whether the files could be listed. The others are problems of the outcome.
     """
     if files is None:
         outcome.problems.append(f"{owner}: its artifacts are not on this machine; pass --artifacts FOLDER")
-        return
+        return False
     try:
         for file in files():
             outcome.source["artifacts"] += 1
@@ -46,6 +49,8 @@ def import_files(
                 outcome.problems.append(f"{owner}: artifact {file.key[:200]!r}: {refusal.message}")
     except Refusal as refusal:
         outcome.problems.append(f"{owner}: {refusal.message}")
+        return False
+    return True
 
 
 def _import_file(file: ForeignFile, database: Database, blobs: Blobs, actor: Actor, number: int) -> None:

@@ -59,7 +59,7 @@ class ModelImport:
 
     def note_run(self, run: ForeignRun) -> None:
         """Remember that the artifacts of a run were imported."""
-        if run.files is not None and run.artifact_uri:
+        if run.artifact_uri:
             self._places[_plain(run.artifact_uri)] = f"runs:/{run.id}"
 
     def import_logged_model(self, source: ForeignLoggedModel, experiment: int) -> None:
@@ -74,12 +74,11 @@ class ModelImport:
         except Refusal as refusal:
             outcome.problems.append(f"logged model {model.id}: {refusal.message}")
             return
-        import_files(
-            source.files, f"logged model {model.id}", self._database, self._blobs, self._actor, -pk, outcome
-        )  # fmt: skip
+        owner = f"logged model {model.id}"
+        has_files = import_files(source.files, owner, self._database, self._blobs, self._actor, -pk, outcome)
         stored = self._database.read_and_wait(logged_models.find_logged_model, project, model.id)
         assert stored is not None
-        if source.files is not None and model.artifact_uri:
+        if has_files and model.artifact_uri:
             self._places[_plain(model.artifact_uri)] = stored.artifact_uri
         outcome.hub.update(
             logged_models=1,

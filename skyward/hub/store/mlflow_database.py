@@ -92,7 +92,7 @@ class MlflowDatabase:
                 started_at=row["start_time"] or 0,
                 ended_at=row["end_time"],
                 artifact_uri=row["artifact_uri"] or "",
-                files=self._roots.files(row["artifact_uri"] or ""),
+                files=self._roots.files(row["artifact_uri"] or "", run_id),
                 params=self._values("params", run_uuid=run_id),
                 tags=tags,
                 inputs=list(self._inputs(run_id)),
@@ -130,7 +130,7 @@ class MlflowDatabase:
                 tags=self._values("logged_model_tags", "tag_", model_id=model_id),
                 metrics=list(self._model_metrics(model_id)),
             )
-            yield ForeignLoggedModel(model=model, files=self._roots.files(model.artifact_uri))
+            yield ForeignLoggedModel(model=model, files=self._roots.files(model.artifact_uri, model_id))
 
     def registered_models(self) -> Iterator[ForeignModel]:
         for row in sorted(self._of_workspace("registered_models"), key=itemgetter("name")):

@@ -30,12 +30,22 @@ class ArtifactRoots:
         self._folder = folder
         self._s3: MlflowS3 | None = None
 
-    def files(self, uri: str) -> ForeignFiles | None:
+    def files(self, uri: str, owner: str) -> ForeignFiles | None:
         """Return the files at an address, or None where this machine cannot reach it.
+
+        A user of MLflow chooses the place of an experiment, and MLflow adds the owner's id to it. So only such a folder
+        is read: any other one could be a private folder of whoever imports.
+
+        Args:
+            uri: Address of the artifacts.
+            owner: Id of the run or of the logged model.
 
         Raises:
             MissingDependency: The address is in S3, and boto3 is not installed.
         """
+        parts = uri.rstrip("/").split("/")
+        if parts[-2:] != [owner, "artifacts"] or ".." in parts:
+            return partial(_refuse, uri) if uri.startswith((_S3, "/", "file:")) else None
         if uri.startswith(_S3):
             return partial(self._bucket(uri).files, uri)
         folder = local_folder(uri, self._folder)
@@ -59,6 +69,11 @@ def folder_files(root: Path) -> Iterator[ForeignFile]:
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink():
                 yield ForeignFile(path.relative_to(root).as_posix(), path.stat().st_size, partial(_read, path))
+
+
+def _refuse(uri: str) -> Iterator[ForeignFile]:
+    problem = "is no folder of its own, as MLflow makes them; copy its files there, and mend the address"
+    raise Refusal(Reason.INVALID, f"artifact_uri={uri[:200]!r}: {problem}")
 
 
 def _read(path: Path) -> Iterator[bytes]:

@@ -87,7 +87,7 @@ class MlflowServer:
                 started_at=int(info.get("start_time") or 0),
                 ended_at=int(info["end_time"]) if info.get("end_time") else None,
                 artifact_uri=info.get("artifact_uri") or "",
-                files=self._files(info.get("artifact_uri") or ""),
+                files=self._files(info.get("artifact_uri") or "", info["run_id"]),
                 params=_values(data.get("params")),
                 tags=tags,
                 inputs=[_dataset(item) for item in row.get("inputs", {}).get("dataset_inputs", [])],
@@ -130,7 +130,7 @@ class MlflowServer:
                     tags=_values(info.get("tags")),
                     metrics=[_model_metric(metric, model_id) for metric in data.get("metrics", [])],
                 )
-                yield ForeignLoggedModel(model=model, files=self._files(model.artifact_uri))
+                yield ForeignLoggedModel(model=model, files=self._files(model.artifact_uri, model_id))
 
     def registered_models(self) -> Iterator[ForeignModel]:
         for search in ({}, {"filter": _PROMPTS}):
@@ -182,11 +182,11 @@ class MlflowServer:
             tags=_values(row.get("tags")),
         )
 
-    def _files(self, uri: str) -> ForeignFiles | None:
+    def _files(self, uri: str, owner: str) -> ForeignFiles | None:
         """Return the files at an address: of this machine, of S3, or those that the server hands out."""
         if uri.startswith(_PROXY) and self._root is None:
             return partial(self._served, urlsplit(uri).path.strip("/"), "")
-        return self._roots.files(uri)
+        return self._roots.files(uri, owner)
 
     def _served(self, base: str, folder: str) -> Iterator[ForeignFile]:
         query = {"path": f"{base}/{folder}".rstrip("/")}

@@ -1,18 +1,25 @@
-"""Import from MLflow's own server, while it runs."""
+"""Import from MLflow's own server, while it runs, and MLflow's clients on imported models."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from skyward.cli import main
 from skyward.hub.services.hub import Hub
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from skyward.hub.store.importing import import_runs
 from skyward.hub.store.mlflow_server import MlflowServer
+from skyward.testing.hub import HubServer
 from tests.hub.services.hubs import ADMIN
+from tests.hub.store.sources import mlflow_database
 
-from .programs import NEW, ROOT, mlflow_server, run_program
+from .programs import NEW, OLD, ROOT, mlflow_server, run_program
+
+pytestmark = pytest.mark.timeout(600)  # a busy machine imports MLflow in a minute
 
 
 def test_everything_on_a_live_server_is_imported(tmp_path: Path) -> None:
@@ -44,3 +51,18 @@ def test_everything_on_a_live_server_is_imported(tmp_path: Path) -> None:
         await hub.close()
 
     asyncio.run(look())
+
+
+@pytest.mark.parametrize("client", [OLD, NEW])
+@pytest.mark.parametrize("source", [OLD, NEW])
+def test_clients_download_imported_versions(client: str, source: str, tmp_path: Path) -> None:
+    url = mlflow_database(source, tmp_path)
+    assert main(["hub", "import", url, "--data", str(tmp_path / "hub")]) == 0
+    second = dict.fromkeys(["models:/digits/2", "models:/digits/3", "models:/digits/5", "models:/digits@champion"], "1")
+    expected = {"models:/digits/1": "logged" if source == NEW else "0", **second}
+    with HubServer(tmp_path / "hub") as server:
+        variables = {"MLFLOW_TRACKING_URI": server.url, "MLFLOW_TRACKING_TOKEN": server.token}
+        script = str(Path(__file__).parent / "scripts/downloads.py")
+        printed = run_program(client, ["python", script, *expected], tmp_path, variables)
+    lines = [line for line in printed.splitlines() if line.startswith("models:")]
+    assert dict(line.rsplit(" ", 1) for line in lines) == expected

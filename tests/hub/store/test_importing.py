@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,8 @@ import pytest
 
 from skyward.cli import main
 from skyward.errors import UsageError
-from skyward.hub.model.foreign import ForeignRuns, Imported, local_folder
+from skyward.hub.model.foreign import ForeignLoggedModel, ForeignRuns, Imported, local_folder
+from skyward.hub.model.points import PointColumns
 from skyward.hub.services.hub import Hub
 from skyward.hub.store.check import check_hub
 from skyward.hub.store.database import Database
@@ -90,6 +92,44 @@ def test_import_that_broke_off_is_completed(database: Database, tmp_path: Path) 
         assert list(history.steps) == list(range(20))
 
 
+def test_points_that_broken_imports_left_twice_do_not_hide_missing_ones(database: Database, tmp_path: Path) -> None:
+    source, blobs = MlflowDatabase(mlflow_database("2.22.0", tmp_path)), FolderBlobs(tmp_path / "blobs")
+    run = next(run for experiment in source.experiments() for run in source.runs(experiment.id) if run.params)
+    hub = Hub(database, blobs)
+    points = source.points(run.id)
+    half = len(points) // 2
+    part = PointColumns(points.keys[:half], points.steps[:half], points.timestamps[:half], points.values[:half])
+
+    async def break_off_twice() -> None:
+        await hub.tracking.create_run(ADMIN, "0", run_id=run.id)
+        for _ in range(2):
+            await hub.tracking.log_points(ADMIN, run.id, part)
+
+    asyncio.run(break_off_twice())
+    outcome = import_runs(source, database, blobs, ADMIN)
+    assert outcome.is_complete
+    assert len(asyncio.run(hub.tracking.history(ADMIN, run.id, "loss"))) == 20
+    source.close()
+
+
+def test_import_that_broke_off_among_models_is_completed(database: Database, tmp_path: Path) -> None:
+    url, blobs = mlflow_database("3.17.2", tmp_path), FolderBlobs(tmp_path / "blobs")
+
+    class Broken(MlflowDatabase):
+        """A database that goes away behind its first logged model."""
+
+        def logged_models(self, experiment: str) -> Iterator[ForeignLoggedModel]:
+            for model in super().logged_models(experiment):
+                yield model
+                raise UsageError("source: went away")
+
+    with pytest.raises(UsageError, match="went away"):
+        import_runs(Broken(url), database, blobs, ADMIN)
+    outcome = import_runs(MlflowDatabase(url), database, blobs, ADMIN)
+    assert outcome.problems == []
+    assert outcome.is_complete
+
+
 def test_command_imports_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url, data = mlflow_database("2.22.0", tmp_path), str(tmp_path / "hub")
     for _ in range(2):
@@ -116,6 +156,23 @@ def test_missing_artifacts_are_named_and_links_do_not_lead_out(database: Databas
     assert len(outcome.problems) == 3
     assert "not on this machine" in outcome.problems[0]
     assert not outcome.is_complete
+
+
+@pytest.mark.parametrize(
+    "uri", ["{folder}/private", "file://{folder}/private", "{folder}/{run}/artifacts/../../private"]
+)
+def test_folder_that_mlflow_did_not_make_for_the_run_is_not_read(uri: str, database: Database, tmp_path: Path) -> None:
+    url, blobs = mlflow_database("2.22.0", tmp_path), FolderBlobs(tmp_path / "blobs")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    with sqlite3.connect(tmp_path / "2.22.0.db") as connection:
+        for (run,) in connection.execute("SELECT run_uuid FROM runs").fetchall():
+            given = (uri.format(folder=tmp_path, run=run), run)
+            connection.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", given)
+    connection.close()
+    outcome = import_runs(MlflowDatabase(url), database, blobs, ADMIN)
+    refused = [problem for problem in outcome.problems if "is no folder of its own" in problem]
+    assert (len(refused), outcome.hub["artifacts"], outcome.hub["model_versions"]) == (3, 0, 3)  # of s3:// and runs:/
 
 
 def test_address_of_artifacts_never_leaves_the_given_folder(tmp_path: Path) -> None:
