@@ -17,6 +17,8 @@ ALIAS_LENGTH = 255
 REGISTRY_TAG_LENGTH = 100_000
 DESCRIPTION_LENGTH = 100_000
 SOURCE_LENGTH = 2_000
+LATEST = "latest"
+"""Alias, in any case, of the newest version of each model. None can be set."""
 PROMPT_TAG = "mlflow.prompt.is_prompt"
 """Tag of MLflow's prompts, which share its registry with models. Searches leave them out."""
 
@@ -163,7 +165,7 @@ def check_alias(alias: str) -> str:
 def check_new_alias(alias: str) -> str:
     """Check an alias that is about to be set: the names of versions are reserved."""
     check_alias(alias)
-    if alias.lower() == "latest":
+    if alias.lower() == LATEST:
         raise _invalid("alias", "'latest' alias name (case insensitive) is reserved.")
     if _VERSION_ALIAS.fullmatch(alias):
         raise _invalid("alias", f"Version alias name '{alias}' is reserved.")

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .names import check_text
+from .refusal import Reason, Refusal
+
 
 class RunState(StrEnum):
     """State of a run. MLflow's API spells the first five in its own way, see `MLFLOW_STATUS`."""
@@ -75,6 +78,35 @@ class DatasetInput:
     schema: str | None = None
     profile: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+_DATASET_LENGTHS = {
+    "name": 500, "digest": 128, "source_type": 500, "source": 65_535, "schema": 1_048_575, "profile": 16_777_215,
+}  # fmt: skip
+"""Limits of MLflow in characters, but longer digests: SHA-256 has 64."""
+_DATASET_TAG_LENGTHS = {"key": 255, "value": 500}
+
+
+def check_dataset(dataset: DatasetInput) -> DatasetInput:
+    """Check the texts of a dataset, and return it.
+
+    Raises:
+        Refusal: One is too long, or no text.
+    """
+    for field_name, most in _DATASET_LENGTHS.items():
+        _check_length(f"dataset.{field_name}", getattr(dataset, field_name) or "", most)
+    for key, value in dataset.tags.items():
+        _check_length("tags.key", key, _DATASET_TAG_LENGTHS["key"])
+        _check_length("tags.value", value, _DATASET_TAG_LENGTHS["value"])
+    return dataset
+
+
+def _check_length(name: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise Refusal(
+            Reason.INVALID, f"{name}={text[:77]!r}: has {len(text)} characters; use at most {most}", field=name
+        )
+    check_text(name, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ..model.names import (
 )
 from ..model.points import PointColumns
 from ..model.refusal import Reason, Refusal
-from ..model.runs import Artifact, Command, DatasetInput, Lifecycle, Run, RunState
+from ..model.runs import Artifact, Command, DatasetInput, Lifecycle, Run, RunState, check_dataset
 from ..store import artifacts, experiments, points, runs
 from ..store.sealing import cut_points
 from ..store.transaction import ReadSnapshot, Transaction
@@ -328,15 +328,16 @@ def _dataset(
     profile: str | None = None,
     tags: Mapping[str, Any] | None = None,
 ) -> DatasetInput:
-    return DatasetInput(
+    dataset = DatasetInput(
         name=_text("name", name),
         digest=_text("digest", digest),
         source_type=_text("source_type", source_type),
         source=_text("source", source),
         schema=None if schema is None else _text("schema", schema),
         profile=None if profile is None else _text("profile", profile),
-        tags={check_text("tags", key): check_text("tags", value) for key, value in _texts(tags or {}).items()},
+        tags=_texts(tags or {}),
     )
+    return check_dataset(dataset)
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:

@@ -89,7 +89,7 @@ class LoggedModels(Service):
         return await self.database.write(self._finalize, actor, model_id, status)
 
     async def delete_logged_model(self, actor: Actor, model_id: str) -> None:
-        """Move a logged model into the bin."""
+        """Move a logged model into the bin, if it is not there: a client repeats a call whose answer was lost."""
         await self.database.write(self._delete_logged_model, actor, model_id)
 
     async def set_logged_model_tags(self, actor: Actor, model_id: str, tags: Mapping[str, str]) -> None:
@@ -170,8 +170,10 @@ class LoggedModels(Service):
         return need_logged_model(tx, actor, model_id)
 
     def _delete_logged_model(self, tx: Transaction, actor: Actor, model_id: str) -> None:
-        model = need_logged_model(tx, actor, model_id)
+        model = need_logged_model(tx, actor, model_id, allow_deleted=True)
         require_delete(actor, model.owner)
+        if model.lifecycle is Lifecycle.DELETED:
+            return
         logged_models.change_logged_model(tx, model.pk, lifecycle=Lifecycle.DELETED.value)
         self.on_change(tx, actor, "logged_model.delete", f"logged_model/{model_id}", {"name": model.name})
 

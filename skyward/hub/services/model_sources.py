@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from ..model.access import Actor
 from ..model.names import check_artifact_key, check_text
 from ..model.refusal import Reason, Refusal
-from ..model.registry import SOURCE_LENGTH, ModelVersion, stage_of
+from ..model.registry import LATEST, SOURCE_LENGTH, ModelVersion, stage_of
 from ..store import registry
 from ..store.runs import load_run
 from ..store.transaction import ReadSnapshot
@@ -142,12 +142,14 @@ def _version_at(
     if model is None:
         raise no_model(name)
     number: int | None = None
+    if alias is not None and alias.lower() == LATEST:
+        version, alias = LATEST, None
     if alias is not None:
         number = model.aliases.get(alias)
     elif version is not None and version.isascii() and version.isdigit():
         number = int(version[:18])
     elif version is not None:
-        wanted = None if version.lower() == "latest" else stage_of(version)
+        wanted = None if version.lower() == LATEST else stage_of(version)
         number = max((v.version for v in model.latest if wanted in (None, v.stage)), default=None)
     found = None if number is None else registry.find_version(snapshot, model, number)
     if found is None:

@@ -10,6 +10,7 @@ from ..model.names import check_key, check_text
 from ..model.pages import Page
 from ..model.refusal import Reason, Refusal
 from ..model.registry import (
+    LATEST,
     SOURCE_LENGTH,
     ModelVersion,
     RegisteredModel,
@@ -148,7 +149,7 @@ class Registry(LoggedModels):
         return await self.database.read(_version, actor, name, version)
 
     async def version_by_alias(self, actor: Actor, name: str, alias: str) -> ModelVersion:
-        """Return the version that an alias names."""
+        """Return the version that an alias names. `latest` always names the newest."""
         actor.require(Right.READ)
         require_no_run_token(actor)
         return await self.database.read(_version_by_alias, actor, name, check_alias(alias))
@@ -395,6 +396,11 @@ def _version(snapshot: ReadSnapshot, actor: Actor, name: str, version: int) -> M
 
 
 def _version_by_alias(snapshot: ReadSnapshot, actor: Actor, name: str, alias: str) -> ModelVersion:
+    if alias.lower() == LATEST:
+        newest = max((version.version for version in _load_model(snapshot, actor, name).latest), default=None)
+        if newest is None:
+            raise no_version(name, alias)
+        return _version(snapshot, actor, name, newest)
     number = registry.find_alias(snapshot, _need_model(snapshot, actor, name).id, alias)
     if number is None:
         raise Refusal(Reason.INVALID, f"Registered model alias {alias} not found.", field="alias")

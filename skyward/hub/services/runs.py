@@ -11,7 +11,7 @@ from functools import partial
 from ..model.access import Actor, Right
 from ..model.names import NAME_TAG, PARAM_LENGTH, TAG_LENGTH, check_run_id, check_text, cut_values
 from ..model.refusal import Reason, Refusal
-from ..model.runs import DatasetInput, Lifecycle, ModelLink, Run, RunState
+from ..model.runs import DatasetInput, Lifecycle, ModelLink, Run, RunState, check_dataset
 from ..store import runs
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, need_active_experiment, need_active_run, need_run, no_run, require_delete
@@ -134,7 +134,8 @@ class Runs(Service):
     ) -> None:
         """Add datasets and models that a run read or made."""
         actor.require(Right.WRITE)
-        await self.database.write(self._log_inputs, actor, run_id, tuple(inputs), tuple(models))
+        legal = tuple(check_dataset(dataset) for dataset in inputs)
+        await self.database.write(self._log_inputs, actor, run_id, legal, tuple(models))
 
     def add_run(self, tx: Transaction, actor: Actor, run: Run) -> Run:
         """Add a run within a transaction, or return the one that its client made before."""

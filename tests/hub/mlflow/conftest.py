@@ -35,7 +35,7 @@ def compared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer
 @pytest.fixture
 def oracle(mlflow_url: str, compared_hub: HubServer) -> Iterator[Oracle]:
     with (
-        httpx.Client(base_url=f"{mlflow_url}/api/2.0/", timeout=60) as theirs,
-        httpx.Client(base_url=f"{compared_hub.url}/api/2.0/", headers=compared_hub.headers, timeout=60) as ours,
+        httpx.Client(base_url=mlflow_url, timeout=60) as theirs,
+        httpx.Client(base_url=compared_hub.url, headers=compared_hub.headers, timeout=60) as ours,
     ):
         yield Oracle(theirs, ours)

@@ -7,29 +7,15 @@ on an update too.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from .oracle import Oracle
+from .oracle import GENERATED, Oracle, new_name
 
 pytestmark = pytest.mark.timeout(300)  # a busy machine needs minutes to start MLflow's server
-
-GENERATED = settings(
-    max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
-)
-
-
-_numbers = itertools.count(1)
-"""Parts of names: all tests use the same two servers, so each test needs names of its own."""
-
-
-def make_run(oracle: Oracle, name: str = "run", experiment: str = "0", **more: Any) -> None:
-    body = {"experiment_id": experiment, "user_id": "me", "run_name": name, "start_time": 1_700_000_000_000, **more}
-    oracle.post("runs/create", body, **{name: "run.info.run_id"})
 
 
 def point(key: str, value: Any, step: int = 0, timestamp: int = 1) -> dict[str, Any]:
@@ -37,7 +23,7 @@ def point(key: str, value: Any, step: int = 0, timestamp: int = 1) -> dict[str, 
 
 
 def test_experiments_answer_alike(oracle: Oracle) -> None:
-    name = f"vision-{next(_numbers)}"
+    name = new_name("vision")
     tags = [{"key": "team", "value": "vision"}]
     oracle.post("experiments/create", {"name": name, "tags": tags}, vision="experiment_id")
     oracle.post("experiments/create", {"name": name})
@@ -69,7 +55,7 @@ def test_experiments_answer_alike(oracle: Oracle) -> None:
 
 
 def test_runs_params_and_tags_answer_alike(oracle: Oracle) -> None:
-    make_run(oracle, "first", tags=[{"key": "a", "value": "b"}])
+    oracle.create_run("first", tags=[{"key": "a", "value": "b"}])
     oracle.get("runs/get", run_id="<first>")
     oracle.get("runs/get", run_uuid="<first>")
     oracle.get("runs/get", run_id="0" * 32)
@@ -97,7 +83,7 @@ def test_runs_params_and_tags_answer_alike(oracle: Oracle) -> None:
 
 
 def test_metrics_and_batches_answer_alike(oracle: Oracle) -> None:
-    make_run(oracle)
+    oracle.create_run()
     for value in (1, 0.5, "Infinity", "-Infinity", "much", None, 1e400):
         oracle.post("runs/log-metric", {"run_id": "<run>", **point("m", value if value != 1e400 else 1e308)})
     oracle.post("runs/log-metric", {"run_id": "<run>", **point("odd", "NaN")})
@@ -124,7 +110,7 @@ def test_metrics_and_batches_answer_alike(oracle: Oracle) -> None:
 
 
 def test_artifacts_answer_alike(oracle: Oracle) -> None:
-    make_run(oracle)
+    oracle.create_run()
     files = "mlflow-artifacts/artifacts/0/<run>/artifacts"
     oracle.call("PUT", f"{files}/notes/a.txt", raw=b"hello")
     oracle.call("PUT", f"{files}/b.bin", raw=b"\0" * 10)
@@ -154,11 +140,11 @@ ORDERS = ("metrics.loss", "metrics.loss DESC", "params.lr ASC", "tags.team DESC"
 @pytest.fixture
 def runs(oracle: Oracle) -> Oracle:
     """An experiment with runs that differ in everything that a search can ask."""
-    name = f"searched-{next(_numbers)}"
+    name = new_name("searched")
     oracle.post("experiments/create", {"name": name}, searched="experiment_id")
     values: list[Any] = [0.5, 0.25, 2, 1, None, "NaN"]
     for number, value in enumerate(values):
-        make_run(oracle, f"r{number}", "<searched>", start_time=1_700_000_000_000 + number)
+        oracle.create_run(f"r{number}", "<searched>", start_time=1_700_000_000_000 + number)
         body: dict[str, Any] = {"run_id": f"<r{number}>", "params": [{"key": "lr", "value": f"0.{number % 3}"}]}
         if value is not None:
             body["metrics"] = [point("loss", value), point("acc", number % 2, 1)]
@@ -219,8 +205,7 @@ def test_generated_searches_of_runs_answer_alike(
     runs.check()
 
 
-# Few values, steps and times, so that points share them. They come from lists: Hypothesis also draws numbers that it
-# finds in loaded modules, and would draw others in a run of more tests.
+# Few values, steps and times, so that points share them.
 VALUES = ("NaN", "Infinity", "-Infinity", 1e308, -1e308, 5e-324, 3.4028234663852886e38, 0.0, -0.0, 0.1, 1, -2.5)
 
 
@@ -237,7 +222,7 @@ VALUES = ("NaN", "Infinity", "-Infinity", 1e308, -1e308, 5e-324, 3.4028234663852
 )
 @GENERATED
 def test_generated_points_come_back_alike(oracle: Oracle, points: list[tuple[str, Any, int, int]]) -> None:
-    make_run(oracle)
+    oracle.create_run()
     metrics = [point(key, value, step, timestamp) for key, value, step, timestamp in points]
     oracle.post("runs/log-batch", {"run_id": "<run>", "metrics": metrics})
     oracle.get("runs/get", run_id="<run>")
@@ -247,18 +232,17 @@ def test_generated_points_come_back_alike(oracle: Oracle, points: list[tuple[str
 
 
 def test_searches_of_experiments_answer_alike(oracle: Oracle) -> None:
-    place = next(_numbers)
-    listed, kind = f"listed-{place}-", f"kind{place}"
+    listed, kind = f"{new_name('listed')}-", new_name("kind")
     for number in range(4):
         tags = [{"key": kind, "value": "odd" if number % 2 else "even"}]
         experiment = {"name": f"{listed}{number}", "tags": tags}
         oracle.post("experiments/create", experiment, **{f"x{number}": "experiment_id"})
     filters = (
         f"name LIKE '{listed}%'",
-        f"tags.{kind} = 'odd'",
+        f"tags.`{kind}` = 'odd'",
         f"name ILIKE '{listed.upper()}%'",
         "kind = 'x'",
-        f"name LIKE '{listed}%' AND tags.{kind} != 'odd'",
+        f"name LIKE '{listed}%' AND tags.`{kind}` != 'odd'",
         "name > 'a'",
         f"creation_time > 0 AND name = '{listed}2'",
     )

@@ -40,10 +40,13 @@ def test_a_model_is_registered_promoted_searched_and_deleted(database: Database)
         ]  # fmt: skip
         await models.set_alias(ADA, "net", "champion", 3)
         assert (await models.version_by_alias(VIEWER, "net", "champion")).version == 3
+        assert (await models.version_by_alias(VIEWER, "net", "Latest")).version == 3
         found = await models.search_versions(VIEWER, "name IN ('net') AND tags.n != '0' AND version_number < 3")
         assert [v.version for v in found.items] == [2]
         page = await models.search_models(VIEWER, "tags.team = 'red'", ["timestamp DESC"], 1)
         assert ([m.name for m in page.items], page.next_token is None) == (["net"], False)
+        copied = await models.create_version(ADA, "other", "models:/net@latest")
+        assert copied.source == "models:/net/3"
         await models.delete_version(ADA, "net", 3)
         assert (await models.model(VIEWER, "net")).aliases == {}
         await models.rename_model(ADA, "net", "net2")
@@ -72,6 +75,22 @@ def test_the_token_of_a_run_registers_its_own_artifacts_only(database: Database)
     refused(models.create_version(actor, "net", f"runs:/{other}/m", run_id=other), Reason.MISSING, "not found")
     refused(models.create_version(actor, "net", "s3://bucket/m"), Reason.FORBIDDEN, "is of one run")
     refused(models.set_alias(actor, "net", "a", 1), Reason.FORBIDDEN, "is of one run")
+
+
+def test_a_logged_model_is_deleted_once_however_often_its_client_asks(database: Database) -> None:
+    changes: list[str] = []
+    models = Registry(database, on_change=lambda _tx, _actor, name, *_: changes.append(name))
+
+    async def run() -> str:
+        made = await models.create_logged_model(ADA, "0")
+        for _ in range(2):
+            await models.delete_logged_model(ADA, made.id)
+        return made.id
+
+    model_id = asyncio.run(run())
+    assert changes == ["logged_model.create", "logged_model.delete"]
+    refused(models.logged_model(ADA, model_id), Reason.MISSING, "not found")
+    refused(models.delete_logged_model(ADA, "m-0"), Reason.MISSING, "not found")
 
 
 def test_an_experiment_that_is_deleted_for_good_takes_its_logged_models_along(

@@ -212,6 +212,22 @@ def test_latest_is_the_greatest_by_step_time_and_value(database: Database) -> No
     ]
 
 
+def test_a_dataset_has_bounds(database: Database) -> None:
+    tracking = Tracking(database)
+    made = asyncio.run(tracking.create_run(ADA, "0"))
+    legal = DatasetInput("n" * 500, "d" * 128, "local", "{}", tags={"k" * 255: "v" * 500})
+    asyncio.run(tracking.log_inputs(ADA, made.id, [legal], []))
+    for change, message in (
+        ({"name": "n" * 501}, "has 501 characters; use at most 500"),
+        ({"digest": "d" * 129}, "use at most 128"),
+        ({"source": "s" * 65_536}, "use at most 65535"),
+        ({"tags": {"k" * 256: "v"}}, "use at most 255"),
+        ({"tags": {"k": "v" * 501}}, "use at most 500"),
+        ({"profile": "\0"}, "has a character that is no text"),
+    ):
+        refused(tracking.log_inputs(ADA, made.id, [replace(legal, **change)], []), Reason.INVALID, message)
+
+
 def test_a_history_is_sorted_without_duplicates_and_paged(database: Database) -> None:
     tracking = Tracking(database)
     made = asyncio.run(tracking.create_run(ADA, "0"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from .wire import File, Given, Param, Tag
 
@@ -233,7 +231,7 @@ class OrderOfSearch(Struct):
 
 
 class SearchLoggedModels(Struct):
-    experiment_ids: Annotated[list[str], Meta(min_length=1)]
+    experiment_ids: list[str]
     filter: str | None = None
     datasets: list[DatasetOfSearch] | None = None
     max_results: int | None = None
