@@ -18,20 +18,24 @@ from tests.hub.http.server_processes import LIMIT_S, ServerProcess, owner_token,
 from tests.hub.postgres import PostgresServer
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def database_url(postgres: PostgresServer, postgres_template: str) -> Iterator[str]:
     url = postgres.new_database(postgres_template)
     yield url
     postgres.drop_database(url)
 
 
-@pytest.fixture
-def servers(database_url: str, tmp_path: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    with ServerProcess(database_url, tmp_path) as one, ServerProcess(database_url, tmp_path) as two:
+@pytest.fixture(scope="module")
+def servers(
+    database_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers for all tests of this file, since a start takes longer than a test. A test that kills has its own."""
+    folder = tmp_path_factory.mktemp("servers")
+    with ServerProcess(database_url, folder) as one, ServerProcess(database_url, folder) as two:
         yield one, two
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def headers(database_url: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {owner_token(database_url)}"}
 
@@ -99,10 +103,17 @@ def test_a_code_of_one_server_signs_in_at_the_other_once(
         assert me.raise_for_status().json()["user"] == "owner"
 
 
+@pytest.fixture
+def doomed(database_url: str, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A third server, to kill."""
+    with ServerProcess(database_url, tmp_path) as server:
+        yield server
+
+
 def test_points_that_were_acknowledged_before_a_kill_are_there_once(
-    servers: tuple[ServerProcess, ServerProcess], headers: dict[str, str]
+    servers: tuple[ServerProcess, ServerProcess], doomed: ServerProcess, headers: dict[str, str]
 ) -> None:
-    doomed, other = servers
+    other = servers[1]
     acknowledged: list[int] = []
     enough = threading.Event()
     with client(other, headers) as two:

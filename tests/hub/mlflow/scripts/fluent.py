@@ -1,7 +1,12 @@
-"""MLflow's fluent API, and the autologger of scikit-learn. Prints the id of the autologged run."""
+"""MLflow's fluent API, the autologger of scikit-learn, and MLflow's commands.
+
+Prints the id of the autologged run, then the output of two commands. They run here, by the function that the program
+`mlflow` calls, because to import MLflow takes seconds.
+"""
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.cli import cli
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
@@ -29,4 +34,8 @@ LogisticRegression(max_iter=200).fit(features, labels)
 trained = mlflow.last_active_run()
 assert trained.data.params["max_iter"] == "200", trained.data.params
 assert trained.data.metrics["training_score"] > 0.9, trained.data.metrics
-print(trained.info.run_id)
+print("=== run", trained.info.run_id)
+print("=== mlflow experiments search", flush=True)
+cli.main(["experiments", "search"], prog_name="mlflow", standalone_mode=False)
+print("=== mlflow runs list", flush=True)
+cli.main(["runs", "list", "--experiment-id", trained.info.experiment_id], prog_name="mlflow", standalone_mode=False)
