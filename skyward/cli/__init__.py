@@ -24,6 +24,7 @@ dependencies inside `run`, so that `skyward --help` answers at once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -88,8 +89,8 @@ example: skyward doctor
 exit status: 0 success, 1 something needs your attention, 2 wrong command line
 """
 
-# 128 + SIGINT, as a shell reports a program that Ctrl-C ended.
-INTERRUPTED = 130
+# 128 + the signal, as a shell reports a program that Ctrl-C ended, or whose reader left (`| head`).
+INTERRUPTED, READER_LEFT = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name. None: those of this process.
 
     Returns:
-        Exit status: 0, 1, or 130 after Ctrl-C.
+        Exit status: 0, 1, 130 after Ctrl-C, or 141 if the reader of the output left.
 
     Raises:
         SystemExit: for `--help`, `--version` and a wrong command line, as argparse does.
@@ -113,12 +114,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     install_handler()
     try:
-        return run(arguments)
+        status = run(arguments)
+        sys.stdout.flush()  # Python's own flush would be too late to catch
+        return status
     except errors.SkywardError as error:
         print(f"skyward: {error} [{error.page}]", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        if not _reader_left():
+            raise  # another pipe, or a socket
+        return READER_LEFT
+
+
+def _reader_left() -> bool:
+    """Report whether nobody reads the output any longer. If so, drop the rest, or Python would fail as it ends."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
 
 
 def build_parser() -> argparse.ArgumentParser:

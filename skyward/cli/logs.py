@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from ..core.printable import coloured
@@ -49,11 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if follow is not None and not arguments.follow:  # with a predicate, no output yet from an open pool is not an error
         follow = _never
     for line in read_output(pool, tail=arguments.tail, follow_while=follow):
-        try:
-            print(_shown(line, arguments.time), flush=arguments.follow)
-        except BrokenPipeError:  # `| head`
-            sys.stderr.close()
-            return 0
+        print(_shown(line, arguments.time), flush=arguments.follow)
     return 0
 
 

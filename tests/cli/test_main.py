@@ -89,6 +89,15 @@ def test_ctrl_c_ends_it_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> N
     assert main(["gc"]) == 130
 
 
+def test_a_reader_that_leaves_ends_it_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "skyward", "integrations", "--markdown"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before it writes anything
+        assert (process.stderr.read(), process.wait(60)) == (b"", 141)
+
+
 def test_installed_script_and_module_are_the_same_command() -> None:
     script = Path(sys.executable).with_name("skyward")
     lines = [
