@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -130,14 +131,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _reader_left() -> bool:
     """Report whether nobody reads the output any longer. If so, drop the rest, or Python would fail as it ends."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        return True
-    return False
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not output.poll(0):  # a pipe without a reader has an error or a hang-up
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
 
 
 def build_parser() -> argparse.ArgumentParser:
