@@ -110,6 +110,7 @@ run = Table(
     Column("tags", Text, nullable=False),
     UniqueConstraint("project", "id"),
     Index("run_by_start", "experiment", "lifecycle", text("started_at DESC"), "id"),
+    Index("run_of_project_by_start", "project", "lifecycle", text("started_at DESC"), "id"),
     Index(
         "run_by_heartbeat",
         "heartbeat_at",
