@@ -69,9 +69,11 @@ class NumberedWriter(Writer):
             self._run.log_metrics({"loss": step}, step=step)
         self._run.log_text(str(steps.start), content(steps.start))
         self._logged.update(steps)
-        if self._run.flush(0.2):
-            self.points = set(self._logged)
-            self.files = {step for step in self._logged if step % 10 == 0}
+        while not self._run.flush(0.2):
+            if self.stopping.is_set():
+                return
+        self.points = set(self._logged)
+        self.files = {step for step in self._logged if step % 10 == 0}
 
 
 class PlainWriter(Writer):
@@ -138,7 +140,7 @@ def test_every_acknowledged_point_and_artifact_survives_fifty_kills(
         writer.start()
     for _ in range(KILLS):
         counts = [len(writer.points) for writer in writers]
-        until(partial(have_grown, writers, counts))
+        until(partial(have_grown, process, writers, counts))
         time.sleep(pauses.uniform(0, LONGEST_LIFE_S))  # not for luck: any instant will do
         process.kill()
         process.process = process.start()
@@ -158,7 +160,8 @@ def test_every_acknowledged_point_and_artifact_survives_fifty_kills(
     print(f"{KILLS} kills; acknowledged: {sent} points, {put} artifacts; found: {points} points, {files} artifacts")
 
 
-def have_grown(writers: list[Writer], counts: list[int]) -> bool:
+def have_grown(process: ServerProcess, writers: list[Writer], counts: list[int]) -> bool:
+    assert process.process.poll() is None, process.log.read_text()
     return all(len(writer.points) > count for writer, count in zip(writers, counts, strict=True))
 
 
