@@ -1,8 +1,9 @@
 """Files of the web pages: read once at start, served by name from memory.
 
 A name in a request is a key of a dictionary and never a part of a path. Each path of a page answers with the same
-document, and the script in it shows what the path says. The files say nothing about anybody's data, so they need no
-token; everything that the pages show comes from `/v1`.
+document, and the script in it shows what the path says. The document names its files below `/ui/@VERSION/`, where
+browsers keep them without asking again: to ask for 45 files took a third of the time in which a page opens. The files
+say nothing about anybody's data, so they need no token; everything that the pages show comes from `/v1`.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ _POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+_ASK_AGAIN = {"cache-control": "no-cache"}  # answered with 304 where nothing changed
+_KEEP = {"cache-control": "public, max-age=31536000, immutable"}
 _HEADERS = {
-    "cache-control": "no-cache",  # asked again each time, and answered with 304
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -91,8 +93,8 @@ class _PageFile:
     def compressed(self) -> bytes:
         return gzip.compress(self.content, 6, mtime=0)
 
-    def answer(self, if_none_match: str, accept_encoding: str) -> FileAnswer:
-        headers = {**_HEADERS, "content-type": self.media_type, "etag": self.etag}
+    def answer(self, if_none_match: str, accept_encoding: str, *, is_kept: bool = False) -> FileAnswer:
+        headers = {**_HEADERS, **(_KEEP if is_kept else _ASK_AGAIN), "content-type": self.media_type, "etag": self.etag}
         if self.etag in if_none_match:
             return FileAnswer(304, headers, b"")
         if len(self.content) > _WORTH_COMPRESSING and "gzip" in accept_encoding:
@@ -105,6 +107,11 @@ class PageFiles:
 
     def __init__(self) -> None:
         self._files = dict(_read(files("skyward.hub") / "ui"))
+        etags = "".join(self._files[name].etag for name in sorted(self._files))
+        self.version = f"@{hashlib.sha256(etags.encode()).hexdigest()[:16]}"
+        document = self._files[DOCUMENT]
+        named = document.content.replace(b'"/ui/', f'"/ui/{self.version}/'.encode())
+        self._files[DOCUMENT] = _PageFile(named, document.media_type)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -117,14 +124,18 @@ class PageFiles:
         """Return the file of that name, or status 404.
 
         Args:
-            name: Path below `/ui/`, decoded once.
+            name: Path below `/ui/`, decoded once. It may begin with `@` and a version.
             if_none_match: The request's header of that name.
             accept_encoding: The request's header of that name.
         """
-        file = self._files.get(name)
+        version = name.partition("/")[0] if name.startswith("@") else ""
+        # Servers of two versions may stand behind one address: a file of another version is sent, and not kept.
+        file = self._files.get(name.removeprefix(f"{version}/") if version else name)
         if file is None:
-            return FileAnswer(404, {**_HEADERS, "content-type": "text/plain; charset=utf-8"}, b"no such file\n")
-        return file.answer(if_none_match, accept_encoding)
+            return FileAnswer(
+                404, {**_HEADERS, **_ASK_AGAIN, "content-type": "text/plain; charset=utf-8"}, b"no such file\n"
+            )
+        return file.answer(if_none_match, accept_encoding, is_kept=version == self.version)
 
 
 def _read(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, _PageFile]]:

@@ -41,6 +41,24 @@ def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
     assert (answer.status, answer.body) == (304, b"")
 
 
+def test_files_that_the_document_names_are_kept_and_the_document_is_not() -> None:
+    document = FILES.document()
+    assert document.headers["cache-control"] == "no-cache"
+    named = set(re.findall(r'"/ui/([^"]+)"', document.body.decode()))
+    assert named
+    for name in named:
+        answer = FILES.file(name)
+        assert answer.status == 200
+        assert "immutable" in answer.headers["cache-control"]
+        assert FILES.file(name.partition("/")[2]).headers["cache-control"] == "no-cache"
+
+
+def test_a_file_of_another_version_is_sent_and_not_kept() -> None:
+    answer = FILES.file("@0123456789abcdef/main.js")
+    assert (answer.status, answer.headers["cache-control"]) == (200, "no-cache")
+    assert FILES.file("@0123456789abcdef/../main.js").status == 404
+
+
 def test_large_files_are_compressed_if_the_browser_can_read_that() -> None:
     answer = FILES.file("vendor/uplot.js", accept_encoding="gzip, br")
     assert answer.headers["content-encoding"] == "gzip"
@@ -61,5 +79,5 @@ def modules_from(name: str, seen: set[str]) -> set[str]:
 
 
 def test_the_document_names_each_module_so_that_the_browser_fetches_all_at_once() -> None:
-    named = re.findall(r'rel="modulepreload" href="/ui/([^"]+)"', FILES.document().body.decode())
+    named = re.findall(r'rel="modulepreload" href="/ui/@\w+/([^"]+)"', FILES.document().body.decode())
     assert sorted(named) == sorted(modules_from("main.js", set()))
