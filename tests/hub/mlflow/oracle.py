@@ -110,7 +110,7 @@ class Side:
 class Oracle:
     """MLflow's server and a hub. Every call goes to both, and an answer that differs fails the test.
 
-    Where MLflow fails (500), the call was wrong, and the hub must refuse it (4xx).
+    Where MLflow fails (500), or its database does (BAD_REQUEST), the call was wrong, and the hub must refuse it (4xx).
 
     Args:
         theirs: Client of MLflow's server.
@@ -153,7 +153,8 @@ class Oracle:
                 tree = {"error_code": tree.get("error_code") if isinstance(tree, dict) else None}
             answers.append(Answer(status, side.normalise(tree)))
         theirs, ours = answers
-        is_refused = theirs.status >= 500 and 400 <= ours.status < 500
+        has_failed = theirs.status >= 500 or theirs.tree == {"error_code": "BAD_REQUEST"}
+        is_refused = has_failed and 400 <= ours.status < 500
         if theirs != ours and not is_refused:
             where = "\n".join(sorted(set(_paths_that_differ(theirs.tree, ours.tree))))
             asked = str(body or query or raw)[:300]
