@@ -77,6 +77,7 @@ class Group:
         self._part = part
         self.is_running = True
         self.minutes = 0.0
+        self._shown = 0
         self._began = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -111,9 +112,17 @@ class Group:
 
     def progress(self) -> str:
         with contextlib.suppress(OSError):  # still collecting, or no tests
-            return f"{self.name} {self._progress.read_text()}"
+            return f"{self.name} {self._progress.read_text().splitlines()[0]}"
         state = "..." if self.is_running else "failed" if self.has_failed else "passed"
         return f"{self.name} {state}"
+
+    def new_failures(self) -> list[str]:
+        """Return the failures since the last call, a line each."""
+        with contextlib.suppress(OSError):
+            failures = self._progress.read_text().splitlines()[1:]
+            shown, self._shown = self._shown, len(failures)
+            return failures[shown:]
+        return []
 
     def output(self) -> str:
         self._output.seek(0)
@@ -161,14 +170,21 @@ def run(part: str) -> int:
 
 
 def show_progress(groups: list[Group], began: float) -> None:
-    """Show one line until all groups have ended: in place on a terminal, otherwise again each minute."""
+    """Show one line until all groups have ended: in place on a terminal, otherwise again each minute.
+
+    Each failure gets a line at once.
+    """
     shown = began
+    begin = "\r\x1b[K" if sys.stdout.isatty() else ""
     for group in groups:
         group.look(groups)
     while any(group.is_running for group in groups):
         time.sleep(LOOK_S)
         for group in groups:
             group.look(groups)
+        for failure in (failure for group in groups for failure in group.new_failures()):
+            sys.stdout.write(f"{begin}FAILED {failure}\n")
+            sys.stdout.flush()
         now = time.monotonic()
         if sys.stdout.isatty() or now - shown >= LINE_S:
             shown = now

@@ -67,7 +67,7 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("promises", "rest"), help="only the tests of `make test`, or only all others")
-    parser.addoption("--progress-file", help="a file to keep the number of finished tests in")
+    parser.addoption("--progress-file", help="a file to keep the number of finished tests and the failures in")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -84,20 +84,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Progress:
-    """Keep "finished/total" in a file, for the process that runs several pytests side by side."""
+    """Keep "finished/total" in a file, for the process that runs several pytests side by side.
+
+    Each failure has a line behind it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._total = self._finished = self._failed = 0
+        self._total = self._finished = 0
+        self._failures: list[str] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._total = len(session.items)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._failed += report.failed
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self._failures.append(f"{report.nodeid}: {getattr(crash, 'message', report.when).partition(chr(10))[0]}")
         self._finished += report.when == "teardown"
-        failed = f", {self._failed} failed" if self._failed else ""
-        self._path.write_text(f"{self._finished}/{self._total}{failed}")
+        failed = f", {len(self._failures)} failed" if self._failures else ""
+        new = self._path.with_suffix(".new")
+        new.write_text("\n".join([f"{self._finished}/{self._total}{failed}", *self._failures]))
+        new.replace(self._path)  # a reader never sees half of it
 
 
 def pytest_configure(config: pytest.Config) -> None:
