@@ -67,7 +67,14 @@ class Lab:
 
     def address(self, name: str) -> str:
         """Return the address of a notebook, once the server serves it."""
-        until(lambda: [*self._runtime.glob("jpserver-*.json")] or self._process.poll() is not None, OPEN_S)
+        # The file is there a moment before its contents.
+        until(
+            lambda: (
+                any(file.stat().st_size for file in self._runtime.glob("jpserver-*.json"))
+                or self._process.poll() is not None
+            ),
+            OPEN_S,
+        )
         assert self._process.poll() is None, self.log.read_text()
         (file,) = self._runtime.glob("jpserver-*.json")
         return f"{json.loads(file.read_text())['url']}doc/tree/{name}?token=secret"

@@ -62,6 +62,19 @@ def test_ranks_share_the_cores_of_their_node(pool: sky.ComputePool, processes_pe
     assert threads_of_ranks(processes_per_node)() >> pool == ({str(share)}, {share})
 
 
+@sky.compute
+def torch_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def test_omp_num_threads_alone_counts_for_every_library() -> None:
+    with sky.ComputePool(sky.Local(), nodes=2, image=sky.Image(env={"OMP_NUM_THREADS": "2"})) as pool:
+        assert torch_threads() >> pool == 2  # MKL's own variable would come first
+        assert threads_of_ranks(3)() >> pool == ({"2", None}, {2})
+
+
 def test_the_users_choices_stay_whatever_the_number_of_ranks() -> None:
     chosen = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "2")
     with sky.ComputePool(sky.Local(), nodes=1, image=sky.Image(env=chosen)) as pool:

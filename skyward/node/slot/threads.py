@@ -29,7 +29,12 @@ _LIBRARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def limit_threads(env: dict[str, str], count: int) -> tuple[str, ...]:
-    """Set the thread variables that are missing in `env` to `count`, at least 1, and return their names."""
+    """Set the thread variables that are missing in `env` to `count`, at least 1, and return their names.
+
+    OMP_NUM_THREADS counts for the others too: all libraries obey it where their own variable is missing.
+    """
+    if _VARIABLES[0] in env:
+        return ()
     names = tuple(name for name in _VARIABLES if name not in env)
     env.update(dict.fromkeys(names, str(max(1, count))))
     return names
