@@ -12,6 +12,9 @@ from .keys import find_key
 from .tables import INDEXED_LENGTH, PARAM, TAG
 from .transaction import ReadSnapshot
 
+MOST_LISTED = 5_000
+"""Runs with the same value that a search lists, which takes some milliseconds."""
+
 _RUN_COLUMNS = {
     "run_id": "run.id",
     "run_name": "run.name",
@@ -193,13 +196,17 @@ def _filter_by_attribute(query: Query, number: int | None, comparison: Compariso
     elif comparison.operator == "IS NOT NULL":
         query.where(f"EXISTS ({rows})")
     elif comparison.operator == "=" and isinstance(comparison.value, str):
-        # The index holds the beginning of a value, and finds the few runs of a rare one among many.
-        query.where(
-            f"run.pk IN (SELECT attribute.run FROM attribute WHERE key = {number or 0} AND kind = {kind}"
-            f" AND substr(value, 1, {INDEXED_LENGTH}) = ? AND value = ?)",
-            comparison.value[:INDEXED_LENGTH],
-            comparison.value,
+        # The index holds the beginning of a value, and finds the few runs of a rare one among many. A list of the many
+        # runs of a common one would take longer than to look at each run until the page is full.
+        having = (
+            f"SELECT attribute.run FROM attribute WHERE key = {number or 0} AND kind = {kind}"
+            f" AND substr(value, 1, {INDEXED_LENGTH}) = ? AND value = ?"
         )
+        wanted = comparison.value[:INDEXED_LENGTH], comparison.value
+        if query.snapshot.execute(f"{having} LIMIT 1 OFFSET {MOST_LISTED}", wanted).fetchone() is None:
+            query.where(f"run.pk IN ({having})", *wanted)
+        else:
+            query.where(f"EXISTS ({rows} AND value = ?)", comparison.value)
     else:
         condition, values = query.compare("attribute.value", comparison.operator, comparison.value)
         query.where(f"EXISTS ({rows} AND {condition})", *values)

@@ -14,6 +14,7 @@ from skyward.hub.model.refusal import Refusal
 from skyward.hub.model.runs import DatasetInput, RunState
 from skyward.hub.services.search import View
 from skyward.hub.services.tracking import Tracking
+from skyward.hub.store import search
 from skyward.hub.store.database import Database
 from tests.hub.services.hubs import ADA, ADMIN, add_project, columns
 
@@ -109,6 +110,16 @@ def test_runs_are_ordered_with_nan_behind_numbers_and_missing_last(
     tracking: Tracking, order_by: list[str], expected: str
 ) -> None:
     assert found(tracking, order_by=order_by) == expected
+
+
+@pytest.mark.parametrize("listed", [0, 2, 3])
+def test_a_common_value_finds_the_same_runs_as_a_rare_one(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch, listed: int
+) -> None:
+    monkeypatch.setattr(search, "MOST_LISTED", listed)
+    assert found(tracking, "tags.team = 'Red'") == "2 1 0"
+    assert found(tracking, "tags.team = 'Red' AND params.lr = '0.1'", ["metrics.loss DESC"]) == "1"
+    assert found(tracking, "tags.team = 'red'") == ""
 
 
 def test_pages_join_to_the_whole_list(tracking: Tracking) -> None:
