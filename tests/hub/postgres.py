@@ -25,14 +25,16 @@ def find_program(name: str) -> str | None:
 
 
 class PostgresServer:
-    """A server with durable writes off, because tests never cut the power.
+    """A server.
 
     Args:
         folder: An empty folder for its files.
+        is_durable: Whether a commit waits for the disk. Tests never cut the power.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_durable: bool = False) -> None:
         self.folder = folder
+        self._fsync = "on" if is_durable else "off"
         self.user = "postgres" if os.getuid() == 0 else getpass.getuser()  # it refuses to run as root
         self._account = pwd.getpwnam(self.user)
         self._numbers = itertools.count(1)
@@ -50,7 +52,7 @@ class PostgresServer:
 
     def start(self) -> None:
         settings = (
-            f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync=off -c max_connections=200"
+            f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync={self._fsync} -c max_connections=200"
             " -c shared_buffers=32MB"
         )
         self._run("pg_ctl", "-D", self.data, "-o", settings, "-l", str(self.folder / "log"), "-w", "start")
