@@ -7,8 +7,8 @@ Each way of keeping points writes the same batches of 1,000 points of 10 metrics
 database. Each batch also brings the latest values up to date, and its commit waits for the disk. One row for each point
 is the way of MLflow's tables. It is written twice: by `executemany`, as programs do that use an object mapper, and by
 arrays that the database unpacks, which is the fastest way of one statement. The time of packed points includes their
-sealing. The servers are `skyward hub serve`, and 16 connections log batches over HTTP: all to one server, or 8 to each
-of two. Needs the extras `hub` and `hub-postgres`, and the programs of PostgreSQL.
+sealing. The servers are `skyward hub serve`, and 16 connections log batches over HTTP, each of its own run: all to one
+server, or 8 to each of two. Needs the extras `hub` and `hub-postgres`, and the programs of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -125,21 +125,23 @@ def write_rows(url: str, number: int, *, by_arrays: bool) -> float:
     return POINTS / seconds
 
 
-def write_over_http(servers: list[ServerProcess], token: str, run: str, seconds: float) -> float:
-    def body(batch: int) -> dict[str, Any]:
+def write_over_http(servers: list[ServerProcess], token: str, runs: list[str], seconds: float) -> float:
+    def body(own: list[str], batch: int) -> dict[str, Any]:
         metrics = [
             {"key": f"m{metric}", "value": value, "timestamp": step, "step": step}
             for metric, step, value in values(batch)
         ]
-        return {"run_id": run, "metrics": metrics}
+        return {"run_id": own[batch % len(own)], "metrics": metrics}
 
     done: list[float] = []
 
-    def load(server: ServerProcess) -> None:
+    def load(number: int) -> None:
         path, headers = "/api/2.0/mlflow/runs/log-batch", {"Authorization": f"Bearer {token}"}
-        done.append(drive(server.port, headers, path, body, connections=16 // len(servers), seconds=seconds).per_s)
+        own = runs[number :: len(servers)]  # a training logs to one server, because its connection stays open
+        port = servers[number].port
+        done.append(drive(port, headers, path, partial(body, own), connections=len(own), seconds=seconds).per_s)
 
-    _side_by_side([partial(load, server) for server in servers])
+    _side_by_side([partial(load, number) for number in range(len(servers))])
     return sum(done) * STEPS * METRICS
 
 
@@ -193,14 +195,14 @@ def main() -> int:
             url = postgres.new_database()
             token = owner_token(url)
             database = Database(url)
-            run = asyncio.run(Tracking(database).create_run(ADA, "0")).id
+            runs = [asyncio.run(Tracking(database).create_run(ADA, "0")).id for _ in range(WRITERS)]
             database.close()
             off = {"SKYWARD_HUB_METRICS_ENABLED": "false"}
             with ServerProcess(url, folder, **off) as first, ServerProcess(url, folder, **off) as second:
                 for number in range(given.rounds):
                     servers = [("one", [first]), ("two", [first, second])]
                     for name_, chosen in servers if number % 2 else servers[::-1]:
-                        rates[name_].append(write_over_http(chosen, token, run, given.seconds))
+                        rates[name_].append(write_over_http(chosen, token, runs, given.seconds))
         finally:
             postgres.stop()
     middle = {name: statistics.median(found) for name, found in rates.items()}

@@ -52,8 +52,8 @@ class PostgresServer:
 
     def start(self) -> None:
         settings = (
-            f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync={self._fsync} -c max_connections=200"
-            " -c shared_buffers=32MB"
+            f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync={self._fsync}"
+            " -c max_connections=200 -c shared_buffers=32MB"
         )
         self._run("pg_ctl", "-D", self.data, "-o", settings, "-l", str(self.folder / "log"), "-w", "start")
 
