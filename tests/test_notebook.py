@@ -131,8 +131,8 @@ def test_interrupting_the_kernel_stops_the_remote_work_and_leaves_the_pool_usabl
     notebook.run(f"""
 @sky.compute
 def long(folder):
-    Path(folder, "began").write_text(str(os.getpid()))
     try:
+        Path(folder, "began").write_text(str(os.getpid()))
         time.sleep(300)
     finally:
         Path(folder, "stopped").touch()

@@ -119,6 +119,8 @@ def client_processes(folder: Path) -> dict[str, list[int]]:
             if state in "ZX":
                 continue
             parents[int(name)] = int(parent)
+            if " -O check " in command:  # asks a master whether it is alive
+                continue
             if f"{folder}/skyward-ssh" in command and command.startswith("ssh"):
                 found["channel" if "ControlMaster=no" in command else "master"].append(int(name))
             elif f"{folder}/skyward-ssh" in command and " skyward.ssh.pure" in command:

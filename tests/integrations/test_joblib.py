@@ -395,14 +395,14 @@ from joblib import Parallel, delayed
 import skyward as sky
 
 def hold(folder, i):
-    Path(folder, f"began-{i}").touch()
     try:
+        Path(folder, f"began-{i}").touch()
         time.sleep(60)
     finally:
         Path(folder, f"ended-{i}").touch()
 
 def main():
-    with sky.integrations.JoblibPool(sky.Local(), nodes=2, concurrency=2):
+    with sky.integrations.JoblibPool(sky.Local(), nodes=2, concurrency=2, cancel_grace_s=15):
         results = Parallel(batch_size=1, return_as=sys.argv[2])(delayed(hold)(sys.argv[1], i) for i in range(20))
         time.sleep(60)
 
@@ -422,7 +422,7 @@ def test_ctrl_c_in_a_terminal_ends_the_calls_and_everything_else(tmp_path: Path,
     try:
         until(lambda: len(list(folder.glob("began-*"))) == SLOTS)
         os.killpg(child.pid, signal.SIGINT)
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=40)
     finally:
         child.kill()
     assert child.returncode == -signal.SIGINT

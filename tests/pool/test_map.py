@@ -298,8 +298,8 @@ class TestLazy:
     def test_dropping_the_iterator_cancels_the_calls_in_flight(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         def wait_after_first(x: int) -> int:
             if x:
-                (tmp_path / f"{x}").touch()
                 try:
+                    (tmp_path / f"{x}").touch()
                     threading.Event().wait(60)
                 finally:
                     (tmp_path / f"{x}.stopped").touch()

@@ -100,8 +100,8 @@ def test_output_of_c_code_belongs_to_the_node(pool: sky.ComputePool, heard: list
 def test_a_cancelled_python_loop_is_interrupted(pool: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
     def spin() -> None:
-        (tmp_path / "began").touch()
         try:
+            (tmp_path / "began").touch()
             while True:
                 pass
         finally:
