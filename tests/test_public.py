@@ -140,29 +140,6 @@ PROGRAMS = ("skyward.__main__", "skyward.hub.store.migrations.env")
 """Modules that Python and Alembic run, and nobody imports."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # a fork for each module
-def test_every_module_can_be_imported_first() -> None:
-    """There is no import circle that only some order of imports hides."""
-    optional = ("skyward.integrations.joblib", "skyward.integrations.pools", "skyward.testing")
-    names = [module.name for module in pkgutil.walk_packages(skyward.__path__, "skyward.")]
-    modules = [name for name in names if name not in PROGRAMS and not name.startswith(optional)]
-    code = f"""
-import os, sys
-import torch.distributed.checkpoint  # many of ours do, it takes seconds, and is in no circle of ours
-for name in {modules}:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            __import__(name)
-        except BaseException as error:
-            print(name, repr(error), flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
-    assert fresh(code) == ""
-
-
 def test_every_all_is_correct() -> None:
     for info in pkgutil.walk_packages(skyward.__path__, "skyward."):
         if info.name not in PROGRAMS:
