@@ -6,6 +6,7 @@ python examples/11_processes_per_node.py
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 import skyward as sky
 
@@ -21,18 +22,9 @@ def who_am_i() -> dict[str, int]:
     return {name: int(os.environ[name]) for name in names} | {"met": int(total), "threads": torch.get_num_threads()}
 
 
-def gather() -> list[dict[str, int]]:
-    """Of every rank, in every rank. A broadcast itself returns one value for each node: that of its first rank."""
-    import torch.distributed as dist
-
-    everybody: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everybody, who_am_i())
-    return everybody
-
-
-one_each = sky.compute(sky.integrations.torch(gather))
-two_each = sky.compute(sky.integrations.torch(processes_per_node=2)(gather))
-one_for_each_accelerator = sky.compute(sky.integrations.torch(processes_per_node="auto")(gather))
+def of_every_rank(processes_per_node: int | Literal["auto"]) -> sky.ComputeFunction[[], sky.RankValues[dict[str, int]]]:
+    """Make the call return the values of all ranks. By default `@` returns that of the first rank of each node."""
+    return sky.compute(sky.integrations.torch(processes_per_node=processes_per_node, returns="ranks")(who_am_i))
 
 
 def show(title: str, ranks: list[dict[str, int]]) -> None:
@@ -46,10 +38,10 @@ def show(title: str, ranks: list[dict[str, int]]) -> None:
 
 def main() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        show("1 node x 2 processes (>>)", two_each() >> pool)
-        show("2 nodes x 2 processes (@)", (two_each() @ pool)[0])
-        show("2 nodes x 1 process (@)", (one_each() @ pool)[0])
-        show('2 nodes x "auto" (@)', (one_for_each_accelerator() @ pool)[0])
+        show("1 node x 2 processes (>>)", of_every_rank(2)() >> pool)
+        show("2 nodes x 2 processes (@)", of_every_rank(2)() @ pool)
+        show("2 nodes x 1 process (@)", of_every_rank(1)() @ pool)
+        show('2 nodes x "auto" (@)', of_every_rank("auto")() @ pool)
 
 
 if __name__ == "__main__":

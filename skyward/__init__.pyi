@@ -33,6 +33,7 @@ from .providers.ssh import SSHHost as SSHHost
 from .values.allocation import AllocationStrategy as AllocationStrategy
 from .values.image import DEFAULT_IMAGE as DEFAULT_IMAGE
 from .values.image import Image as Image
+from .values.launch import RankValues as RankValues
 from .values.machine import LogLine as LogLine
 from .values.secret import Secret as Secret
 from .values.topology import InstanceInfo as InstanceInfo

@@ -21,7 +21,7 @@ from ..core.spellings import advice
 from ..core.unrun import Unrun, short
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
-from ..values.launch import ProcessLaunch
+from ..values.launch import ProcessLaunch, RankValues
 from .active import Target, activity, resolve_target
 from .options import CallOptions, proper_options
 
@@ -312,7 +312,11 @@ class PendingCompute(Unrun, Generic[T_co]):
     def __gt__(self, target: Target) -> StdFuture[T_co]:
         return resolve_target(target).submit(self)
 
-    def __matmul__(self, target: Target) -> list[T_co]:
+    @overload  # one value of all ranks is a list already, so it is not put in another one
+    def __matmul__(self: PendingCompute[RankValues[T]], target: Target) -> RankValues[T]: ...
+    @overload
+    def __matmul__(self, target: Target) -> list[T_co]: ...
+    def __matmul__(self, target: Target) -> list[Any]:
         try:
             return resolve_target(target).broadcast(self)
         except Exception as error:

@@ -15,6 +15,7 @@ from ..core.signatures import name_of
 from ..core.spellings import advice
 from ..core.unrun import Unrun, short
 from ..errors import UsageError
+from ..values.launch import RankValues
 from .compute import ComputeFunction, PendingCompute, PendingComputeGroup, pending_of
 from .futures import Failures, Future, joined, streamed, values_of
 
@@ -126,26 +127,32 @@ class CallTarget:
         return self._sender.submit(pending)
 
     @overload
+    def broadcast(self, call: PendingCompute[RankValues[T]], /) -> RankValues[T]: ...
+    @overload
+    def broadcast(
+        self, call: ComputeFunction[P, RankValues[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> RankValues[T]: ...
+    @overload
     def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
     @overload
     def broadcast(self, call: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]: ...
     @overload
     def broadcast(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]: ...
     def broadcast(
-        self, call: PendingCompute[T] | ComputeFunction[..., T] | Callable[..., T], /, *args: Any, **kwargs: Any
-    ) -> list[T]:
+        self, call: PendingCompute[Any] | ComputeFunction[..., Any] | Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> list[Any]:
         """Run a call on each of the nodes and wait for all values, in the order of the nodes: `pending @ pool`.
 
-        Under an integration, the nodes form a gang, and the value of a node is that of its first rank. If one call
-        fails, the others are cancelled.
+        Under an integration, the nodes form a gang, and the value of a node is that of its first rank. The option
+        `returns` of the integration changes that: "ranks" returns the values of all ranks, "head" only that of rank 0,
+        as a list of one. If one call fails, the others are cancelled.
 
         Args:
             call: A pending call, or a function.
             args: Positional arguments of the function.
             kwargs: Keyword arguments of the function.
         """
-        pending: PendingCompute[T] = pending_of(call, args, kwargs)
-        return self._sender.broadcast(pending)
+        return self._sender.broadcast(pending_of(call, args, kwargs))
 
     def run_group(self, group: PendingComputeGroup) -> Any:
         """Run calls in parallel. Returns a tuple of values, or an iterator if the group streams."""

@@ -6,13 +6,14 @@ import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NoReturn
 
 from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..core.printable import printable
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
-from ..values.launch import ProcessLaunch
+from ..values.launch import ProcessLaunch, RankValues
 from ..values.topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
@@ -42,8 +43,9 @@ _ADVICE = re.compile(r"(?: \(the pool continues\))?; set (?:retries|max_restarts
 class Gang:
     """Gang call.
 
-    It runs on all of `nodes`, and then `future` gets a list with one value per node. If `nodes` is None, it runs on one
-    node of `one_of`, or on any node without a role if that is None too, and `future` gets one value.
+    It runs on all of `nodes`, and then `future` gets a list of values. If `nodes` is None, it runs on one node of
+    `one_of`, or on any node without a role if that is None too, and `future` gets one value. `launch.returns` chooses
+    the ranks; the value of all ranks of one node is a list, too.
     """
 
     id: int
@@ -87,12 +89,21 @@ class Gang:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.values) == (1 if self.nodes is None else len(self.placed))
+        return self.values.keys() == {rank for rank, task in self.tasks.items() if task.delivers}
+
+    def delivers(self, rank: Rank) -> bool:
+        """Return whether the caller gets the value of a rank."""
+        if self.launch.returns == "ranks":
+            return True
+        is_of_each_node = self.launch.returns == "nodes" and self.nodes is not None
+        return rank.local_rank == 0 if is_of_each_node else rank.rank == 0
 
     def value(self) -> Any:
-        """Return the caller's value: that of each node's first rank."""
-        firsts = [self.values[rank].decode() for rank in sorted(self.values)]
-        return firsts[0] if self.nodes is None else firsts
+        """Return the caller's value, made of those of the ranks that deliver."""
+        values = [self.values[rank].decode() for rank in sorted(self.values)]
+        if self.launch.returns == "ranks":
+            return RankValues(chain.from_iterable(values))
+        return values[0] if self.nodes is None else values
 
     def wait_shown(self) -> None:
         """Wait briefly until the output of its ranks is shown."""

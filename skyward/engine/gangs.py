@@ -113,7 +113,7 @@ class Gangs:
         devices = {node: self._nodes.devices(node) for node in gang.placed}
         interfaces = {node: self._ledger.machines[node].interface for node in gang.placed}
         for rank in make_ranks(gang, peers, devices, interfaces):
-            delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
+            delivers = gang.delivers(rank)
             task = RankTask(
                 id=next(self._ledger.numbers),
                 name=gang.name,

@@ -326,7 +326,9 @@ def _of_gang(gang: Gang) -> Encoded:
     except BaseException as error:  # the caller of the gang gets its error
         return _message("error", error)
     values = [gang.values[rank] for rank in sorted(gang.values)]
-    return _of_values("value" if gang.nodes is None else "values", values[:1] if gang.nodes is None else values)
+    if gang.launch.returns == "ranks":
+        return _of_values("ranks", values)
+    return _of_values("value" if gang.nodes is None else "values", values)
 
 
 def _of_values(status: str, values: list[Received]) -> Encoded:

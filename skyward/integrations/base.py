@@ -19,13 +19,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..calls.compute import ComputeFunction
 from ..core.signatures import checked_options
+from ..core.spellings import suggestion
 from ..errors import MissingDependency, UsageError
 from ..node.slot.runtime import current_rank
-from ..values.launch import Integration, RanksPerNode
+from ..values.launch import RETURNS, Integration, RanksPerNode, RankValues, Returns
 from ..values.topology import Rank
 from ..wire.failures import stamp_failure
 
@@ -47,11 +48,20 @@ class IntegrationDecorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
 
 
+class RankValuesDecorator(Protocol):
+    """Decorator of a function whose callers get the values of all ranks."""
+
+    def __call__(self, fn: Callable[P, R], /) -> Callable[P, RankValues[R]]: ...
+
+
 class OptionalDecorator(Protocol[Options]):
     """Decorator that is used bare, or with options by keyword."""
 
     @overload  # options are passed by keyword, so no call fits both
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[overload-overlap]
+    # A ParamSpec takes no further keyword, so the other options of this form are checked when it runs.
+    @overload
+    def __call__(self, *, returns: Literal["ranks"], **options: Any) -> RankValuesDecorator: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, *args: Options.args, **options: Options.kwargs) -> IntegrationDecorator: ...
 
@@ -64,9 +74,11 @@ class IntegrationBase(ABC):
 
     Args:
         processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, or one on a node without any.
+        returns: ranks whose values the caller gets: "nodes" for the first of each node, "ranks" for all, "head" for the
+            first of all.
 
     Raises:
-        UsageError: `processes_per_node` is neither a whole number >= 1 nor "auto".
+        UsageError: `processes_per_node` is neither a whole number >= 1 nor "auto", or `returns` is none of its three.
 
     Example:
         @dataclass(frozen=True, kw_only=True)
@@ -93,6 +105,7 @@ class IntegrationBase(ABC):
     """
 
     processes_per_node: RanksPerNode = 1
+    returns: Returns = "nodes"
 
     def __post_init__(self) -> None:
         value = self.processes_per_node
@@ -102,6 +115,7 @@ class IntegrationBase(ABC):
                 f'processes_per_node={value!r}: @{self.name} takes a whole number >= 1, or "auto"; '
                 "set processes_per_node=1 or more"
             )
+        check_returns(self.name, self.returns)
 
     @property
     def ranks_per_node(self) -> RanksPerNode:
@@ -179,13 +193,15 @@ def integrate(fn: Callable[P, R], integration: Integration) -> Callable[P, R]:
         train = integrate(train, TorchIntegration(seed=0))
     """
     _check_function(fn, integration.name)
+    _check_choice(fn, integration)
 
     # The wrapper may refer to functions of this module only. A function of the user's `__main__` is pickled by value,
     # and everything that its wrapper refers to is pickled with it.
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with _session(integration):
-            return fn(*args, **kwargs)
+            value = fn(*args, **kwargs)
+        return value if integration.returns != "ranks" else cast("R", RankValues([value]))
 
     setattr(run, _ATTRIBUTE, (integration, *integrations_of(fn)))
     return run
@@ -229,6 +245,19 @@ def load_framework(module: str, *, extra: str) -> Any:
         ) from error
 
 
+def check_returns(integration: str, returns: object) -> None:
+    """Raise UsageError, with the nearest of the legal values, unless `returns` is one of them."""
+    if returns in RETURNS:
+        return
+    near = suggestion(returns, RETURNS) if isinstance(returns, str) else None
+    raise UsageError(
+        f'returns={returns!r}: @{integration} takes "nodes" (one value for each node), "ranks" (one for each rank) or '
+        f'"head" (only that of rank 0); ' + (f"did you mean returns={near!r}?" if near else 'set returns="ranks"'),
+        field="returns",
+        value=returns,
+    )
+
+
 def check_seed(integration: str, seed: object) -> None:
     """Raise UsageError unless `seed` is None or fits in 32 bits."""
     is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _MAX_SEED
@@ -244,6 +273,18 @@ def numeric_threads(rank: Rank) -> int:
     """
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return max(1, int(first) if first.isdecimal() else (os.cpu_count() or 1) // rank.local_world_size)
+
+
+def _check_choice(fn: Callable[..., Any], integration: Integration) -> None:
+    """Raise UsageError if two integrations of a function choose the ranks whose values its callers get."""
+    for other in integrations_of(fn):
+        if "nodes" not in (integration.returns, other.returns):
+            raise UsageError(
+                f"returns={integration.returns!r}: @{other.name} on the same function has returns={other.returns!r} "
+                "already; remove one of the two",
+                field="returns",
+                value=integration.returns,
+            )
 
 
 def _check_function(fn: object, name: str) -> None:

@@ -39,6 +39,8 @@ class JaxIntegration(IntegrationBase):
     Args:
         processes_per_node: ranks on each node, >= 1; they share its accelerators evenly. "auto" starts one per
             accelerator, at least one. JAX works best with 1, because one process can use all devices of its node.
+        returns: ranks whose values `@` returns as a list: "nodes" for the first of each node, "ranks" for all, "head"
+            for rank 0 alone. `>>` returns the value of its first rank, or with "ranks" a list too.
         local_device_count: number of devices, >= 1, of a process without accelerators. None: JAX's own settings decide;
             their default is one.
 

@@ -60,6 +60,8 @@ class KerasIntegration(IntegrationBase):
             agree on a random seed, so that they start with equal weights.
         distribution: None or "data_parallel".
         processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
+        returns: ranks whose values `@` returns as a list: "nodes" for the first of each node, "ranks" for all, "head"
+            for rank 0 alone. `>>` returns the value of its first rank, or with "ranks" a list too.
 
     Raises:
         UsageError: an option is out of range, or the decorated object is not a plain function. In the rank: Keras uses

@@ -42,6 +42,8 @@ class TensorFlowIntegration(IntegrationBase):
     Args:
         processes_per_node: workers on each node, >= 1. "auto" starts one per accelerator, at least one. A single worker
             uses all GPUs of its node; several workers divide them.
+        returns: ranks whose values `@` returns as a list: "nodes" for the first of each node, "ranks" for all, "head"
+            for rank 0 alone. `>>` returns the value of its first rank, or with "ranks" a list too.
 
     Raises:
         UsageError: an option is out of range, or the decorated object is not a plain function.

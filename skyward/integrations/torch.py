@@ -41,6 +41,8 @@ class TorchIntegration(IntegrationBase):
         backend: "nccl", "gloo" or another backend of `init_process_group`. None: nccl if each rank of the node has a
             GPU of its own, otherwise gloo.
         processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
+        returns: ranks whose values `@` returns as a list: "nodes" for the first of each node, "ranks" for all, "head"
+            for rank 0 alone. `>>` returns the value of its first rank, or with "ranks" a list too.
         seed: in [0, 2**32). Seeds `random`, numpy and torch (CPU and GPUs) with the same value in every rank before the
             function is called. None: leaves the generators as they are.
         timeout_s: seconds, > 0, that a collective waits for the other ranks. None: torch's default (30 minutes with

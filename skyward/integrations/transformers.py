@@ -32,6 +32,8 @@ class TransformersIntegration(AccelerateIntegration):
         backend: "nccl", "gloo" or another backend of `init_process_group`. None: nccl if each rank of the node has a
             GPU of its own, otherwise gloo.
         processes_per_node: ranks on each node, >= 1. "auto" starts one per accelerator, at least one.
+        returns: ranks whose values `@` returns as a list: "nodes" for the first of each node, "ranks" for all, "head"
+            for rank 0 alone. `>>` returns the value of its first rank, or with "ranks" a list too.
         seed: in [0, 2**32). Seeds `random`, numpy and torch with the same value in every rank before the function is
             called, so that a model made from a config has the same initial weights everywhere. The trainer's own seed
             is `TrainingArguments(seed=...)`. None: leaves the generators as they are.

@@ -5,11 +5,27 @@ from __future__ import annotations
 import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar, get_args
 
 from .topology import Rank
 
 RanksPerNode = int | Literal["auto"]
+Returns = Literal["nodes", "ranks", "head"]
+"""Ranks of a gang whose values the caller gets: the first of each node, all, or only the first of all."""
+RETURNS: tuple[Returns, ...] = get_args(Returns)
+
+T = TypeVar("T")
+
+
+class RankValues(list[T]):
+    """List of the values of a gang's ranks, in the order of the ranks; see `returns="ranks"` of the integrations.
+
+    `>> pool` returns that of one node's ranks, `@ pool` that of all ranks. `.local(...)` returns a list of one value.
+
+    Example:
+        >>> RankValues([3, 4]) == [3, 4]
+        True
+    """
 
 
 class Integration(Protocol):
@@ -26,6 +42,11 @@ class Integration(Protocol):
     @property
     def ranks_per_node(self) -> RanksPerNode:
         """Processes per node; "auto" means one for each accelerator, at least one."""
+        ...
+
+    @property
+    def returns(self) -> Returns:
+        """Ranks whose values the caller gets. With "ranks", each rank returns a list of its one value."""
         ...
 
     @property
@@ -65,6 +86,11 @@ class ProcessLaunch:
         numbers = [n for n in requests if n != "auto"]
         most = max(numbers, default=1)
         return "auto" if "auto" in requests and most == 1 else most
+
+    @property
+    def returns(self) -> Returns:
+        """Choice of the one integration that has another than the default."""
+        return next((i.returns for i in self.integrations if i.returns != "nodes"), "nodes")
 
     @property
     def preload(self) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ class NestedCall(NamedTuple):
 class NestedOutcome(NamedTuple):
     """Content of an OUTCOME frame.
 
-    `status` is "value" (one payload), "values" (one for each node), "failed" (the pickled fields of a TaskFailure),
-    "error" (a pickled exception) or "cancelled" (no payload).
+    `status` is "value" (one payload), "values" (one for each item of a list), "ranks" (one for each rank, a list of one
+    value), "failed" (the pickled fields of a TaskFailure), "error" (a pickled exception) or "cancelled" (no payload).
     """
 
     status: str

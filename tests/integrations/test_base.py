@@ -146,6 +146,23 @@ def test_a_number_of_processes_is_accepted(number: int | str) -> None:
     assert integration.ranks_per_node == number
 
 
+def test_the_values_of_all_ranks_are_a_list_outside_a_pool_too() -> None:
+    everybody = integrate(work, Outer(returns="ranks"))
+    assert sky.compute(everybody).launch.returns == "ranks"
+    values: list[object] = [everybody(1), everybody(3, y=5)]
+    assert values == [[2], [15]]
+    assert sky.compute(integrate(everybody, Inner())).launch.returns == "ranks"
+
+
+def test_a_wrong_choice_of_ranks_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"returns='rank': .*; did you mean returns='ranks'\?"):
+        Outer(returns="rank")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="returns=None: .*; set returns="):
+        Outer(returns=None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="returns='head': @inner on the same function has returns='ranks' already"):
+        integrate(integrate(work, Inner(returns="ranks")), Outer(returns="head"))
+
+
 @pytest.mark.parametrize("wrong", [3, None, int, "gloo"])
 def test_objects_that_are_no_function_are_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="by keyword"):

@@ -192,6 +192,16 @@ def test_ranks_of_two_nodes_with_two_processes_know_their_places(pool: ComputePo
     ]
 
 
+def test_every_rank_returns_its_value_if_asked_to(pool: ComputePool) -> None:
+    @sky.compute
+    @sky.integrations.torch(processes_per_node=2, returns="ranks")
+    def place() -> tuple[int, int]:
+        return dist.get_rank(), dist.get_world_size()
+
+    assert place() @ pool == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert place() >> pool == [(0, 2), (1, 2)]
+
+
 def test_distributed_data_parallel_averages_gradients(pool: ComputePool) -> None:
     x = torch.linspace(-1, 1, 8 * 3, dtype=torch.float64).reshape(8, 3)
     y = x.sum(1, keepdim=True) ** 2

@@ -17,6 +17,7 @@ from skyward.errors import NodeLost, PoolClosed, UsageError
 from skyward.integrations.base import IntegrationBase, integrate
 from skyward.node.slot.runtime import current_rank
 from skyward.testing import Faults
+from skyward.values.launch import RankValues, Returns
 from skyward.values.machine import LogLine
 from skyward.values.topology import Rank
 from tests.waiting import until
@@ -77,6 +78,10 @@ def place_of_rank() -> tuple[int, int, int]:
 ranks = sky.compute(integrate(place_of_rank, Plain()))
 
 
+def two_ranks(returns: Returns) -> sky.ComputeFunction[[], Any]:
+    return sky.compute(integrate(place_of_rank, Plain(processes_per_node=2, returns=returns)))
+
+
 @sky.compute
 @sky.stdout(only="head")
 def opinions_on_the_head() -> tuple[int, bool, bool, bool]:
@@ -87,6 +92,35 @@ def opinions_on_the_head() -> tuple[int, bool, bool, bool]:
 
 
 opinions_in_ranks = sky.compute(integrate(opinions_on_the_head.fn, Plain()))
+
+
+class TestValuesOfRanks:
+    def test_a_broadcast_returns_the_values_of_the_chosen_ranks(self, pool: sky.ComputePool) -> None:
+        places = [(0, 0, 4), (0, 1, 4), (1, 2, 4), (1, 3, 4)]
+        some = pool.nodes([0, 1])
+        assert two_ranks("nodes")() @ some == [places[0], places[2]]
+        assert two_ranks("ranks")() @ some == places
+        assert two_ranks("head")() @ some == [places[0]]
+
+    def test_a_call_to_one_node_returns_a_value_or_those_of_its_ranks(self, pool: sky.ComputePool) -> None:
+        one = pool.node(2)
+        assert two_ranks("nodes")() >> one == (2, 0, 2)
+        values = two_ranks("ranks")() >> one
+        assert values == [(2, 0, 2), (2, 1, 2)]
+        assert type(values) is RankValues
+        assert (two_ranks("head")() > one).result() == (2, 0, 2)
+
+    def test_a_task_that_sends_the_gang_gets_the_same(self, pool: sky.ComputePool) -> None:
+        one, some = pool.node(1), pool.nodes([0, 1])
+
+        def parent() -> Any:
+            return two_ranks("ranks")() >> one, two_ranks("ranks")() @ some, two_ranks("head")() @ some
+
+        assert sky.compute(parent)() >> pool.node(2) == (
+            [(1, 0, 2), (1, 1, 2)],
+            [(0, 0, 4), (0, 1, 4), (1, 2, 4), (1, 3, 4)],
+            [(0, 0, 4)],
+        )
 
 
 class TestHead:

@@ -55,6 +55,18 @@ def fitted(epochs: int) -> list[float]:
 
 
 @sky.compute
+@sky.integrations.torch(returns="ranks", processes_per_node=2)
+def of_all_ranks(epochs: int) -> float:
+    return 1 / epochs
+
+
+@sky.compute(timeout_s=10)
+@sky.integrations.jax(returns="head")
+def of_the_head(epochs: int) -> float:
+    return 1 / epochs
+
+
+@sky.compute
 def counted(limit: int) -> Iterator[int]:
     yield from range(limit)
 
@@ -84,6 +96,12 @@ with sky.ComputePool(provider=sky.Local(lease_s=2.0), nodes=2, concurrency=2) as
     assert_type(pool.run(trained(1)), dict[str, float])
     assert_type(pool.submit(stacked(1)), sky.Future[bytes])
     assert_type(pool.broadcast(stacked(1)), list[bytes])
+    assert_type(of_all_ranks(1) @ pool, sky.RankValues[float])
+    assert_type(of_all_ranks(1) >> pool, sky.RankValues[float])
+    assert_type(pool.broadcast(of_all_ranks(1)), sky.RankValues[float])
+    assert_type(pool.broadcast(of_all_ranks, 1), sky.RankValues[float])
+    assert_type(of_the_head(1) @ pool, list[float])
+    assert_type(of_the_head(1) >> pool, float)
     assert_type(counted(3) >> pool, Iterator[int])
     assert_type(pool.map(plain, [1, 2]), list[str])
     assert_type(pool.map(with_options, [1, 2]), list[float])

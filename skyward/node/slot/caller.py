@@ -12,6 +12,8 @@ import os
 import pickle
 import queue
 import threading
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import cloudpickle
@@ -19,6 +21,7 @@ import cloudpickle
 from ...calls.compute import PendingCompute
 from ...calls.futures import Future, Undecoded, this_thread
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
+from ...values.launch import RankValues
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.failures import decode_failure, explain_result_error, is_fault_of_value
@@ -216,10 +219,13 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
             raise RemoteError(f"a call failed with an error that cannot be rebuilt here: {why}") from why
         raise original
 
-    if outcome.status == "value":
-        future.settle(Undecoded(lambda: value(outcome.payloads[0])))
-    elif outcome.status == "values":
-        future.settle(Undecoded(lambda: [value(payload) for payload in outcome.payloads]))
+    readers: dict[str, Callable[[], Any]] = {
+        "value": lambda: value(outcome.payloads[0]),
+        "values": lambda: [value(payload) for payload in outcome.payloads],
+        "ranks": lambda: RankValues(chain.from_iterable(map(value, outcome.payloads))),
+    }
+    if outcome.status in readers:
+        future.settle(Undecoded(readers[outcome.status]))
     elif outcome.status == "cancelled":
         future.cancel()
     else:
