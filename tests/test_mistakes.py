@@ -327,7 +327,9 @@ OPTIONS = [
     Mistake("lease=", lambda _: untyped.Local(lease=2), UsageError, ("did you mean lease_s=?",)),
     Mistake("retry=", lambda _: untyped.compute(retry=2), UsageError, ("write retries=3",)),
     Mistake("gpu=", lambda _: untyped.compute(gpu=2), UsageError, ("ComputePool(accelerator=",)),
-    Mistake("retries={}", lambda _: untyped.compute(retries={"max": 2}), UsageError, ("whole number", LATER)),
+    Mistake(
+        "retries={}", lambda _: untyped.compute(retries={"max": 2}), UsageError, ("whole number", "set retry_delay_s=2")
+    ),
     Mistake("backnd=", lambda _: untyped.integrations.torch(backnd="x"), UsageError, ("did you mean backend=?",)),
     Mistake("onyl=", lambda _: untyped.stdout(onyl="head"), UsageError, ("did you mean only=?",)),
     Mistake("stdout(head)", lambda _: untyped.stdout("head"), UsageError, ('@sky.stdout(only="head")',)),

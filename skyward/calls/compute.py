@@ -183,6 +183,8 @@ def compute(
     timeout_s: float | None = None,
     retries: int = 0,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    retry_delay_s: float = 0.0,
+    retries_on_loss: int = 0,
     max_restarts: int = 0,
     hang_timeout_s: float | None = None,
     name: str | None = None,

@@ -23,6 +23,11 @@ class CallOptions:
         timeout_s: Seconds that the call may run on its slot, > 0. None: no limit.
         retries: Retries after the loss of the node or slot, >= 0. With the default 0, a call runs at most once.
         retry_on: Exception class, or a tuple of them, for which the call is retried too.
+        retry_delay_s: Seconds, >= 0, between a failure and the retry that `retries` pays for. The pause doubles with
+            each retry, up to 5 minutes, and each is up to half longer by chance. The slot is free meanwhile. Restarts
+            by `max_restarts` wait too.
+        retries_on_loss: Further retries, >= 0, that only the loss of a node spends: a lost machine, or one that its
+            provider took back. They are spent before `retries`, and start at once on another node or the replacement.
         max_restarts: Restarts of a gang (a function under an integration) after any failure of a rank, >= 0: an
             exception, a signal, a lost node, a hang. Failures that would repeat are not restarted: a UsageError, a
             timeout, a value that cannot be pickled. `instance_info().restart_count` counts the restarts.
@@ -42,6 +47,8 @@ class CallOptions:
     timeout_s: float | None = None
     retries: int = 0
     retry_on: tuple[type[BaseException], ...] = ()
+    retry_delay_s: float = 0.0
+    retries_on_loss: int = 0
     max_restarts: int = 0
     hang_timeout_s: float | None = None
     name: str | None = None
@@ -54,9 +61,17 @@ class CallOptions:
                     field=field_name,
                     value=seconds,
                 )
-        for field_name, count in (("retries", self.retries), ("max_restarts", self.max_restarts)):
+        if not is_positive(self.retry_delay_s, or_zero=True):
+            raise UsageError(
+                f"retry_delay_s={self.retry_delay_s!r}: must be a number of seconds >= 0; set retry_delay_s=2, for "
+                "example",
+                field="retry_delay_s",
+                value=self.retry_delay_s,
+            )
+        for field_name in ("retries", "retries_on_loss", "max_restarts"):
+            count = getattr(self, field_name)
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                hint = "; a pause between retries does not exist yet" if isinstance(count, Mapping) else ""
+                hint = "; for a pause between retries, set retry_delay_s=2" if isinstance(count, Mapping) else ""
                 raise UsageError(
                     f"{field_name}={count!r}: must be a whole number >= 0{hint}; set {field_name}=3, for example",
                     field=field_name,
@@ -71,6 +86,11 @@ class CallOptions:
                     value=kind,
                 )
         object.__setattr__(self, "retry_on", kinds)
+
+    @property
+    def allow_reruns(self) -> bool:
+        """Return whether the call may run more than once."""
+        return self.retries > 0 or self.retries_on_loss > 0
 
 
 _ALIASES = {"timeout": "timeout_s"}

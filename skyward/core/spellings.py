@@ -114,8 +114,9 @@ FOREIGN: dict[str, dict[str, str]] = {
     "a call": {
         **_each("gpu gpus num_gpus cpu cpus num_cpus memory accelerator", _OF_A_CALL),
         **_each("image concurrency provider executor", _OF_THE_POOL),
-        **_each("retry max_retries num_retries retry_on_interruption", "write retries=3"),
-        **_each("backoff delay retry_delay", "a pause between retries does not exist yet; leave it out"),
+        **_each("retry max_retries num_retries", "write retries=3"),
+        **_each("backoff delay retry_delay", "write retry_delay_s=2, the seconds before the first retry; they double"),
+        **_each("retry_on_interruption retry_on_preemption", "write retries_on_loss=3"),
         "nodes": "write f(x) @ pool for all nodes, or f(x) @ pool.nodes([0, 2]) for those two",
         "ttl": _LEASES,
     },

@@ -13,6 +13,7 @@ from ..values.launch import ProcessLaunch
 from ..wire.payloads import Encoded
 from ..wire.tasks import CallKind, Mode, TaskHead
 from .gang import Gang
+from .retries import Retries
 from .tasks import Task, WireFunction
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -139,7 +140,7 @@ class TaskBuilder:
             one_of=one_of,
             ranks_per_node=self._ranks_per_node(launch),
             future=Future(self._cancel_gang, call_id=gang_id),
-            retries_left=options.retries,
+            retries=Retries(options),
             restarts_left=options.max_restarts,
             is_nested=is_nested,
         )

@@ -249,12 +249,12 @@ class DirectEngine:
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None) -> None:
+    def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None, after_s: float = 0.0) -> None:
         with self.ledger:
-            if nodes is None and self.leader.is_idle:
+            if nodes is None and not after_s and self.leader.is_idle:
                 self.leader.submit_unled(task)
             else:
-                self._dispatcher.submit(task, nodes)
+                self._dispatcher.submit(task, nodes, after_s=after_s)
 
     def submit_gang(self, gang: Gang) -> None:
         with self.ledger:

@@ -177,12 +177,13 @@ class Engine(Protocol):
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None) -> None:
+    def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None, after_s: float = 0.0) -> None:
         """Submit a task. The engine reports its outcome by calling the task's methods.
 
         Args:
             task: The task.
             nodes: Nodes that may run it; None: any node without a role.
+            after_s: Seconds to wait before it may go to a node. It is open meanwhile, and can be cancelled.
 
         Raises:
             PoolClosed: The pool is closed.

@@ -143,12 +143,13 @@ class FrameHandlers:
             "".join(task.tail),
             is_elsewhere=link is not None and link.dialler is not None,
         )
-        if task.options.retry_on and not task.is_cancelled and not isinstance(task, RankTask):
-            error, scheduler = failed.error(), self._ledger.scheduler
-            if isinstance(error, task.options.retry_on) and scheduler.spend_retry(task.id):
-                self._dispatcher.release(task, node)
-                self._dispatcher.perform(scheduler.again(task.id))
-                return
+        may_rerun = task.options.retry_on and task.rerun is not None and not task.is_cancelled
+        if (
+            may_rerun
+            and isinstance(failed.error(), task.options.retry_on)
+            and self._dispatcher.rerun_failed(task, node)
+        ):
+            return
         if not task.is_cancelled or isinstance(task, RankTask):
             self._ledger.after.append(lambda: task.on_error(failed))
         self._dispatcher.finish(task, node)

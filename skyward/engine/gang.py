@@ -19,6 +19,7 @@ from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
 from .devices import are_shared
 from .hangs import Hang, Late
+from .retries import Retries
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
 _FAIL_AGAIN = (
@@ -60,7 +61,7 @@ class Gang:
     one_of: tuple[int, ...] | None = None
     ranks_per_node: int
     future: Future[Any]
-    retries_left: int = 0
+    retries: Retries
     """Restarts left for lost processes and nodes, and for the errors of `retry_on`."""
     restarts_left: int = 0
     """Restarts left for any other failure, except those that would be repeated."""
@@ -140,27 +141,30 @@ class Gang:
 
     # Starting again -------------------------------------------------------------------------------------------------
 
-    def spend_restart(self) -> bool:
-        """Decide whether to restart after the recorded failures. If so, use up one of the allowed restarts."""
+    def spend_restart(self) -> float | None:
+        """Use up one of the allowed restarts after the recorded failures.
+
+        Returns:
+            Seconds to wait before the restart; None: it is not restarted.
+        """
         if self.is_final:
-            return False
+            return None
         # Bad luck with the port is not the user's failure, so it has an allowance of its own and comes first.
         if self.port_retries > 0 and any(class_name(e) == RendezvousFailed.__name__ for _, _, e in self.failures):
             self.port_retries -= 1
-            return True
+            return 0.0
         _, failure = self.cause()
         name = class_name(failure)
-        is_retryable = name in ("SlotLost", "NodeLost", "Preempted")
-        if self.retries_left > 0 and not is_retryable and self.options.retry_on:
+        is_node_loss = name in ("NodeLost", "Preempted")
+        is_retryable = is_node_loss or name == "SlotLost"
+        if not is_retryable and self.options.retries and self.options.retry_on:
             # Only `retry_on` needs the class itself. Otherwise the I/O thread must not unpickle the user's exception.
             is_retryable = isinstance(_exception(failure), self.options.retry_on)
-        if self.retries_left > 0 and is_retryable:
-            self.retries_left -= 1
-            return True
-        if self.restarts_left > 0 and name not in _FAIL_AGAIN:
+        pause_s = self.retries.spend(is_node_loss=is_node_loss) if is_retryable else None
+        if pause_s is None and self.restarts_left > 0 and name not in _FAIL_AGAIN:
             self.restarts_left -= 1
-            return True
-        return False
+            pause_s = self.retries.next_pause_s()
+        return pause_s
 
     def reset(self) -> None:
         """Clear the state of the failed start before a restart."""

@@ -197,18 +197,28 @@ class Gangs:
             return
         del self._ledger.gangs[gang.id]
         actions = self._ledger.scheduler.gang_finished(gang.id)
-        if gang.failures and not gang.is_cancelled and gang.spend_restart():
+        pause_s = gang.spend_restart() if gang.failures and not gang.is_cancelled else None
+        if pause_s is not None:
             rank = gang.tasks.get(gang.cause()[0])
             gang.reset()
             if rank is not None:
                 self._logs.say(rank, rank.node, f"{gang.name!r} is restarted after {gang.past[-1]}")
             self._ledger.gangs[gang.id] = gang
-            actions += self._submit(gang)
+            if pause_s:
+                self._ledger.at(pause_s, self._start_again, gang.id, len(gang.past))
+            else:
+                actions += self._submit(gang)
         else:
             self._ledger.after.append(lambda: _settle(gang))
         self._dispatcher.perform(actions)
         if not self._ledger.tasks and not self._ledger.gangs:
             self._ledger.idle.notify_all()
+
+    def _start_again(self, gang_id: int, restart: int) -> None:
+        """Submit a gang for a restart once its pause is over."""
+        gang = self._ledger.gangs.get(gang_id)
+        if gang is not None and len(gang.past) == restart:
+            self._dispatcher.perform(self._submit(gang))
 
     def _fail(self, action: FailGang) -> None:
         """Fail a gang that can never start because nodes that it needs are gone for good."""

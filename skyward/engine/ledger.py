@@ -68,6 +68,8 @@ class Ledger:
         """Callbacks to call without the lock, because they run the user's code or take time."""
         self.numbers = itertools.count(1)
         """Source of numbers for tasks, gangs and deadlines. Any thread may take one, also without the lock."""
+        self.now: Callable[[], float] = time.monotonic
+        """Clock of the deadlines."""
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
         self._depth = 0
 
@@ -147,12 +149,12 @@ class Ledger:
         if len(self._deadlines) > 1000 + 4 * len(self.tasks):  # mostly outdated: keep those of open calls
             self._deadlines = [d for d in self._deadlines if d[3] in self.tasks or d[3] in self.gangs]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (time.monotonic() + delay_s, next(self.numbers), action, subject, attempt))
+        heapq.heappush(self._deadlines, (self.now() + delay_s, next(self.numbers), action, subject, attempt))
         self.watcher.wake()
 
     def run_deadlines(self) -> float | None:
         """Run the deadlines that are due. Return the seconds until the next one; None if there is none."""
-        now = time.monotonic()
+        now = self.now()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, action, subject, attempt = heapq.heappop(self._deadlines)
             action(subject, attempt)

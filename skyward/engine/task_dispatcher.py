@@ -20,8 +20,9 @@ from .hangs import read_stack, timed_out
 from .ledger import Ledger
 from .link import NodeLink
 from .log_router import LogRouter
+from .retries import Rerun, Retries
 from .task_events import TaskEvents
-from .tasks import PulledTask, Task, cannot_send, loss_error, output_notes
+from .tasks import Loss, PulledTask, Task, cannot_send, loss_error, output_notes
 
 _STACK_LIMIT_S = 2.5
 """Seconds to wait for the stack of a call that exceeded its timeout. A healthy node answers within 50 ms."""
@@ -57,7 +58,13 @@ class TaskDispatcher:
         """Functions to call with the number of each task that is about to be stopped."""
 
     def submit(
-        self, task: Task, nodes: tuple[int, ...] | None, *, parent: int | None = None, is_alone: bool = False
+        self,
+        task: Task,
+        nodes: tuple[int, ...] | None,
+        *,
+        parent: int | None = None,
+        is_alone: bool = False,
+        after_s: float = 0.0,
     ) -> None:
         """Take a task into the ledger, and send it once it has a slot.
 
@@ -66,6 +73,7 @@ class TaskDispatcher:
             nodes: Nodes that may run it; None: any node without a role.
             parent: Task or gang that made the call.
             is_alone: Whether nothing else is open, so that it may go on a direct line.
+            after_s: Seconds to wait before the scheduler gets it. It is open meanwhile, and can be cancelled.
 
         Raises:
             PoolClosed: The pool is closed.
@@ -73,17 +81,58 @@ class TaskDispatcher:
         ledger = self._ledger
         ledger.require_open()
         ledger.tasks[task.id] = task
-        actions = ledger.scheduler.submit(
+        if after_s or task.options.allow_reruns:
+            task.rerun = Rerun(nodes, parent, Retries(task.options))
+        if after_s:
+            ledger.at(after_s, self._wake, task.id, task.attempt)
+        else:
+            self._queue(task, nodes, parent, task if is_alone else None)
+
+    def _queue(self, task: Task, nodes: tuple[int, ...] | None, parent: int | None, alone: Task | None = None) -> None:
+        actions = self._ledger.scheduler.submit(
             task.id,
             nodes=nodes,
-            retries=task.options.retries,
             # Sending in advance would start the timeout before the task runs. And a task whose input goes with it
             # could not be recalled and sent again.
             in_advance=task.timeout_s is None and task.may_move,
             expected_ns=task.expected_ns,
             parent=parent,
+            is_rerun=task.attempt > 0,
         )
-        self.perform(actions, task if is_alone else None)
+        self.perform(actions, alone)
+
+    def rerun_failed(self, task: Task, node: int) -> bool:
+        """Let a task that raised on a node run again after its pause. Return False if no retry is left."""
+        pause_s = None if task.rerun is None else task.rerun.retries.spend(is_node_loss=False)
+        if pause_s is None:
+            return False
+        self.release(task, node)
+        self.perform(self._ledger.scheduler.finished(task.id))  # its slot is free during the pause
+        self._rerun_after(pause_s, task)
+        return True
+
+    def _rerun_lost(self, task: Task, loss: Loss) -> bool:
+        """Let a task that was lost with its process run again after its pause. Return False if no retry is left."""
+        pause_s = None if task.rerun is None else task.rerun.retries.spend(is_node_loss=loss.is_node)
+        if pause_s is not None:
+            self._rerun_after(pause_s, task)
+        return pause_s is not None
+
+    def _rerun_after(self, pause_s: float, task: Task) -> None:
+        """Submit a task that the scheduler has forgotten once more.
+
+        The ledger holds the pause. So a cancel or the end of the pool finds the task there, and no thread sleeps.
+        """
+        if pause_s:
+            self._ledger.at(pause_s, self._wake, task.id, task.attempt)
+        else:
+            self._wake(task.id, task.attempt)
+
+    def _wake(self, task_id: int, attempt: int) -> None:
+        """Give a task to the scheduler once its pause is over."""
+        task = self._ledger.tasks.get(task_id)
+        if task is not None and task.rerun is not None and task.attempt == attempt:
+            self._queue(task, task.rerun.nodes, task.rerun.parent)
 
     def perform(self, actions: list[Action], alone: Task | None = None) -> None:
         """Carry out the scheduler's decisions. `alone` is the only open task, which may go on a direct line."""
@@ -198,6 +247,9 @@ class TaskDispatcher:
         loss = self._ledger.losses.pop(task.id, None)
         if loss is None:
             loss = self._ledger.node_loss(action.node or 0, started=action.started)
+        # False: no node is left that it may go to.
+        if action.started is not False and not task.is_cancelled and self._rerun_lost(task, loss):
+            return
         self.forget(task)
         error = loss_error(loss, task.name, task.tail)
         if not task.is_cancelled:

@@ -22,6 +22,7 @@ from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused
 from ..wire.tasks import Parsed, TaskHead
 from .absent import advise
+from .retries import Rerun
 
 T = TypeVar("T")
 
@@ -127,6 +128,8 @@ class Task:
     """Expected duration; None: assume that of earlier tasks of the same function."""
     attempt: int = 0
     """Number of times it was sent."""
+    rerun: Rerun | None = None
+    """Set while it is open if it may be submitted again."""
     may_move: bool = True
     """Whether it can be sent again. False if its input, or items already delivered, cannot be repeated."""
 

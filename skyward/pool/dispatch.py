@@ -108,7 +108,7 @@ class Dispatch:
             task = self._streaming(pending, future, call, sources, kind, place)
         else:
             # Buffers stay in this process's memory only while the caller waits. A retry may come after that.
-            may_stay = engine.leader.may_pull if leads and not (options.retries or options.retry_on) else None
+            may_stay = engine.leader.may_pull if leads and not (options.allow_reruns or options.retry_on) else None
             payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
             call = PackedCall(name, packing.function(pending.fn, name), payload, options)
             if payload.stays:
@@ -198,11 +198,12 @@ def _close(close_stream: Callable[[int], None], task: int, feeds: tuple[InputFee
 def _refuse_retries(pending: PendingCompute[Any], *, reads: bool) -> None:
     """Refuse retries of a call that streams, because it can be sent only once. Raises UsageError."""
     options = pending.options
-    if not (options.retries or options.retry_on):
+    if not (options.allow_reruns or options.retry_on):
         return
+    field = "retries_on_loss" if options.retries_on_loss else "retries"
     if reads:
-        raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
+        raise UsageError(f"{field}: {pending.name!r} reads an iterator, which cannot be read twice; use {field}=0")
     raise UsageError(
-        f"retries: {pending.name!r} is a generator function, and its values cannot be taken back; set retries=0, and "
+        f"{field}: {pending.name!r} is a generator function, and its values cannot be taken back; set {field}=0, and "
         "call it again from where it stopped"
     )

@@ -21,6 +21,7 @@ from ..console.activity import Progress, ProgressBoard
 from ..core import interrupts
 from ..core.user_lines import drop_our_frames
 from ..engine.engine import Engine
+from ..engine.retries import Retries
 from ..engine.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 from ..errors import ArgumentNotPicklable, UsageError
 from ..node.slot.execute import RaisedItem
@@ -53,6 +54,8 @@ class _ChunkTask(Task):
     items: Sequence[Any]
     events: queue.SimpleQueue[tuple[Any, ...]]
     delivered: int = 0
+    is_paused: bool = False
+    """Whether it was sent with a pause."""
 
     @property
     def size_bytes(self) -> int:
@@ -133,7 +136,10 @@ class MapRun:
         self._taken = 0
         self._is_exhausted = False
         self._input_error: Exception | None = None
-        self._retries: dict[int, int] = {}
+        self._retries: dict[int, Retries] = {}
+        """Retries left to each call that has failed or was lost."""
+        self._paused = 0
+        """Open chunks that were sent with a pause."""
         self._shown: Callable[[], None] | None = None
         """Wait briefly until the output of the calls is shown."""
 
@@ -176,7 +182,7 @@ class MapRun:
 
     def _fill(self) -> None:
         """Keep one chunk running on every slot and one behind it; read no more input than that."""
-        while len(self._open) < self._sizes.limit:
+        while len(self._open) - self._paused < self._sizes.limit:
             first, items = self._next_items()
             if not items:
                 return
@@ -230,7 +236,7 @@ class MapRun:
             return MAX_ITEMS
         return self._max_inflight - sum(len(task.items) - task.delivered for task in self._open.values())
 
-    def _send(self, first: int, items: Sequence[Any]) -> None:
+    def _send(self, first: int, items: Sequence[Any], after_s: float = 0.0) -> None:
         expected_ns = self._sizes.expected_ns
         try:
             payload = self._packing.payload((items, self._star, self._return_exceptions, self._sizes.limit_ns))
@@ -252,10 +258,12 @@ class MapRun:
             first=first,
             items=items,
             events=self._events,
+            is_paused=after_s > 0,
         )
         self._open[task.id] = task
+        self._paused += task.is_paused
         self._sizes.sent(len(items), task.size_bytes)
-        self._engine.submit(task, nodes=self._nodes)
+        self._engine.submit(task, nodes=self._nodes, after_s=after_s)
 
     # Receiving ------------------------------------------------------------------------------------------------------
 
@@ -286,7 +294,7 @@ class MapRun:
             if kind == "done":
                 self._after_end(task, content.elapsed_ns)
             return [(start, self._decoded(values))] if values else []
-        del self._open[task.id]
+        self._close(task)
         if kind == "lost":
             return self._after_loss(task, content)
         if kind == "failed":
@@ -295,10 +303,22 @@ class MapRun:
 
     def _after_end(self, task: _ChunkTask, elapsed_ns: int) -> None:
         """Queue calls again that had not begun when the chunk's time was up."""
-        del self._open[task.id]
+        self._close(task)
         self._sizes.ended(elapsed_ns, task.delivered, task.size_bytes, self._engine.nodes.round_trip_s * 1e9)
         if task.delivered < len(task.items):
             self._give_back(task, task.first + task.delivered)
+
+    def _close(self, task: _ChunkTask) -> None:
+        del self._open[task.id]
+        self._paused -= task.is_paused
+
+    def _retry(self, task: _ChunkTask, calls: range, pause_s: float) -> None:
+        """Run calls of a chunk again after their pause, and those behind them at once."""
+        if pause_s:
+            self._send(calls.start, task.items[calls.start - task.first : calls.stop - task.first], pause_s)
+            self._give_back(task, calls.stop)
+        else:
+            self._give_back(task, calls.start)
 
     def _give_back(self, task: _ChunkTask, first: int) -> None:
         at = first - task.first
@@ -321,9 +341,11 @@ class MapRun:
     def _after_failure(self, task: _ChunkTask, failed: TaskFailure) -> list[tuple[int, list[Any]]]:
         error = failed.error()
         index = failed.failure.index
-        if index is not None and isinstance(error, self._options.retry_on) and self._may_retry(index):
-            self._give_back(task, task.first + task.delivered)
-            return []
+        if index is not None and isinstance(error, self._options.retry_on):
+            pause_s = self._spend_retry(index, is_node_loss=False)
+            if pause_s is not None:
+                self._retry(task, range(task.first + task.delivered, index + 1), pause_s)
+                return []
         raise error
 
     def _after_loss(self, task: _ChunkTask, loss: Loss) -> list[tuple[int, list[Any]]]:
@@ -334,9 +356,9 @@ class MapRun:
         else:
             begun = loss.index + 1 if loss.started and loss.index is not None else 0
         lost = range(first, min(task.first + begun, task.first + len(task.items)))
-        # A list, not a generator: every lost call must be counted, even after the first without retries.
-        if not lost or all([self._may_retry(index) for index in lost]):  # noqa: C419
-            self._give_back(task, first)
+        pauses = [self._spend_retry(index, is_node_loss=loss.is_node) for index in lost]
+        if None not in pauses:
+            self._retry(task, lost, max((pause_s for pause_s in pauses if pause_s is not None), default=0.0))
             return []
         error = loss_error(loss, self._name, task.tail)
         if not self._return_exceptions:
@@ -345,10 +367,9 @@ class MapRun:
             self._give_back(task, lost.stop)
         return [(first, [error] * len(lost))]
 
-    def _may_retry(self, index: int) -> bool:
-        used = self._retries.get(index, 0)
-        self._retries[index] = used + 1
-        return used < self._options.retries
+    def _spend_retry(self, index: int, *, is_node_loss: bool) -> float | None:
+        """Use up a retry of one call. Return the seconds to wait before it; None: no retry is left."""
+        return self._retries.setdefault(index, Retries(self._options)).spend(is_node_loss=is_node_loss)
 
 
 def _without_retries(options: CallOptions) -> CallOptions:

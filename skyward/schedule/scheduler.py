@@ -2,8 +2,8 @@
 
     submit ──> queued ──Send──> sent ──finished──> gone
                  ^                │
-                 └── returned ────┤  recalled before it began, or lost with retries left
-                                  └── failed ──> gone
+                 └── returned ────┤  recalled, or given back by a slot that died, before it began
+                                  └── failed ──> gone  lost; the owner may submit it again
 
 A task may go to any node, or to the nodes that it names. Nodes kept for a role take only tasks that name them.
 
@@ -118,13 +118,8 @@ class Scheduler:
             return []
         actions: list[Action] = []
         for task_id in lost.sent:
-            task = self._tasks[task_id]
-            if task.retries > 0:
-                task.retries -= 1
-                self._return(task)
-            else:
-                self._forget(task_id)
-                actions.append(FailTask(task_id, node, None))
+            self._forget(task_id)
+            actions.append(FailTask(task_id, node, None))
         lost.sent.clear()
         lost.gang_places = 0
         lost.is_up = False
@@ -172,10 +167,10 @@ class Scheduler:
         task: int,
         *,
         nodes: tuple[int, ...] | None = None,
-        retries: int = 0,
         in_advance: bool = True,
         expected_ns: float | None = None,
         parent: int | None = None,
+        is_rerun: bool = False,
     ) -> list[Action]:
         """Queue a task, and place it if there is room.
 
@@ -184,15 +179,15 @@ class Scheduler:
         Args:
             task: Number of the task.
             nodes: Nodes that it may go to; None for any that is not kept.
-            retries: Retries after losses.
             in_advance: Whether it may be sent before a slot is free. False: it begins when it is sent.
             expected_ns: Expected duration, if known before any task has ended.
             parent: The running task or gang that calls it, or None.
+            is_rerun: Whether it has run before and goes before all tasks that wait.
         """
         if expected_ns is not None:
             self._nodes.expect(expected_ns)
         # Nested calls are never sent in advance: behind a task that waits for them they would never start.
-        made = TaskEntry(task, nodes, retries, in_advance and parent is None, parent=parent)
+        made = TaskEntry(task, nodes, in_advance and parent is None, parent=parent)
         if not self._nodes.open if nodes is None else self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
@@ -203,7 +198,10 @@ class Scheduler:
             if not self._place_task(made, _NOTHING_RESERVED, actions):
                 self._queue.append(made)
             return actions
-        self._queue.append(made)
+        if is_rerun:
+            self._queue.append_left(made)
+        else:
+            self._queue.append(made)
         return self._place()
 
     def submit_gang(
@@ -266,19 +264,11 @@ class Scheduler:
             return []
         node = returned.node
         self._forget_sent(returned)
-        if not started or returned.retries > 0:
-            returned.retries -= started
+        if not started:
             self._return(returned)
             return self._place()
         self._forget(task)
         return [FailTask(task, node, True), *self._place()]
-
-    def again(self, task: int) -> list[Action]:
-        """Run a sent task once more; the owner counts retries."""
-        sent = self._tasks[task]
-        self._forget_sent(sent)
-        self._return(sent)
-        return self._place()
 
     def cancel(self, task: int) -> int | None:
         """Forget a queued task and return None, or return the node of a sent task, which stays until `finished`."""
@@ -308,14 +298,6 @@ class Scheduler:
     def node_of(self, task: int) -> int | None:
         known = self._tasks.get(task)
         return None if known is None else known.node
-
-    def spend_retry(self, task: int) -> bool:
-        """Use one of the task's retries. Returns False if none is left."""
-        known = self._tasks.get(task)
-        if known is None or known.retries <= 0:
-            return False
-        known.retries -= 1
-        return True
 
     @property
     def queued(self) -> int:

@@ -19,7 +19,6 @@ class TaskEntry:
 
     id: int
     nodes: tuple[int, ...] | None  # allowed nodes; None for any that is not kept
-    retries: int
     in_advance: bool = True  # may be sent before a slot is free
     node: int | None = None
     is_recalled: bool = False

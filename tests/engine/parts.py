@@ -18,6 +18,7 @@ from skyward.engine.link import NodeLink
 from skyward.engine.link_repair import LinkRepair
 from skyward.engine.log_router import LogRouter
 from skyward.engine.nodes import NodeLinks
+from skyward.engine.retries import Retries
 from skyward.engine.task_dispatcher import TaskDispatcher
 from skyward.engine.task_events import TaskEvents
 from skyward.engine.tasks import Received, Task, TaskFailure, WireFunction
@@ -202,6 +203,7 @@ class Parts:
             options=CallOptions(**options),
             nodes=nodes,
             ranks_per_node=1,
+            retries=Retries(CallOptions(**options)),
             future=Future(),
         )
 

@@ -60,7 +60,7 @@ def test_a_plain_call_must_not_have_options_of_gangs(builder: TaskBuilder, optio
 
 def test_a_gang_starts_with_the_limits_of_its_options(builder: TaskBuilder) -> None:
     gang = builder.gang(packed(retries=1, max_restarts=3), ProcessLaunch(), b"", nodes=(0, 1), one_of=None)
-    assert (gang.retries_left, gang.restarts_left, gang.ranks_per_node) == (1, 3, 2)
+    assert (gang.retries.spend(is_node_loss=False), gang.restarts_left, gang.ranks_per_node) == (0.0, 3, 2)
 
 
 def test_cancelling_the_future_of_a_gang_cancels_the_gang(builder: TaskBuilder) -> None:

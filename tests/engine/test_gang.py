@@ -8,6 +8,7 @@ import pytest
 
 from skyward.calls.options import CallOptions
 from skyward.engine.gang import Gang, make_ranks
+from skyward.engine.retries import Retries
 from skyward.errors import GangHung, NodeLost, RendezvousFailed, SlotLost, TaskTimeout, UsageError
 from skyward.values.topology import Peer
 
@@ -27,7 +28,7 @@ def gang(**options: Any) -> Gang:
         nodes=(0, 1),
         ranks_per_node=1,
         future=nothing,
-        retries_left=given.retries,
+        retries=Retries(given),
         restarts_left=given.max_restarts,
     )
 
@@ -37,7 +38,7 @@ def starts_again(failed: Gang, *errors: BaseException) -> list[bool]:
     again = []
     for error in errors:
         failed.failures.append((0.0, 1, error))
-        again.append(failed.spend_restart())
+        again.append(failed.spend_restart() is not None)
         failed.reset()
     return again
 
@@ -52,6 +53,8 @@ def starts_again(failed: Gang, *errors: BaseException) -> list[bool]:
         ({"max_restarts": 3}, [True, True, True, False]),
         ({"max_restarts": 1, "retries": 2}, [True, True, True, False]),
         ({"max_restarts": 2, "retries": 2}, [True, True, True, True]),
+        ({"retries_on_loss": 3}, [False, True, False, False]),
+        ({"retries_on_loss": 1, "retries": 1}, [True, True, False, False]),
     ],
 )
 def test_retries_pay_for_losses_and_max_restarts_for_all_failures(options: dict[str, Any], again: list[bool]) -> None:

@@ -376,6 +376,38 @@ class TestRetryOn:
             fail_twice(KeyError) >> pool
         assert len(lines_of(appended)) == 1
 
+    def test_a_pause_ends_with_its_pool_or_its_future(self, appended: Path) -> None:
+        @sky.compute(retries=3, retry_on=OSError, retry_delay_s=3600)
+        def fail(_: int = 0) -> None:
+            with appended.open("a") as file:
+                file.write("ran\n")
+            raise OSError("down")
+
+        with sky.ComputePool(sky.Local(), nodes=1) as pool:
+            cancelled, closed = fail() > pool, fail() > pool
+            until(lambda: appended.exists() and len(lines_of(appended)) == 2)
+            assert cancelled.cancel()
+            with concurrent.futures.ThreadPoolExecutor(1) as threads:
+                mapped = threads.submit(pool.map, fail, [1])
+                until(lambda: len(lines_of(appended)) == 3)
+                pool.close(cancel=True)
+                for future in (closed, mapped):
+                    with pytest.raises(PoolClosed):
+                        future.result(60)
+        assert len(lines_of(appended)) == 3
+
+    def test_each_call_of_a_map_waits_for_its_retry(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        @sky.compute(retries=2, retry_on=OSError, retry_delay_s=0.01)
+        def fail_once(number: int) -> int:
+            mark = tmp_path / str(number)
+            if number % 3 == 0 and not mark.exists():
+                mark.touch()
+                raise OSError("busy")
+            return number
+
+        assert pool.map(fail_once, range(20)) == list(range(20))
+        assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(0, 20, 3))
+
     def test_retries_are_limited(self, pool: sky.ComputePool, appended: Path) -> None:
         @sky.compute(retries=2, retry_on=OSError)
         def fail() -> None:

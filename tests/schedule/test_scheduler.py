@@ -165,30 +165,14 @@ def test_a_pinned_task_waits_for_its_node_and_no_other() -> None:
     assert scheduler.submit(6, nodes=(1,)) == [FailTask(6, 1, False)]
 
 
-def test_a_sent_task_without_retries_fails_with_its_node_and_one_with_retries_moves() -> None:
-    scheduler = up(2, 1)
-    scheduler.submit(1)
-    scheduler.submit(2, retries=1)
-    nodes = {scheduler.node_of(1), scheduler.node_of(2)}
-    actions: list[Action] = []
-    for node in nodes:
-        assert node is not None
-        actions += scheduler.node_lost(node, will_return=True)
-    assert [a for a in actions if isinstance(a, FailTask)] == [FailTask(1, scheduler_node(actions, 1), None)]
-    assert scheduler.node_of(2) is not None or scheduler.queued == 1
-
-
-def scheduler_node(actions: list[Action], task: int) -> int | None:
-    return next(a.node for a in actions if isinstance(a, FailTask) and a.task == task)
-
-
-def test_a_started_task_is_run_again_only_as_often_as_it_may() -> None:
+def test_a_task_that_had_begun_fails_and_goes_first_if_it_is_submitted_again() -> None:
     scheduler = up(1)
-    scheduler.submit(1, retries=1)
-    assert scheduler.lost(1, started=False) == [Send(1, 0)]
-    assert scheduler.lost(1, started=True) == [Send(1, 0)]
-    assert scheduler.lost(1, started=True) == [FailTask(1, 0, True)]
-    assert scheduler.lost(1, started=True) == []
+    submit(scheduler, 3)
+    assert scheduler.lost(0, started=False) == [Send(0, 0)]
+    assert scheduler.lost(0, started=True) == [FailTask(0, 0, True), Send(1, 0)]
+    assert scheduler.lost(0, started=True) == []
+    assert scheduler.submit(0, is_rerun=True) == []
+    assert scheduler.finished(1) == [Send(0, 0)]
 
 
 def test_a_task_dropped_before_its_node_is_lost_frees_no_place() -> None:
@@ -464,7 +448,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not node.is_paused, "sent over a broken link"
         assert action.node in self.eligible(task.nodes), "not one of its nodes"
         assert not task.is_cancelled
-        assert task.runs <= task.retries, "run more often than it may be"
+        assert task.runs <= task.retries, "sent again without a request"
         assert self.load(action.node) < node.slots + (FAR_AHEAD if node.is_far else max(AHEAD, node.slots))
         for gang in self.gangs.values():
             if not gang.on and gang.submitted < task.submitted and not (task.was_returned or task.parent):
@@ -478,8 +462,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if action.started is False:
             assert task.node is None, "it was sent"
             assert not self.eligible(task.nodes)
-        else:
-            assert task.runs > task.retries, "it may run again"
+        elif task.runs <= task.retries:  # its owner lets it run again
+            assert task.node is None
+            self.tasks[action.task] = task
+            self.perform(self.scheduler.submit(action.task, nodes=task.nodes, parent=task.parent, is_rerun=True))
+            return
         self.failed.add(action.task)
 
     def on_refuse(self, action: Refuse) -> None:
@@ -537,7 +524,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         nodes = data.draw(some_nodes())
         number = self.next()
         self.tasks[number] = Known(nodes, retries, number)
-        self.perform(self.scheduler.submit(number, nodes=nodes, retries=retries, in_advance=in_advance))
+        self.perform(self.scheduler.submit(number, nodes=nodes, in_advance=in_advance))
 
     @precondition(lambda self: self.sent())
     @rule(data=st.data())

@@ -1,0 +1,70 @@
+"""Budget of a call's further runs, and the pause before each of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from ..calls.options import CallOptions
+
+_LONGEST_S = 300.0
+"""Longest pause that doubling leads to. A longer `retry_delay_s` stays as it is."""
+_JITTER = 0.5
+
+
+def pause_s(first_s: float, retry: int, draw: float) -> float:
+    """Return the seconds to wait before a retry.
+
+    The pause doubles with each retry, up to 5 minutes. It is never shorter than that, because a service may ask for a
+    certain pause, and up to half longer, so that calls that failed together do not come back together.
+
+    Args:
+        first_s: Shortest pause before the first retry, >= 0.
+        retry: Number of the retry, from 1.
+        draw: Random number in [0, 1).
+    """
+    doubled_s = first_s * 2.0 ** min(retry - 1, 64)
+    return min(doubled_s, max(first_s, _LONGEST_S)) * (1 + _JITTER * draw)
+
+
+class Retries:
+    """Further runs that are left to one call, one gang, or one item of a map.
+
+    The loss of a node spends `retries_on_loss` first, without a pause: the next run starts on another node or on the
+    replacement. Every other retry spends `retries`, after a pause.
+
+    Args:
+        options: Options of the call.
+    """
+
+    __slots__ = ("_first_pause_s", "_left", "_left_on_loss", "_pauses")
+
+    def __init__(self, options: CallOptions) -> None:
+        self._left = options.retries
+        self._left_on_loss = options.retries_on_loss
+        self._first_pause_s = options.retry_delay_s
+        self._pauses = 0
+
+    def spend(self, *, is_node_loss: bool) -> float | None:
+        """Use up one retry. Return the seconds to wait before it; None: no retry is left."""
+        if is_node_loss and self._left_on_loss > 0:
+            self._left_on_loss -= 1
+            return 0.0
+        if self._left > 0:
+            self._left -= 1
+            return self.next_pause_s()
+        return None
+
+    def next_pause_s(self) -> float:
+        """Return the seconds to wait before the next run."""
+        self._pauses += 1
+        return pause_s(self._first_pause_s, self._pauses, random.random()) if self._first_pause_s else 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Rerun:
+    """Everything that it takes to submit a task once more: its place, and its retries."""
+
+    nodes: tuple[int, ...] | None
+    parent: int | None
+    retries: Retries
