@@ -212,6 +212,10 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"report-bot writes: role=viewer: may not write here.*\nrevoked: authorization: the token is wrong",
         r"audit: token\.revoke, token\.create, member\.set",
     ),
+    "44_files": (
+        r"first: Transfer\(files=2, copied=2, bytes=\d+\)\nagain: Transfer\(files=2, copied=0, bytes=0\)",
+        r"one changed: Transfer\(files=2, copied=1, bytes=28\)\nback here: 12 words in 2 texts",
+    ),
 }
 # Warnings are errors in examples too, except these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {

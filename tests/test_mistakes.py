@@ -230,7 +230,7 @@ NAMES = [
     Mistake("from skyward", _imports("from skyward import Worker"), ImportError, ("concurrency=4, executor=",)),
     Mistake("from training", _imports("from skyward.training import DDPTrainr"), ImportError, ("mean DDPTrainer?",)),
     Mistake("sky.Spec", lambda _: untyped.Spec, AttributeError, (LATER, "one pool for each provider")),
-    Mistake("sky.Volume", lambda _: untyped.Volume, AttributeError, ("do not exist yet", "includes=")),
+    Mistake("sky.Volume", lambda _: untyped.Volume, AttributeError, ("do not exist yet", "pool.upload(")),
     Mistake("sky.storage", lambda _: untyped.storage, AttributeError, ("do not exist yet",)),
     Mistake("sky.dict", lambda _: untyped.dict, AttributeError, ("do not exist yet", "sky.once")),
     Mistake("sky.counter", lambda _: untyped.counter, AttributeError, ("do not exist yet", "pool.node(0)")),

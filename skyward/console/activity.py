@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 _LINGER_S = 1.0
 """Seconds that a node shows a call that has ended. Without them a node with short calls would flicker."""
@@ -33,17 +34,19 @@ class RunningTask:
 
 
 class Progress:
-    """Progress of one map or group. Thread-safe.
+    """Progress of one map, group or transfer of files. Thread-safe.
 
     Args:
-        total: number of calls; None if the input has no length.
+        total: number of calls; None if the input has no length, or is not known yet.
+        unit: what it counts: calls, or bytes of files.
     """
 
-    __slots__ = ("_lock", "began", "done", "ended", "name", "on_end", "total")
+    __slots__ = ("_lock", "began", "done", "ended", "name", "on_end", "total", "unit")
 
-    def __init__(self, name: str, total: int | None) -> None:
+    def __init__(self, name: str, total: int | None, unit: Literal["calls", "bytes"] = "calls") -> None:
         self.name = name
         self.total = total
+        self.unit = unit
         self.began = time.time()
         self.ended: float | None = None
         self.done = 0

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from ..core.html import bar, lines
 from ..events import Event, PoolClosed, PoolReady
 from .activity import Counts, Progress, RunningTask
-from .panel import progress_line, status_line
+from .panel import done_of, progress_line, rate_of, status_line
 from .state import PoolState
 from .style import Style
-from .words import duration, rate
+from .words import duration
 
 _log = logging.getLogger(__name__)
 
@@ -155,9 +155,9 @@ def _map_forms(progress: Progress, now: float) -> tuple[str, str]:
     """Return a map or a group as plain text and as HTML."""
     plain = progress_line(progress, _WIDTH, now, _STYLE, indent=0)
     seconds = progress.seconds(now)
-    texts = [f"{progress.done:,} of {progress.total:,}" if progress.total is not None else f"{progress.done:,} done"]
+    texts = [done_of(progress)]
     if progress.done and seconds > 0:
-        texts.append(rate(progress.rate(now)))
+        texts.append(rate_of(progress, now))
     left_s = progress.left_s(now)
     if progress.ended is not None:
         texts.append(f"in {duration(seconds)}")

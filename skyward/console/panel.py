@@ -9,7 +9,7 @@ from ..events import NodeUsage
 from .activity import Counts, NodeWork, Progress
 from .state import NodeState, PoolState
 from .style import Style
-from .words import calls_summary, columns, duration, fitted, rate, usd
+from .words import calls_summary, columns, duration, fitted, rate, size_of, usd
 
 _BAR = 6
 _LONG_BAR = 20
@@ -106,25 +106,37 @@ def progress_line(progress: Progress, width: int, now: float, style: Style, *, i
     done, seconds = progress.done, progress.seconds(now)
     cells: list[tuple[str, str]] = []
     """(plain, as shown)"""
-    if progress.total is None:
-        cells.append(_same(f"{done:,} done"))
-    else:
+    cells.append(_same(done_of(progress)))
+    if progress.total is not None:
         part = done / progress.total if progress.total else 1.0
         size = _LONG_BAR if not is_narrow else _LONG_BAR // 2
-        cells.append(_same(f"{done:,} of {progress.total:,}"))
         cells.append(("#" * size + f" {part:4.0%}", f"{style.bar(part, size)} {part:4.0%}"))
     if progress.ended is not None:
         cells.append(_same(f"in {duration(seconds)}"))
     elif (left_s := progress.left_s(now)) is not None:
         cells.append(_same(f"{duration(left_s)} left"))
     if done and seconds > 0:
-        cells.append(_same(rate(progress.rate(now))))
+        cells.append(_same(rate_of(progress, now)))
     used = columns(text)
     for plain, shown in cells:
         if used + columns(plain) > width:
             break
         text, used = f"{text}{shown}  ", used + columns(plain) + 2
     return text.rstrip(" ") if used <= width + 2 else fitted(text, width, style.ellipsis)
+
+
+def done_of(progress: Progress) -> str:
+    """Return how much of a map, a group or a transfer is done."""
+    show = size_of if progress.unit == "bytes" else "{:,}".format
+    return (
+        f"{show(progress.done)} done" if progress.total is None else f"{show(progress.done)} of {show(progress.total)}"
+    )
+
+
+def rate_of(progress: Progress, now: float) -> str:
+    """Return the calls or the bytes per second since the start."""
+    per_s = progress.rate(now)
+    return f"{size_of(per_s)}/s" if progress.unit == "bytes" else rate(per_s)
 
 
 def _same(text: str) -> tuple[str, str]:

@@ -36,6 +36,19 @@ def usd(amount: float) -> str:
     return f"${amount:.4f}" if abs(amount) < 0.01 else f"${amount:,.2f}"
 
 
+def size_of(count: float) -> str:
+    """Return a number of bytes in the unit that fits.
+
+    >>> [size_of(n) for n in (0, 999, 1500, 12_345_678, 4e12)]
+    ['0 B', '999 B', '1.5 kB', '12 MB', '4.0 TB']
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.1f} {unit}" if count < 10 and unit != "B" else f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def rate(per_s: float) -> str:
     """Return calls per second, or per minute where they are rare.
 

@@ -16,7 +16,8 @@ _SHOWN = 12
 
 _ELSEWHERE = "does not exist yet; use sky.AWS, sky.Local, or sky.SSH for any machine that ssh reaches"
 _COLLECTION = "shared collections do not exist yet; keep state on one node: sky.once(...) in calls to pool.node(0)"
-_VOLUME = "volumes do not exist yet; read the bucket in the function, or send files with sky.Image(includes=[...])"
+_VOLUME = 'volumes do not exist yet; read the bucket in the function, or send files with pool.upload("data")'
+_UPLOAD = 'write pool.upload("data"), or pool.upload("here", "there")'
 _DETACHED = "pools do not outlive their program yet; open one with `with sky.ComputePool(...) as pool:`"
 _ELASTIC = "elastic pools do not exist yet; set a fixed number of nodes, such as nodes=4"
 _SEVERAL = "a pool with several providers does not exist yet; open one pool for each provider"
@@ -96,13 +97,13 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("resize scale autoscale", _ELASTIC),
         **_each("shutdown stop terminate join exit end", "write pool.close()"),
         **_each(_COLLECTIONS, _COLLECTION),
-        **_each("download get_file", "downloads do not exist yet; return the file's content as a value"),
+        **_each("put_file put_files send_file send_files copy_to rsync sync scp push cp mount add_file", _UPLOAD),
+        **_each("get_file get_files fetch fetch_file copy_from pull", 'write pool.download("remote/file", "here")'),
         "current_nodes": "write pool.nodes",
         "gather": "write sky.gather(f(1), f(2)) >> pool",
         "map_async": "write pool.imap(f, xs)",
         "open": "write `with pool:`, or pool.start()",
         "run_parallel": "write pool.run_group(a & b), or (a & b) >> pool",
-        "upload": "send files with ComputePool(image=sky.Image(includes=[...]))",
     },
     "function": {
         **_each("remote spawn delay apply_async submit run bind run_async", _SEND),

@@ -24,6 +24,7 @@
     │   ├── SlotLost               the process that ran the call died
     │   ├── Preempted              the provider took the machine back
     │   ├── Unreachable            the machine does not answer
+    │   ├── TransferFailed         a file could not be sent to a node or fetched from it
     │   └── BootstrapFailed        setting up the environment failed
     ├── TaskError                  your function, where its own exception cannot be raised as itself
     │   ├── RemoteError            the exception's class is unknown here, or it cannot be pickled
@@ -62,7 +63,7 @@ from __future__ import annotations
 
 from .base import InternalError, SkywardError
 from .hub import HubError, HubUnreachable
-from .node import BootstrapFailed, NodeError, NodeLost, Preempted, SlotLost, Unreachable
+from .node import BootstrapFailed, NodeError, NodeLost, Preempted, SlotLost, TransferFailed, Unreachable
 from .provider import (
     AuthFailed,
     BudgetExceeded,
@@ -142,6 +143,7 @@ __all__ = [
     "TaskTimeout",
     "TerminateFailed",
     "Throttled",
+    "TransferFailed",
     "Unreachable",
     "UsageError",
     "WrongArguments",

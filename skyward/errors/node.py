@@ -100,6 +100,25 @@ class Unreachable(NodeError):
     was_stopped: bool = False
 
 
+class TransferFailed(NodeError):
+    """A file could not be sent to a node, or fetched from it.
+
+    Nothing incomplete has the name of a file. Repeat the call, and it continues where it stopped.
+
+    Attributes:
+        node: Index of the node.
+        path: Path of the transfer.
+
+    Example:
+        try:
+            pool.download("checkpoints/last.pt", "last.pt")
+        except sky.errors.TransferFailed as error:
+            print(f"node {error.node} has no {error.path} yet")
+    """
+
+    path: str = ""
+
+
 class BootstrapFailed(NodeError):
     r"""Setting up the image's environment on a machine failed.
 

@@ -27,15 +27,16 @@ from ..engine.devices import sharing_of_pool
 from ..engine.direct import DirectEngine
 from ..engine.engine import Engine
 from ..engine.task_events import TaskCounts
-from ..errors import PoolClosed, SkywardError, UsageError
+from ..errors import NodeLost, PoolClosed, SkywardError, UsageError
 from ..events import Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
 from ..providers.base import Provider
 from ..providers.termination import shielded
 from ..state.live import LivePool
 from ..state.presence import Presence
-from ..values.machine import LogSink, PoolSpec
+from ..values.machine import LogSink, Machine, PoolSpec
 from .dispatch import Dispatch
+from .guests import Guests
 from .machines import PoolMachines
 from .oversights import Oversights
 from .packer import packed_initializer
@@ -126,6 +127,7 @@ class PoolLife:
         self._ended_by: SkywardError | None = None
         self._oversights = Oversights()
         self._began_at = 0.0
+        self._guests = Guests(self._why_closed)
 
     def start(self, pool: _Pool, frame: FrameType) -> None:
         """Start the pool; see `ComputePool.start`. `pool` is the owner of this life, `frame` its caller's frame."""
@@ -199,6 +201,20 @@ class PoolLife:
                 engine.nodes.ask_usage(_USAGE_S)
 
     @property
+    def guests(self) -> Guests:
+        """Transfers and ports that end with the pool."""
+        self.running()
+        return self._guests
+
+    def machine(self, node: int) -> Machine:
+        """Return the machine that a node runs on now. Raises PoolClosed; NodeLost while it is being replaced."""
+        self.running()
+        machine = next((machine for machine in self._machines or () if machine.node == node), None)
+        if machine is None:
+            raise NodeLost(f"node {node}: is lost, and its replacement is not ready; try again later", node=node)
+        return machine
+
+    @property
     def cost_usd(self) -> float:
         """Cost of the machines so far, by the prices of their offers; 0 if nothing is rented."""
         return 0.0 if self._machines is None else self._machines.cost_usd
@@ -211,11 +227,13 @@ class PoolLife:
     def running(self) -> tuple[Engine, Dispatch]:
         """Return the engine and the dispatch. Raises PoolClosed, or the reason why the pool ended early."""
         engine, dispatch = self._engine, self._dispatch
-        if self._ended_by is not None:
-            raise self._ended_by
-        if engine is None or dispatch is None or self._owner != os.getpid():
-            raise PoolClosed(f"{self._pool()!r}: is not open; use it inside its `with` block, or call start()")
+        if self._ended_by is not None or engine is None or dispatch is None or self._owner != os.getpid():
+            raise self._why_closed()
         return engine, dispatch
+
+    def _why_closed(self) -> SkywardError:
+        text = f"{self._pool()!r}: is not open; use it inside its `with` block, or call start()"
+        return self._ended_by or PoolClosed(text)
 
     def _make_machines(self, presence: Presence) -> PoolMachines:
         end_early = weakref.WeakMethod(self._end_early)
@@ -373,6 +391,7 @@ class PoolLife:
         if self._owner != os.getpid() or machines is None:
             return  # a fork of the client: the machines belong to the parent
         try:
+            self._guests.end_all()
             machines.stop()
             engine.close()
             machines.ask_to_end(were_told=engine.was_started)

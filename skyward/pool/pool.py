@@ -33,13 +33,14 @@ from ..wire.task_channel import TaskChannel, check_name
 from .config import of_file, pool_fields
 from .cost import Forecast, forecast
 from .life import PoolLife
+from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, is_pool_name
 from .remote_control import control_of
 from .targets import PoolSender, PoolTarget
 
 
 @checked_options(aliases=ALIASES, check=check_options)
-class ComputePool(PoolTarget):
+class ComputePool(PoolTarget, NodeAccess):
     """Machines that run calls, created when the `with` block is entered and gone when it is left.
 
     Leaving the block waits for open calls, and closes streams that were not read to their end. Leaving it by an

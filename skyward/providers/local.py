@@ -43,6 +43,12 @@ sys.path[:] = sys.argv[1:]
 from skyward.node.agent.main import main
 sys.exit(main())
 """
+_BOOT_FILES = """
+import sys
+sys.path[:] = sys.argv[1:-1]
+from skyward.node.agent.file_server import serve
+sys.exit(serve())
+"""
 _ARCHITECTURES = {"aarch64": "arm64"}
 
 
@@ -192,7 +198,7 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
     try:
         # `-S` skips the user's site-packages: the agent needs none of them, and starts in a third of the time.
         process = subprocess.Popen(
-            [config.python, "-S", "-E", "-s", "-c", _BOOT, *config.path],
+            [*_python(config), _BOOT, *config.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -207,6 +213,10 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
         process.stdin.write(pickle.dumps(config))
         process.stdin.close()
     return process
+
+
+def _python(config: NodeConfig) -> list[str]:
+    return [config.python, "-S", "-E", "-s", "-c"]
 
 
 def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float) -> Machine:
@@ -228,6 +238,7 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
         slots=config.slots,
         lease_s=lease_s,
         interface=config.interface,
+        files=(*_python(config), _BOOT_FILES, *config.path, config.cwd),
         handle=process,
     )
 

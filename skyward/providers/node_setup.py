@@ -42,7 +42,7 @@ _FIRST_PAUSE_S = 0.2
 _NO_CONNECTION = 255
 _ARCHITECTURES = {"aarch64": "arm64"}
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[1:{count}]; from skyward.node.agent.outside import {name}; sys.exit({name}())"
+    "import sys; sys.path[:] = sys.argv[1:{count}]; from skyward.node.agent.{module} import {name}; sys.exit({name}())"
 )
 
 
@@ -84,9 +84,11 @@ def end_agent(node: RemoteNodeHandle, by_itself_s: float) -> None:
     node.connection.run(python_line(node.python, node.path, "end", arguments), timeout_s=_END_LIMIT_S)
 
 
-def python_line(python: Sequence[str], path: Sequence[str], name: str, arguments: Sequence[str] = ()) -> str:
-    """Build a line of sh that runs a function of `skyward.node.agent.outside` on the machine."""
-    boot = _BOOT.format(count=len(path) + 1, name=name)
+def python_line(
+    python: Sequence[str], path: Sequence[str], name: str, arguments: Sequence[str] = (), *, module: str = "outside"
+) -> str:
+    """Build a line of sh that runs a function of a module of `skyward.node.agent` on the machine."""
+    boot = _BOOT.format(count=len(path) + 1, module=module, name=name)
     return "exec " + shlex.join([*python, "-S", "-E", "-s", "-c", boot, *path, *arguments])
 
 
@@ -347,6 +349,7 @@ class NodeSetup:
 
     def _made(self, connection: Connection, ready: Ready, reply: dict[str, Any]) -> Machine:
         command = attach.command(ready.agent_python, reply["root"], reply["socket"])
+        files = python_line((ready.agent_python,), ready.agent_path, "serve", (ready.cwd,), module="file_server")
         return Machine(
             node=self.node,
             socket_path=reply["socket"],
@@ -362,6 +365,7 @@ class NodeSetup:
             interface=reply["interface"],
             channel=tuple(connection.argv("exec " + shlex.join(command))),
             terminal=tuple(connection.terminal()),
+            files=tuple(connection.argv(marked(files, os.path.basename(ready.folder)))),
             handle=RemoteNodeHandle(
                 connection=connection,
                 watchdog=reply["pid"],

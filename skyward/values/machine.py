@@ -96,6 +96,8 @@ class Machine:
     terminal: tuple[str, ...] = ()
     """Local command that opens a login shell on the node, on the current terminal. With one more argument, a line of
     sh, it runs that line instead. Empty if the node has no login."""
+    files: tuple[str, ...] = ()
+    """Local command that serves one transfer of files on the node, over its standard input and output."""
     offer: Offer | None = None
     """Offer that it was rented by; None if it is not rented."""
     handle: Any = field(default=None, compare=False, repr=False)

@@ -1,0 +1,54 @@
+"""Transfers of files and forwarded ports: they use the machines of a pool beside its engine, and end with the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ..errors import SkywardError
+
+
+class Guest(Protocol):
+    """Activity that somebody else may end at any time."""
+
+    def end(self, reason: SkywardError) -> None:
+        """End it; whoever waits for it gets the reason. Idempotent, and does not block for long."""
+        ...
+
+
+class Guests:
+    """Open guests of one pool. Thread-safe.
+
+    Args:
+        why: Returns the reason that guests get when the pool ends.
+    """
+
+    def __init__(self, why: Callable[[], SkywardError]) -> None:
+        self._why = why
+        self._lock = threading.Lock()
+        self._open: list[Guest] = []
+
+    @contextlib.contextmanager
+    def counted(self, guest: Guest) -> Iterator[None]:
+        """Let a guest end with the pool while the block runs."""
+        self.add(guest)
+        try:
+            yield
+        finally:
+            self.remove(guest)
+
+    def add(self, guest: Guest) -> None:
+        with self._lock:
+            self._open.append(guest)
+
+    def remove(self, guest: Guest) -> None:
+        with self._lock:
+            self._open = [other for other in self._open if other is not guest]
+
+    def end_all(self) -> None:
+        with self._lock:
+            ending, self._open = self._open, []
+        for guest in ending:
+            guest.end(self._why())
