@@ -41,7 +41,7 @@ def test_code_in_the_documentation_runs_and_prints_the_shown_output(code: str, p
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +60,7 @@ def test_code_of_the_error_catalogue_runs_on_one_pool_and_prints_the_shown_outpu
         code += [block[1], "print('--', flush=True)"]
     (tmp_path / "example.py").write_text("\n".join([*code, "pool.close()"]))
     command = [sys.executable, "-W", "error", "example.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = done.stdout.split("--\n")[:-1]
     assert printed == [block[2] or "" for block in blocks]

@@ -167,14 +167,14 @@ def gang_of(function: Callable[P, T]) -> sky.ComputeFunction[P, T]:
     return sky.compute(integrate(function, Meeting()))
 
 
-def noted(path: str, seconds: float) -> sky.ComputeFunction[[int], int]:
-    """Enter a number in the ledger, take that long, and return the number."""
+def noted(path: str, seconds: float, endless: Sequence[int] = ()) -> sky.ComputeFunction[[int], int]:
+    """Enter a number in the ledger, take that long, and return the number. Some numbers never return by themselves."""
 
     @sky.compute
     def call(number: int) -> int:
         with open(path, "a") as file:
             file.write(f"{number}\n")
-        time.sleep(seconds)
+        time.sleep(600 if number in endless else seconds)
         return number
 
     return call

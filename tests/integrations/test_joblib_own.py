@@ -41,7 +41,7 @@ def test_joblibs_own_tests_of_a_process_backend_pass(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-c", settings, "--rootdir", tmp_path, "-p", "no:cacheprovider"),
-            *("-p", "instead_of_loky", "--timeout", "60", "-k", wanted, THEIRS),
+            *("-p", "instead_of_loky", "--timeout", "200", "-k", wanted, THEIRS),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent.parent)])},

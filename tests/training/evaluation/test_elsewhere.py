@@ -43,7 +43,7 @@ def test_training_takes_as_long_as_alone_plus_one_evaluation(pool: sky.ComputePo
         for step in range(2):  # the slots import their modules
             evaluator.submit(state, step=step)
         assert [record.status for record in evaluator.drain()] == ["ok", "ok"]
-        while len(walls_s) < 3:  # other processes may take the cores from one round, but not from all
+        while len(walls_s) < 8:  # other processes may take the cores from some rounds, but not from all
             state["w"][:] = 0.0
             first = 10 + count * len(walls_s)
             began = time.perf_counter()
