@@ -435,7 +435,8 @@ def __getattr__(name: str) -> AcceleratorFactory:
     try:
         return _FACTORIES[name]
     except KeyError:
-        near = suggestion(name, _FACTORIES)
+        # Imports ask for __path__ and the like.
+        near = "" if name.startswith("__") else suggestion(name, _FACTORIES)
         hint = f"; did you mean {near}?" if near else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}") from None
 

@@ -6,7 +6,6 @@ node.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future as StdFuture
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, overload
@@ -186,6 +185,8 @@ class CallTarget:
             future = self.submit_group(call)
         else:
             future = self.submit(pending_of(call, args, kwargs))
+        import asyncio  # a program that awaits has it; others need not wait for it
+
         return await asyncio.wrap_future(future)
 
     if not TYPE_CHECKING:  # type checkers must find these mistakes themselves

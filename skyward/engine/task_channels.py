@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from importlib.metadata import entry_points
 
 from ..calls.futures import refuse_to_wait
 from ..errors import PoolClosed
@@ -140,6 +139,8 @@ def _start(opened: TaskChannel) -> None:
 def _service_of(name: str) -> Callable[[TaskChannel], None] | None:
     """Return the function for a name: one that its library has registered, or else an installed one."""
     if name not in services:
+        from importlib.metadata import entry_points  # takes milliseconds, which most pools need not wait for
+
         for entry in entry_points(group="skyward.services", name=name):
             services.setdefault(name, entry.load())
     return services.get(name)
