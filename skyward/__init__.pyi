@@ -25,6 +25,7 @@ from .node.slot.runtime import is_head as is_head
 from .node.slot.runtime import once as once
 from .node.slot.sharding import shard as shard
 from .pool.file_transfer import Transfer as Transfer
+from .pool.forwarding import ForwardedPort as ForwardedPort
 from .pool.pool import ComputePool as ComputePool
 from .pool.pool import NodeTarget as NodeTarget
 from .providers.aws import AWS as AWS

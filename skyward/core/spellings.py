@@ -99,6 +99,7 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each(_COLLECTIONS, _COLLECTION),
         **_each("put_file put_files send_file send_files copy_to rsync sync scp push cp mount add_file", _UPLOAD),
         **_each("get_file get_files fetch fetch_file copy_from pull", 'write pool.download("remote/file", "here")'),
+        **_each("tunnel port_forward forward_port expose open_port tensorboard", "write pool.forward(6006)"),
         "current_nodes": "write pool.nodes",
         "gather": "write sky.gather(f(1), f(2)) >> pool",
         "map_async": "write pool.imap(f, xs)",

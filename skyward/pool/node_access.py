@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 
 from ..console.activity import Progress
 from ..errors import UsageError
 from .file_transfer import Transfer, TransferRun, Work, check_remote, fetching, select_here, sending
+from .forwarding import ForwardedPort, check_port
 from .life import PoolLife
 from .options import check_nodes
 
@@ -98,6 +100,52 @@ class NodeAccess:
             place = into if isinstance(nodes, int) else os.path.join(into, f"node-{node}", "")
             work[node] = fetching(path, place, bars[-1])
         return self._transfer("remote", path, work, bars)
+
+    def forward(self, port: int, *, node: int = 0, local: int | None = None) -> ForwardedPort:
+        """Make a port of a node available on this machine, for TensorBoard or Jupyter in a browser.
+
+        A program on the node has to listen on its loopback, 127.0.0.1. Connections travel through the pool's SSH
+        connection, so no port of the node needs to be open. The forwarded port ends with `close`, with its `with`
+        block, or with the pool. It survives a lost connection and a replaced node; connections that are open then
+        are closed. So is a connection while nobody listens on the node.
+
+        Args:
+            port: TCP port on the node, 1 to 65535.
+            node: Number of the node.
+            local: TCP port here; None for the same number, or for a free one where that is taken. `sky.Local()` always
+                takes a free one, because its nodes have the same loopback.
+
+        Returns:
+            The forwarded port; its `url` and `port` say where it is here.
+
+        Raises:
+            UsageError: A number is not acceptable, or `local` is in use.
+            PoolClosed: The pool is not open.
+
+        Example:
+            board = pool.forward(6006)
+            print(board.url)  # open it in a browser
+
+            with pool.forward(8888, node=1) as jupyter:
+                input(f"{jupyter.url}; Enter to close")
+        """
+        remote = check_port("port", port)
+        (chosen,) = self._numbers([node])
+        if local is not None:
+            check_port("local", local)
+        elif self._life.provider.shares_files:
+            local = 0  # the node has this loopback, too: its program needs the number itself
+        guests = self._life.guests
+
+        def dial(remote: int) -> socket.socket:
+            machine = self._life.machine(chosen)
+            if machine.dial is None:
+                raise ConnectionError(f"node {chosen}: its provider cannot connect to ports")
+            return machine.dial(remote)
+
+        forwarded = ForwardedPort(dial, remote, local, guests.remove)
+        guests.add(forwarded)
+        return forwarded
 
     def _numbers(self, nodes: Sequence[int] | None) -> tuple[int, ...]:
         count = self._life.spec.nodes

@@ -35,6 +35,7 @@ from ..wire.tasks import NodeConfig
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 5.0
 _ADDRESS = "127.0.0.1"
+_CONNECT_S = 10.0
 _FOLDER = "skyward"
 """Parent of the nodes' folders, below the temporary folder."""
 _BOOT = """
@@ -215,6 +216,12 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
     return process
 
 
+def _dial(port: int) -> socket.socket:
+    connection = socket.create_connection((_ADDRESS, port), _CONNECT_S)
+    connection.settimeout(None)
+    return connection
+
+
 def _python(config: NodeConfig) -> list[str]:
     return [config.python, "-S", "-E", "-s", "-c"]
 
@@ -238,6 +245,7 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
         slots=config.slots,
         lease_s=lease_s,
         interface=config.interface,
+        dial=_dial,
         files=(*_python(config), _BOOT_FILES, *config.path, config.cwd),
         handle=process,
     )

@@ -365,6 +365,7 @@ class NodeSetup:
             interface=reply["interface"],
             channel=tuple(connection.argv("exec " + shlex.join(command))),
             terminal=tuple(connection.terminal()),
+            dial=connection.dial,
             files=tuple(connection.argv(marked(files, os.path.basename(ready.folder)))),
             handle=RemoteNodeHandle(
                 connection=connection,

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import shlex
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Protocol
@@ -50,6 +51,10 @@ class Holder(Protocol):
 
     def command(self, command: str) -> list[str]:
         """Return a local command that runs it there. Call `ensure` right before."""
+        ...
+
+    def dial(self, port: int) -> socket.socket:
+        """Connect to a port on the machine's loopback. Raises OSError if the holder is gone: call `ensure` then."""
         ...
 
     def is_alive(self) -> bool:
@@ -107,6 +112,25 @@ class Connection:
             command: a line of sh.
         """
         return launch.argv(self._module, self._holder.folder, self.target, in_sh(command))
+
+    def dial(self, port: int) -> socket.socket:
+        """Connect to a port on the machine's loopback.
+
+        If nobody listens there, or sshd forbids forwarding, the connection is closed at once.
+
+        Args:
+            port: TCP port, 1 to 65535.
+
+        Raises:
+            SkywardError: any error of `connect`.
+            OSError: the connection was lost in this moment.
+        """
+        with self._counted():
+            try:
+                return self._holder.dial(port)
+            except OSError:  # a holder ends when the machine is silent, or after a while without users
+                self._holder.ensure(self._closing)
+                return self._holder.dial(port)
 
     def terminal(self) -> list[str]:
         """Return a local command line that opens the user's shell there, on the terminal that runs it.

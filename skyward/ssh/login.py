@@ -71,6 +71,14 @@ class Login:
         assert transport is not None
         return transport.open_session(timeout=self.target.connect_timeout_s)
 
+    def open_port(self, port: int) -> paramiko.Channel:
+        """Open a channel to a port of the machine's loopback. Raises SSHException."""
+        transport = self._clients[0].get_transport()
+        if transport is None:
+            raise paramiko.SSHException("the connection is gone")
+        limit_s = self.target.connect_timeout_s
+        return transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=limit_s)
+
     def close(self) -> None:
         for client in self._clients:
             client.close()

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import socket
 import subprocess
 import threading
 
@@ -43,6 +44,7 @@ class Master:
         self.folder = folder
         self._socket = os.path.join(folder, "m.sock")
         self._config = os.path.join(folder, "config")
+        self._dialling = threading.Lock()
 
     def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
         limit_s = min(timeout_s, self.target.connect_timeout_s)
@@ -61,6 +63,23 @@ class Master:
         """Build an `ssh` command line for the user's shell, or for a command, as one would type it."""
         argv = [*self._ssh(), "-o", "ControlMaster=no", "-t" if has_terminal else "-T", self.target.host]
         return [*argv, command] if command else argv
+
+    def dial(self, port: int) -> socket.socket:
+        with self._dialling:
+            return self._dial(port)
+
+    def _dial(self, port: int) -> socket.socket:
+        path = os.path.join(self.folder, f"{port}.sock")
+        with contextlib.suppress(OSError):  # not forwarded yet, or by a master that is gone
+            return _connected(path)
+        with contextlib.suppress(FileNotFoundError):  # no socket remained
+            os.unlink(path)
+        # A socket of the master, not `ssh -W` for each connection: that does not pass on the end of one direction.
+        forward = ["-O", "forward", "-L", f"{path}:127.0.0.1:{port}", "master"]
+        done = run_process(["ssh", "-F", "/dev/null", "-S", self._socket, *forward], timeout_s=_CHECK_S)
+        if done.code:
+            raise ConnectionError(done.error_text or "the master is gone")
+        return _connected(path)
 
     def is_alive(self) -> bool:
         return self._check() != 0
@@ -198,6 +217,16 @@ class Master:
         """Return every option that the configuration sets for the machine."""
         argv = [*self._ssh(), "-G", self.target.host]
         return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False).stdout
+
+
+def _connected(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _quoted(path: str) -> str:

@@ -3,6 +3,7 @@
 `argv` yields a relay. It passes its standard streams to that process, by SCM_RIGHTS over a socket in the connection's
 folder, and waits for the exit code. So data moves directly between the user's descriptors and the connection.
     | length u32 | JSON |   in both directions; the request {"command": ...} carries three descriptors
+After the request {"port": ...} and one byte in answer, the socket itself is the connection to that port there.
 """
 
 from __future__ import annotations
@@ -65,6 +66,17 @@ class ParamikoHolder:
 
     def command(self, command: str) -> list[str]:
         return launch.argv(__name__, self.folder, self.target, command)
+
+    def dial(self, port: int) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self.socket_path)
+            send(connection, {"port": port})
+            connection.recv(1)  # the holder is ready for our bytes, or has closed the connection
+        except OSError:
+            connection.close()
+            raise
+        return connection
 
     def is_alive(self) -> bool:
         return self._pid() != 0

@@ -115,6 +115,8 @@ class _Server:
                 request, fds = receive(user)
                 if "command" in request:
                     self._run(request["command"], fds, user)
+                elif "port" in request:
+                    self._connect(request["port"], user)
                 else:
                     send(user, {"pid": os.getpid() if self._login.is_active else 0})
         except (OSError, EOFError):
@@ -125,6 +127,24 @@ class _Server:
             with self._lock:
                 self._users -= 1
                 self._last_use = time.monotonic()
+
+    def _connect(self, port: int, user: socket.socket) -> None:
+        """Move bytes between the user's socket and a port of the machine, until both directions have ended."""
+        try:
+            channel = self._login.open_port(port)
+        except (paramiko.SSHException, EOFError, OSError):  # the user sees a connection that is closed
+            return
+        user.sendall(b"\1")
+        down = threading.Thread(target=_down, args=(channel, user), daemon=True)
+        down.start()
+        try:
+            while piece := user.recv(_PIECE):
+                channel.sendall(piece)
+            channel.shutdown_write()
+        except (OSError, EOFError):  # one of the two is gone
+            channel.close()
+        down.join()
+        channel.close()
 
     def _run(self, command: str, fds: list[int], user: socket.socket) -> None:
         try:
@@ -199,6 +219,15 @@ class _Session:
                 _write_all(fd, piece)
         except OSError:
             return  # the output has no reader; `_watch` notices when the user is gone
+
+
+def _down(channel: paramiko.Channel, user: socket.socket) -> None:
+    try:
+        while piece := channel.recv(_PIECE):
+            user.sendall(piece)
+        user.shutdown(socket.SHUT_WR if not channel.closed else socket.SHUT_RDWR)
+    except OSError:  # the user is gone
+        channel.close()
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -98,6 +99,8 @@ class Machine:
     sh, it runs that line instead. Empty if the node has no login."""
     files: tuple[str, ...] = ()
     """Local command that serves one transfer of files on the node, over its standard input and output."""
+    dial: Callable[[int], socket.socket] | None = field(default=None, compare=False, repr=False)
+    """Function that connects to a port on the node's loopback, from any thread. None if there is no way there."""
     offer: Offer | None = None
     """Offer that it was rented by; None if it is not rented."""
     handle: Any = field(default=None, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""Files between this machine and nodes that are reached over SSH."""
+"""Files and ports of nodes that are reached over SSH."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import skyward as sky
 from skyward.ssh.connect import Transport
 from skyward.wire.file_tree import PART_ENDING
+from tests.pool.test_forward import check_all_ways
 from tests.providers.conftest import Hosts
 from tests.relay import Relay
 from tests.waiting import until
@@ -80,3 +81,8 @@ def test_a_lost_connection_is_made_again_and_the_file_continues(
             assert (tmp_path / "back.bin").read_bytes() == content
     finally:
         relay.close()
+
+
+def test_ports_of_a_node_are_reached_through_its_connection(sshds: Hosts, transport: Transport) -> None:
+    with sky.ComputePool(provider=sshds.ssh("host0", transport=transport)) as pool:
+        check_all_ways(pool)
