@@ -1,4 +1,4 @@
-"""Nodes as the scheduler sees them: their load, their room, and the choice of a node for the next task.
+"""Nodes as the scheduler sees them, and the choice of a node for the next task.
 
 A node gets one task per slot, and while tasks are short some in advance. `NodeTable` learns how long tasks take.
 """
@@ -6,7 +6,10 @@ A node gets one task per slot, and while tasks are short some in advance. `NodeT
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from .groups import Group, Kind, NodeEntry, Rooms, Turn
 
 SHORT_TASK_NS = 1_000_000_000
 """Longest running mean, in nanoseconds, at which tasks are sent in advance; the pause between two would be notable.
@@ -24,34 +27,18 @@ _MOST_AHEAD = 1024
 _LEAST_MEAN_NS = 100_000
 """Cost of the shortest task for its slot, overhead included."""
 _MEAN_WEIGHT = 0.2
+_ROUND_TRIP_STEPS = 16
+"""Steps between a round trip and its double. Rounded ones make few kinds of nodes; the error is 6 % at most."""
+_UNUSED_GROUPS = 16
+"""Groups that are kept although nothing waits for them, so that repeated calls do not build them again."""
 
 
-@dataclass(slots=True)
-class NodeEntry:
-    """One node and its work."""
-
-    id: int
-    slots: int
-    is_up: bool = True
-    is_leaving: bool = False
-    """Whether the node will soon be gone. It gets no new tasks; running ones may end."""
-    is_reachable: bool = True
-    """Whether the link is up. While it is down, the node gets no new tasks and keeps the old ones."""
-    round_trip_ns: float = 0.0
-    sent: dict[int, None] = field(default_factory=dict)  # a dict as an ordered set: tasks in the order of sending
-    gang_places: int = 0
-
-    @property
-    def takes_more(self) -> bool:
-        return self.is_up and self.is_reachable and not self.is_leaving
-
-    @property
-    def load(self) -> int:
-        return len(self.sent) + self.gang_places
-
-    def has_room_for(self, places: int) -> bool:
-        # A gang may have more ranks than the node has slots; it then takes the whole node.
-        return self.load + min(places, self.slots) <= self.slots
+def rounded(round_trip_ns: float) -> float:
+    """Round a round trip up to one of a few values."""
+    if round_trip_ns <= 0:
+        return 0.0
+    step = 2.0 ** math.floor(math.log2(round_trip_ns)) / _ROUND_TRIP_STEPS
+    return math.ceil(round_trip_ns / step) * step
 
 
 class NodeTable:
@@ -60,99 +47,185 @@ class NodeTable:
     def __init__(self, kept: frozenset[int]) -> None:
         self._kept = kept
         self.by_id: dict[int, NodeEntry] = {}
-        self.open: dict[int, NodeEntry] = {}
+        self.open = Group(None)
         """Nodes that are not kept."""
+        self._groups: dict[tuple[int, ...] | None, Group] = {None: self.open}
+        self._unused: OrderedDict[Group, None] = OrderedDict()
+        self.idle: dict[int, NodeEntry] = {}
+        """Nodes that take more and have a free slot."""
+        self.closings = 0
+        """Entries in `Group.closing` of all groups."""
         self._mean_ns = float(_FIRST_MEAN_NS)
         self._has_mean = False
-        self._turn = 0
+        self._has_far_nodes = False
 
-    def add(self, node: NodeEntry) -> None:
-        self.by_id[node.id] = node
-        if node.id not in self._kept:
-            self.open[node.id] = node
+    def add(self, number: int, slots: int) -> NodeEntry:
+        """Add a node, or make the replacement of a lost one take its number."""
+        node = self.by_id.get(number)
+        if node is None:
+            node = self.by_id[number] = NodeEntry(number, slots)
+            for group in self._groups.values():
+                if number not in self._kept if group.numbers is None else number in group.numbers:
+                    group.add(node)
+        node.slots = slots
+        node.is_up = node.is_reachable = True
+        node.is_leaving = False
+        node.round_trip_ns = 0.0
+        node.sent.clear()
+        node.gang_places = 0
+        node.set_kind()
+        self.refile(node)
+        return node
 
-    def remove(self, node: int) -> None:
+    def remove(self, number: int) -> None:
         """Forget a node that will not return."""
-        del self.by_id[node]
-        self.open.pop(node, None)
+        node = self.by_id.pop(number)
+        self.idle.pop(number, None)
+        for group in tuple(node.groups):
+            group.discard(node)
+
+    def refile(self, node: NodeEntry) -> None:
+        """Put a node into its new places, after a change of its room or state."""
+        for group in node.groups:
+            group.file(node)
+        if node.room > 0 and node.takes_more:
+            self.idle[node.id] = node
+        else:
+            self.idle.pop(node.id, None)
+
+    def set_round_trip(self, node: NodeEntry, round_trip_ns: float) -> None:
+        node.round_trip_ns = rounded(round_trip_ns)
+        self._has_far_nodes |= round_trip_ns > 0
+        node.set_kind()
+        self.refile(node)
 
     def candidates(self, numbers: tuple[int, ...] | None) -> list[NodeEntry]:
         """Return the nodes that a task may go to; None stands for all nodes that are not kept."""
         if numbers is None:
-            return list(self.open.values())
+            return list(self.open.members.values())
         return [self.by_id[n] for n in numbers if n in self.by_id]
 
     def are_gone(self, numbers: tuple[int, ...] | None) -> bool:
         """Return whether all nodes that a task may go to are gone for good."""
-        return not self.open if numbers is None else not any(n in self.by_id for n in numbers)
+        return not self.open.members if numbers is None else not any(n in self.by_id for n in numbers)
+
+    # Groups ---------------------------------------------------------------------------------------------------------
+
+    def group(self, numbers: tuple[int, ...] | None) -> Group:
+        """Return the group of these nodes. It lasts while something holds it, and for some time after."""
+        group = self._groups.get(numbers)
+        if group is None:
+            group = self._groups[numbers] = Group(numbers)
+            for node in dict.fromkeys(self.candidates(numbers)):
+                group.add(node)
+            self._keep_unused(group)
+        elif group in self._unused:
+            self._unused.move_to_end(group)
+        return group
+
+    def hold(self, group: Group) -> None:
+        """Keep a group until `release`."""
+        group.uses += 1
+        self._unused.pop(group, None)
+
+    def release(self, group: Group) -> None:
+        group.uses -= 1
+        if not group.uses and group is not self.open:
+            self._keep_unused(group)
+
+    def _keep_unused(self, group: Group) -> None:
+        self._unused[group] = None
+        if len(self._unused) > _UNUSED_GROUPS:
+            oldest, _ = self._unused.popitem(last=False)
+            del self._groups[oldest.numbers]
+            for node in tuple(oldest.members.values()):
+                oldest.discard(node)
 
     # How long tasks take --------------------------------------------------------------------------------------------
 
-    def took(self, elapsed_ns: int) -> None:
-        """Record how long a task took."""
+    def took(self, elapsed_ns: int) -> bool:
+        """Record how long a task took. Return whether nodes may now take more in advance than before."""
+        before, was_short = self._mean_ns, self._is_short
         self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)
         self._has_mean = True
+        return (self._is_short and not was_short) or (self._has_far_nodes and self._mean_ns < before)
 
-    def expect(self, expected_ns: float) -> None:
-        """Record an estimate for the next tasks, if it is below the running mean."""
+    def expect(self, expected_ns: float) -> bool:
+        """Record an estimate for the next tasks, if it is below the running mean. Return whether it is."""
         if expected_ns < self._mean_ns:
             self._mean_ns, self._has_mean = expected_ns, True
+            return True
+        return False
 
-    def most_ahead(self, node: NodeEntry) -> int:
-        """Return how many tasks a node gets beyond its slots; 0 if tasks are long.
+    @property
+    def _is_short(self) -> bool:
+        return self._has_mean and self._mean_ns < SHORT_TASK_NS
+
+    def most_ahead(self, kind: Kind) -> int:
+        """Return how many tasks a node of that kind gets beyond its slots; 0 if tasks are long.
 
         Slots that start together end together, so each slot needs a task in advance.
         """
-        mean_ns, slots = self._mean_ns, node.slots
-        is_short = self._has_mean and mean_ns < SHORT_TASK_NS
-        if not is_short and mean_ns >= _SHORT_ROUND_TRIPS * node.round_trip_ns:
+        slots, round_trip_ns, _ = kind
+        if not self._is_short and self._mean_ns >= _SHORT_ROUND_TRIPS * round_trip_ns:
             return 0
-        if not node.round_trip_ns:  # on this machine; a fast path, because this runs three times per call
+        if not round_trip_ns:  # on this machine; a fast path, because this runs for each call
             return max(_LEAST_AHEAD, slots)
-        on_the_way = slots * node.round_trip_ns / max(mean_ns, _LEAST_MEAN_NS)
+        on_the_way = slots * round_trip_ns / max(self._mean_ns, _LEAST_MEAN_NS)
         return min(max(_LEAST_AHEAD, slots) + math.ceil(on_the_way), max(_MOST_AHEAD, slots))
 
     # Room -----------------------------------------------------------------------------------------------------------
 
-    def have_room(self, reserved: set[int]) -> bool:
-        """Return whether any node takes one more task."""
-        return any(
-            n.takes_more and n.load < n.slots + self.most_ahead(n) and n.id not in reserved for n in self.by_id.values()
-        )
+    def pick(self, group: Group, turn: Turn, *, ahead: bool) -> NodeEntry | None:
+        """Return the node with the most room for a task, in turns among equals.
 
-    def pick(self, numbers: tuple[int, ...] | None, reserved: set[int], *, ahead: bool) -> NodeEntry | None:
-        """Return the node with the most room, in turns among equals. `ahead`: a free slot is not required."""
-        candidates = self.candidates(numbers)
+        Args:
+            group: Nodes that the task may go to.
+            turn: Turn of the task. Older waiting entries may keep nodes from it.
+            ahead: Whether a free slot is not required.
+        """
+        if self.closings and group.is_closed_to(turn):
+            return None
         best: NodeEntry | None = None
         best_room = 0
-        count = len(candidates)
-        for offset in range(count):
-            node = candidates[(self._turn + offset) % count]
-            room = node.slots - node.load
-            has_room = room > 0 or (ahead and room > -self.most_ahead(node))
-            if has_room and node.takes_more and node.id not in reserved and (best is None or room > best_room):
-                best, best_room = node, room
-        self._turn += 1
+        for rooms in group.rooms_for(turn):
+            room = rooms.top
+            if best is not None and room <= best_room:
+                continue
+            if room > 0 or (ahead and room > -self.most_ahead(rooms.kind)):
+                node = self._first(rooms, turn) if self.closings else rooms.first(room)
+                if node is not None and (best is None or node.room > best_room):
+                    best, best_room = node, node.room
         return best
 
-    def idle_slots(self) -> dict[int, int]:
-        """Return node -> idle slots, while another node has more tasks than slots; otherwise {}."""
-        has_idle = is_uneven = False
-        for node in self.by_id.values():
-            if node.takes_more:
-                room = node.slots - node.load
-                has_idle |= room > 0
-                is_uneven |= room < 0
-        if not has_idle or not is_uneven:
-            return {}
-        return {n.id: n.slots - n.load for n in self.by_id.values() if n.takes_more and n.slots > n.load}
+    def _first(self, rooms: Rooms, turn: Turn) -> NodeEntry | None:
+        """Return the node with the most room that no entry of another group keeps from this one.
 
-    def take_idle(self, idle: dict[int, int], numbers: tuple[int, ...] | None) -> bool:
-        """Take one slot of `idle` on an allowed node. Returns False if there is none."""
-        for number in self.open if numbers is None else numbers:
-            if number in idle:
-                idle[number] -= 1
-                if not idle[number]:
-                    del idle[number]
-                return True
-        return False
+        Only free slots are searched. A place in advance is worth no search: the task is tried again when a slot of its
+        nodes falls free.
+        """
+        if rooms.top <= 0:
+            node = rooms.first(rooms.top)
+            return None if node.is_withheld(turn) else node
+        free = (room for room in sorted(rooms.by_room, reverse=True) if room > 0)
+        return next((n for room in free for n in rooms.by_room[room].values() if not n.is_withheld(turn)), None)
+
+    def pick_for_gang(self, group: Group, turn: Turn, places: int) -> NodeEntry | None:
+        """Return the node with the most room for a gang that needs one node of the group."""
+        if self.closings and group.is_closed_to(turn):
+            return None
+        best: NodeEntry | None = None
+        for rooms in group.rooms_for(turn):
+            for node in self._with_room(rooms, min(places, rooms.kind[0])):
+                if node.is_withheld(turn):
+                    continue
+                if best is None or node.room > best.room:
+                    best = node
+                break
+        return best
+
+    def _with_room(self, rooms: Rooms, places: int) -> Iterator[NodeEntry]:
+        for room in sorted(rooms.by_room, reverse=True):
+            if room < places:
+                return
+            yield from rooms.by_room[room].values()

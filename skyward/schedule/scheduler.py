@@ -20,13 +20,15 @@ The owner feeds events and carries out the returned actions. It calls every meth
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import islice
 
 from .families import Family, NestedEntry, Places
-from .node_table import NodeEntry, NodeTable
-from .waiting_lines import GangEntry, TaskEntry, WaitingLines
+from .groups import Group, NodeEntry, Turn
+from .node_table import NodeTable
+from .recalls import Recalls
+from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
+from .waiting_order import WaitingOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Refuse:
 Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
 
 
-_NOTHING_RESERVED: set[int] = set()
+_ANY_TURN: Turn = (1, 0)
+"""Turn of an entry that does not wait, while nothing else does."""
 
 
 class Scheduler:
@@ -84,15 +87,17 @@ class Scheduler:
     def __init__(self, kept: frozenset[int] = frozenset()) -> None:
         self._nodes = NodeTable(kept)
         self._tasks: dict[int, TaskEntry] = {}
-        self._queue: WaitingLines[TaskEntry | GangEntry] = WaitingLines()
+        self._waiting = WaitingLines()
         self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
         self._family = Family()
+        self._recalls = Recalls(self._nodes, self._tasks)
+        self._order = WaitingOrder(self._nodes, self._waiting)
 
     def counts(self) -> tuple[int, int]:
         """Return (busy slots, tasks and gangs that wait for a slot)."""
         busy = sum(min(node.load, node.slots) for node in self._nodes.by_id.values())
         ahead = sum(max(0, node.load - node.slots) for node in self._nodes.by_id.values())
-        return busy, ahead + len(self._queue)
+        return busy, ahead + len(self._waiting)
 
     def running(self) -> dict[int, tuple[int, ...]]:
         """Return the tasks of each node that fill its slots, in the order in which they were sent."""
@@ -101,14 +106,16 @@ class Scheduler:
     # Events ---------------------------------------------------------------------------------------------------------
 
     def node_up(self, node: int, slots: int) -> list[Action]:
-        self._nodes.add(NodeEntry(node, slots))
+        self._order.changed(self._nodes.add(node, slots))
         return self._place()
 
     def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
         """Set the round trip to a node; it is 0 at first, and on this machine."""
-        if node not in self._nodes.by_id:
+        known = self._nodes.by_id.get(node)
+        if known is None:
             return []
-        self._nodes.by_id[node].round_trip_ns = round_trip_ns
+        self._nodes.set_round_trip(known, round_trip_ns)
+        self._order.changed(known)
         return self._place()
 
     def node_lost(self, node: int, *, will_return: bool) -> list[Action]:
@@ -123,6 +130,7 @@ class Scheduler:
         lost.sent.clear()
         lost.gang_places = 0
         lost.is_up = False
+        self._nodes.refile(lost)
         # A gang that ends later must not free places on the node's replacement.
         for gang, (nodes, places) in self._gangs.items():
             self._gangs[gang] = (tuple(n for n in nodes if n != node), places)
@@ -138,6 +146,7 @@ class Scheduler:
         if leaving is None:
             return []
         leaving.is_leaving = True
+        self._nodes.refile(leaving)
         actions: list[Action] = []
         for task_id in reversed(leaving.sent):
             task = self._tasks[task_id]
@@ -153,13 +162,18 @@ class Scheduler:
 
     def node_paused(self, node: int) -> list[Action]:
         """Record that the link to a node is broken. It may come back, and tasks there may still end."""
-        if node in self._nodes.by_id:
-            self._nodes.by_id[node].is_reachable = False
+        known = self._nodes.by_id.get(node)
+        if known is not None:
+            known.is_reachable = False
+            self._nodes.refile(known)
         return []
 
     def node_resumed(self, node: int) -> list[Action]:
-        if node in self._nodes.by_id:
-            self._nodes.by_id[node].is_reachable = True
+        known = self._nodes.by_id.get(node)
+        if known is not None:
+            known.is_reachable = True
+            self._order.changed(known)
+            self._recalls.node_resumed(known)
         return self._place()
 
     def submit(
@@ -184,24 +198,26 @@ class Scheduler:
             parent: The running task or gang that calls it, or None.
             is_rerun: Whether it has run before and goes before all tasks that wait.
         """
-        if expected_ns is not None:
-            self._nodes.expect(expected_ns)
+        are_shorter = expected_ns is not None and self._nodes.expect(expected_ns)
         # Nested calls are never sent in advance: behind a task that waits for them they would never start.
         made = TaskEntry(task, nodes, in_advance and parent is None, parent=parent)
-        if not self._nodes.open if nodes is None else self._nodes.are_gone(nodes):
+        if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
         if parent is not None:
             return self._submit_nested(made)
-        if not self._queue.by_key:  # the common case: nothing waits, so no order to respect
+        group = self._nodes.group(nodes)
+        if not self._waiting:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
-            if not self._place_task(made, _NOTHING_RESERVED, actions):
-                self._queue.append(made)
-            return actions
+            made.turn = _ANY_TURN
+            if self._place_task(made, group, actions):
+                return actions
         if is_rerun:
-            self._queue.append_left(made)
-        else:
-            self._queue.append(made)
+            self._return(made)
+            return self._place()
+        line = self._order.wait(made, group)
+        if are_shorter:
+            self._waiting.make_ready(line)
         return self._place()
 
     def submit_gang(
@@ -228,13 +244,13 @@ class Scheduler:
             return [FailGang(gang, next((n for n in wanted if n not in self._nodes.by_id), None))]
         if parent is not None:
             return self._submit_nested(made)
-        self._queue.append(made)
+        self._order.wait(made, self._group_of(made))
         return self._place()
 
     def _submit_nested(self, made: TaskEntry | GangEntry) -> list[Action]:
         """Queue a call of a task before all waiting entries. Refused if it cannot start, now or later."""
         self._family.add(made.parent, made)
-        self._queue.append(made, is_urgent=True)
+        self._order.wait(made, self._group_of(made), is_urgent=True)
         actions = self._place()
         return actions + self._refuse_stuck(made)
 
@@ -242,8 +258,8 @@ class Scheduler:
         """Record that a task ended, well or badly, and will not run again."""
         if task not in self._tasks:
             return []
-        if elapsed_ns is not None:
-            self._nodes.took(elapsed_ns)
+        if elapsed_ns is not None and self._nodes.took(elapsed_ns):
+            self._waiting.wake(self._nodes.open)
         self.drop(task)
         return self._place()
 
@@ -253,7 +269,7 @@ class Scheduler:
         if dropped is None:
             return
         if dropped.node is None:
-            self._queue.remove(dropped)
+            self._order.stop_waiting(dropped)
         else:
             self._forget_sent(dropped)
 
@@ -276,7 +292,7 @@ class Scheduler:
         if known is None:
             return None
         if known.node is None:
-            self._queue.remove(known)
+            self._order.stop_waiting(known)
             self._forget(task)
         return known.node
 
@@ -288,9 +304,10 @@ class Scheduler:
             node = self._nodes.by_id.get(number)
             if node is not None and node.is_up:
                 node.gang_places = max(0, node.gang_places - min(places, node.slots))
-        waiting = self._queue.find(gang)
-        if waiting is not None:
-            self._queue.remove(waiting)
+                self._order.changed(node)
+        line = self._waiting.line_of(gang)
+        if line is not None:
+            self._order.stop_waiting(line.entries[gang])
         return self._place()
 
     # Questions ------------------------------------------------------------------------------------------------------
@@ -301,76 +318,73 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return len(self._queue)
+        return len(self._waiting)
 
     # Placing --------------------------------------------------------------------------------------------------------
 
     def _place(self) -> list[Action]:
+        """Place what can be placed, oldest first, in the lines that an event may have helped."""
         actions: list[Action] = []
-        queue = self._queue
-        if queue.by_key:
-            reserved: set[int] = set()
-            closed: set[Hashable] = set()
-            while self._nodes.have_room(reserved) and (entry := queue.oldest(closed)) is not None:
-                if isinstance(entry, GangEntry):
-                    is_placed = self._place_gang(entry, reserved, actions)
-                else:
-                    is_placed = self._place_task(entry, reserved, actions)
-                if is_placed:
-                    queue.remove(entry)
-                else:
-                    closed.add(entry.line)
-                    if isinstance(entry, TaskEntry) and not entry.in_advance:
-                        # No slot is free for it. Reserve its nodes, or tasks sent in advance would overtake it forever.
-                        reserved.update(self._nodes.open if entry.nodes is None else entry.nodes)
-        if not queue.by_key and (idle := self._nodes.idle_slots()):
-            self._rebalance(idle, actions)
+        while (line := self._waiting.next_ready()) is not None:
+            entry = line.first
+            if not (isinstance(entry, GangEntry) and entry.nodes is not None):
+                self._order.reserve_before(entry.turn)
+            if isinstance(entry, GangEntry):
+                is_placed = self._place_gang(entry, line, actions)
+            else:
+                is_placed = self._place_task(entry, line.group, actions)
+            if is_placed:
+                self._order.stop_waiting(entry)
+            else:
+                self._order.block(line, entry)
+        if not self._waiting:
+            # Tasks that wait on one node, while slots of another are idle. The answer is `lost(started=False)`.
+            for task in self._recalls.take():
+                assert task.node is not None
+                task.is_recalled = True
+                actions.append(Recall(task.id, task.node))
         return actions
 
-    def _place_task(self, task: TaskEntry, reserved: set[int], actions: list[Action]) -> bool:
-        node = self._nodes.pick(task.nodes, reserved, ahead=task.in_advance)
+    def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
+        node = self._nodes.pick(group, task.turn, ahead=task.in_advance)
         if node is None:
             return False
         task.node = node.id
         task.is_recalled = False
         node.sent[task.id] = None
+        self._nodes.refile(node)
+        if node.room < 0:
+            self._recalls.sent_in_advance(task, group, node)
         actions.append(Send(task.id, node.id))
         return True
 
-    def _place_gang(self, gang: GangEntry, reserved: set[int], actions: list[Action]) -> bool:
+    def _place_gang(self, gang: GangEntry, line: Line, actions: list[Action]) -> bool:
         if gang.nodes is None:
-            wanted = self._nodes.candidates(gang.one_of)
-            free = [n for n in wanted if n.takes_more and n.id not in reserved and n.has_room_for(gang.places)]
-            members = [min(free, key=lambda n: n.load)] if free else []
+            free = self._nodes.pick_for_gang(line.group, gang.turn, gang.places)
+            members = [] if free is None else [free]
         else:
-            wanted = members = self._nodes.candidates(gang.nodes)
-            if len(members) < len(gang.nodes) or any(
-                n.id in reserved or not n.takes_more or not n.has_room_for(gang.places) for n in members
-            ):
+            members = self._nodes.candidates(gang.nodes)
+            if self._lacks_one(gang, line, members):
                 members = []
         if not members:
-            # Nothing new may go to these nodes, or small tasks would keep the gang waiting forever.
-            reserved.update(n.id for n in wanted)
             return False
         for node in members:
             node.gang_places += min(gang.places, node.slots)
+            self._nodes.refile(node)
         numbers = tuple(n.id for n in members)
         self._gangs[gang.id] = (numbers, gang.places)
         actions.append(StartGang(gang.id, numbers))
         return True
 
-    def _rebalance(self, idle: dict[int, int], actions: list[Action]) -> None:
-        """Recall tasks that wait on one node while slots of another are idle. The answer is `lost(started=False)`."""
-        for node in self._nodes.by_id.values():
-            excess = node.load - node.slots
-            for task_id in reversed(node.sent):
-                if excess <= 0 or not idle:
-                    break
-                excess -= 1
-                task = self._tasks[task_id]
-                if task.in_advance and not task.is_recalled and self._nodes.take_idle(idle, task.nodes):
-                    task.is_recalled = True
-                    actions.append(Recall(task_id, node.id))
+    def _lacks_one(self, gang: GangEntry, line: Line, members: list[NodeEntry]) -> bool:
+        """Return whether a gang lacks one of its nodes. The search begins where it ended last time."""
+        for offset in range(len(members)):
+            index = (line.lacked + offset) % len(members)
+            node = members[index]
+            if not (node.takes_more and node.has_room_for(gang.places)) or node.is_withheld(gang.turn):
+                line.lacked = index
+                return True
+        return False
 
     # Bookkeeping ----------------------------------------------------------------------------------------------------
 
@@ -378,6 +392,7 @@ class Scheduler:
         node = self._nodes.by_id.get(task.node) if task.node is not None else None
         if node is not None:
             node.sent.pop(task.id, None)
+            self._order.changed(node)
         task.node = None
 
     def _forget(self, task: int) -> TaskEntry | None:
@@ -389,7 +404,15 @@ class Scheduler:
 
     def _return(self, task: TaskEntry) -> None:
         task.node = None
-        self._queue.append_left(task)
+        group = self._nodes.group(task.nodes)
+        self._nodes.hold(group)
+        self._waiting.append_left(task, group)
+
+    def _group_of(self, entry: Entry) -> Group:
+        """Return the nodes that an entry may go to, or needs."""
+        if isinstance(entry, TaskEntry):
+            return self._nodes.group(entry.nodes)
+        return self._nodes.group(entry.one_of if entry.nodes is None else entry.nodes)
 
     def _cannot_start(self, gang: GangEntry) -> bool:
         if gang.nodes is None:
@@ -398,14 +421,14 @@ class Scheduler:
 
     def _fail_unplaceable(self, node: int) -> list[Action]:
         actions: list[Action] = []
-        for entry in sorted(self._queue, key=lambda entry: entry.turn):
+        for entry in sorted(self._waiting, key=lambda entry: entry.turn):
             if isinstance(entry, GangEntry):
                 if self._cannot_start(entry):
-                    self._queue.remove(entry)
+                    self._order.stop_waiting(entry)
                     self._family.remove(entry.id)
                     actions.append(FailGang(entry.id, node))
             elif self._nodes.are_gone(entry.nodes):
-                self._queue.remove(entry)
+                self._order.stop_waiting(entry)
                 self._forget(entry.id)
                 actions.append(FailTask(entry.id, node, False))
         return actions
@@ -417,11 +440,11 @@ class Scheduler:
         if not self._family:
             return []
         actions: list[Action] = []
-        waiting = [e for e in self._queue if e.parent is not None] if made is None else [made]
+        waiting = [e for e in self._waiting if e.parent is not None] if made is None else [made]
         for entry in waiting:
             if self._has_begun(entry) or not self._family.is_stuck(entry, self._places()):
                 continue
-            self._queue.remove(entry)
+            self._order.stop_waiting(entry)
             if isinstance(entry, TaskEntry):
                 self._forget(entry.id)
                 nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes))

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.schedule.node_table import SHORT_TASK_NS, NodeEntry, NodeTable
+from skyward.schedule.node_table import SHORT_TASK_NS, NodeTable, rounded
 
 
 def of(*slots: int, kept: tuple[int, ...] = ()) -> NodeTable:
     nodes = NodeTable(frozenset(kept))
     for number, count in enumerate(slots):
-        nodes.add(NodeEntry(number, count))
+        nodes.add(number, count)
     return nodes
 
 
 def picked(nodes: NodeTable, numbers: tuple[int, ...] | None = None, *, ahead: bool = False) -> int | None:
-    node = nodes.pick(numbers, set(), ahead=ahead)
+    node = nodes.pick(nodes.group(numbers), (1, 1), ahead=ahead)
     return None if node is None else node.id
+
+
+def send(nodes: NodeTable, node: int, *tasks: int) -> None:
+    for task in tasks:
+        nodes.by_id[node].sent[task] = None
+        nodes.refile(nodes.by_id[node])
 
 
 def test_the_node_with_most_room_takes_the_next_task_and_equals_take_turns() -> None:
     assert picked(of(1, 3)) == 1
     nodes = of(2, 2)
-    assert [picked(nodes) for _ in range(4)] == [0, 1, 0, 1]
+    chosen = []
+    for task in range(4):
+        node = picked(nodes)
+        assert node is not None
+        send(nodes, node, task)
+        chosen.append(node)
+    assert chosen == [0, 1, 0, 1]
 
 
 def test_a_kept_node_takes_only_tasks_that_name_it() -> None:
@@ -35,8 +47,9 @@ def test_a_kept_node_takes_only_tasks_that_name_it() -> None:
 def test_an_absent_node_takes_nothing(state: str) -> None:
     nodes = of(1)
     setattr(nodes.by_id[0], state, False)
+    nodes.refile(nodes.by_id[0])
     assert picked(nodes) is None
-    assert not nodes.have_room(set())
+    assert not nodes.idle
     assert not nodes.are_gone((0,))  # it may come back
 
 
@@ -50,7 +63,7 @@ def test_a_node_that_is_removed_is_gone_for_good() -> None:
 
 def test_a_full_node_takes_more_in_advance_once_tasks_are_known_to_be_short() -> None:
     nodes = of(1)
-    nodes.by_id[0].sent[7] = None
+    send(nodes, 0, 7)
     assert picked(nodes, ahead=True) is None
     nodes.took(1000)
     assert picked(nodes, ahead=True) == 0
@@ -62,19 +75,22 @@ def test_a_full_node_takes_more_in_advance_once_tasks_are_known_to_be_short() ->
 
 def test_an_estimate_counts_only_if_it_is_shorter_than_the_measured_time() -> None:
     nodes = of(1)
+    kind = nodes.by_id[0].kind
     nodes.expect(1e12)
-    assert nodes.most_ahead(nodes.by_id[0]) == 0
+    assert nodes.most_ahead(kind) == 0
     nodes.expect(1000.0)
-    assert nodes.most_ahead(nodes.by_id[0]) == 2
+    assert nodes.most_ahead(kind) == 2
 
 
-def test_idle_slots_are_reported_only_if_another_node_has_more_than_it_can_run() -> None:
-    nodes = of(1, 2)
-    assert nodes.idle_slots() == {}
-    nodes.by_id[0].sent.update({1: None, 2: None})
-    idle = nodes.idle_slots()
-    assert idle == {1: 2}
-    assert nodes.take_idle(idle, None)
-    assert not nodes.take_idle(idle, (0,))
-    assert nodes.take_idle(idle, (1,))
-    assert idle == {}
+def test_a_group_follows_its_nodes_also_when_others_have_taken_its_place() -> None:
+    nodes = of(*[1] * 100)
+    for first in range(99):
+        assert picked(nodes, (first, first + 1)) == first
+    send(nodes, 0, 1)
+    assert picked(nodes, (0, 1)) == 1
+    assert all(len(node.groups) < 40 for node in nodes.by_id.values()), "groups of the past are forgotten"
+
+
+@pytest.mark.parametrize("round_trip_ns", [1.0, 999.0, 1e6, 50e6, 3e9])
+def test_round_trips_are_rounded_up_by_less_than_a_fifteenth(round_trip_ns: float) -> None:
+    assert round_trip_ns <= rounded(round_trip_ns) <= round_trip_ns * 16 / 15

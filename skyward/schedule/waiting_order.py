@@ -1,0 +1,96 @@
+"""Reservation of nodes for waiting entries, so that nothing newer overtakes them forever.
+
+A gang that needs certain nodes keeps these from newer entries. An entry that goes to the first free nodes of its group
+closes the group to newer ones. Both happen when the entry is the first of its line and was found to be blocked.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from .groups import Group, NodeEntry, Turn
+from .node_table import NodeTable
+from .waiting_lines import Entry, GangEntry, Line, WaitingLines
+
+
+class WaitingOrder:
+    """Waiting lines and the nodes that are reserved for their first entries."""
+
+    def __init__(self, nodes: NodeTable, waiting: WaitingLines) -> None:
+        self._nodes = nodes
+        self._waiting = waiting
+        self._unreserved: list[tuple[Turn, int]] = []
+        """Heap of the blocked gangs whose nodes are not yet filed as wanted."""
+
+    def wait(self, entry: Entry, group: Group, *, is_urgent: bool = False) -> Line:
+        """Let an entry wait in its line."""
+        self._nodes.hold(group)
+        return self._waiting.append(entry, group, is_urgent=is_urgent)
+
+    def stop_waiting(self, entry: Entry) -> None:
+        """Take an entry out of its line, and lift what was reserved for it."""
+        line = self._waiting.remove(entry)
+        if line.blocked is entry:
+            self._unblock(line)
+        self._nodes.release(line.group)
+
+    def block(self, line: Line, entry: Entry) -> None:
+        """Reserve nodes for the first entry of a line, and let the line wait until that may have changed."""
+        is_gang_of = isinstance(entry, GangEntry) and entry.nodes is not None
+        if line.blocked is not entry:
+            self._unblock(line)
+            line.blocked = entry
+            if is_gang_of:
+                line.wanted = tuple(line.group.members.values())
+                for node in line.wanted:
+                    node.wanted_by[entry.id] = entry.turn
+                heapq.heappush(self._unreserved, (entry.turn, entry.id))
+            elif isinstance(entry, GangEntry) or not entry.in_advance:
+                # No node is free for it. Close all of its nodes, or tasks sent in advance would overtake it forever.
+                line.group.closing[entry.id] = entry.turn
+                self._nodes.closings += 1
+        if is_gang_of:
+            self._waiting.wait_at(line, tuple(line.group.numbers or ())[line.lacked])
+        else:
+            self._waiting.wait_at(line, line.group)
+
+    def reserve_before(self, turn: Turn) -> None:
+        """Reserve the nodes of blocked gangs that are older than an entry with that turn.
+
+        Nothing newer may go to these nodes, or small tasks would keep a gang waiting forever. Nodes wanted by newer
+        gangs are filed as usual: thousands of such gangs may wait behind the entry, and it may use their nodes.
+        """
+        while self._unreserved and self._unreserved[0][0] < turn:
+            _, gang = heapq.heappop(self._unreserved)
+            line = self._waiting.line_of(gang)
+            if line is None or line.blocked is None or line.blocked.id != gang:
+                continue
+            for node in line.wanted:
+                node.set_kind()
+                self._nodes.refile(node)
+
+    def _unblock(self, line: Line) -> None:
+        """Lift what was reserved for a blocked entry, and have the lines tried that it kept from those nodes."""
+        entry, line.blocked = line.blocked, None
+        if entry is None:
+            return
+        wanted, line.wanted = line.wanted, ()
+        for node in wanted:
+            del node.wanted_by[entry.id]
+            node.set_kind()
+            self.changed(node)
+        if line.group.closing.pop(entry.id, None) is not None:
+            self._nodes.closings -= 1
+            if isinstance(entry, GangEntry):  # it may have kept free slots from any line
+                self._waiting.wake_all()
+            else:
+                self._waiting.wake(line.group)
+                self._waiting.wake_watchers()
+
+    def changed(self, node: NodeEntry) -> None:
+        """File a node again, and have the lines tried that may use it."""
+        self._nodes.refile(node)
+        if self._waiting:
+            self._waiting.wake(node.id)
+            for group in node.groups:
+                self._waiting.wake(group)
