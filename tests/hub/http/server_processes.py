@@ -51,19 +51,23 @@ def owner_token(database_url: str) -> str:
     return asyncio.run(make())
 
 
+def environment_of(database_url: str, folder: Path, port: int) -> dict[str, str]:
+    """Return the environment that configures a server."""
+    return {
+        **os.environ,
+        "SKYWARD_HUB_SERVER_PORT": str(port),
+        "SKYWARD_HUB_DATABASE_URL": database_url,
+        "SKYWARD_HUB_STORAGE_FOLDER": str(folder / "blobs"),
+    }
+
+
 class ServerProcess:
     """`skyward hub serve`, configured by its environment. Leaving the block kills it."""
 
     def __init__(self, database_url: str, folder: Path, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._environment: Mapping[str, str] = {
-            **os.environ,
-            "SKYWARD_HUB_SERVER_PORT": str(self.port),
-            "SKYWARD_HUB_DATABASE_URL": database_url,
-            "SKYWARD_HUB_STORAGE_FOLDER": str(folder / "blobs"),
-            **environment,
-        }
+        self._environment: Mapping[str, str] = {**environment_of(database_url, folder, self.port), **environment}
         self.log = folder / f"log-{self.port}"
 
     def start(self) -> subprocess.Popen[bytes]:
