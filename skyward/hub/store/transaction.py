@@ -96,6 +96,7 @@ class Transaction(ReadSnapshot):
         self.new_keys: dict[tuple[int, str], int] = {}
         self._callbacks: list[Callable[[], object]] = []
         self._marks: tuple[int, int] | None = None
+        self._points_before = self.points
         self._has_savepoint = False
 
     @property
@@ -104,7 +105,8 @@ class Transaction(ReadSnapshot):
         return self._connection
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> Any:
-        self._mark()
+        if not sql.startswith("SELECT"):
+            self._mark()
         return super().execute(sql, parameters)
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[object]]) -> None:
@@ -131,9 +133,25 @@ class Transaction(ReadSnapshot):
         self._callbacks.append(callback)
 
     def begin_operation(self) -> None:
-        """Remember where an operation begins. Its savepoint is made by its first statement."""
+        """Remember where an operation begins. Its savepoint is made by the first statement that changes something.
+
+        Most operations only look up their run before their points join those of the others. Two round trips for a
+        savepoint took PostgreSQL and the writer as long as that look.
+        """
         self._marks = (len(self.points), len(self._callbacks))
+        self._points_before = self.points
         self._has_savepoint = False
+
+    @property
+    def is_beyond_undoing(self) -> bool:
+        """Whether the operation cannot be undone alone.
+
+        It has written the points of others behind its savepoint, or it has none and PostgreSQL refused a statement.
+        """
+        assert self._marks is not None
+        if self.points is not self._points_before and self._marks[0]:
+            return True
+        return self.is_postgresql and not self._has_savepoint and self._driver.info.transaction_status.name == "INERROR"
 
     def end_operation(self) -> None:
         """Keep what the operation did."""

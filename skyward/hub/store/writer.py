@@ -177,7 +177,7 @@ class GroupWriter:
         try:
             work.value = work.operation(tx, *work.arguments, **work.options)
         except Exception as error:
-            if breaks_transaction(error):
+            if breaks_transaction(error) or tx.is_beyond_undoing:
                 raise
             tx.undo_operation()
             work.error = error

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,36 @@ def test_a_wrong_statement_fails_its_operation_alone(database: Database) -> None
         return await database.read(names)
 
     assert asyncio.run(run()) == ["a", "b", "default"]
+
+
+def test_a_value_that_a_look_cannot_take_fails_its_operation_alone(database: Database) -> None:
+    def look(tx: Transaction) -> None:
+        if tx.execute("SELECT CAST(? AS integer)", ("no number",)).fetchone() == (0,):  # SQLite takes it
+            raise Refusal(Reason.INVALID, "value: refused; choose another")
+
+    async def run() -> list[str]:
+        writes = [database.write(add, "a"), database.write(look), database.write(add, "b")]
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        assert [isinstance(answer, Refusal) for answer in answers] == [False, True, False]
+        return await database.read(names)
+
+    assert asyncio.run(run()) == ["a", "b", "default"]
+
+
+def test_an_operation_that_wrote_the_points_of_others_is_undone_alone(database: Database) -> None:
+    def log(tx: Transaction, run: int) -> None:
+        points.append(tx, 1, run, PointColumns(["loss"], array("q", [0]), array("q", [0]), array("d", [0.5])))
+
+    def write_and_fail(tx: Transaction) -> None:
+        points.flush_points(tx)
+        raise Refusal(Reason.INVALID, "name: refused; choose another")
+
+    async def run() -> list[int]:
+        writes = [database.write(log, 1), database.write(write_and_fail), database.write(log, 2)]
+        await asyncio.gather(*writes, return_exceptions=True)
+        return await database.read(lambda snapshot: [row[0] for row in snapshot.execute("SELECT run FROM tail")])
+
+    assert sorted(asyncio.run(run())) == [1, 2]
 
 
 def test_callbacks_run_only_for_operations_that_were_committed(database: Database) -> None:
