@@ -251,7 +251,10 @@ def _new_run(server: Server) -> str:
 
 
 def _drive(server: Server, path: str, body: Callable[[int], dict[str, Any]], connections: int, seconds: float) -> Load:
-    return drive(server.port, server.headers, path, body, connections=connections, seconds=seconds)
+    def data(number: int) -> bytes:
+        return json.dumps(body(number)).encode()
+
+    return drive(server.port, server.headers, path, data, connections=connections, seconds=seconds)
 
 
 def _measured(server: Server, load: Callable[[], Load]) -> tuple[Load, float]:
