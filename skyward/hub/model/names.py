@@ -23,6 +23,7 @@ NAME_TAG = "mlflow.runName"
 
 _KEY = re.compile(r"[\w/.\- :]+")
 _NOT_IN_ARTIFACT_KEYS = re.compile(r"[\x00-\x1f\x7f\\#?;]|^[A-Za-z]:")
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._@-]{0,61}[a-z0-9])?")
 _RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
 
 
@@ -50,6 +51,21 @@ def _key_problem(key: str) -> str:
     if posixpath.normpath(key) != key or key == "." or key.startswith(("..", "/")):
         return "must be a plain relative path, such as train/loss; drop empty parts, `.` and `..`"
     return ""
+
+
+def check_name(field: str, name: str) -> str:
+    """Return a name of a project or a user.
+
+    Raises:
+        Refusal: It has other characters than lower-case letters, digits, `.`, `_`, `@` and `-`.
+    """
+    if not _NAME.fullmatch(name):
+        raise Refusal(
+            Reason.INVALID,
+            f"{field}={name[:80]}: not a name; use 1 to 63 lower-case letters, digits, '.', '_', '@' or '-'",
+            field=field,
+        )
+    return name
 
 
 def check_run_id(run_id: str) -> None:

@@ -182,6 +182,17 @@ def check_registry_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return dict(tags)
 
 
+def refuse_prompt(tags: Mapping[str, str]) -> None:
+    """Refuse a new prompt of MLflow. An imported one can be read.
+
+    Raises:
+        Refusal: The tags say that it is one.
+    """
+    if tags.get(PROMPT_TAG, "").lower() == "true":
+        text = "prompts: skyward.hub makes no prompts; use MLflow's own server for them"
+        raise Refusal(Reason.UNSUPPORTED, text, field="tags")
+
+
 def check_description(description: str | None) -> str | None:
     """Check a description, and return it."""
     if description is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..model.access import Actor, Role
+from ..model.names import check_name
 from ..model.refusal import Reason, Refusal
 from ..model.tokens import new_token, secret_hash, token_id
 from ..store import identities
@@ -204,7 +205,7 @@ def _project(
     if name is not None:
         found = identities.project_named(snapshot, organization, name)
         if found is None or of_token not in (None, found):
-            raise unknown_project(name)
+            raise unknown_project(check_name("project", name))
         return found
     if of_token is not None:
         if not identities.is_open(snapshot, organization, of_token):

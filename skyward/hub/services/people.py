@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..model.access import Actor, Right, Role
+from ..model.names import check_name
 from ..model.refusal import Reason, Refusal
 from ..model.tokens import NewToken, new_token
 from ..store import identities
@@ -17,8 +17,6 @@ from .access import Access, existing_account, make_code, unknown_project
 if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.transaction import ReadSnapshot, Transaction
-
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._@-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,21 +157,6 @@ class People:
         await self._database.write(_prepare, owner)
 
 
-def checked_name(name: str, field: str) -> str:
-    """Return a name of a project or a user.
-
-    Raises:
-        Refusal: It has other characters than lower-case letters, digits, `.`, `_`, `@` and `-`.
-    """
-    if not _NAME.fullmatch(name):
-        raise Refusal(
-            Reason.INVALID,
-            f"{field}={name[:80]}: not a name; use 1 to 63 lower-case letters, digits, '.', '_', '@' or '-'",
-            field=field,
-        )
-    return name
-
-
 def no_run_token(actor: Actor) -> None:
     """Refuse the token of a run, which must not outlive itself by making others."""
     if actor.run is not None:
@@ -195,7 +178,7 @@ def _token_of(snapshot: ReadSnapshot, actor: Actor) -> TokenRow | None:
 
 
 def _create_project(tx: Transaction, actor: Actor, name: str) -> Project:
-    number = identities.add_project(tx, actor.organization, checked_name(name, "project"))
+    number = identities.add_project(tx, actor.organization, check_name("project", name))
     if number is None:
         raise Refusal(Reason.EXISTS, f"project={name}: exists; choose another name", field="project")
     audit.record(tx, actor, "project.create", name)
@@ -250,7 +233,7 @@ def _remove_member(tx: Transaction, actor: Actor, project: str, user: str) -> No
 
 def _create_user(tx: Transaction, actor: Actor, name: str, is_service: bool, is_owner: bool) -> str | None:
     kind = "service" if is_service else "person"
-    if identities.add_account(tx, actor.organization, checked_name(name, "user"), kind, is_owner) is None:
+    if identities.add_account(tx, actor.organization, check_name("user", name), kind, is_owner) is None:
         raise Refusal(Reason.EXISTS, f"user={name}: exists; choose another name", field="user")
     audit.record(tx, actor, "user.create", name, {"kind": kind, "owner": is_owner})
     return None if is_service else make_code(tx, name)

@@ -20,6 +20,7 @@ from ..model.registry import (
     check_model_name,
     check_new_alias,
     check_registry_tags,
+    refuse_prompt,
 )
 from ..model.search import (
     MODEL_VERSION_ORDERS,
@@ -52,6 +53,7 @@ class Registry(LoggedModels):
         """Make a registered model. Its name is unique in the project."""
         actor.require(Right.WRITE)
         check_model_name(name)
+        refuse_prompt(tags or {})
         legal = check_registry_tags(tags or {})
         return await self.database.write(self._create_model, actor, name, legal, check_description(description))
 
@@ -135,6 +137,7 @@ class Registry(LoggedModels):
             Refusal: The model is missing, or the source is not legal.
         """
         actor.require(Right.WRITE)
+        refuse_prompt(tags or {})
         legal = check_registry_tags(tags or {})
         check_text("run_link", run_link or "")
         if run_link is not None and len(run_link) > SOURCE_LENGTH:

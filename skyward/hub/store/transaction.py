@@ -144,7 +144,7 @@ class Transaction(ReadSnapshot):
 
     @property
     def is_beyond_undoing(self) -> bool:
-        """Whether the operation cannot be undone alone.
+        """Tell whether the operation cannot be undone alone.
 
         It has written the points of others behind its savepoint, or it has none and PostgreSQL refused a statement.
         """

@@ -67,9 +67,10 @@ def test_models_and_versions_are_searched_page_by_page(owner: httpx.Client) -> N
 
 
 def test_prompts_are_no_models_but_are_found_by_name(owner: httpx.Client) -> None:
-    tags = [{"key": "mlflow.prompt.is_prompt", "value": "true"}]
-    good(owner, "POST", "registered-models/create", {"name": "prompt", "tags": tags})
+    tag = {"key": "mlflow.prompt.is_prompt", "value": "true"}
+    good(owner, "POST", "registered-models/create", {"name": "prompt"})
     make_version(owner, "prompt")
+    good(owner, "POST", "registered-models/set-tag", {"name": "prompt", **tag})
     assert "prompt" not in {model["name"] for model in shown(owner, "")["models"]}
     assert [version["version"] for version in shown(owner, "/prompt/versions")["versions"]] == [1]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -25,9 +26,11 @@ _UNORDERED = frozenset({"tags", "params", "metrics"})
 """Lists of a run or an experiment whose order MLflow leaves to its database."""
 _KEYS = {"dataset_inputs": "dataset", "model_inputs": "model_id", "model_outputs": "model_id"}
 """Further such lists, and the field to sort them by."""
-_OURS = frozenset({"user_id", "workspace"})
+_OURS = frozenset({"user_id"})
 """Fields that differ on purpose. A run's user is the identity that the token proves; the name that a client gives
-becomes the tag `mlflow.user`. A hub names no workspace where it has one project."""
+becomes the tag `mlflow.user`."""
+_WORKSPACE_IN_URI = re.compile(r"(?<=mlflow-artifacts:/)workspaces/[^/]+/")
+"""MLflow keeps the files of a workspace in a folder of its own. A hub needs none: it finds files by their run."""
 _numbers = itertools.count(1)
 _PLACEHOLDER = re.compile(r"<(\w+)>")
 _EXPERIMENT_IN_URI = re.compile(r"(?<=mlflow-artifacts:/)\d+(?=/|$)")
@@ -52,9 +55,10 @@ class Side:
 
     client: httpx.Client
     ids: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def send(self, method: str, path: str, body: Any, query: Mapping[str, Any] | None, raw: bytes | None) -> Any:
-        headers = {"Content-Type": "application/json"} if raw is None else {}
+        headers = dict(self.headers) | ({"Content-Type": "application/json"} if raw is None else {})
         content = raw
         answer = self.client.request(
             method,
@@ -90,6 +94,7 @@ class Side:
         if isinstance(value, str):
             for own, placeholder in self._names.items():
                 value = value if own.isdecimal() else value.replace(own, placeholder)
+            value = _WORKSPACE_IN_URI.sub("", value)
             return _EXPERIMENT_IN_URI.sub(lambda match: self._names.get(match[0], match[0]), value)
         if isinstance(value, dict):
             return {key: self.normalise(item, key) for key, item in value.items() if key not in _OURS}
@@ -121,6 +126,17 @@ class Oracle:
         self.theirs, self.ours = Side(theirs), Side(ours)
         self.differences: list[str] = []
 
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.theirs, self.ours
+
+    def within(self, workspace: str) -> Oracle:
+        """Return an oracle whose calls name a workspace. It shares ids and differences with this one."""
+        inside = copy(self)
+        headers = {"X-MLFLOW-WORKSPACE": workspace}
+        inside.theirs, inside.ours = (replace(side, headers=headers) for side in self.sides)
+        return inside
+
     def call(
         self,
         method: str,
@@ -141,14 +157,14 @@ class Oracle:
             root: First part of the path.
         """
         answers = []
-        for side in (self.theirs, self.ours):
+        for side in self.sides:
             status, tree = side.send(method, f"{root}/{path}", body, query, raw)
             for name, place in (save or {}).items():
                 found = tree
                 for part in place.split("."):
                     found = found.get(part, "") if isinstance(found, dict) else ""
                 if found:
-                    side.ids[name] = str(found)
+                    side.ids[name] = str(found).removeprefix("mlflow-artifacts:/")
             if status >= 400:
                 tree = {"error_code": tree.get("error_code") if isinstance(tree, dict) else None}
             answers.append(Answer(status, side.normalise(tree)))
@@ -168,9 +184,10 @@ class Oracle:
         return self.call("GET", f"mlflow/{path}", query=query)
 
     def create_run(self, name: str = "run", experiment: str = "0", **more: Any) -> None:
-        """Create a run, whose name is that of its id too."""
+        """Create a run, whose name is that of its id too. `<NAME_files>` is the path of its artifacts."""
         body = {"experiment_id": experiment, "user_id": "me", "run_name": name, "start_time": 1_700_000_000_000}
-        self.post("runs/create", body | more, **{name: "run.info.run_id"})
+        saved = {name: "run.info.run_id", f"{name}_files": "run.info.artifact_uri"}
+        self.post("runs/create", body | more, **saved)
 
     def patch(self, path: str, body: Any) -> Answer:
         return self.call("PATCH", f"mlflow/{path}", body)

@@ -35,13 +35,14 @@ def quiet(more: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
-    """Run MLflow's own server in a folder, with one worker. Yields its address."""
+    """Run MLflow's own server in a folder, with one worker and workspaces. Yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     database, artifacts = f"sqlite:///{folder}/mlflow.db", str(folder / "artifacts")
     where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
-    command = [program(NEW, "mlflow"), "server", "--workers", "1", "--port", str(port), *where]
+    options = ["--enable-workspaces", "--workers", "1", "--port", str(port), *where]
+    command = [program(NEW, "mlflow"), "server", *options]
     environment = quiet({"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -55,3 +55,14 @@ def test_registry_works_behind_the_hubs_own_scheme(version: str, hub_server: Hub
 def test_trainer_of_hugging_face_and_logger_of_lightning_work_unchanged(hub_server: HubServer, tmp_path: Path) -> None:
     script = [str(SCRIPTS / "frameworks.py"), sysconfig.get_path("purelib")]
     run_program(NEW, ["python", *script], tmp_path, variables(hub_server))
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_parts_of_mlflow_that_are_not_the_hubs_are_refused_at_once(
+    version: str, hub_server: HubServer, tmp_path: Path
+) -> None:
+    """A client repeats some statuses for four minutes, which is longer than the program may take."""
+    printed = run_program(version, ["python", str(SCRIPTS / "foreign.py")], tmp_path, variables(hub_server))
+    answers = dict(line.split(": ", 1) for line in printed.split("=== ")[1:])
+    assert set(answers) >= {"register_prompt", "traces"}
+    assert [name for name, text in answers.items() if "MLflow's own server" not in text] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 
 from skyward.cli import main
@@ -17,26 +18,31 @@ from skyward.testing.hub import HubServer
 from tests.hub.services.hubs import ADMIN
 from tests.hub.store.sources import mlflow_database
 
-from .programs import NEW, OLD, ROOT, mlflow_server, run_program
+from .programs import NEW, OLD, ROOT, run_program
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine imports MLflow in a minute
 
 
-def test_everything_on_a_live_server_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "mlflow").mkdir()
+WORKSPACE = "imported"
+
+
+def test_everything_on_a_live_server_is_imported(mlflow_url: str, tmp_path: Path) -> None:
+    """The server is that of other tests, so all is in a workspace of its own."""
+    httpx.post(f"{mlflow_url}/api/3.0/mlflow/workspaces", json={"name": WORKSPACE}).raise_for_status()
+    script = ["python", str(ROOT / "tests/hub/assets/make_mlflow.py"), mlflow_url]
+    run_program(NEW, script, tmp_path, {"MLFLOW_WORKSPACE": WORKSPACE})
+    source = MlflowServer(mlflow_url, workspace=WORKSPACE)
     database = Database(f"sqlite:///{tmp_path}/hub.db")
     blobs = FolderBlobs(tmp_path / "blobs")
-    with mlflow_server(tmp_path / "mlflow") as url:
-        run_program(NEW, ["python", str(ROOT / "tests/hub/assets/make_mlflow.py"), url], tmp_path, {})
-        outcome = import_runs(MlflowServer(url), database, blobs, ADMIN)
-        assert outcome.problems == []
-        assert outcome.is_complete
-        assert outcome.source == {
-            "experiments": 3, "runs": 3, "params": 3, "tags": outcome.source["tags"], "points": 52, "datasets": 2,
-            "model_links": 2, "artifacts": 7, "logged_models": 1, "registered_models": 2, "model_versions": 6,
-            "aliases": 1,
-        }  # fmt: skip
-        assert import_runs(MlflowServer(url), database, blobs, ADMIN) == outcome
+    outcome = import_runs(source, database, blobs, ADMIN)
+    assert outcome.problems == []
+    assert outcome.is_complete
+    assert outcome.source == {
+        "experiments": 2, "runs": 3, "params": 3, "tags": outcome.source["tags"], "points": 52, "datasets": 2,
+        "model_links": 2, "artifacts": 7, "logged_models": 1, "registered_models": 2, "model_versions": 6,
+        "aliases": 1,
+    }  # fmt: skip
+    assert import_runs(source, database, blobs, ADMIN) == outcome
     hub = Hub(database, blobs)
 
     async def look() -> None:

@@ -111,7 +111,7 @@ def test_metrics_and_batches_answer_alike(oracle: Oracle) -> None:
 
 def test_artifacts_answer_alike(oracle: Oracle) -> None:
     oracle.create_run()
-    files = "mlflow-artifacts/artifacts/0/<run>/artifacts"
+    files = "mlflow-artifacts/artifacts/<run_files>"
     oracle.call("PUT", f"{files}/notes/a.txt", raw=b"hello")
     oracle.call("PUT", f"{files}/b.bin", raw=b"\0" * 10)
     oracle.get("artifacts/list", run_id="<run>")
@@ -120,8 +120,8 @@ def test_artifacts_answer_alike(oracle: Oracle) -> None:
     oracle.get("artifacts/list", run_id="<run>", path="../x")
     oracle.call("GET", f"{files}/notes/a.txt")
     oracle.call("GET", f"{files}/absent.txt")
-    oracle.call("GET", "mlflow-artifacts/artifacts", query={"path": "0/<run>/artifacts"})
-    oracle.call("GET", "mlflow-artifacts/artifacts", query={"path": "0/<run>/artifacts/notes"})
+    oracle.call("GET", "mlflow-artifacts/artifacts", query={"path": "<run_files>"})
+    oracle.call("GET", "mlflow-artifacts/artifacts", query={"path": "<run_files>/notes"})
     oracle.call("DELETE", f"{files}/b.bin")
     oracle.get("artifacts/list", run_id="<run>")
     oracle.check()

@@ -79,7 +79,7 @@ def test_versions_answer_alike(versions: tuple[Oracle, str]) -> None:
     oracle.post("model-versions/create", {"name": name})
     oracle.post("model-versions/create", {"source": "s3://bucket/model"})
     for source in (
-        "mlflow-artifacts:/0/<run>/artifacts/model",
+        "mlflow-artifacts:/<run_files>/model",
         f"models:/{name}/1",
         f"models:/{name}@latest",
         "s3://bucket/../x",

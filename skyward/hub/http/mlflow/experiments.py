@@ -22,7 +22,7 @@ async def create(call: Call, request: wire.CreateExperiment) -> wire.ExperimentC
 
 async def get(call: Call, request: wire.ExperimentId) -> wire.ExperimentAnswer:
     experiment = await call.hub.tracking.experiment(call.actor, request.experiment_id)
-    return wire.ExperimentAnswer(values.experiment(experiment))
+    return wire.ExperimentAnswer(values.experiment(experiment, await call.hub.access.project_name(call.actor)))
 
 
 async def get_by_name(call: Call, request: wire.ExperimentNamed) -> wire.ExperimentAnswer:
@@ -33,7 +33,7 @@ async def get_by_name(call: Call, request: wire.ExperimentNamed) -> wire.Experim
             raise
         text = f"Could not find experiment with name '{request.experiment_name}'"
         raise Refusal(Reason.MISSING, text, field="experiment_name") from None
-    return wire.ExperimentAnswer(values.experiment(experiment))
+    return wire.ExperimentAnswer(values.experiment(experiment, await call.hub.access.project_name(call.actor)))
 
 
 async def update(call: Call, request: wire.UpdateExperiment) -> Empty:
@@ -60,7 +60,8 @@ async def search(call: Call, request: wire.SearchExperiments) -> wire.Experiment
         request.page_token or None,
         View(values.view(request.view_type)),
     )
-    return wire.ExperimentsAnswer([values.experiment(item) for item in page.items], page.next_token or UNSET)
+    workspace = await call.hub.access.project_name(call.actor)
+    return wire.ExperimentsAnswer([values.experiment(item, workspace) for item in page.items], page.next_token or UNSET)
 
 
 async def set_tag(call: Call, request: wire.SetExperimentTag) -> Empty:

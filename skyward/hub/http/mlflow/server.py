@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ...model.names import check_name
 from ...model.refusal import Reason, Refusal
+from ...services.access import DEFAULT_PROJECT
 from ..reply import Empty, HttpReply
 from ..routing import Call
 from . import wire
@@ -43,7 +45,7 @@ async def workspaces(call: Call, _request: Empty) -> wire.WorkspacesAnswer:
 
 
 async def workspace(call: Call, _request: Empty) -> wire.WorkspaceAnswer:
-    name = call.path["name"]
+    name = check_name("workspace_name", call.path["name"])
     projects = await call.hub.people.projects(call.actor)
     if name not in {project.name for project in projects}:
         raise Refusal(Reason.MISSING, f"Workspace '{name}' not found", field="workspace_name")
@@ -51,5 +53,7 @@ async def workspace(call: Call, _request: Empty) -> wire.WorkspaceAnswer:
 
 
 async def create_workspace(call: Call, request: wire.Workspace) -> wire.WorkspaceAnswer:
+    if request.name == DEFAULT_PROJECT:
+        raise Refusal(Reason.INVALID, f"name={request.name}: is reserved; choose another name", field="name")
     project = await call.hub.people.create_project(call.actor, request.name)
     return wire.WorkspaceAnswer(wire.Workspace(project.name))

@@ -275,6 +275,7 @@ SERVER = (
         server.create_workspace,
         "Create a project.",
         version="3.0",
+        status=201,
     ),
     route(
         "GET",

@@ -18,6 +18,7 @@ def route(
     *,
     version: str = "2.0",
     body_limit: int = 16 * MIB,
+    status: int = 200,
 ) -> Route:
     """Make a route below `/api/<version>/` with its twin."""
     return Route(
@@ -30,5 +31,6 @@ def route(
         handler,
         summary,
         body_limit,
+        status,
         twins=(f"/ajax-api/{version}/{path}",),
     )

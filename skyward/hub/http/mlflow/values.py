@@ -37,7 +37,7 @@ _VIEWS = {
 }
 
 
-def experiment(value: Experiment) -> wire.MlflowExperiment:
+def experiment(value: Experiment, workspace: str) -> wire.MlflowExperiment:
     return wire.MlflowExperiment(
         experiment_id=value.id,
         name=value.name,
@@ -46,6 +46,7 @@ def experiment(value: Experiment) -> wire.MlflowExperiment:
         last_update_time=value.updated_at,
         creation_time=value.created_at,
         tags=tags(value.tags),
+        workspace=workspace,
     )
 
 

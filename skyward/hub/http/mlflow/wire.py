@@ -61,7 +61,7 @@ class MlflowExperiment(Struct, omit_defaults=True):
     last_update_time: int
     creation_time: int
     tags: list[Tag] = []
-    workspace: str | UnsetType = UNSET
+    workspace: str = ""
 
 
 class RunInfo(Struct, omit_defaults=True):
