@@ -94,7 +94,8 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
                 value=requirement,
             )
     pip, files = _with_files(image.pip)
-    name = "user-" + _hash(pip, image.pip_index_url, image.pip_extra_index_url, image.python_version)
+    setup = [image.run] if image.run else []
+    name = "user-" + _hash(pip, image.pip_index_url, image.pip_extra_index_url, image.python_version, *setup)
     used = {name for text in image.pip for name in _names_in(text)}
     for unknown in sorted(used - set(image.shell_vars)):
         user = next(text for text in image.pip if unknown in _names_in(text))

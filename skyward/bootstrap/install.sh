@@ -38,7 +38,22 @@ make_ours() {
 
 make_user() {
     "$uv" venv --quiet --python "$python" "$1" &&
-        { [ ! -s user.txt ] || "$uv" pip install --python "$1/bin/python" -r user.txt; }
+        { [ ! -s user.txt ] || "$uv" pip install --python "$1/bin/python" -r user.txt; } &&
+        { [ ! -s setup.txt ] || run_setup "$1"; }
+}
+
+# The commands of Image.run. Their processes end with this script's time limit, as those of a package build do.
+run_setup() { # FOLDER
+    phase setup
+    while IFS= read -r command <&6; do
+        (
+            VIRTUAL_ENV=$1 PATH=$1/bin:$PATH
+            export VIRTUAL_ENV PATH
+            cd "$1" && exec sh -c "$command" </dev/null 6<&- 7<&- 8>&-
+        )
+        outcome=$? # not `code`, which names the code of the user
+        [ "$outcome" = 0 ] || fail "Image.run: \`$command\` exited with code $outcome"
+    done 6<setup.txt
 }
 
 # Create an environment under its final name, because installed packages contain its path. It counts only once its marker

@@ -71,6 +71,7 @@ class Payload:
             _add(archive, f"wheels/{wheel.filename}", wheel.content)
         _add_lines(archive, "ours.txt", [*(f"./wheels/{wheel.filename}" for wheel in wheels), *others])
         _add_lines(archive, "user.txt", self.users.requirements)
+        _add_lines(archive, "setup.txt", self.image.run)
         for place, path in self.users.files.items():
             archive.add(path, place.removeprefix("./"))
         # A package that depends on a "skyward" must not install one: it would hide ours, which comes later on the path.

@@ -145,7 +145,8 @@ class _Bootstrap:
 
     def _all_phases(self) -> list[str]:
         apt, code = ["apt"] if self.image.apt else [], ["code"] if self.code else []
-        return [*apt, "python", "skyward", "packages", *code]
+        setup = ["setup"] if self.image.run else []
+        return [*apt, "python", "skyward", "packages", *setup, *code]
 
     def _check_variables(self, facts: Facts) -> None:
         for name, code in facts.failed_variables.items():

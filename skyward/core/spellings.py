@@ -148,9 +148,10 @@ FOREIGN: dict[str, dict[str, str]] = {
         "*": f"pass the provider first and the others by name, such as nodes=4; {_SEVERAL}",
     },
     "Image": {
-        **_each("packages requirements dependencies pip_packages pip_install", 'write pip=["torch"]'),
+        **_each("packages dependencies pip_packages pip_install", 'write pip=["torch"]'),
+        **_each("requirements_txt requirements_file pip_install_from_requirements", 'write requirements="file.txt"'),
         **_each("pip_indexes extra_index_url index", 'write pip_extra_index_url="https://..."'),
-        **_each("run commands setup run_commands", "setup commands do not exist yet; run them in initializer="),
+        **_each("commands setup setup_commands run_commands", 'write run=["make data"]'),
         **_each("base docker docker_image container image", "container images do not exist yet; use pip= and apt="),
         **_each("environment envs env_vars environ", 'write env={"NAME": "value"}'),
         **_each("files include copy workdir", 'write includes=["folder"]'),

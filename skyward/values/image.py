@@ -34,6 +34,9 @@ _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?([=/][A-Za-z0-9.+:~-]+)?")
 # Source: PEP 508: a requirement starts with a name; an extra, a version, a marker or " @ url" follows.
 _PROJECT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?=$|[\[(<>=!~;@\s])")
 
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_INCLUDE = re.compile(r"(?:-r|--requirement)[=\s]*(\S.*)")
+
 _SECRET_ENDINGS = ("token", "secret", "secrets", "password", "passwd", "apikey", "credential", "credentials")
 _SECRET_WORDS = frozenset({"key", "keys", "pass", "passphrase", "pwd", "auth", "cred", "creds", "private", "tokens"})
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -57,7 +60,12 @@ class Image:
         pip: Requirements (PEP 508), URLs, or paths of local wheels. May contain `$NAME` of `shell_vars`.
         pip_index_url: Package index to use instead of PyPI.
         pip_extra_index_url: One or more additional indexes. As with pip, the best version of all indexes wins.
+        requirements: Path of a requirements file. It is read now, and its lines are added to `pip`. It may include
+            others with `-r`; other options are refused.
         apt: Debian packages, as `name`, `name=version` or `name:arch`.
+        run: Lines of sh that finish the environment, after its packages are installed. They run once for each node and
+            content, in the environment's folder with its Python first on PATH, as the login's user. A command that
+            fails ends the bootstrap.
         env: Variables of every process that runs calls. Values are strings, or `sky.Secret` for confidential ones.
         shell_vars: Variable name to shell command. The node runs the command, and its output becomes the value.
         includes: Files and folders of the client that the node needs, relative to the working folder.
@@ -81,6 +89,7 @@ class Image:
     pip_index_url: str
     pip_extra_index_url: tuple[str, ...]
     apt: tuple[str, ...]
+    run: tuple[str, ...]
     env: FrozenMap[str | Secret]
     shell_vars: FrozenMap[str]
     includes: tuple[str, ...]
@@ -89,14 +98,16 @@ class Image:
 
     # A generated __init__ would take the fields' own types. This one accepts lists and dicts, and stores tuples and
     # read-only mappings.
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keyword-only options
         self,
         *,
         python: str = "auto",
         pip: Sequence[str] = (),
         pip_index_url: str = "",
         pip_extra_index_url: str | Sequence[str] = (),
+        requirements: str | os.PathLike[str] | None = None,
         apt: Sequence[str] = (),
+        run: Sequence[str] = (),
         env: Mapping[str, str | Secret] | Mapping[str, str] | None = None,
         shell_vars: Mapping[str, str] | None = None,
         includes: Sequence[str | os.PathLike[str]] = (),
@@ -108,10 +119,11 @@ class Image:
         timeout_s = bootstrap_timeout_s if bootstrap_timeout is None else bootstrap_timeout
         values: dict[str, Any] = {
             "python": _python("python", python),
-            "pip": _strings("pip", pip, _requirement),
+            "pip": (*_strings("pip", pip, _requirement), *_required(requirements)),
             "pip_index_url": _url("pip_index_url", pip_index_url) if pip_index_url != "" else "",
             "pip_extra_index_url": _strings("pip_extra_index_url", indexes, _url),
             "apt": _strings("apt", apt, _apt_package),
+            "run": _strings("run", run, _command),
             "env": _variables("env", env, may_be_secret=True),
             "shell_vars": _variables("shell_vars", shell_vars, may_be_empty=False),
             "includes": _strings("includes", includes, _path),
@@ -132,7 +144,8 @@ class Image:
         "auto" counts as the version that it stands for. The names of `includes` count, but not the contents of the
         files. `bootstrap_timeout_s` does not count.
         """
-        content = {name: _plain(getattr(self, name)) for name in _NAMES if name != "bootstrap_timeout_s"}
+        names = [name for name in _NAMES if name != "bootstrap_timeout_s" and (name != "run" or self.run)]
+        content = {name: _plain(getattr(self, name)) for name in names}
         content["python"] = self.python_version
         text = json.dumps([_HASH_FORMAT, content], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -241,6 +254,39 @@ def _requirement(field: str, value: object) -> str:
     if _text(field, value, legal).lstrip().startswith("-"):
         _refuse(field, value, legal)
     return str(value).strip()
+
+
+def _command(field: str, value: object) -> str:
+    return _text(field, value, 'a line of sh such as "python -m nltk.downloader punkt"; join several with &&')
+
+
+def _required(file: object, above: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the requirements in a file, and in those that it includes."""
+    if file is None:
+        return ()
+    if not isinstance(file, str | os.PathLike) or not os.fspath(file):
+        _refuse("requirements", file, 'the path of a file, such as "requirements.txt"')
+    path = os.path.abspath(os.path.expanduser(os.fsdecode(os.fspath(file))))
+    if path in above:
+        _refuse("requirements", path, "files that do not include one another in a circle")
+    try:
+        with open(path, encoding="utf-8") as lines:
+            text = lines.read()
+    except (OSError, UnicodeDecodeError) as error:
+        _refuse("requirements", path, f"a text file that can be read ({error})")
+    found: list[str] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        requirement = " ".join(_COMMENT.sub("", line).split())
+        included = _INCLUDE.fullmatch(requirement)
+        if included:
+            inner = os.path.join(os.path.dirname(path), included[1])
+            found += _required(inner, (*above, path))
+        elif requirement.startswith("-") or " --" in requirement:
+            legal = "requirements and `-r FILE`; for indexes use pip_index_url and pip_extra_index_url"
+            _refuse("requirements", f"{path}: {requirement}", legal)
+        elif requirement:
+            found.append(_requirement("requirements", requirement))
+    return tuple(dict.fromkeys(found))
 
 
 def _url(field: str, value: object) -> str:

@@ -371,3 +371,28 @@ def test_nothing_that_is_made_is_readable_by_others(scratch: ScratchNode, index:
     ready = make_ready(scratch, Image(pip_index_url=index.url))
     assert scratch.cache.stat().st_mode & 0o077 == 0
     assert os.stat(ready.folder).st_mode & 0o077 == 0
+
+
+def test_setup_commands_run_once_for_their_content(scratch: ScratchNode, index: Index) -> None:
+    run = ["python -c 'import alpha, sys; print(alpha.VALUE, sys.prefix)' > answer", "echo $VIRTUAL_ENV"]
+    image = Image(pip=["alpha"], pip_index_url=index.url, run=run)
+    events: list[Event] = []
+    ready = make_ready(scratch, image, events)
+    root = ready.python.removesuffix("/bin/python")
+    assert Path(root, "answer").read_text() == f"2 {root}\n"
+    assert root in [event.text for event in events if isinstance(event, PhaseOutput) and event.phase == "setup"]
+    Path(root, "answer").write_text("kept")
+    events.clear()
+    assert make_ready(scratch, image, events) == ready
+    assert Path(root, "answer").read_text() == "kept"
+    assert [event.was_ready for event in events if isinstance(event, PhaseEnded) and event.phase == "setup"] == [True]
+
+
+def test_a_setup_command_that_fails_is_named_with_its_code_and_output(scratch: ScratchNode, index: Index) -> None:
+    image = Image(pip_index_url=index.url, run=["true", "echo first; echo the reason >&2; exit 7", "touch never"])
+    with pytest.raises(BootstrapFailed, match=r"setup failed.*`echo first; .*exit 7` exited with code 7") as failed:
+        make_ready(scratch, image)
+    assert failed.value.phase == "setup"
+    assert failed.value.output[-2:] == ("first", "the reason")
+    assert not list(scratch.platform.glob("user-*/ready.json"))
+    assert not list(scratch.platform.glob("user-*/never"))

@@ -23,6 +23,7 @@ FULL = Image(
     pip_index_url="https://example.org/simple",
     pip_extra_index_url="https://download.pytorch.org/whl/cpu",
     apt=["git", "libgl1=1.6.0-1"],
+    run=["make data"],
     env={"B": "2", "A": "1"},
     shell_vars={"CUDA": "nvcc --version"},
     includes=[Path("src"), "data.csv"],
@@ -46,6 +47,7 @@ def test_every_field_is_kept_and_lists_become_tuples() -> None:
         "pip_index_url": "https://example.org/simple",
         "pip_extra_index_url": ("https://download.pytorch.org/whl/cpu",),
         "apt": ("git", "libgl1=1.6.0-1"),
+        "run": ("make data",),
         "env": {"A": "1", "B": "2"},
         "shell_vars": {"CUDA": "nvcc --version"},
         "includes": ("src", "data.csv"),
@@ -238,3 +240,41 @@ def test_a_refused_variable_does_not_show_its_value() -> None:
 )
 def test_requirements_urls_and_paths_are_accepted(requirement: str) -> None:
     assert Image(pip=[requirement]).pip == (requirement,)
+
+
+def test_a_requirements_file_adds_to_pip(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "base.txt").write_text("joblib\n")
+    file = tmp_path / "requirements.txt"
+    file.write_text("# ours\nnumpy<3  # pinned\n-r more/base.txt\ntorch[cpu] >= 2.4 ; \\\n  python_version > '3'\n\n")
+    image = Image(pip=["rich"], requirements=file)
+    assert image.pip == ("rich", "numpy<3", "joblib", "torch[cpu] >= 2.4 ; python_version > '3'")
+    assert image == Image(pip=image.pip)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("-e .", r"-e \.': not supported"),
+        ("--index-url http://x", "use pip_index_url"),
+        ("torch --hash=sha256:00", "--hash=sha256:00"),
+        ("-r requirements.txt", "in a circle"),
+        ("-r none.txt", "No such file"),
+    ],
+)
+def test_a_line_that_a_requirements_file_must_not_have_is_named(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"numpy\n{text}\n")
+    with pytest.raises(UsageError, match=f"Image.requirements=.*{named}"):
+        Image(requirements=file)
+
+
+def test_setup_commands_are_part_of_the_content() -> None:
+    image = Image(run=["make data"])
+    assert image.run == ("make data",)
+    assert image.content_hash() != Image().content_hash()
+    assert Image(run=["a"]).merge(Image(run=["b"])).run == ("a", "b")
+    with pytest.raises(UsageError, match="Image.run"):
+        Image(run="make data")
+    with pytest.raises(UsageError, match="Image.run"):
+        Image(run=["make\ndata"])
