@@ -17,7 +17,7 @@ from types import ModuleType as _ModuleType
 
 from ._lazy import lazy_names as _lazy_names
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, apart=("dict", "list", "set"))
 
 
 class _Target(_ModuleType):

@@ -1,5 +1,7 @@
 """Public names of skyward. `__init__.py` reads this list and loads each name on first use."""
 
+import builtins
+
 from . import accelerators as accelerators
 from . import errors as errors
 from . import events as events
@@ -24,6 +26,15 @@ from .node.slot.runtime import instance_info as instance_info
 from .node.slot.runtime import is_head as is_head
 from .node.slot.runtime import once as once
 from .node.slot.sharding import shard as shard
+from .node.slot.shared.names import barrier as barrier
+from .node.slot.shared.names import counter as counter
+from .node.slot.shared.names import dict as dict
+from .node.slot.shared.names import event as event
+from .node.slot.shared.names import list as list
+from .node.slot.shared.names import lock as lock
+from .node.slot.shared.names import queue as queue
+from .node.slot.shared.names import semaphore as semaphore
+from .node.slot.shared.names import set as set
 from .pool.file_transfer import Transfer as Transfer
 from .pool.forwarding import ForwardedPort as ForwardedPort
 from .pool.pool import ComputePool as ComputePool
@@ -41,4 +52,4 @@ from .values.secret import Secret as Secret
 from .values.topology import InstanceInfo as InstanceInfo
 from .wire.task_channel import TaskChannel as TaskChannel
 
-__all__: list[str]
+__all__: builtins.list[str]

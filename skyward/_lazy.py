@@ -24,7 +24,8 @@ def lazy_names(
     Args:
         module: The module's `__name__`.
         file: The module's `__file__`.
-        apart: Names that a star import skips, because each would import a framework.
+        apart: Names that a star import skips, because each would import a framework
+            or hide a builtin.
         extra: Extra to install when a name needs a missing package. A mapping gives the extra by name, for names whose
             extra is called differently.
     """

@@ -136,6 +136,13 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"from the middle on, the same losses: True",
         r"logged at steps: 10 20 30 40 50 60",
     ),
+    "37_shared_state": (
+        r"tried by each worker: \[\d+, \d+, \d+, \d+\]\ntried in all: 8",
+        r"best learning rate: 0\.03",
+        r"data: \['prepared it', 'waited for it'\]",
+        r"report: \['first, then the next', 'second, then the next'\] fencing numbers grow: True",
+        r"places in three rounds: \[\[0, 1\], \[0, 1\], \[0, 1\]\]",
+    ),
     "23_stop_a_run": (
         r"step \d+ of 1000000, on 2 ranks",
         r"saved at step \d+: executed",

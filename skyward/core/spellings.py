@@ -15,7 +15,7 @@ _SHOWN = 12
 """Most names that a message lists; for longer lists it points to the help."""
 
 _ELSEWHERE = "does not exist yet; use sky.AWS, sky.Local, or sky.SSH for any machine that ssh reaches"
-_COLLECTION = "shared collections do not exist yet; keep state on one node: sky.once(...) in calls to pool.node(0)"
+_ACTOR = "remote objects do not exist yet; share values with sky.dict(name), or keep one on pool.node(0) with sky.once"
 _VOLUME = 'volumes do not exist yet; read the bucket in the function, or send files with pool.upload("data")'
 _UPLOAD = 'write pool.upload("data"), or pool.upload("here", "there")'
 _DETACHED = "pools do not outlive their program yet; open one with `with sky.ComputePool(...) as pool:`"
@@ -41,7 +41,6 @@ _PROVIDERS = (
     "TensorDock VastAI Verda Vultr"
 )
 _INTEGRATIONS = "JoblibPool ScikitLearnPool accelerate jax keras lightning tensorflow torch transformers"
-_COLLECTIONS = "barrier counter dict lock queue set"
 
 
 def _each(names: str, text: str) -> dict[str, str]:
@@ -52,13 +51,13 @@ FOREIGN: dict[str, dict[str, str]] = {
     "skyward": {
         **_each(_PROVIDERS, f"the provider {{name}} {_ELSEWHERE}"),
         **_each(_INTEGRATIONS, "write sky.integrations.{name}"),
-        **_each(_COLLECTIONS, _COLLECTION),
         **_each("A100 H100 H200 L4 T4", "write sky.accelerators.{name}()"),
         **_each("Volume S3Volume storage Storage volumes", _VOLUME),
         **_each("Client server App Session", _DETACHED),
         **_each("function remote task delayed", f"write @sky.compute above the function, and {_SEND}"),
         **_each("init pool connect", _OPEN),
-        **_each("Actor actor cls", f"remote objects do not exist yet: {_COLLECTION.partition('; ')[2]}"),
+        **_each("Actor actor cls", _ACTOR),
+        **_each("Queue", "write sky.queue(name)"),
         **_each("Offer offers InstanceType", "write pool.offers(), or `skyward offers` in a shell"),
         **_each("get run submit broadcast", _SEND),
         "Compute": 'write sky.ComputePool(...), or sky.ComputePool.named("train") for a pool of skyward.toml',
@@ -96,7 +95,6 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("on subscribe on_event", "write pool.events(), or ComputePool(on_event=function)"),
         **_each("resize scale autoscale", _ELASTIC),
         **_each("shutdown stop terminate join exit end", "write pool.close()"),
-        **_each(_COLLECTIONS, _COLLECTION),
         **_each("put_file put_files send_file send_files copy_to rsync sync scp push cp mount add_file", _UPLOAD),
         **_each("get_file get_files fetch fetch_file copy_from pull", 'write pool.download("remote/file", "here")'),
         **_each("tunnel port_forward forward_port expose open_port tensorboard", "write pool.forward(6006)"),

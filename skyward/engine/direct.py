@@ -14,6 +14,7 @@ and knows no part above it:
     nodes, open_streams   links to the agents; items to and from running tasks
     questions, width      questions to running calls; more channels for a link
     task_channels         messages to and from running tasks
+    shared_state          dictionaries, locks and more, which tasks and the program share
     task_dispatcher       tasks on their way to nodes and back
     direct_lines          sockets that bypass the agent
     ledger                open tasks and gangs, and the lock
@@ -43,6 +44,7 @@ from ..core.limits import raise_file_limit
 from ..errors import InternalError, PoolClosed, SkywardError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
+from ..shared.messages import CHANNEL
 from ..values.machine import Machine, Machines
 from ..wire.frames import FrameKind
 from .builder import TaskBuilder
@@ -60,6 +62,7 @@ from .open_streams import OpenStreams
 from .questions import OpenQuestions
 from .reader import Reader
 from .running import running_tasks
+from .shared_state import SharedState
 from .task_channels import TaskChannels
 from .task_dispatcher import TaskDispatcher
 from .task_events import TaskCounts, TaskEvents
@@ -97,7 +100,8 @@ class DirectEngine:
         self.nodes = NodeLinks(ledger, self._dispatcher, job_id=job_id, initializer=initializer, emit=emit)
         self._gangs = Gangs(ledger, self._dispatcher, self.nodes, self._logs, grace_s=cancel_grace_s)
         self.questions = OpenQuestions(ledger, self._dispatcher)
-        self.channels = TaskChannels(ledger)
+        self.shared = SharedState(ledger)
+        self.channels = TaskChannels(ledger, {CHANNEL: self.shared})
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
@@ -217,6 +221,7 @@ class DirectEngine:
         with ledger:
             self.questions.close()
             self.channels.close()
+            self.shared.close()
         self.nested_calls.close()
         _fail(tasks, gangs, _closed_early())
         ledger.watcher.wake()
@@ -238,6 +243,8 @@ class DirectEngine:
         with self.ledger.lock:
             tasks, gangs = self.ledger.close_all()
             self.channels.close()
+        with self.ledger:
+            self.shared.close()
         _fail(tasks, gangs, error)
 
     def forget_in_child(self) -> None:

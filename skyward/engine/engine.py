@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ..calls.futures import Future
 from ..console.activity import RunningTask
 from ..errors import SkywardError
+from ..shared.messages import StoreRequest
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine, Machines
 from ..wire.payloads import Encoded
@@ -124,6 +125,24 @@ class Channels(Protocol):
         ...
 
 
+class SharedStore(Protocol):
+    """Shared state of the pool, as the program sees it. Thread-safe."""
+
+    def ask(self, request: StoreRequest) -> Any:
+        """Carry out a request of the program, and return its value.
+
+        Raises:
+            TimeoutError: It could not be done in time, and was not.
+            PoolClosed: The pool was closed.
+            Exception: The error of the request.
+        """
+        ...
+
+    async def ask_async(self, request: StoreRequest) -> Any:
+        """Carry out a request while the event loop does other work."""
+        ...
+
+
 class Engine(Protocol):
     """Run tasks on machines with agents. Thread-safe. Call `start` once, and `close` at least once."""
 
@@ -137,6 +156,8 @@ class Engine(Protocol):
     def questions(self) -> Questions: ...
     @property
     def channels(self) -> Channels: ...
+    @property
+    def shared(self) -> SharedStore: ...
     @property
     def builder(self) -> TaskBuilder: ...
 

@@ -7,13 +7,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from ..calls.futures import refuse_to_wait
 from ..errors import PoolClosed
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.frames import Frame, FrameKind
-from ..wire.task_channel import RESERVED, TaskChannel, services
+from ..wire.task_channel import RESERVED, TaskChannel, Tell, services
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .threads import in_words
@@ -24,11 +25,27 @@ _MOST_UNCLAIMED = 256
 """Channels that ended before the program asked for them. Beyond that, the oldest is dropped."""
 
 
-class TaskChannels:
-    """Channels between tasks and this program. Until the program accepts one, it waits in a line."""
+class DirectService(Protocol):
+    """Service whose frames are handled where they are read, under the ledger's lock. It must be quick."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def on_open(self, number: int, fields: dict[str, Any], tell: Tell) -> None: ...
+    def on_frame(self, number: int, kind: int, body: bytes, lane: int) -> None: ...
+    def on_end(self, number: int) -> None: ...
+
+
+class TaskChannels:
+    """Channels between tasks and this program. Until the program accepts one, it waits in a line.
+
+    Args:
+        ledger: Shared state of the engine.
+        direct: Services by name of their channels.
+    """
+
+    def __init__(self, ledger: Ledger, direct: Mapping[str, DirectService]) -> None:
         self._ledger = ledger
+        self._direct = direct
+        self._served: dict[int, tuple[DirectService, int]] = {}
+        """Service and node of each channel of a direct service."""
         self._open: dict[int, TaskChannel] = {}
         self._unclaimed: dict[str, deque[TaskChannel]] = {}
         self._came = threading.Condition()
@@ -61,6 +78,11 @@ class TaskChannels:
         if not isinstance(link, NodeLink):
             return
         fields = json.loads(frame.body)
+        service = self._direct.get(fields["name"])
+        if service is not None:
+            self._served[frame.ident] = service, link.node
+            service.on_open(frame.ident, fields, self._direct_teller(link.node, frame.ident))
+            return
         opened = self._open[frame.ident] = TaskChannel(
             fields["name"],
             self._teller(link.node, frame.ident),
@@ -77,6 +99,12 @@ class TaskChannels:
             self._came.notify_all()
 
     def on_frame(self, _: Readable, frame: Frame) -> None:
+        served = self._served.get(frame.ident)
+        if served is not None:
+            if frame.kind == FrameKind.END_CHANNEL:
+                del self._served[frame.ident]
+            served[0].on_frame(frame.ident, frame.kind, frame.body, frame.lane)
+            return
         opened = self._open.get(frame.ident)
         if opened is not None:
             opened.on_frame(frame.kind, frame.body, frame.lane)
@@ -84,6 +112,10 @@ class TaskChannels:
                 del self._open[frame.ident]
 
     def node_lost(self, node: int) -> None:
+        for number, (service, place) in list(self._served.items()):
+            if place == node:
+                del self._served[number]
+                service.on_end(number)
         for number, opened in list(self._open.items()):
             if opened.node == node:
                 del self._open[number]
@@ -94,6 +126,7 @@ class TaskChannels:
         for opened in self._open.values():
             opened.end("the pool was closed")
         self._open.clear()
+        self._served.clear()
         with self._came:
             self._is_closed = True
             self._came.notify_all()
@@ -106,7 +139,7 @@ class TaskChannels:
             )
             self._unclaimed[opened.name].remove(opened)
 
-    def _teller(self, node: int, number: int) -> Callable[[FrameKind, bytes, int], None]:
+    def _teller(self, node: int, number: int) -> Tell:
         def tell(kind: FrameKind, body: bytes, lane: int) -> None:
             with self._ledger:
                 link = self._ledger.links.get(node)
@@ -118,6 +151,18 @@ class TaskChannels:
                 self._ledger.dirty.add(link)
                 if kind == FrameKind.END_CHANNEL:
                     del self._open[number]
+
+        return tell
+
+    def _direct_teller(self, node: int, number: int) -> Tell:
+        def tell(kind: FrameKind, body: bytes, lane: int) -> None:
+            link = self._ledger.links.get(node)
+            if link is None or number not in self._served:
+                return
+            link.channel.queue(kind, number, body, lane=lane, priority=BLOBS)
+            self._ledger.dirty.add(link)
+            if kind == FrameKind.END_CHANNEL:
+                del self._served[number]
 
         return tell
 

@@ -22,6 +22,7 @@ from ..console.words import usd
 from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
+from ..engine.engine import SharedStore
 from ..errors import SkywardError, UsageError
 from ..events import Event
 from ..node.slot.handle import TargetHandle
@@ -36,11 +37,12 @@ from .life import PoolLife
 from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, is_pool_name
 from .remote_control import control_of
+from .shared_names import SharedNames
 from .targets import PoolSender, PoolTarget
 
 
 @checked_options(aliases=ALIASES, check=check_options)
-class ComputePool(PoolTarget, NodeAccess):
+class ComputePool(PoolTarget, NodeAccess, SharedNames):
     """Machines that run calls, created when the `with` block is entered and gone when it is left.
 
     Leaving the block waits for open calls, and closes streams that were not read to their end. Leaving it by an
@@ -409,6 +411,10 @@ class ComputePool(PoolTarget, NodeAccess):
                     print(message.decode())
         """
         return self._life.running()[0].channels.accept(check_name(name), timeout_s)
+
+    def shared_store(self) -> SharedStore:
+        """Return the store of the shared things, to which `pool.dict(name)` and the others send their requests."""
+        return self._life.running()[0].shared
 
 
 class NodeTarget(PoolTarget):

@@ -16,6 +16,7 @@ from ..calls.compute import compute, gather
 from ..errors import ArgumentNotPicklable, ResultNotPicklable, TaskExited, UsageError
 from ..node.slot.channels import channel
 from ..node.slot.runtime import instance_info
+from ..node.slot.shared.names import barrier, counter, lock, queue
 from ..pool.pool import ComputePool
 
 _LIMIT_S = 60.0
@@ -241,6 +242,37 @@ class EngineSuite:
         sent = future.result(_LIMIT_S)
         assert 1 <= sent <= 20
         assert [len(message) for message in opened] == [100_000] * sent
+
+    # Shared state -----------------------------------------------------------------------------------------------------
+
+    def test_all_nodes_and_the_program_count_together(self, pool: ComputePool) -> None:
+        def count(times: int) -> list[int]:
+            return [counter("suite-count").increment() for _ in range(times)]
+
+        numbers = [number for part in compute(count)(50) @ pool for number in part]
+        assert sorted(numbers) == list(range(1, 50 * pool.nodes + 1))
+        assert pool.counter("suite-count").reset() == 50 * pool.nodes
+
+    def test_a_lease_ends_with_its_call(self, pool: ComputePool) -> None:
+        def keep() -> int:
+            return lock("suite-lock").acquire(_LIMIT_S)
+
+        fences = [compute(keep)() >> pool for _ in range(3)]
+        with pool.lock("suite-lock") as fence:
+            assert [*fences, fence] == sorted({*fences, fence})
+
+    def test_a_task_takes_what_the_program_puts(self, pool: ComputePool) -> None:
+        future = compute(lambda: [queue[Any]("suite-queue").get(_LIMIT_S) for _ in range(3)])() > pool
+        for value in (None, "text", bytes(300_000)):
+            pool.queue("suite-queue").put(value)
+        assert future.result(_LIMIT_S) == [None, "text", bytes(300_000)]
+
+    def test_calls_on_all_nodes_meet(self, pool: ComputePool) -> None:
+        parties = pool.nodes + 1
+        future = compute(lambda: barrier("suite-barrier", parties).wait(_LIMIT_S))
+        calls = [future() > pool.node(node) for node in range(pool.nodes)]
+        places = {pool.barrier("suite-barrier", parties).wait(_LIMIT_S), *(call.result(_LIMIT_S) for call in calls)}
+        assert places == set(range(parties))
 
     # Cancelling -----------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,19 @@ def encode(
     return _with_blobs(data, large, put)
 
 
+def pickle_whole(value: Any) -> bytes:
+    """Pickle a value with all its buffers into one piece of bytes. Raises what its pickling raises."""
+    if _is_plain(value, _PLAIN_DEPTH):
+        return pickle.dumps(value, protocol=5)
+    data: bytes = cloudpickle.dumps(value, protocol=5)
+    return data
+
+
+def unpickle_whole(data: bytes) -> Any:
+    """Unpickle what `pickle_whole` made. Raises anything that the unpickling raises."""
+    return pickle.loads(data)
+
+
 def _with_blobs(data: bytes, large: list[memoryview], put: PutBlob) -> Encoded:
     blobs = [put(view) for view in large]
     flags = 0

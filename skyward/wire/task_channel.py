@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Self
 
-from ..errors import UsageError
+from ..errors import InternalError, UsageError
 from .frames import INLINE_LIMIT, FrameKind
 
 WINDOW_BYTES: Final = 1 << 20
@@ -271,6 +271,41 @@ class TaskChannel:
 
     def _full(self, timeout_s: float | None) -> str:
         return f"channel={self.name!r}: the other side took nothing within {timeout_s or 0:g} s; let it receive"
+
+
+def pieces_of(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield lane and body of each MESSAGE frame of a message that needs no window."""
+    last = max(0, len(message) - 1) // PIECE_BYTES * PIECE_BYTES
+    for at in range(0, last, PIECE_BYTES):
+        yield _PART, message[at : at + PIECE_BYTES]
+    yield _WHOLE, message[last:]
+
+
+class MessagePieces:
+    """Pieces of a message of at most `limit` bytes until it is whole."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, body: bytes, lane: int) -> bytes | None:
+        """Add a piece. Return the message if this was its last piece.
+
+        Raises:
+            InternalError: The message is too long.
+        """
+        if lane == _WHOLE and not self._parts:
+            return body
+        self._parts.append(body)
+        self._size += len(body)
+        if self._size > self._limit + PIECE_BYTES:
+            raise InternalError(f"channel: a message exceeds the limit of {self._limit} bytes")
+        if lane != _WHOLE:
+            return None
+        message = b"".join(self._parts)
+        self._parts, self._size = [], 0
+        return message
 
 
 RESERVED: Final = "skyward."

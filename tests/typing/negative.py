@@ -37,3 +37,19 @@ sky.Local(lease="1")  # error: call-arg
 sky.compute(retries="often")  # error: call-overload
 sky.no_such_name  # error: attr-defined
 NoCapacity("none is left", tired=("m5.large",))  # error: call-arg
+
+scores = sky.dict[str, int]("scores")
+scores[1] = 1  # error: index
+scores["a"] = "b"  # error: assignment
+scores.set("a", "b")  # error: arg-type
+scores.compare_and_set("a", 1)  # error: call-arg
+name: str = scores["a"]  # error: assignment
+sky.queue[int]("work").put("text")  # error: arg-type
+sky.queue[int]("work").get(timeout=1)  # error: call-arg
+sky.barrier("b")  # error: call-arg
+sky.dict("x", consistency="strong")  # error: call-arg
+pool.lock("x").acquire(False, 1)  # error: call-arg
+
+
+async def asynchronous() -> None:
+    await sky.counter("n").increment.aio("1")  # error: arg-type

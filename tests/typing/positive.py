@@ -118,6 +118,33 @@ if sky.is_head:
     assert_type(sky.is_head(), bool)
 
 
+scores = sky.dict[str, int]("scores")
+assert_type(scores["a"], int)
+assert_type(scores.get("a"), int | None)
+assert_type(scores.pop("a", 1), int)
+assert_type(scores.items(), list[tuple[str, int]])
+assert_type(scores.compare_and_set("a", 1, 2), bool)
+assert_type(scores.change("a", lambda value: value + 1), int)
+assert_type(list(scores), list[str])
+assert_type(sky.list[float]("losses")[-1], float)
+assert_type(sky.list[float]("losses")[1:], list[float])
+assert_type(sky.set[str]("seen").members(), set[str])
+assert_type(sky.counter("n").increment(), int)
+assert_type(sky.queue[str | None]("work", 4).get(timeout_s=1), str | None)
+with sky.lock("lock") as fence:
+    assert_type(fence, int)
+assert_type(sky.barrier("b", 2).wait(timeout_s=1.5), int)
+here: sky.dict[str, bytes] = pool.dict("here")
+assert_type(here["x"], bytes)
+
+
+async def asynchronous_state(queue: sky.queue[str]) -> None:
+    assert_type(await queue.get.aio(timeout_s=1), str)
+    assert_type(await scores.get.aio("a", 0), int | None)
+    async with sky.semaphore("s", 2) as permit:
+        assert_type(permit, int)
+
+
 async def asynchronous(pool: sky.ComputePool) -> None:
     value: list[str] = await pool.run_async(bare(1))
     assert value

@@ -27,6 +27,7 @@ from ...wire.payloads import Encoded, decode, encode, paused_collector
 from ...wire.pull import PullRefused
 from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, parse
 from .link import Replies
+from .runtime import free_leases, leases
 
 FLUSH_NS = 5_000_000
 """Longest interval between sends of a chunk's results, in nanoseconds. When a slot dies, at most the results of the
@@ -119,6 +120,8 @@ class TaskRun:
             self._send_error(error)
         else:
             task = frame.ident
+            if leases:
+                free_leases(task, is_well=True)
             flags = self.at_end(task)
             self.link.send_payload(FrameKind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
         finally:
@@ -180,6 +183,7 @@ class TaskRun:
                             self._send_part(sent, results)
                         raise
                     append(_Raised(error))
+                self._free_leases(results)
                 if self.guard.is_copy:  # user code forked this process; the remaining calls belong to the original
                     break
                 now = clock()
@@ -194,6 +198,12 @@ class TaskRun:
                 if now >= stop_at:
                     break  # calls that have not begun go back to the client
         return self._encode_results(sent, results, return_exceptions)
+
+    def _free_leases(self, results: list[Any]) -> None:
+        """Free what the call of a chunk that has just ended still holds. Each call frees its own."""
+        if leases:
+            with self.guard.our_code():
+                free_leases(self.frame.ident, is_well=type(results[-1]) is not _Raised)
 
     def _send_part(self, start: int, results: list[Any], return_exceptions: bool = False) -> None:
         if results:
@@ -294,6 +304,8 @@ class TaskRun:
         is_cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
         if isinstance(error, SystemExit):
             error = _exited(error)
+        if leases:
+            free_leases(self.frame.ident, is_well=False)
         body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
         flags = self.at_end(self.frame.ident)
         self.link.send(FrameKind.ERROR, self.frame.ident, body, flags=flags)

@@ -36,6 +36,18 @@ call_endings: dict[int, list[Callable[[int], None]]] = {}
 """Callbacks by task, called with its number when it ends. Empty for most tasks, so these pay for one look-up only."""
 
 
+leases: dict[int, Callable[[bool], None]] = {}
+"""Functions by task that free what its call holds in the pool's shared state. The argument: whether the call returned.
+They are called when a call ends, before its outcome is sent. Empty for most tasks."""
+
+
+def free_leases(task: int, *, is_well: bool) -> None:
+    """Free what a call that ends now holds."""
+    free = leases.pop(task, None)
+    if free is not None:
+        free(is_well)
+
+
 def enter_call(call: RunningCall | None, *, whole_process: bool) -> None:
     """Set the current call of this context. In a process that runs one call at a time, set it for all threads."""
     global _of_process  # a process has one

@@ -1,0 +1,202 @@
+"""Shared state of a pool in its program: requests of tasks and of the program itself reach one store.
+
+Tasks send requests over channels of a reserved name (`skyward.node.slot.shared`). The thread that reads the frame also
+carries out the request and queues the answer, so a request costs no thread switch here. The store is used under the
+ledger's lock. The order in which the lock is taken is the order of all operations.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import time
+from functools import partial
+from typing import Any, Final
+
+from ..calls.futures import refuse_to_wait
+from ..core import interrupts
+from ..errors import InternalError, PoolClosed
+from ..shared.messages import (
+    FORGET,
+    LEAVE,
+    REQUEST,
+    VALUE_LIMIT,
+    WITHDRAW,
+    StoreAnswer,
+    StoreRequest,
+    pack_message,
+    unpack_message,
+)
+from ..shared.store import Store
+from ..wire.frames import FrameKind
+from ..wire.task_channel import MessagePieces, Tell, pieces_of
+from .ledger import Ledger
+
+_PROGRAM: Final = 0
+"""Owner of the leases that the program itself takes. Channels have large random numbers."""
+
+_Outcome = tuple[int, Any]
+_AnswerFuture = concurrent.futures.Future[_Outcome]
+
+
+class SharedState:
+    """Shared state of one pool. `ask` and `ask_async` are for the program, and thread-safe."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._store = Store()
+        self._channels: dict[int, tuple[Tell, MessagePieces]] = {}
+        self._waiting: dict[int, _AnswerFuture] = {}
+        """Requests of the program that wait, by session."""
+        self._sessions = itertools.count(1)
+        self._is_closed = False
+        self._store.open(_PROGRAM, _PROGRAM)
+
+    # Channels of tasks, with the ledger locked ------------------------------------------------------------------------
+
+    def on_open(self, number: int, fields: dict[str, Any], tell: Tell) -> None:
+        self._channels[number] = tell, MessagePieces(VALUE_LIMIT)
+        self._store.open(number, int(fields["owner"]))
+
+    def on_frame(self, number: int, kind: int, body: bytes, lane: int) -> None:
+        channel = self._channels.get(number)
+        if channel is None:
+            return
+        if kind == FrameKind.END_CHANNEL:
+            self.on_end(number)
+        elif kind == FrameKind.MESSAGE:
+            try:
+                message = channel[1].add(body, lane)
+                if message is not None:
+                    self._on_message(number, *unpack_message(message))
+            except (InternalError, ValueError, EOFError, TypeError):  # not one of our messages
+                self.on_end(number)
+                channel[0](FrameKind.END_CHANNEL, b"", 0)
+
+    def on_end(self, number: int) -> None:
+        """Free what a channel stands for: a request, or the leases of a call."""
+        if self._channels.pop(number, None) is not None:
+            self._store.close(number)
+            self._answer()
+
+    def _on_message(self, session: int, kind: int, number: int, *fields: Any) -> None:
+        if kind == REQUEST:
+            self._store.request(session, number, fields)
+        elif kind == WITHDRAW:
+            self._store.withdraw(session, number)
+        elif kind == FORGET:
+            self._store.forget(session, number)
+        elif kind == LEAVE:
+            self._store.leave(session, number, is_well=bool(fields[0]))
+        self._answer()
+
+    def _answer(self) -> None:
+        """Send the answers that there are now."""
+        answers, self._store.answers = self._store.answers, []
+        for answer in answers:
+            future = self._waiting.pop(answer.session, None)
+            if future is not None:
+                self._ledger.after.append(partial(future.set_result, (answer.status, answer.value)))
+            elif answer.session in self._channels:
+                self._send(answer)
+
+    def _send(self, answer: StoreAnswer) -> None:
+        tell, _ = self._channels[answer.session]
+        body = pack_message(answer.number, answer.status, answer.value)
+        for lane, piece in pieces_of(body):
+            tell(FrameKind.MESSAGE, piece, lane)
+
+    def close(self) -> None:
+        """End all waits, because the engine ends."""
+        self._is_closed = True
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            self._ledger.after.append(partial(future.set_exception, _closed()))
+        self._channels.clear()
+        self._store = Store()
+
+    # The program's own requests ---------------------------------------------------------------------------------------
+
+    def ask(self, request: StoreRequest) -> Any:
+        """Carry out a request of the program, and return its value.
+
+        Raises:
+            TimeoutError: It could not be done in time, and was not.
+            PoolClosed: The pool was closed.
+            Exception: The error of the request.
+        """
+        session, future = self._begin(request)
+        try:
+            if not future.done():
+                refuse_to_wait(f"{request.kind}.{request.verb}")
+                self._wait(future, request.timeout_s)
+            if not future.done():
+                self._withdraw(session)
+        except BaseException:
+            self._forget(session)
+            raise
+        finally:
+            self._end(session)
+        return request.result(*future.result())
+
+    async def ask_async(self, request: StoreRequest) -> Any:
+        """Carry out a request of the program while the event loop does other work; see `ask`."""
+        import asyncio  # loaded already; plain programs do without
+
+        session, future = self._begin(request)
+        try:
+            if not future.done():
+                await asyncio.wait([asyncio.wrap_future(future)], timeout=request.timeout_s)
+            if not future.done():
+                self._withdraw(session)
+        except BaseException:
+            self._forget(session)
+            raise
+        finally:
+            self._end(session)
+        return request.result(*future.result())
+
+    def _begin(self, request: StoreRequest) -> tuple[int, _AnswerFuture]:
+        future: _AnswerFuture = concurrent.futures.Future()
+        with self._ledger:
+            if self._is_closed:
+                raise _closed()
+            session = next(self._sessions)
+            self._store.open(session, _PROGRAM)
+            self._waiting[session] = future
+            self._store.request(session, 1, request.fields())
+            self._answer()
+        return session, future
+
+    def _wait(self, future: _AnswerFuture, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def is_over(slice_s: float | None) -> bool:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return True
+            limits = [limit for limit in (slice_s, left_s) if limit is not None]
+            concurrent.futures.wait([future], min(limits, default=None))
+            return future.done()
+
+        interrupts.wait_for(is_over)
+
+    def _withdraw(self, session: int) -> None:
+        with self._ledger:
+            self._store.withdraw(session, 1)
+            self._answer()
+
+    def _forget(self, session: int) -> None:
+        with self._ledger:
+            self._waiting.pop(session, None)
+            self._store.forget(session, 1)
+            self._answer()
+
+    def _end(self, session: int) -> None:
+        with self._ledger:
+            self._store.close(session)
+            self._answer()
+
+
+def _closed() -> PoolClosed:
+    return PoolClosed("shared state: the pool was closed; use it inside the `with` block")
