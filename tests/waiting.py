@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["lines_of", "until"]
+__all__ = ["lines_of", "open_files", "until"]
 
 
 def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
@@ -20,3 +22,12 @@ def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
 def lines_of(path: Path) -> list[str]:
     """Return the lines of a file that tasks append to, or none if it does not exist yet."""
     return path.read_text().splitlines() if path.exists() else []
+
+
+def open_files(pid: int) -> list[str]:
+    """Return the paths of the files that a process has open now."""
+    paths = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            paths.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return paths

@@ -76,17 +76,17 @@ def select_here(path: str) -> tuple[Selection, str]:
     return selection, f"{os.path.basename(os.path.normpath(path))}/" if selection.kind == "folder" else "./"
 
 
-Work = Callable[[FileStream], Mapping[str, int]]
-"""One transfer, from the greeting to the counts."""
+Work = Callable[[FileStream, Callable[[], None]], Mapping[str, int]]
+"""One transfer, from the greeting to the counts. The second argument raises when the transfer has to end."""
 
 
 def sending(selection: Selection, into: str, progress: Progress) -> Work:
     """Make the work of an upload to one node."""
 
-    def work(stream: FileStream) -> Mapping[str, int]:
+    def work(stream: FileStream, check: Callable[[], None]) -> Mapping[str, int]:
         stream.send({"op": "receive", "into": into, "kind": selection.kind})
         with _counting(progress) as count:
-            return send_files(stream, selection.entries, count)
+            return send_files(stream, selection.entries, count, check)
 
     return work
 
@@ -94,7 +94,7 @@ def sending(selection: Selection, into: str, progress: Progress) -> Work:
 def fetching(path: str, local: str, progress: Progress) -> Work:
     """Make the work of a download from one node."""
 
-    def work(stream: FileStream) -> Mapping[str, int]:
+    def work(stream: FileStream, check: Callable[[], None]) -> Mapping[str, int]:
         stream.send({"op": "send", "path": path})
         stream.flush()
         kind = stream.receive()["kind"]
@@ -104,7 +104,7 @@ def fetching(path: str, local: str, progress: Progress) -> Work:
                 progress.total = total
                 count(done)
 
-            return receive_files(stream, local, kind, os.getcwd(), tell)
+            return receive_files(stream, local, kind, os.getcwd(), tell, check)
 
     return work
 
@@ -169,6 +169,10 @@ class TransferRun:
             for process in self._processes:
                 process.kill()
 
+    def _check(self) -> None:
+        if self._ended.is_set():
+            raise EOFError("ended")
+
     def _run_node(self, node: int, work: Work) -> Mapping[str, int]:
         try:
             return self._repeated(node, work)
@@ -205,7 +209,7 @@ class TransferRun:
             stream = FileStream(cast(BinaryIO, process.stdout), cast(BinaryIO, process.stdin))
             try:
                 stream.wait_for_greeting()
-                return work(stream)
+                return work(stream, self._check)
             except EOFError as error:
                 process.kill()
                 complaints.seek(0)

@@ -114,7 +114,10 @@ def _tell_nobody(*_: int) -> None:
 
 
 def send_files(
-    stream: FileStream, entries: Sequence[Entry], progress: Callable[[int], None] = _tell_nobody
+    stream: FileStream,
+    entries: Sequence[Entry],
+    progress: Callable[[int], None] = _tell_nobody,
+    tick: Callable[[], None] = _tell_nobody,
 ) -> dict[str, int]:
     """Send what the receiver lacks, and return what it counted.
 
@@ -122,6 +125,7 @@ def send_files(
         stream: The receiver.
         entries: Files and folders.
         progress: Called with the bytes that are done, whether they were sent or already there.
+        tick: Called while files are compared, which may take minutes. It raises to end the transfer.
 
     Raises:
         FileRefused: A file changed while it was read.
@@ -134,7 +138,7 @@ def send_files(
     has: dict[str, list[list[Any]]] = stream.receive()["has"]
     for index, entry in enumerate(entries):
         if not entry.is_folder:
-            _send_file(stream, index, entry, has.get(str(index), []), progress)
+            _send_file(stream, index, entry, has.get(str(index), []), progress, tick)
     stream.send({"done": True})
     stream.flush()
     counts: dict[str, int] = stream.receive()["counts"]
@@ -142,12 +146,17 @@ def send_files(
 
 
 def _send_file(
-    stream: FileStream, index: int, entry: Entry, has: list[list[Any]], progress: Callable[[int], None]
+    stream: FileStream,
+    index: int,
+    entry: Entry,
+    has: list[list[Any]],
+    progress: Callable[[int], None],
+    tick: Callable[[], None],
 ) -> None:
     with open(os.open(entry.source, os.O_RDONLY | _NO_FOLLOW), "rb") as file:
         offset = 0
         for length, digest, is_part in has:
-            if length <= entry.size and digest_of(file, length) == digest:
+            if length <= entry.size and digest_of(file, length, tick) == digest:
                 if not is_part:
                     stream.send({"keep": index})
                     progress(entry.size)
@@ -166,14 +175,15 @@ def _send_file(
         stream.send({"end": index})
 
 
-def digest_of(file: BinaryIO, length: int) -> str:
-    """Return the digest of the first bytes of a file; empty if it has fewer."""
+def digest_of(file: BinaryIO, length: int, tick: Callable[[], None]) -> str:
+    """Return the digest of the first bytes of a file; empty if it has fewer. `tick` is called often, and may raise."""
     file.seek(0)
     hasher = xxhash.xxh3_128()
     left = length
     while left and (piece := file.read(min(_PIECE, left))):
         hasher.update(piece)
         left -= len(piece)
+        tick()
     return "" if left else hasher.hexdigest()
 
 
@@ -186,6 +196,7 @@ def receive_files(
     kind: Kind,
     cwd: str,
     progress: Callable[[int, int], None] = _tell_nobody,
+    tick: Callable[[], None] = _tell_nobody,
 ) -> dict[str, int]:
     """Receive files, and return the numbers of `files`, `copied` files and copied `bytes`.
 
@@ -195,6 +206,7 @@ def receive_files(
         kind: Kind of the selection.
         cwd: Folder of relative paths.
         progress: Called with the bytes that are done, and with the bytes of all files.
+        tick: Called while files are compared, which may take minutes. It raises to end the transfer.
 
     Raises:
         FileRefused: A name or a place is not acceptable.
@@ -206,7 +218,7 @@ def receive_files(
     check_names(listed)
     root, entries = place(into, kind, listed, cwd)
     with _Receiver(root, entries) as receiver:
-        stream.send({"has": receiver.has()})
+        stream.send({"has": receiver.has(tick)})
         stream.flush()
         total = sum(max(0, entry.size) for entry in entries)
         while "done" not in (message := stream.receive()):
@@ -252,7 +264,7 @@ class _Receiver:
                     os.unlink(self._names[index])
             os.close(fd)
 
-    def has(self) -> dict[str, list[list[Any]]]:
+    def has(self, tick: Callable[[], None]) -> dict[str, list[list[Any]]]:
         """Return what is there of each file: (length, digest, whether it is incomplete)."""
         found: dict[str, list[list[Any]]] = {}
         for index, (entry, path) in enumerate(zip(self._entries, self._targets, strict=True)):
@@ -261,11 +273,11 @@ class _Receiver:
             there = []
             with contextlib.suppress(FileNotFoundError), open(os.open(path, os.O_RDONLY | _NO_FOLLOW), "rb") as file:
                 if os.fstat(file.fileno()).st_size == entry.size:
-                    there.append([entry.size, digest_of(file, entry.size), False])
+                    there.append([entry.size, digest_of(file, entry.size, tick), False])
             if os.path.lexists(part_of(path)) and self._open_part(index, is_new=False):
                 with open(os.dup(self._parts[index]), "rb") as file:
                     length = min(os.fstat(file.fileno()).st_size, entry.size)
-                    there.append([length, digest_of(file, length), True])
+                    there.append([length, digest_of(file, length, tick), True])
             if there:
                 found[str(index)] = there
         return found

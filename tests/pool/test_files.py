@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PoolClosed, TransferFailed, UsageError
-from tests.waiting import until
+from tests.waiting import open_files, until
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,8 @@ def test_transfers_wait_for_no_slot(pool: sky.ComputePool, data: Path, tmp_path:
     assert [future.result() for future in busy] == [None] * 4
 
 
-def test_the_end_of_the_pool_ends_a_transfer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["upload", "download"])
+def test_the_end_of_the_pool_ends_a_transfer(tmp_path: Path, way: str) -> None:
     size = 64 * 2**30  # of holes: reading them takes longer than the test
     for name in ("here", "there"):
         with (tmp_path / name).open("wb") as file:
@@ -129,26 +131,25 @@ def test_the_end_of_the_pool_ends_a_transfer(tmp_path: Path) -> None:
     pool = sky.ComputePool(sky.Local(), logs=False).start()
     with ThreadPoolExecutor(1) as threads:
         try:
-            transfer = threads.submit(pool.upload, tmp_path / "here", tmp_path / "there")
-            until(lambda: servers(tmp_path))
+            transfer = threads.submit(getattr(pool, way), tmp_path / "here", tmp_path / "there")
+            until(lambda: readers(tmp_path))
         finally:
             pool.close()
         with pytest.raises(PoolClosed):
             transfer.result(20)
-    assert not servers(tmp_path)
+    assert not readers(tmp_path)
     with pytest.raises(PoolClosed):
         pool.upload(tmp_path / "here", tmp_path / "there")
 
 
-def servers(folder: Path) -> list[int]:
-    """Return our file servers that read a file in this folder."""
+def readers(folder: Path) -> list[int]:
+    """Return the processes, this one or a file server, that read a file in this folder."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if b"file_server" in Path(f"/proc/{name}/cmdline").read_bytes():
-                found += [int(name) for fd in Path(f"/proc/{name}/fd").iterdir() if str(folder) in os.readlink(fd)]
-        except OSError:  # it has ended
-            continue
+        with contextlib.suppress(OSError):  # it has ended
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+            if int(name) == os.getpid() or b"file_server" in command:
+                found += [int(name) for path in open_files(int(name)) if path.startswith(f"{folder}/")]
     return found
 
 

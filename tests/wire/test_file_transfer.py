@@ -17,7 +17,7 @@ import pytest
 
 from skyward.wire.file_transfer import FileStream, PeerRefused, receive_files, send_files
 from skyward.wire.file_tree import FileRefused, part_of, select
-from tests.waiting import until
+from tests.waiting import open_files, until
 
 BOOT = "import sys; from skyward.node.agent.file_server import serve; sys.exit(serve())"
 LARGE = 8 * 2**20
@@ -204,3 +204,15 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, there: Path,
         send_files(node.stream, select(str(large), "/").entries)
     node.end()
     assert list(there.iterdir()) == []
+
+
+def test_a_node_stops_comparing_files_when_its_client_is_gone(tmp_path: Path, there: Path) -> None:
+    with (there / "huge").open("wb") as file:
+        file.truncate(2**40)  # of holes: reading them takes minutes
+    node = Server(there)
+    node.stream.send({"op": "receive", "into": "huge", "kind": "file"})
+    node.stream.send({"entries": [["huge", 2**40, 0o644]]})
+    node.stream.flush()
+    until(lambda: str(there / "huge") in open_files(node.process.pid))
+    node.end()
+    assert node.process.returncode == 1

@@ -5,6 +5,7 @@ A client starts it on a node, beside the agent: transfers wait for no slot, and 
 
 from __future__ import annotations
 
+import select as polling
 import sys
 
 from ...wire.file_transfer import FileStream, PeerRefused, receive_files, send_files
@@ -18,11 +19,11 @@ def serve() -> int:
         stream.greet()
         order = stream.receive()
         if order["op"] == "receive":
-            receive_files(stream, order["into"], order["kind"], sys.argv[-1])
+            receive_files(stream, order["into"], order["kind"], sys.argv[-1], tick=_check_client)
         else:
             selection = select(order["path"], sys.argv[-1])
             stream.send({"kind": selection.kind})
-            send_files(stream, selection.entries)
+            send_files(stream, selection.entries, tick=_check_client)
     except (EOFError, PeerRefused):  # the client is gone, or knows why
         return 1
     except FileRefused as error:
@@ -32,3 +33,11 @@ def serve() -> int:
         stream.refuse(in_words(error))
         return 1
     return 0
+
+
+def _check_client() -> None:
+    """Raise EOFError if the client is gone. It sends nothing while files are compared, so it can only have ended."""
+    poll = polling.poll()
+    poll.register(sys.stdin.fileno(), polling.POLLIN)
+    if poll.poll(0):
+        raise EOFError("the client is gone")
