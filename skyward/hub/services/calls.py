@@ -9,7 +9,7 @@ from ..model.refusal import Reason, Refusal
 from ..model.registry import LoggedModel
 from ..model.runs import Experiment, Lifecycle
 from ..store.blobs import Blobs
-from ..store.database import Database, milliseconds
+from ..store.database import Database
 from ..store.experiments import find_experiment
 from ..store.logged_models import find_logged_model
 from ..store.runs import RunRow, find_run
@@ -30,7 +30,7 @@ class Service:
     Args:
         database: Where rows are.
         blobs: Where the bytes of artifacts are. None where a hub keeps none.
-        clock: Wall clock in milliseconds.
+        clock: Wall clock in milliseconds. By default the database's.
         on_change: Called in the transaction of each change.
     """
 
@@ -38,14 +38,14 @@ class Service:
         self,
         database: Database,
         blobs: Blobs | None = None,
-        clock: Callable[[], int] = milliseconds,
+        clock: Callable[[], int] | None = None,
         on_change: OnChange = ignore_change,
     ) -> None:
         self.database = database
         self.blobs = blobs
-        self.clock = clock
+        self.clock = clock or database.clock
         self.on_change = on_change
-        self.listening_since = clock()
+        self.listening_since = self.clock()
 
 
 def experiment_number(experiment_id: str) -> int:

@@ -102,6 +102,7 @@ class Hub:
 
         After a jump of the wall clock, earlier heartbeats look too old. So runs first get time to be heard again.
         """
+        await self.database.look_at_clock()
         now, offset_ms = self.database.clock(), self._clock_offset_ms()
         if abs(offset_ms - self._offset_ms) > JUMP_MS:
             logger.warning("clock: it jumped by %+.0f s; no run is lost yet", (offset_ms - self._offset_ms) / 1000)

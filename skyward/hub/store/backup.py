@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ...errors import UsageError
 from ..model.refusal import Refusal
 from .blobs import PIECE, Blobs, put_blob
-from .database import milliseconds
+from .clock import milliseconds
 from .engines import database_url, open_engine, sqlite_path
 from .lock import ProcessLock
 from .registry_tables import metadata

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -13,6 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from ..model.refusal import Refusal
+from .clock import DatabaseClock, milliseconds
 from .engines import database_url, open_engine, sqlite_path, unusable
 from .failures import Failure, classify, unavailable
 from .lock import ProcessLock, make_folder
@@ -28,11 +28,6 @@ READERS, SEARCHERS = 4, 3
 """Threads that read, and those that search. All others go on while the longest searches are at work."""
 
 
-def milliseconds() -> int:
-    """Read the wall clock, in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 class Database:
     """SQLite or PostgreSQL, ready for use: an empty one gets its tables, an old one its migrations.
 
@@ -41,7 +36,8 @@ class Database:
 
     Args:
         url: `sqlite:///FILE` or `postgresql://USER@HOST/NAME`.
-        clock: Wall clock in milliseconds.
+        clock: Wall clock in milliseconds. By default that of PostgreSQL's server, so that all servers of a hub have
+            one, and this machine's with SQLite.
         migrate: Whether an older database is migrated. Otherwise it is refused, as a newer one always is.
         search_s: Seconds that a search may take.
 
@@ -51,11 +47,11 @@ class Database:
     """
 
     def __init__(
-        self, url: str, *, clock: Callable[[], int] = milliseconds, migrate: bool = True, search_s: float = 15.0
+        self, url: str, *, clock: Callable[[], int] | None = None, migrate: bool = True, search_s: float = 15.0
     ) -> None:
         address = database_url(url)
-        self.clock = clock
         self.path = sqlite_path(address)
+        self.clock = clock or (DatabaseClock() if self.path is None else milliseconds)
         self._lock: ProcessLock | None = None
         if self.path is not None:
             make_folder("data", self.path.parent)
@@ -63,7 +59,8 @@ class Database:
         self._write_engine: Engine = open_engine(address, connections=1, writes=True)
         self._read_engine: Engine = open_engine(address, connections=READERS + SEARCHERS, writes=False)
         try:
-            prepare_schema(self._write_engine, clock(), migrate=migrate)
+            self._look_at_clock(self._write_engine)
+            prepare_schema(self._write_engine, self.clock(), migrate=migrate)
         except DBAPIError as error:
             self._close_engines()
             raise unusable(address, error) from error
@@ -73,12 +70,16 @@ class Database:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="skyward-hub-reader")
         self._searchers = ThreadPoolExecutor(SEARCHERS, thread_name_prefix="skyward-hub-searcher")
         self._search_s = search_s
-        self._writer = GroupWriter(self._write_engine, clock, self._note)
+        self._writer = GroupWriter(self._write_engine, self.clock, self._note)
         self.sealer = Sealer(self)
 
     @property
     def is_postgresql(self) -> bool:
         return self.path is None
+
+    async def look_at_clock(self) -> None:
+        """Follow the clock of PostgreSQL's server. Call it each few seconds; with any other clock it does nothing."""
+        await asyncio.to_thread(self._look_at_clock, self._read_engine)
 
     async def write(
         self, operation: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **options: P.kwargs
@@ -152,6 +153,11 @@ class Database:
         self._readers.shutdown()
         self._searchers.shutdown()
         self._close_engines()
+
+    def _look_at_clock(self, engine: Engine) -> None:
+        if isinstance(self.clock, DatabaseClock):
+            with engine.connect() as connection:
+                self.clock.look(connection)
 
     def _note(self, logged: Mapping[int, tuple[int, set[int]]]) -> None:
         self.sealer.note(logged)

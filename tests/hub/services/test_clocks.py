@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from skyward.hub.model.runs import RunState
 from skyward.hub.services.hub import Hub
 from skyward.hub.store import journal
 from skyward.hub.store.database import Database
+from tests.hub.postgres import PostgresServer
 from tests.hub.services.hubs import ADA
 from tests.hub.services.test_tracking import refused
 from tests.waiting import until
@@ -156,6 +158,31 @@ def test_the_bill_of_a_pool_counts_by_one_clock(hub: Hub, clocks: Clocks, skew_s
     assert spent() == pytest.approx(30)
     cost = {"price_usd_per_hour": 0.0, "spent_usd": 31.0}
     assert send(3, ["e", at(), "cost", None, cost], ["e", at(), "pool.closed", None, {}]) == 31.0
+
+
+def test_servers_whose_clocks_differ_agree_on_lost_runs(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.new_database()
+    servers = [Hub(Database(url), None, lost_after_s=60)]
+    began_s, began_ns = time.time(), time.time_ns()
+    monkeypatch.setattr(time, "time", lambda: began_s + HOUR_S)
+    monkeypatch.setattr(time, "time_ns", lambda: began_ns + HOUR_S * 1_000_000_000)
+    servers.append(Hub(Database(url), None, lost_after_s=60))
+    try:
+        assert abs(servers[1].database.clock() - began_ns // 1_000_000) < HOUR_S * 500
+        for server in servers:
+            asyncio.run(server.people.prepare("ada"))
+            server.tracking.listening_since = 0  # both have run for long
+        run = Beating(servers[0], "a")
+        for hearing in servers:
+            run.hub = hearing
+            run.beat()
+            assert [asyncio.run(server.mark_lost()) for server in servers] == [[], []]
+        assert run.state is RunState.RUNNING
+    finally:
+        for server in servers:
+            server.database.close()
 
 
 def test_servers_whose_clocks_differ_seal_a_run_once(hub: Hub, clocks: Clocks, database_url: str) -> None:
