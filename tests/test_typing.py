@@ -49,7 +49,7 @@ def test_exactly_the_mistakes_of_users_are_refused(cache: Path) -> None:
         if (match := re.search(r"# error: ([\w-]+)$", line))
     ]
     assert len(expected) > 10
-    assert mypy(path, cache) == expected
+    assert sorted(set(mypy(path, cache))) == expected  # mypy repeats itself about overloads
 
 
 @pytest.mark.parametrize("stub", sorted((ROOT / "skyward").rglob("*.pyi")), ids=lambda stub: stub.parent.name)

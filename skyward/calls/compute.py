@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future as StdFuture
 from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, get_origin, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_origin,
+    overload,
+)
 
 from ..core.html import card
 from ..core.signatures import check_arguments, innermost, name_of
@@ -22,12 +36,41 @@ from ..core.unrun import Unrun, short
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
 from ..values.launch import ProcessLaunch, RankValues
+from ..values.ref import Ref
 from .active import Target, activity, resolve_target
 from .options import CallOptions, proper_options
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Q = ParamSpec("Q")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+A_contra = TypeVar("A_contra", contravariant=True)
+B_contra = TypeVar("B_contra", contravariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
 T_co = TypeVar("T_co", covariant=True)
+
+
+class _Takes1(Protocol[A_contra, Q, T_co]):
+    """Compute function with at least one positional parameter, for type checkers."""
+
+    @property
+    def fn(self) -> Callable[Concatenate[A_contra, Q], T_co]: ...
+
+
+class _Takes2(Protocol[A_contra, B_contra, Q, T_co]):
+    """Compute function with at least two positional parameters, for type checkers."""
+
+    @property
+    def fn(self) -> Callable[Concatenate[A_contra, B_contra, Q], T_co]: ...
+
+
+class _Takes3(Protocol[A_contra, B_contra, C_contra, Q, T_co]):
+    """Compute function with at least three positional parameters, for type checkers."""
+
+    @property
+    def fn(self) -> Callable[Concatenate[A_contra, B_contra, C_contra, Q], T_co]: ...
 
 
 class ComputeFunction(Generic[P, T_co]):
@@ -69,7 +112,27 @@ class ComputeFunction(Generic[P, T_co]):
         hints = getattr(innermost(self.fn), "__annotations__", {})
         return tuple(name for name, hint in hints.items() if name != "return" and _is_iterator(hint))
 
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]:
+    # Each of the first positional arguments may come later. A type checker finds the parameters by the protocols below,
+    # because it does not infer them from `ComputeFunction[Concatenate[A, Q], T]`.
+    @overload
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]: ...
+    @overload
+    def __call__(self: _Takes1[A, Q, T], a: Later[A], /, *args: Q.args, **kwargs: Q.kwargs) -> PendingCompute[T]: ...
+    @overload
+    def __call__(
+        self: _Takes2[A, B, Q, T], a: A | Later[A], b: Later[B], /, *args: Q.args, **kwargs: Q.kwargs
+    ) -> PendingCompute[T]: ...
+    @overload
+    def __call__(
+        self: _Takes3[A, B, C, Q, T],
+        a: A | Later[A],
+        b: B | Later[B],
+        c: Later[C],
+        /,
+        *args: Q.args,
+        **kwargs: Q.kwargs,
+    ) -> PendingCompute[T]: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if (len(args), *kwargs) not in self._fitting:
             self._check(args, kwargs)
         return PendingCompute(self, args, kwargs, self.options)
@@ -120,6 +183,9 @@ class ComputeFunction(Generic[P, T_co]):
             return find_by_name, (self.__module__, self.__qualname__)
         return ComputeFunction, (self.fn, self.options)
 
+
+Later: TypeAlias = Union["PendingCompute[T]", Ref[T]]
+"""Argument whose value comes later: a call that runs first, or a reference."""
 
 _SHAPES = 64
 """Most shapes of arguments that a function remembers. A function with **kwargs has any number of them."""
@@ -263,18 +329,27 @@ def as_compute(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
     return function if isinstance(function, ComputeFunction) else compute(function)
 
 
+_writing = threading.local()
+"""`depth`: number of calls whose source form is being made in this thread, each an argument of the one before."""
+_DEEPEST = 2
+"""Most calls within each other in a source form: a graph may be a long chain, or use each call twice."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class PendingCompute(Unrun, Generic[T_co]):
     """Call that has not run yet, made by calling a `@compute` function.
 
     Operators send it: `>> pool` runs it on one node, `@ pool` on all nodes, `> pool` returns a future. `&` joins calls
-    into a group. Every other use raises NotRun, because the call has no value yet.
+    into a group. As an argument of another call, also inside lists, tuples and dictionaries, it runs before that call,
+    once for each send, and the function gets its value. Every other use raises NotRun, because the call has no value
+    yet.
 
     Args:
         fn: The function.
         args: Positional arguments.
         kwargs: Keyword arguments.
         options: Options of this call.
+        is_kept: Whether the value stays on its node, and the caller gets a `Ref`; see `keep`.
 
     Example:
         >>> @compute
@@ -289,6 +364,25 @@ class PendingCompute(Unrun, Generic[T_co]):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     options: CallOptions = field(default_factory=CallOptions)
+    is_kept: bool = False
+
+    def keep(self) -> PendingCompute[Ref[T_co]]:
+        """Return a copy whose value stays on the node that computes it. The caller gets a `Ref` instead.
+
+        `>>` returns one reference, `@` a list of one for each node.
+
+        Example:
+            >>> import skyward as sky
+            >>> @compute
+            ... def squares(count: int) -> list[int]:
+            ...     return [number * number for number in range(count)]
+            >>> with sky.ComputePool(provider=sky.Local()) as pool:
+            ...     kept = squares(4).keep() >> pool
+            ...     compute(sum)(kept) >> pool
+            14
+        """
+        kept: PendingCompute[Any] = replace(self, is_kept=True)
+        return kept
 
     @property
     def name(self) -> str:
@@ -332,17 +426,20 @@ class PendingCompute(Unrun, Generic[T_co]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PendingCompute):
-            return (self.fn, self.args, self.kwargs, self.options) == (
-                other.fn,
-                other.args,
-                other.kwargs,
-                other.options,
-            )
+            mine, others = ((call.fn, call.args, call.kwargs, call.options, call.is_kept) for call in (self, other))
+            return mine == others
         return self.refuse_equality(other)
 
     @property
     def as_written(self) -> str:
-        args = [short(a) for a in self.args] + [f"{k}={short(v)}" for k, v in self.kwargs.items()]
+        depth = getattr(_writing, "depth", 0)
+        if depth == _DEEPEST:
+            return f"{self.name}(...)"
+        _writing.depth = depth + 1
+        try:
+            args = [short(a) for a in self.args] + [f"{k}={short(v)}" for k, v in self.kwargs.items()]
+        finally:
+            _writing.depth = depth
         return f"{self.name}({', '.join(args)})"
 
     def __repr__(self) -> str:

@@ -421,3 +421,53 @@ def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Futu
     for future in futures:
         future.add_done_callback(one_done)
     return all_of_them
+
+
+def followed(
+    first: Future[T],
+    send: Callable[[T], Future[Any]],
+    *,
+    is_strict: bool = False,
+    failures: Failures | None = None,
+) -> Future[Any]:
+    """Return a future of the call that `send` sends with the value of another future. Cancelling it cancels both."""
+    open_ones: list[Future[Any]] = [first]
+
+    def stop(_: int = 0) -> None:
+        _stop(open_ones)
+
+    last: Future[Any] = Future(stop, is_strict=is_strict, failures=failures)
+
+    # Neither callback refers to the future that calls it, and `open_ones` ends empty: in a cycle, values would stay in
+    # memory until the garbage collector finds them.
+    def begin(resolved: Future[T]) -> None:
+        open_ones.clear()
+        if resolved.cancelled():
+            last.cancel()
+        elif resolved.has_failed:
+            last.settle_error(Undecoded(resolved.result))
+        else:
+            try:
+                sent = send(resolved.result())
+            except BaseException as error:
+                last.settle_error(error)
+                return
+            open_ones.append(sent)
+            last.call_id = sent.call_id
+            last.set_running()
+            if last.cancelled():  # between the two steps
+                stop()
+            sent.add_done_callback(end)
+
+    def end(sent: Future[Any]) -> None:
+        open_ones.clear()
+        last.shown = sent.shown
+        if sent.cancelled():
+            last.cancel()
+        elif sent.has_failed:
+            last.settle_error(Undecoded(sent.result))
+        else:
+            last.settle(Undecoded(sent.result))
+
+    first.add_done_callback(begin)
+    return last

@@ -110,6 +110,7 @@ class TaskBuilder:
         *,
         nodes: tuple[int, ...] | None,
         one_of: tuple[int, ...] | None,
+        mode: int = Mode.CALL,
         is_nested: bool = False,
     ) -> Gang:
         """Build the gang of a call under an integration, on all of `nodes` or on one of `one_of`; see `Gang`.
@@ -134,7 +135,7 @@ class TaskBuilder:
             launch_bytes=launch_bytes,
             function=call.function,
             payload=call.payload,
-            head=TaskHead(call.function.digest, Mode.CALL, CallKind.GANG, 0, 0),
+            head=TaskHead(call.function.digest, mode, CallKind.GANG, 0, 0),
             options=options,
             nodes=nodes,
             one_of=one_of,

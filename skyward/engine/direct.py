@@ -12,6 +12,7 @@ and knows no part above it:
     nested_calls          calls that tasks make
     gangs                 ranks that start and end as one
     nodes, open_streams   links to the agents; items to and from running tasks
+    kept_values           values that stay on nodes
     questions, width      questions to running calls; more channels for a link
     task_channels         messages to and from running tasks
     shared_state          dictionaries, locks and more, which tasks and the program share
@@ -52,6 +53,7 @@ from .direct_lines import DirectLines
 from .frame_handlers import FrameHandlers
 from .gang import Gang, RankTask
 from .gangs import Gangs
+from .kept_values import KeptValues
 from .leader import Leader
 from .ledger import Ledger
 from .link_repair import LinkRepair
@@ -106,18 +108,21 @@ class DirectEngine:
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
         self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
-        lost = (self._gangs.node_lost, self.nested_calls.node_lost, self.channels.node_lost)
+        self.values = KeptValues(ledger, self._dispatcher)
+        lost = (self.values.node_lost, self._gangs.node_lost, self.nested_calls.node_lost, self.channels.node_lost)
         self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
         self.frame_handlers = FrameHandlers(
             ledger,
             self._dispatcher,
             self._logs,
             on_rank_stack=self._gangs.on_stack,
+            received_kept=self.values.received,
             others={
                 FrameKind.PORT: lambda _, frame: self._gangs.on_port(frame),
                 FrameKind.LINE: lambda link, frame: self._lines.on_line(link.node, frame),
                 FrameKind.USAGE: lambda link, frame: task_events.usage(link.node, frame.body),
                 FrameKind.NOTICE: lambda link, frame: self.link_repair.on_notice(link.node, frame.body),
+                FrameKind.FETCHED: self.values.on_fetched,
                 FrameKind.ANSWER: lambda _, frame: self.questions.on_answer(frame),
                 FrameKind.CALL: self.nested_calls.on_call,
                 FrameKind.UNCALL: self.nested_calls.on_uncall,
@@ -137,6 +142,7 @@ class DirectEngine:
             stop=self.streams.stop,
             died=self._die,
         )
+        self.values.soon = self.reader.soon
         self.leader = Leader(ledger, self._dispatcher, self.reader.read)
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -222,6 +228,7 @@ class DirectEngine:
             self.questions.close()
             self.channels.close()
             self.shared.close()
+            self.values.close()
         self.nested_calls.close()
         _fail(tasks, gangs, _closed_early())
         ledger.watcher.wake()
@@ -245,6 +252,7 @@ class DirectEngine:
             self.channels.close()
         with self.ledger:
             self.shared.close()
+            self.values.close()
         _fail(tasks, gangs, error)
 
     def forget_in_child(self) -> None:

@@ -14,6 +14,7 @@ from ..errors import SkywardError
 from ..shared.messages import StoreRequest
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine, Machines
+from ..values.ref import Ref
 from ..wire.payloads import Encoded
 from ..wire.task_channel import TaskChannel
 from .builder import TaskBuilder
@@ -112,6 +113,19 @@ class Questions(Protocol):
         ...
 
 
+class Values(Protocol):
+    """Values that stay on nodes. Thread-safe."""
+
+    def put(self, payload: Encoded, nodes: tuple[int, ...]) -> Ref[Any]:
+        """Make a reference of a packed value, and send its blobs to `nodes`.
+
+        Raises:
+            PoolClosed: The pool is closed.
+            UsageError: There is no room to send a blob.
+        """
+        ...
+
+
 class Channels(Protocol):
     """Channels that tasks open to this program. Thread-safe."""
 
@@ -158,6 +172,8 @@ class Engine(Protocol):
     def channels(self) -> Channels: ...
     @property
     def shared(self) -> SharedStore: ...
+    @property
+    def values(self) -> Values: ...
     @property
     def builder(self) -> TaskBuilder: ...
 

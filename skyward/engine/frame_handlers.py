@@ -10,13 +10,13 @@ import pickle
 from collections.abc import Callable, Mapping
 
 from ..errors import InternalError
-from ..wire.frames import Frame, FrameKind
+from ..wire.frames import KEPT, Frame, FrameKind
 from .gang import RankTask
 from .ledger import Ledger
 from .link import Readable
 from .log_router import LogRouter
 from .task_dispatcher import TaskDispatcher
-from .tasks import Loss, Task, TaskFailure, loss_error
+from .tasks import Loss, Received, Task, TaskFailure, loss_error
 from .threads import in_words, report
 
 Handler = Callable[[Readable, Frame], object]
@@ -31,6 +31,7 @@ class FrameHandlers:
         dispatcher: Takes ended tasks and stacks of tasks.
         logs: Takes output.
         on_rank_stack: Takes the stack of a rank.
+        received_kept: Makes the payload of a result that stays on its node.
         others: Further handlers, by kind of frame.
     """
 
@@ -41,12 +42,14 @@ class FrameHandlers:
         logs: LogRouter,
         *,
         on_rank_stack: Callable[[RankTask, Frame], object],
+        received_kept: Callable[[Readable, Frame], Received],
         others: Mapping[int, Handler],
     ) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._logs = logs
         self._on_rank_stack = on_rank_stack
+        self._received_kept = received_kept
         self.handlers: dict[int, Handler] = {
             FrameKind.RESULT: self._on_result,
             FrameKind.LOG: self._on_log,
@@ -88,7 +91,7 @@ class FrameHandlers:
     # Values. They are received even if their task has ended: otherwise their blobs would pile up in the link. ---------
 
     def _on_result(self, link: Readable, frame: Frame) -> None:
-        received = link.received(frame)
+        received = self._received_kept(link, frame) if frame.flags & KEPT else link.received(frame)
         task = self._ledger.tasks.get(frame.ident)
         if task is None:
             return

@@ -51,6 +51,19 @@ _FEW_FILES = 1024
 """Assumed limit of open files of an agent of the previous version, which does not report it."""
 
 
+@dataclass(slots=True)
+class _Stored:
+    """Blob that the node has, or is about to have."""
+
+    size: int
+    users: int
+    """Open calls that need it, functions that refer to it, and references of the user's."""
+    added: int
+    """How often the agent adds it: the client sent it, or a call's value stayed there. A drop names this number."""
+    is_there: bool
+    """Whether the agent has it, or gets it before anything that is sent now. If not, it comes from another node."""
+
+
 @dataclass
 class _Function:
     """Function that the node knows, with the number of open tasks that use it."""
@@ -211,7 +224,7 @@ class NodeLink(Readable):
         self.is_held = False
         """Whether the agent knows of that task."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
-        self._blobs: OrderedDict[bytes, list[int]] = OrderedDict()  # digest -> [size, calls that need it]
+        self._blobs: OrderedDict[bytes, _Stored] = OrderedDict()
         self._blob_bytes = 0
         # The agent keeps as much in memory as it may spill to its folder; see `agent.blobs`.
         self._blob_limit = blob_limit or int(facts.get("memory_bytes", 0)) // 2 or 2 * default_limit()
@@ -219,6 +232,8 @@ class NodeLink(Readable):
         self._arrived: dict[bytes, Blob] = {}
         self._of_calls: dict[int, dict[bytes, Blob]] = {}
         """Blobs of nested calls that arrived before the call itself, by the number of the call."""
+        self.wanted: list[Blob] = []
+        """Blobs that calls need here and that lie on other nodes; see `engine.kept_values`."""
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         self.channel.queue(kind, ident, body, lane=lane)
@@ -322,33 +337,94 @@ class NodeLink(Readable):
             OSError: There is no room to send it.
         """
         entry = self._blobs.get(blob.digest)
-        if entry is not None:
-            entry[1] += 1
+        if entry is not None and entry.is_there:
+            entry.users += 1
             self._blobs.move_to_end(blob.digest)
+            blob.sent_to(self)
             return
+        here = blob.here()
+        if here is not None:
+            self._queue_blob(here)
+        if entry is None:
+            entry = self._blobs[blob.digest] = _Stored(blob.size, 0, added=0, is_there=False)
+            self._blob_bytes += blob.size
+        entry.users += 1
+        if here is not None:
+            entry.added, entry.is_there = entry.added + 1, True
+        else:
+            self.wanted.append(blob)
+        blob.sent_to(self)
+        self._drop_oldest()
+
+    def _queue_blob(self, blob: Blob) -> None:
         body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
         self.channel.queue(FrameKind.BLOB, 0, body, blob=blob, priority=BLOBS)
-        self._blobs[blob.digest] = [blob.size, 1]
-        self._blob_bytes += blob.size
-        self._drop_oldest()
+
+    def send_wanted(self, blob: Blob) -> None:
+        """Send a blob that calls on this node wait for.
+
+        Raises:
+            OSError: There is no room to send it.
+        """
+        entry = self._blobs.get(blob.digest)
+        if entry is not None and not entry.is_there:
+            self._queue_blob(blob)
+            entry.added, entry.is_there = entry.added + 1, True
+
+    def has_blob(self, digest: bytes) -> bool:
+        """Return whether the node has a blob, or will have it before anything that is sent to it now."""
+        entry = self._blobs.get(digest)
+        return entry is not None and entry.is_there
+
+    def lacks_blob(self, digest: bytes) -> None:
+        """Note that a node does not have a blob, contrary to the record."""
+        entry = self._blobs.get(digest)
+        if entry is not None:
+            entry.is_there = False
 
     def release_blobs(self, blobs: tuple[Blob, ...]) -> None:
         """Release blobs whose call has ended."""
         for blob in blobs:
             entry = self._blobs.get(blob.digest)
             if entry is not None:
-                entry[1] -= 1
+                entry.users -= 1
+
+    def keep(self, digest: bytes, size: int) -> None:
+        """Record a blob of a value that stayed on the node, and hold it for the value's reference."""
+        entry = self._blobs.get(digest)
+        if entry is None:
+            self._blobs[digest] = _Stored(size, 1, added=1, is_there=True)
+            self._blob_bytes += size
+            self._drop_oldest()
+            return
+        entry.users += 1
+        entry.added += 1
+        entry.is_there = True
+
+    def forget_blob(self, digest: bytes, *, is_held: bool) -> None:
+        """Let go of a blob whose reference is gone, and drop it at once unless calls use it. `is_held`: it was held."""
+        entry = self._blobs.get(digest)
+        if entry is None:
+            return
+        entry.users -= is_held
+        if not entry.users:
+            self._drop_blob(digest, entry)
+
+    def _drop_blob(self, digest: bytes, entry: _Stored) -> None:
+        del self._blobs[digest]
+        self._blob_bytes -= entry.size
+        times = b"" if entry.added == 1 else entry.added.to_bytes(4, "little")
+        if entry.added:
+            self.channel.queue(FrameKind.DROP_BLOB, body=digest + times, priority=BLOBS)
 
     def _drop_oldest(self) -> None:
         if self._is_within_limits():
             return
-        for digest, (size, users) in list(self._blobs.items()):
+        for digest, entry in list(self._blobs.items()):
             if self._is_within_limits():
                 return
-            if not users:
-                del self._blobs[digest]
-                self._blob_bytes -= size
-                self.channel.queue(FrameKind.DROP_BLOB, body=digest, priority=BLOBS)
+            if not entry.users:
+                self._drop_blob(digest, entry)
 
     def _is_within_limits(self) -> bool:
         return self._blob_bytes <= self._blob_limit and len(self._blobs) <= self._blob_count
@@ -387,6 +463,10 @@ class NodeLink(Readable):
     def blobs_of_call(self, number: int) -> dict[bytes, Blob]:
         """Hand over the blobs that arrived for a nested call."""
         return self._of_calls.pop(number, {})
+
+    def take_arrived(self, digest: bytes) -> Blob | None:
+        """Hand over a blob that was fetched from the node; None if it did not arrive."""
+        return self._arrived.pop(digest, None)
 
     def received(self, frame: Frame) -> Received:
         parsed = parse(frame.body)

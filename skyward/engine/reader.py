@@ -62,7 +62,7 @@ class Reader:
         self._liveness = liveness
         self._stop = stop
         self._died = died
-        self._abandoned: deque[int] = deque()
+        self._soon: deque[Callable[[], object]] = deque()
         self._thread: threading.Thread | None = None
 
     @property
@@ -80,11 +80,15 @@ class Reader:
             self._thread.join(timeout=10)
 
     def abandon(self, task_id: int) -> None:
-        """Let the thread stop a task soon.
+        """Let the thread stop a task soon. For finalizers."""
+        self.soon(lambda: self._stop(task_id))
+
+    def soon(self, action: Callable[[], object]) -> None:
+        """Let the thread do something soon.
 
         For finalizers. The garbage collector may run one in a thread that holds any lock, so this takes none.
         """
-        self._abandoned.append(task_id)
+        self._soon.append(action)
         self._ledger.watcher.wake()
 
     def _run(self) -> None:
@@ -104,8 +108,8 @@ class Reader:
 
     def _step(self) -> None:
         ledger = self._ledger
-        while self._abandoned:
-            self._stop(self._abandoned.popleft())
+        while self._soon:
+            self._soon.popleft()()
         for link, can_read, can_write in ledger.watcher.wait(self._run_deadlines()):
             if can_write:
                 with ledger:

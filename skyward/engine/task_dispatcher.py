@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..schedule.scheduler import Action, FailTask, Recall, Send
+from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
 from ..wire.frames import Frame, FrameKind
 from .direct_lines import DirectLines
@@ -56,6 +57,10 @@ class TaskDispatcher:
         """Functions to call with the number of a task when it leaves the ledger, by task. Most calls have none."""
         self.on_cancelled: list[Callable[[int], object]] = []
         """Functions to call with the number of each task that is about to be stopped."""
+        self.on_wanted: Callable[[NodeLink], object] = lambda link: None
+        """Function to call with the link of a node that needs blobs of other nodes."""
+        self.places_of: Callable[[tuple[Blob, ...]], tuple[int, ...]] = lambda blobs: ()
+        """Function that returns the nodes where the bytes of these blobs lie, if they lie on nodes."""
 
     def submit(
         self,
@@ -98,6 +103,7 @@ class TaskDispatcher:
             expected_ns=task.expected_ns,
             parent=parent,
             is_rerun=task.attempt > 0,
+            prefer=self.places_of(task.payload.blobs) if task.payload.blobs else (),
         )
         self.perform(actions, alone)
 
@@ -157,6 +163,8 @@ class TaskDispatcher:
                 link.send_task(task)
             except OSError as error:
                 return self._not_sent(task, node, error)
+            if link.wanted:
+                self.on_wanted(link)
         task.attempt += 1
         if task.timeout_s is not None:
             ledger.at(task.timeout_s, self._time_out, task.id, task.attempt)
@@ -254,6 +262,17 @@ class TaskDispatcher:
         error = loss_error(loss, task.name, task.tail)
         if not task.is_cancelled:
             self._ledger.after.append(lambda: task.on_failed(error))
+
+    def fail(self, task: Task, node: int, error: BaseException) -> None:
+        """Stop a task that was sent, and fail it."""
+        if isinstance(task, RankTask):
+            self.forget(task)
+            self._ledger.tell(node, FrameKind.CANCEL, task.id)
+        elif task.is_cancelled:
+            return
+        else:
+            self.cancel(task.id)
+        self._ledger.after.append(lambda: task.on_failed(error))
 
     def finish(self, task: Task, node: int, elapsed_ns: int | None = None) -> None:
         """Remove a task that ended on its node. `elapsed_ns` is its duration if it returned a value, else None."""

@@ -21,6 +21,7 @@
     │   └── TerminateFailed        machines may still be running, and cost money
     ├── NodeError                  a machine, or skyward's processes on it
     │   ├── NodeLost               the node went away with work on it
+    │   ├── RefLost                the nodes that held a kept value are gone
     │   ├── SlotLost               the process that ran the call died
     │   ├── Preempted              the provider took the machine back
     │   ├── Unreachable            the machine does not answer
@@ -63,7 +64,7 @@ from __future__ import annotations
 
 from .base import InternalError, SkywardError
 from .hub import HubError, HubUnreachable
-from .node import BootstrapFailed, NodeError, NodeLost, Preempted, SlotLost, TransferFailed, Unreachable
+from .node import BootstrapFailed, NodeError, NodeLost, Preempted, RefLost, SlotLost, TransferFailed, Unreachable
 from .provider import (
     AuthFailed,
     BudgetExceeded,
@@ -132,6 +133,7 @@ __all__ = [
     "Preempted",
     "ProviderError",
     "QuotaExceeded",
+    "RefLost",
     "RemoteError",
     "RendezvousFailed",
     "ReplicationMismatch",

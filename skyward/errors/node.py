@@ -44,6 +44,23 @@ class NodeLost(NodeError):
     """
 
 
+class RefLost(NodeError):
+    """The nodes that held a value (`sky.Ref`) are gone, and the program has no copy of it.
+
+    A value that `pool.put` was given stays in the program's memory too, so it is never lost. A value that a call kept
+    (`f(x).keep()`) lies on its node, and on nodes where another call used it. Make it again.
+
+    Example:
+        model = prepare(raw).keep() >> pool
+        try:
+            score = evaluate(model) >> pool
+        except sky.errors.RefLost:
+            model = prepare(raw).keep() >> pool
+    """
+
+    retryable = False
+
+
 class SlotLost(NodeError):
     """The process that ran the call died: a signal, `os._exit`, or out of memory.
 

@@ -41,6 +41,8 @@ class NodeUsage(Event):
         memory_used_gib: Used memory in GiB.
         memory_gib: Total memory in GiB.
         devices: Load of each accelerator.
+        values_gib: Arguments and values of calls that the node holds in memory, in GiB.
+        values_on_disk_gib: Those for which memory was short, in GiB of the node's disk.
 
     Example:
         >>> NodeUsage(node=0, cpu=0.5, cores=8, memory_used_gib=12.0, memory_gib=32.0).cores
@@ -53,6 +55,8 @@ class NodeUsage(Event):
     memory_used_gib: float
     memory_gib: float
     devices: tuple[DeviceUsage, ...] = ()
+    values_gib: float = 0.0
+    values_on_disk_gib: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

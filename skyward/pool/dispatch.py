@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from ..calls.compute import PendingCompute
-from ..calls.futures import Failures, Future, value_of
+from ..calls.futures import Failures, Future, followed, value_of
 from ..console.activity import Progress, ProgressBoard
 from ..engine.builder import PackedCall, Place
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, PulledTask, ResultStream, Task
-from ..errors import UsageError
+from ..errors import NotRun, UsageError
 from ..wire.seen import SeenArrays
 from ..wire.tasks import CallKind, Mode
+from .graphs import Graphs, has_calls
 from .packer import Packer, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
 
@@ -29,8 +30,10 @@ class Dispatch:
         self.failures = failures
         self.packing = Packer()
         self.board = ProgressBoard()
+        self.graphs = Graphs()
 
     def close(self) -> None:
+        self.graphs.close()
         self.packing.close()
 
     def show_group(self, name: str, futures: list[Future[Any]]) -> None:
@@ -61,14 +64,64 @@ class Dispatch:
             seen: Arrays that may have been sent before.
             failures: Counter of failures, for futures that users hold.
         """
+        send = partial(self._send_to_one, nodes=nodes, is_strict=is_strict, seen=seen, failures=failures)
+        try:
+            return send(pending, leads=leads)
+        except NotRun:  # found out by failing, because a look at all arguments costs more than sending a small call
+            if not has_calls((pending.args, pending.kwargs)):
+                raise
+        (future,) = self._graph((pending,), nodes, send, is_strict=is_strict, failures=failures)
+        return future
+
+    def group(self, pendings: Sequence[PendingCompute[Any]], nodes: tuple[int, ...] | None) -> list[Future[Any]]:
+        """Send the calls of a group. Calls among their arguments run once for the whole group."""
+        if not any(has_calls((pending.args, pending.kwargs)) for pending in pendings):
+            return [self.on_one_node(pending, nodes=nodes) for pending in pendings]
+        return self._graph(pendings, nodes, partial(self._send_to_one, nodes=nodes))
+
+    def on_each_node(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
+        """Send a call to each node. Returns one future per node; for a gang, one future of the whole list.
+
+        Waits for calls among the arguments.
+        """
+        try:
+            return self._send_to_each(pending, nodes)
+        except NotRun:
+            if not has_calls((pending.args, pending.kwargs)):
+                raise
+        (resolved,) = self.graphs.resolve((pending,), partial(self._send_to_one, nodes=nodes))
+        return self._send_to_each(value_of(resolved), nodes)
+
+    def _graph(
+        self,
+        pendings: Sequence[PendingCompute[Any]],
+        nodes: tuple[int, ...] | None,
+        send: Callable[[PendingCompute[Any]], Future[Any]],
+        *,
+        is_strict: bool = False,
+        failures: Failures | None = None,
+    ) -> list[Future[Any]]:
+        """Send calls once the calls among their arguments have run."""
+        resolved = self.graphs.resolve(pendings, partial(self._send_to_one, nodes=nodes))
+        return [followed(future, send, is_strict=is_strict, failures=failures) for future in resolved]
+
+    def _send_to_one(
+        self,
+        pending: PendingCompute[Any],
+        *,
+        nodes: tuple[int, ...] | None,
+        is_strict: bool = False,
+        leads: bool = False,
+        seen: SeenArrays | None = None,
+        failures: Failures | None = None,
+    ) -> Future[Any]:
         if pending.fn.launch.is_gang:
             return self._gang(pending, nodes=None, one_of=nodes, failures=failures)
         return self._call(
             pending, kind=CallKind.PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen, failures=failures
         )
 
-    def on_each_node(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
-        """Send a call to each node. Returns one future per node; for a gang, one future of the whole list."""
+    def _send_to_each(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
         if pending.fn.launch.is_gang:
             return [self._gang(pending, nodes=nodes)]
         return [
@@ -102,13 +155,15 @@ class Dispatch:
         )
         task: Task
         if sources or pending.fn.is_generator:
+            _refuse_streams_that_stay(pending)
             _refuse_retries(pending, reads=bool(sources))
             payload = packing.arguments(args, kwargs, name, seen)
             call = PackedCall(name, packing.function(pending.fn, name), payload, options)
             task = self._streaming(pending, future, call, sources, kind, place)
         else:
             # Buffers stay in this process's memory only while the caller waits. A retry may come after that.
-            may_stay = engine.leader.may_pull if leads and not (options.allow_reruns or options.retry_on) else None
+            may_repeat = options.allow_reruns or options.retry_on
+            may_stay = engine.leader.may_pull if leads and not may_repeat and not pending.is_kept else None
             payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
             call = PackedCall(name, packing.function(pending.fn, name), payload, options)
             if payload.stays:
@@ -123,7 +178,7 @@ class Dispatch:
                     stop_pulling=engine.leader.stop_pulling,
                 )
             else:
-                task = self._builder.task(CallTask, task_id, call, kind, place, future=future)
+                task = self._builder.task(CallTask, task_id, call, kind, place, mode=_mode(pending), future=future)
         if leads and not sources:
             engine.leader.submit(task, future, nodes)
         else:
@@ -183,16 +238,29 @@ class Dispatch:
             )
         function = packing.function(pending.fn, name)
         call = PackedCall(name, function, packing.arguments(pending.args, pending.kwargs, name), pending.options)
-        gang = self._builder.gang(call, launch, packed_launch(launch), nodes=nodes, one_of=one_of)
+        gang = self._builder.gang(call, launch, packed_launch(launch), nodes=nodes, one_of=one_of, mode=_mode(pending))
         gang.future.failures = failures
         self._engine.submit_gang(gang)
         return gang.future
+
+
+def _mode(pending: PendingCompute[Any]) -> Mode:
+    return Mode.KEEP if pending.is_kept else Mode.CALL
 
 
 def _close(close_stream: Callable[[int], None], task: int, feeds: tuple[InputFeed, ...]) -> None:
     """Close a stream whose reader is gone."""
     stop_feeds(feeds)
     close_stream(task)
+
+
+def _refuse_streams_that_stay(pending: PendingCompute[Any]) -> None:
+    """Refuse to keep the value of a generator function. Raises UsageError."""
+    if pending.is_kept and pending.fn.is_generator:
+        raise UsageError(
+            f"{pending.name}(): a generator function streams its values, so they cannot stay on a node "
+            "or be an argument of a call; return a list"
+        )
 
 
 def _refuse_retries(pending: PendingCompute[Any], *, reads: bool) -> None:

@@ -293,6 +293,8 @@ class PoolLife:
                     engine.cancel_all(self._ended_by)
                 else:
                     engine.streams.close_all()
+                    if self._dispatch is not None:
+                        self._dispatch.graphs.wait_idle()
                     engine.wait_idle()
                     for text in self._oversights.found(engine):
                         self.announcer.emit(Overlooked(text=text))

@@ -25,6 +25,7 @@ from ..engine.retries import Retries
 from ..engine.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 from ..errors import ArgumentNotPicklable, UsageError
 from ..node.slot.execute import RaisedItem
+from ..values.ref import splice_items
 from ..wire.failures import decode_failure
 from ..wire.tasks import Mode, TaskHead
 from .chunk_sizes import MAX_ITEMS, ChunkSizes
@@ -239,7 +240,8 @@ class MapRun:
     def _send(self, first: int, items: Sequence[Any], after_s: float = 0.0) -> None:
         expected_ns = self._sizes.expected_ns
         try:
-            payload = self._packing.payload((items, self._star, self._return_exceptions, self._sizes.limit_ns))
+            spliced = splice_items(items, is_star=self._star)
+            payload = self._packing.payload((spliced, self._star, self._return_exceptions, self._sizes.limit_ns))
         except Exception as error:
             raise ArgumentNotPicklable(
                 f"map(): an item between {first} and {first + len(items) - 1} cannot be sent: "

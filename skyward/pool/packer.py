@@ -22,10 +22,12 @@ from ..calls.compute import ComputeFunction, is_importable
 from ..engine.tasks import WireFunction
 from ..errors import ArgumentNotPicklable, NotRun, UsageError
 from ..values.launch import ProcessLaunch
+from ..values.ref import splice
 from ..wire.blobs import BlobStore, content_digest
 from ..wire.frames import INLINE_LIMIT
 from ..wire.payloads import Encoded, PutBlob, encode
 from ..wire.seen import SeenArrays
+from .graphs import has_calls
 
 
 class Packer:
@@ -42,7 +44,10 @@ class Packer:
     def function(self, function: Callable[..., Any], name: str) -> WireFunction:
         """Pickle a function. Raises ArgumentNotPicklable."""
         try:
-            return self._functions.get(function)
+            made = self._functions.get(function)
+            if any(blob.here() is None for blob in made.payload.blobs):
+                raise UsageError("ref: used without being an argument; pass it as one")
+            return made
         except NotRun as error:
             raise ArgumentNotPicklable(
                 f"the function {name!r} cannot be sent: {error}", argument=name
@@ -67,13 +72,21 @@ class Packer:
         *,
         may_stay: Callable[[], bool] | None = None,
     ) -> Encoded:
-        """Pickle the arguments of a call. Raises ArgumentNotPicklable, which names the argument."""
+        """Pickle the arguments of a call.
+
+        Raises:
+            ArgumentNotPicklable: An argument cannot be pickled. The error names it.
+            NotRun: There are calls among the arguments, which have to run first.
+        """
         put = self.put
+        args, kwargs = splice(args, kwargs)
         try:
             if seen is None:
                 return encode((args, kwargs), put, may_stay=may_stay)
             return encode((args, kwargs), lambda data: seen.put(data, put), may_stay=may_stay, reduce=seen.reduce)
         except Exception as error:
+            if isinstance(error, NotRun) and has_calls((args, kwargs)):
+                raise  # not a mistake, but a graph of calls
             which, value = self._unpicklable(args, kwargs)
             reason = f"{type(error).__name__}: {error}; {_advice(value)}"
             if isinstance(error, NotRun):

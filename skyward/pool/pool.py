@@ -12,7 +12,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from ..accelerators import Accelerator
 from ..calls.compute import PendingCompute
@@ -23,13 +23,14 @@ from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
 from ..engine.engine import SharedStore
-from ..errors import SkywardError, UsageError
+from ..errors import ArgumentNotPicklable, SkywardError, UsageError
 from ..events import Event
 from ..node.slot.handle import TargetHandle
 from ..providers.base import Provider, least_billed_s
 from ..values.allocation import AllocationStrategy
 from ..values.image import DEFAULT_IMAGE, Image
 from ..values.machine import LogSink, Offer, PoolSpec
+from ..values.ref import Ref
 from ..wire.task_channel import TaskChannel, check_name
 from .config import of_file, pool_fields
 from .cost import Forecast, forecast
@@ -39,6 +40,8 @@ from .options import ALIASES, PoolAliases, check_nodes, check_options, check_rol
 from .remote_control import control_of
 from .shared_names import SharedNames
 from .targets import PoolSender, PoolTarget
+
+T = TypeVar("T")
 
 
 @checked_options(aliases=ALIASES, check=check_options)
@@ -415,6 +418,40 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
     def shared_store(self) -> SharedStore:
         """Return the store of the shared things, to which `pool.dict(name)` and the others send their requests."""
         return self._life.running()[0].shared
+
+    def put(self, value: T, *, nodes: Iterable[int] | None = None) -> Ref[T]:
+        """Pickle a value once, and return a reference that calls take as an argument instead of the value.
+
+        The bytes go to a node with the first call that uses them there, and stay for the next. The program keeps its
+        copy, so the value survives the loss of all nodes. Later changes of the value are not seen.
+
+        Args:
+            value: Any picklable value.
+            nodes: Nodes to send it to at once, as indexes in [0, nodes); None: none yet.
+
+        Raises:
+            ArgumentNotPicklable: The value cannot be pickled.
+            UsageError: There is no such node.
+            PoolClosed: The pool is not open.
+
+        Example:
+            >>> import skyward as sky
+            >>> with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+            ...     data = pool.put([3, 1, 2])
+            ...     sky.compute(sorted)(data) >> pool
+            [1, 2, 3]
+        """
+        engine, dispatch = self._life.running()
+        chosen = () if nodes is None else check_nodes("nodes", nodes, self.spec.nodes)
+        try:
+            payload = dispatch.packing.payload(value)
+        except Exception as error:
+            raise ArgumentNotPicklable(
+                f"put(): a {type(value).__qualname__} cannot be pickled: {type(error).__name__}: {error}; put plain "
+                "data or arrays",
+                argument="value",
+            ) from error
+        return engine.values.put(payload, chosen)
 
 
 class NodeTarget(PoolTarget):

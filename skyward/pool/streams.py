@@ -12,6 +12,7 @@ from ..calls.compute import ComputeFunction
 from ..calls.futures import Future
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, Received, StreamTask, TaskFailure
+from ..errors import UsageError
 from ..wire.frames import FrameKind
 from ..wire.payloads import PutBlob, encode
 from ..wire.tasks import InputStream
@@ -80,7 +81,10 @@ class InputFeed:
                 self._credit.acquire()
                 if self._is_stopped:
                     return
-                self._engine.streams.send_item(self._task, self._lane, encode(item, self._put))
+                encoded = encode(item, self._put)
+                if any(blob.here() is None for blob in encoded.blobs):  # nothing would wait for bytes of other nodes
+                    raise UsageError("iterator argument: it yields a kept sky.Ref; yield its value, ref.get()")
+                self._engine.streams.send_item(self._task, self._lane, encoded)
         except BaseException as error:  # from the user's iterator, or from pickling or sending an item
             self._fail(error)
             return

@@ -184,6 +184,9 @@ class PoolSender:
         dispatch = self._running()[1]
         return dispatch.on_one_node(pending, nodes=self._nodes, is_strict=True, failures=dispatch.failures)
 
+    def submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
+        return self._running()[1].group(group.items, self._nodes)
+
     def submit_part(self, pending: PendingCompute[Any]) -> Future[Any]:
         return self._running()[1].on_one_node(pending, nodes=self._nodes)
 
@@ -261,7 +264,7 @@ class PoolTarget(CallTarget):
     _sender: PoolSender
 
     def _submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
-        futures = super()._submit_parts(group)
+        futures = self._sender.submit_parts(group)
         if len(futures) > 1:
             self._sender.show_group(group, futures)
         return futures

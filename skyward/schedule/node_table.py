@@ -198,6 +198,14 @@ class NodeTable:
                     best, best_room = node, node.room
         return best
 
+    def preferred(self, numbers: tuple[int, ...], group: Group, turn: Turn) -> NodeEntry | None:
+        """Return the one of a few nodes with the most free slots for a task; None if none has one."""
+        if self.closings and group.is_closed_to(turn):
+            return None
+        nodes = [group.members[number] for number in numbers if number in group.members]
+        free = [node for node in nodes if node.room > 0 and node.takes_more and not node.is_withheld(turn)]
+        return max(free, key=lambda node: node.room, default=None)
+
     def _first(self, rooms: Rooms, turn: Turn) -> NodeEntry | None:
         """Return the node with the most room that no entry of another group keeps from this one.
 

@@ -185,6 +185,7 @@ class Scheduler:
         expected_ns: float | None = None,
         parent: int | None = None,
         is_rerun: bool = False,
+        prefer: tuple[int, ...] = (),
     ) -> list[Action]:
         """Queue a task, and place it if there is room.
 
@@ -197,10 +198,12 @@ class Scheduler:
             expected_ns: Expected duration, if known before any task has ended.
             parent: The running task or gang that calls it, or None.
             is_rerun: Whether it has run before and goes before all tasks that wait.
+            prefer: Nodes that it goes to if one of them has a free slot when it is placed.
         """
         are_shorter = expected_ns is not None and self._nodes.expect(expected_ns)
         # Nested calls are never sent in advance: behind a task that waits for them they would never start.
         made = TaskEntry(task, nodes, in_advance and parent is None, parent=parent)
+        made.prefer = prefer
         if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
@@ -346,7 +349,8 @@ class Scheduler:
         return actions
 
     def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
-        node = self._nodes.pick(group, task.turn, ahead=task.in_advance)
+        node = self._nodes.preferred(task.prefer, group, task.turn) if task.prefer else None
+        node = node or self._nodes.pick(group, task.turn, ahead=task.in_advance)
         if node is None:
             return False
         task.node = node.id

@@ -30,6 +30,8 @@ class TaskEntry:
     parent: int | None = None
     """Task or gang that called it."""
     turn: Turn = (0, 0)
+    prefer: tuple[int, ...] = ()
+    """Nodes to choose first."""
 
     @property
     def line(self) -> Hashable:

@@ -105,6 +105,49 @@ class EngineSuite:
         factor = 3
         assert pool.map(lambda x: factor * x, range(5)) == [0, 3, 6, 9, 12]
 
+    # Values that stay, and graphs -----------------------------------------------------------------------------------
+
+    def test_a_kept_value_arrives_as_an_argument_on_every_node(self, pool: ComputePool) -> None:
+        def block(size: int) -> bytes:
+            return b"x" * size
+
+        kept = compute(block)(2_000_000).keep() >> pool
+        assert compute(len)(kept) @ pool == [2_000_000] * pool.nodes
+        assert kept.get() == block(2_000_000)
+        assert set(kept.nodes) == set(range(pool.nodes))
+        kept.drop()
+        assert compute(len)(pool.put(b"y" * 2_000_000, nodes=[1])) >> pool.node(0) == 2_000_000
+
+    def test_a_reference_in_a_container_brings_its_value(self, pool: ComputePool) -> None:
+        def total(refs: list[Any]) -> int:
+            return sum(len(ref.get()) for ref in refs)
+
+        assert compute(total)([pool.put(b"z" * 2_000_000), pool.put("ab")]) >> pool == 2_000_002
+
+    def test_calls_as_arguments_run_once_and_first(self, pool: ComputePool, shared: Path) -> None:
+        def note(path: Path) -> bytes:
+            with path.open("a") as file:
+                file.write("ran\n")
+            return b"x" * 2_000_000
+
+        def size(one: bytes, more: Any) -> int:
+            return len(one) + sum(map(len, more))
+
+        call = compute(note)(shared / "lines")
+        assert compute(size)(call, [call]) @ pool == [4_000_000] * pool.nodes
+        assert (shared / "lines").read_text() == "ran\n"
+
+    def test_a_failure_in_a_graph_arrives_as_itself(self, pool: ComputePool) -> None:
+        def fail(value: Any) -> int:
+            raise LookupError(value)
+
+        def same(value: int) -> int:
+            return value
+
+        with pytest.raises(LookupError) as caught:
+            compute(same)(compute(fail)(compute(same)(1))) >> pool
+        assert any("same <- fail" in note for note in caught.value.__notes__)
+
     # Errors ---------------------------------------------------------------------------------------------------------
 
     def test_the_users_exception_arrives_as_itself(self, pool: ComputePool) -> None:

@@ -154,6 +154,23 @@ class Blob:
         _seal(blob.fd)
         return blob
 
+    def here(self) -> Blob | None:
+        """Return the blob with the bytes, this one; None if they are on another machine (see `engine.kept_values`)."""
+        return self
+
+    def sent_to(self, link: object) -> None:
+        """Note that a node has the bytes now."""
+
+    @classmethod
+    def kept(cls, data: memoryview) -> Blob:
+        """Copy `data` to a file, named by its content: for results that stay on the node and may be sent on later.
+
+        Raises:
+            OSError: There is no free descriptor, or no room for the file.
+        """
+        flat = data.cast("B")
+        return cls._filed(flat, _new_file("kept"))
+
     @classmethod
     def snapshot(cls, data: memoryview) -> Blob:
         """Copy `data`, and name the copy by its content, even if another thread writes to `data` meanwhile.
@@ -162,18 +179,20 @@ class Blob:
         """
         if has_room_for_files():
             with contextlib.suppress(OSError):  # no free descriptor or no room after all
-                return cls._filed(data)
+                filed = cls._filed(data, spares.take(data.nbytes))
+                spares.prepare(data.nbytes)
+                return filed
         loaded = bytearray(data)
         return cls(blob_digest(memoryview(loaded)), data.nbytes, -1, loaded)
 
     @classmethod
-    def _filed(cls, data: memoryview) -> Blob:
-        """Write `data` to a new file, piece by piece.
+    def _filed(cls, data: memoryview, fd: int) -> Blob:
+        """Write `data` to an empty file, piece by piece.
 
         Hash and write a copy of each piece, because another thread may write to `data` in between. The copy stays in
         the CPU's cache, so it costs no more memory traffic than hashing does.
         """
-        blob = cls(b"", data.nbytes, spares.take(data.nbytes))
+        blob = cls(b"", data.nbytes, fd)
         hasher = xxhash.xxh3_128()
         copy = memoryview(bytearray(min(_PIECE, data.nbytes)))
         for start in range(0, data.nbytes, _PIECE):
@@ -182,7 +201,6 @@ class Blob:
             hasher.update(content_digest(piece))
             _write_all(blob.fd, piece, start)
         _seal(blob.fd)
-        spares.prepare(data.nbytes)
         blob.digest = hasher.digest()
         return blob
 

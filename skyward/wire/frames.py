@@ -48,8 +48,10 @@ class FrameKind(IntEnum):
     # Prerequisites of tasks.
     FUNCTION = 10  # C > A > S  digest, pickled function; kept until the process ends
     BLOB = 11  # C > A > S and back; digest, size, offset, and either a file descriptor or a piece
-    DROP_BLOB = 12  # C > A  digest
+    DROP_BLOB = 12  # C > A  digest; u32: how often it was added, if more than once
     DROP_FUNCTION = 13  # C > A > S  digest; no open task uses it
+    FETCH = 15  # C > A  digest of a blob to send; the answer is its BLOB and FETCHED, both with the number in `ident`
+    FETCHED = 16  # A > C  digest; lane 1: the agent does not have it
 
     # Tasks.
     TASK = 20  # C > A > S
@@ -156,6 +158,10 @@ ON_SHELF = 0x20
 """Flag of a task that is sent to a busy slot. The slot must take it from its shelf, by the number in `lane`, before it
 begins it; see `slot.shelf`.
 """
+
+
+KEPT = 0x10
+"""Flag of a slot's RESULT and its BLOBs: the value stays on the node. The agent keeps the blobs, and sends the rest."""
 
 
 class FrameParser:

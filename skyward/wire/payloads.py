@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from ..values.ref import Pickled, Ref, Spliced, carried, held_by, load
 from .blobs import Blob
 from .frames import INLINE_LIMIT
 from .pull import place_of, pull
@@ -74,14 +75,16 @@ def encode(
             return Encoded(_NOTHING + data)
         return _with_blobs(data, [], put)
     sink = io.BytesIO()
-    large: list[memoryview] = []
+    large: list[memoryview | Blob] = []
     _Pickler(sink, large, reduce).dump(value)
     data = sink.getvalue()
     if not large and len(data) <= INLINE_LIMIT:
         return Encoded(_NOTHING + data)
-    if large and len(data) <= _STAY_LIMIT and may_stay is not None and may_stay():
-        names = b"".join(REFERENCE.pack(place_of(view), view.nbytes) for view in large)
-        return Encoded(HEAD.pack(IN_MEMORY, len(large), 0) + names + data, stays=tuple(large))
+    if large and len(data) <= _STAY_LIMIT and may_stay is not None:
+        views = tuple(view for view in large if isinstance(view, memoryview))
+        if len(views) == len(large) and may_stay():
+            names = b"".join(REFERENCE.pack(place_of(view), view.nbytes) for view in views)
+            return Encoded(HEAD.pack(IN_MEMORY, len(views), 0) + names + data, stays=views)
     return _with_blobs(data, large, put)
 
 
@@ -98,8 +101,8 @@ def unpickle_whole(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def _with_blobs(data: bytes, large: list[memoryview], put: PutBlob) -> Encoded:
-    blobs = [put(view) for view in large]
+def _with_blobs(data: bytes, large: Iterable[memoryview | Blob], put: PutBlob) -> Encoded:
+    blobs = [view if isinstance(view, Blob) else put(view) for view in large]
     flags = 0
     if len(data) > INLINE_LIMIT:
         blobs.append(put(memoryview(data)))
@@ -151,11 +154,19 @@ class _LargeBytes:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
     """Pickler of cloudpickle that collects large buffers instead of writing them."""
 
-    def __init__(self, sink: io.BytesIO, large: list[memoryview], reduce: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, sink: io.BytesIO, large: list[memoryview | Blob], reduce: Callable[[Any], Any] | None = None
+    ) -> None:
         self._reduce = reduce
+        # A local name, because a callback that refers to this pickler would make a cycle, and keep its arguments alive.
+        self._aside = aside = dict[int, tuple[bytearray, Blob]]()
+        """Blobs that a value brings along, by the id of the empty buffer that stands for each in the pickle."""
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             view = buffer.raw()
+            if aside and (known := aside.get(id(view.obj))) is not None:
+                large.append(known[1])
+                return False
             if view.nbytes < INLINE_LIMIT:
                 return True
             large.append(view)
@@ -168,8 +179,23 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = None if self._reduce is None else self._reduce(obj)
+        if type(obj) is Spliced:
+            return load, self._parts(obj.pickled)
+        if type(obj) is Ref:
+            return carried, self._parts(held_by(obj).pickled)
         reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj) or reduce_wrapper(obj)
         return super().reducer_override(obj) if reduced is None else reduced
+
+    def _parts(self, pickled: Pickled) -> tuple[Any, ...]:
+        """Return the arguments from which a value that is pickled already is loaded. Its buffers stay blobs."""
+        return pickled.data, *(self._buffer(part) for part in pickled.buffers)
+
+    def _buffer(self, part: Any) -> pickle.PickleBuffer:
+        if not isinstance(part, Blob):
+            return pickle.PickleBuffer(part)
+        empty = bytearray()
+        self._aside[id(empty)] = empty, part
+        return pickle.PickleBuffer(empty)
 
 
 def _with_large_bytes(value: Any, depth: int = 3) -> Any:

@@ -37,6 +37,7 @@ class Mode(IntEnum):
     CALL = 0  # payload: (args, kwargs)
     CHUNK = 1  # payload: (items, star, return_exceptions, nanoseconds after which no new call starts, or None)
     STREAM = 2  # payload: (args, kwargs); the function is a generator function
+    KEEP = 3  # as CALL, but the large buffers of the value stay on the node
 
 
 class TaskHead(NamedTuple):

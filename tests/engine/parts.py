@@ -128,7 +128,12 @@ class Parts:
         return LinkRepair(self.ledger, self.lines, self.dispatcher, self.nodes, self.task_events, on_lost=on_lost)
 
     def frame_handlers(self, **given: Any) -> FrameHandlers:
-        noted: dict[str, Any] = {"on_rank_stack": lambda task, frame: None, "others": {}, **given}
+        noted: dict[str, Any] = {
+            "on_rank_stack": lambda task, frame: None,
+            "received_kept": lambda link, frame: link.received(frame),
+            "others": {},
+            **given,
+        }
         return FrameHandlers(self.ledger, self.dispatcher, self.logs, **noted)
 
     def close(self) -> None:

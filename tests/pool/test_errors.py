@@ -295,7 +295,7 @@ class TestWhatCannotTravel:
         with pytest.raises(ArgumentNotPicklable, match=r"argument 'c' \(a lock\)"):
             use(1, 2, c=threading.Lock()) > pool  # noqa: B015
         with pytest.raises(ArgumentNotPicklable, match="argument 1"):
-            sky.compute(len)(x for x in "abc") >> pool  # type: ignore[arg-type]
+            sky.compute(len)(x for x in "abc") >> pool  # type: ignore[call-overload]
         with pytest.raises(ArgumentNotPicklable, match=r"argument 1 \(a Future\).*send its value: \.result\(\)"):
             sky.compute(str)(sky.compute(str)(1) > pool) >> pool
 

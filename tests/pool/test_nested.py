@@ -240,7 +240,7 @@ class TestPayloads:
         target = pool.node(1)
 
         def parent() -> Any:
-            return add(threading.Lock(), 1) >> target  # type: ignore[arg-type]
+            return add(threading.Lock(), 1) >> target  # type: ignore[call-overload]
 
         with pytest.raises(sky.errors.ArgumentNotPicklable, match=r"an argument of add\(\) cannot be sent"):
             sky.compute(parent)() >> pool.node(0)

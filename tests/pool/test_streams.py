@@ -245,7 +245,7 @@ class TestIn:
 
         assert total(iter(range(500))) >> pool == sum(range(500))
         assert total(x for x in range(3)) >> pool == 3
-        assert total([1, 2, 3]) >> pool == 6  # type: ignore[arg-type]
+        assert total([1, 2, 3]) >> pool == 6  # type: ignore[call-overload]
         assert total(iter(())) >> pool == 0
         assert total(items=iter([4])) >> pool == 4
 

@@ -18,18 +18,29 @@ def stacked(epochs: int) -> bytes:
     return bytes(epochs)
 
 
-bare("two")  # error: arg-type
-bare()  # error: call-arg
-bare(2, title="y")  # error: call-arg
+@sky.compute
+def joined(count: int, names: list[str]) -> str:
+    return f"{count} {names}"
+
+
+bare("two")  # error: call-overload
+bare()  # error: call-overload
+bare(2, title="y")  # error: call-overload
 bare.local("two")  # error: arg-type
-stacked("three")  # error: arg-type
-stacked(3, rate=0.5)  # error: call-arg
+stacked("three")  # error: call-overload
+stacked(3, rate=0.5)  # error: call-overload
+
+bare(stacked(1))  # error: arg-type
+bare(2).keep() + 1  # error: operator
+joined(1, stacked(1))  # error: arg-type
+joined(stacked(1), ["a"])  # error: arg-type
 
 pool = sky.ComputePool(provider=sky.Local())
 number: int = bare(2) >> pool  # error: assignment
 one: list[str] = bare(2) @ pool  # error: assignment
 value: bytes = bare(2)  # error: assignment
 bare >> pool  # error: operator
+bare(pool.put("two"))  # error: arg-type
 text: int = pool.run(stacked(1))  # error: assignment
 sky.ComputePool(provider=sky.Local(), executor="fibre")  # error: arg-type
 sky.ComputePool(provider=sky.Local(), nodez=2)  # error: call-arg

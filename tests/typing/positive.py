@@ -71,6 +71,16 @@ def counted(limit: int) -> Iterator[int]:
     yield from range(limit)
 
 
+@sky.compute
+def counted_once() -> int:
+    return 1
+
+
+@sky.compute
+def joined(count: int, names: list[str], rate: float = 0.1) -> str:
+    return f"{count} {names} {rate}"
+
+
 def plain(x: int) -> str:
     return str(x)
 
@@ -107,6 +117,18 @@ with sky.ComputePool(provider=sky.Local(lease_s=2.0), nodes=2, concurrency=2) as
     assert_type(pool.map(with_options, [1, 2]), list[float])
     assert_type(pool.imap(plain, range(3)), Iterator[str])
     assert_type(pool.executor().submit(plain, 1), sky.Future[str])
+    assert_type(with_options(counted_once()), sky.PendingCompute[float])
+    assert_type(with_options(counted_once()) >> pool, float)
+    assert_type(bare(counted_once(), name="y"), sky.PendingCompute[list[str]])
+    assert_type(joined(1, bare(2)), sky.PendingCompute[str])
+    assert_type(joined(counted_once(), bare(2), rate=0.5), sky.PendingCompute[str])
+    assert_type(stacked(counted_once(), 0.5), sky.PendingCompute[bytes])
+    kept = bare(2).keep() >> pool
+    assert_type(kept, sky.Ref[list[str]])
+    assert_type(kept.get(), list[str])
+    assert_type(bare(2).keep() @ pool, list[sky.Ref[list[str]]])
+    assert_type(pool.put(3, nodes=[0]), sky.Ref[int])
+    assert_type(joined(pool.put(3), kept), sky.PendingCompute[str])
     group = bare(1) & with_options(2)
     assert_type(group, sky.PendingComputeGroup)
     assert_type(sky.gather(bare(1), with_options(2), stream=True), sky.PendingComputeGroup)

@@ -42,7 +42,9 @@ class Agent:
         self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))
         self._nested = CallRelay(self._tasks.forward, self._tasks.spool.failure_of, self._tasks.on_call_ended)
         self._channels = ChannelRelay(self._tasks.forward)
-        self._usage = UsageMeter(self._loop, lambda body: send(FrameKind.USAGE, body=body))
+        self._usage = UsageMeter(
+            self._loop, lambda: self._tasks.placing.blob_bytes, lambda body: send(FrameKind.USAGE, body=body)
+        )
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._handlers = self._handlers_of_client()
 
@@ -54,6 +56,7 @@ class Agent:
             FrameKind.FUNCTION: placing.add_function,
             FrameKind.BLOB: lambda frame: (nested.on_blob if frame.ident else placing.add_blob)(frame),
             FrameKind.DROP_BLOB: placing.drop_blob,
+            FrameKind.FETCH: tasks.on_fetch,
             FrameKind.DROP_FUNCTION: placing.drop_function,
             FrameKind.CANCEL: tasks.on_cancel,
             FrameKind.RECALL: tasks.on_recall,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from ...wire.blobs import Blob, default_limit, spill
 from .complaints import complain
 
 
 class NodeBlobs:
-    """Blobs by digest. The client decides which to drop; this class decides which of the rest stay in memory."""
+    """Blobs by digest. The client decides which to drop; this class decides which of the rest stay in memory.
+
+    A blob may be added several times, by the client and by calls whose values stay here. It goes when it was dropped as
+    often, because a drop may cross a further addition on its way.
+    """
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self._folder = os.path.join(folder, "blobs")
@@ -18,9 +22,16 @@ class NodeBlobs:
         self._in_memory: OrderedDict[bytes, Blob] = OrderedDict()
         self._spilled: dict[bytes, Blob] = {}
         self._bytes = 0
+        self._added: Counter[bytes] = Counter()
         self._has_said = False
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes in memory and on the disk."""
+        return self._bytes, sum(blob.size for blob in self._spilled.values())
+
     def add(self, blob: Blob) -> None:
+        self._added[blob.digest] += 1
         if blob.digest in self:
             blob.close()
             return
@@ -53,7 +64,11 @@ class NodeBlobs:
             return blob
         return self._spilled.get(digest)
 
-    def drop(self, digest: bytes) -> None:
+    def drop(self, digest: bytes, times: int = 1) -> None:
+        self._added[digest] -= times
+        if self._added[digest] > 0:
+            return
+        del self._added[digest]
         blob = self._in_memory.pop(digest, None)
         if blob is not None:
             self._bytes -= blob.size

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -14,8 +15,10 @@ import time
 
 from ...errors import InternalError
 from ...values.topology import Rank
-from ...wire.frames import QUIET, Frame, FrameKind
+from ...wire.failures import encode_failure
+from ...wire.frames import HAS_FD, KEPT, QUIET, Frame, FrameKind
 from ...wire.tasks import TASK_KIND_AT, CallKind, NodeConfig, RankOrder
+from ..slot.link import blob_body
 from ..slot.page import CURRENT
 from .blobs import NodeBlobs
 from .complaints import complain
@@ -214,6 +217,8 @@ class NodeTasks:
         if kind in _FINAL:
             if not frame.flags & QUIET:
                 self._read_output(slot, flush=False)
+            if slot.kept:
+                frame = self._settle_kept(slot, frame)
             self.forward(frame)
             self.placing.ended(slot, frame.ident)
             slot.has_replied = True
@@ -222,14 +227,39 @@ class NodeTasks:
                 self._loop.call_later(_RANK_ENDS_S, lambda: self._processes.kill(slot))
             if self.placing.queue or self.placing.shelved:
                 self.placing.dispatch()
-        elif kind == FrameKind.LOG:
-            self._log(frame.ident, frame.lane, frame.body)
-        elif kind == FrameKind.DISPLAY:
-            self._log(frame.ident, DISPLAYS, frame.body)
+        elif kind == FrameKind.BLOB and frame.flags & KEPT:
+            self.placing.keep_blob(slot, frame)
+        elif kind in (FrameKind.LOG, FrameKind.DISPLAY):
+            self._log(frame.ident, DISPLAYS if kind == FrameKind.DISPLAY else frame.lane, frame.body)
         elif kind != FrameKind.READY:
             if kind == FrameKind.ITEM:
                 self._read_output(slot, flush=False)
             self.forward(frame)
+
+    def _settle_kept(self, slot: SlotProcess, frame: Frame) -> Frame:
+        """Hand the blobs of a value that stays here over to the client. Without room for one, return an error."""
+        blobs = [self.placing.blob(digest) for digest in slot.kept.get(frame.ident, ())]
+        if any(blob is None or blob.fd < 0 for blob in blobs):
+            why = "the node's agent may open no more files, so it cannot keep the value; drop other references"
+            failure = encode_failure(OSError(errno.EMFILE, why))
+            frame = Frame(FrameKind.ERROR, frame.flags & ~KEPT, 0, frame.ident, failure)
+        if frame.kind == FrameKind.RESULT:
+            slot.kept.pop(frame.ident, None)
+        else:
+            self.placing.drop_kept(slot, frame.ident)
+        return frame
+
+    def on_fetch(self, frame: Frame) -> None:
+        """Send a blob that the client or another node needs."""
+        digest = frame.body
+        blob = self.placing.blob(digest)
+        fd = -1
+        if blob is not None and self.client is not None:
+            with contextlib.suppress(OSError):  # no free descriptor: the client looks elsewhere
+                fd = os.dup(blob.fd)
+                self.forward(Frame(FrameKind.BLOB, HAS_FD, 0, frame.ident, blob_body(digest, blob.size), fd))
+        is_missing = fd < 0 or self.spool.failure_of(frame.ident) is not None
+        self.forward(Frame(FrameKind.FETCHED, 0, int(is_missing), frame.ident, digest))
 
     def forward(self, frame: Frame) -> None:
         client = self.client
@@ -351,6 +381,8 @@ class NodeTasks:
             self._dead_line = slot.line_number, int(slot.page[CURRENT]), code
         if slot.shelved is not None:
             self.placing.take_back(slot.shelved.frame.ident)
+        for task in list(slot.kept):
+            self.placing.drop_kept(slot, task)
         for task in list(slot.running):
             self._report_lost(slot, task, code)
         self._loop.forget(slot.channel)

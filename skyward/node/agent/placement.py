@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ...wire.blobs import Blob
+from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.frames import ON_SHELF, Frame, FrameKind, pack
 from ...wire.tasks import TASK_HEAD, references
 from ..slot.link import read_blob_body
@@ -56,11 +56,33 @@ class Placement:
         self._function_blobs[frame.body[:16]] = references(frame.body, 16)
 
     def add_blob(self, frame: Frame) -> None:
+        self._add(frame)
+        self.dispatch()
+
+    def _add(self, frame: Frame) -> bytes:
         digest, size, _, _ = read_blob_body(frame.body)
         self._blobs.add(Blob(digest, size, frame.fd))
         for pending in self.queue:
             pending.missing.discard(digest)
-        self.dispatch()
+        return digest
+
+    def keep_blob(self, slot: SlotProcess, frame: Frame) -> None:
+        """Keep a blob of a value that stays on this node. It is the slot's until the value itself has come."""
+        slot.kept.setdefault(frame.ident, []).append(self._add(frame))
+
+    def drop_kept(self, slot: SlotProcess, task: int) -> None:
+        """Drop the blobs of a value that will not come."""
+        for digest in slot.kept.pop(task, ()):
+            self._blobs.drop(digest)
+
+    def blob(self, digest: bytes) -> Blob | None:
+        """Return a blob of this node."""
+        return self._blobs.get(digest)
+
+    @property
+    def blob_bytes(self) -> tuple[int, int]:
+        """Bytes of all blobs in memory and on the disk."""
+        return self._blobs.sizes
 
     def drop_function(self, frame: Frame) -> None:
         self._functions.pop(frame.body, None)
@@ -71,7 +93,7 @@ class Placement:
                 self.send_to(slot, frame)
 
     def drop_blob(self, frame: Frame) -> None:
-        self._blobs.drop(frame.body)
+        self._blobs.drop(frame.body[:DIGEST_SIZE], int.from_bytes(frame.body[DIGEST_SIZE:], "little") or 1)
         for pending in self.queue:
             pending.missing = self._missing(pending.frame)
 

@@ -18,7 +18,7 @@ from .output import DISPLAYS, LogBuffer, weight
 
 _PIPE_SIZE = 1 << 20
 _MESSAGES = (FrameKind.CHANNEL, FrameKind.MESSAGE, FrameKind.END_CHANNEL)
-_FINAL = (FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST, FrameKind.UNCALL)
+_FINAL = (FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST, FrameKind.UNCALL, FrameKind.FETCHED)
 
 
 class _PassedEnds(Ends):

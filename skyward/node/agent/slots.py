@@ -73,6 +73,8 @@ class SlotProcess:
     shelved_at: float = 0.0
     is_shelf_spent: bool = False
     """Whether a shelved task was taken back. That leaves a void frame in the socket, at most one per running task."""
+    kept: dict[int, list[bytes]] = field(default_factory=dict)
+    """Digests of blobs that stay on the node, by the task whose value is still to come."""
     functions: set[bytes] = field(default_factory=set)
     cancelled: set[int] = field(default_factory=set)
     preload: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from typing import Any
 from .loop import EventLoop, Timer
 
 _MIB_PER_GIB = 1024
+_BYTES_PER_GIB = 1024**3
 _KIB_PER_GIB = 1024 * 1024
 _QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
 _LONGEST_LINE = 64 * 1024
@@ -26,12 +27,16 @@ _LONGEST_LINE = 64 * 1024
 class UsageMeter:
     """Reports the load at intervals, while it is requested. Only the agent's thread uses it.
 
-    `tell` receives JSON: cpu (0..1 since the last report), cores, memory_used_gib, memory_gib, devices (index, busy,
-    memory_used_gib, memory_gib of each).
+    `tell` receives JSON: cpu (0..1 since the last report), cores, memory_used_gib, memory_gib, values_gib,
+    values_on_disk_gib, devices (index, busy, memory_used_gib, memory_gib of each). `blob_bytes` returns the bytes of
+    blobs in memory and on the disk.
     """
 
-    def __init__(self, loop: EventLoop, tell: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, loop: EventLoop, blob_bytes: Callable[[], tuple[int, int]], tell: Callable[[bytes], None]
+    ) -> None:
         self._loop = loop
+        self._blob_bytes = blob_bytes
         self._tell = tell
         self._timer: Timer | None = None
         self._interval_s = 0.0
@@ -64,11 +69,14 @@ class UsageMeter:
         # Counters may jump back when a container was frozen or moved.
         cpu = min(1.0, max(0.0, (busy - busy_before) / (total - total_before))) if total > total_before else 0.0
         used_gib, gib = memory_of(_read("/proc/meminfo"))
+        in_memory, on_disk = self._blob_bytes()
         report: dict[str, Any] = {
             "cpu": cpu,
             "cores": os.cpu_count() or 1,
             "memory_used_gib": used_gib,
             "memory_gib": gib,
+            "values_gib": in_memory / _BYTES_PER_GIB,
+            "values_on_disk_gib": on_disk / _BYTES_PER_GIB,
             "devices": [self._devices[index] for index in sorted(self._devices)],
         }
         self._tell(json.dumps(report).encode())

@@ -22,6 +22,7 @@ from ...calls.compute import PendingCompute
 from ...calls.futures import Future, Undecoded, this_thread
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
 from ...values.launch import RankValues
+from ...values.ref import splice
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.failures import decode_failure, explain_result_error, is_fault_of_value
@@ -182,7 +183,7 @@ class Caller:
 def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
     parts: list[tuple[str, Any]] = [
         (f"the function {pending.name!r}", pending.fn),
-        (f"an argument of {pending.name}()", (pending.args, pending.kwargs)),
+        (f"an argument of {pending.name}()", splice(pending.args, pending.kwargs)),
     ]
     encoded = []
     for subject, value in parts:

@@ -22,8 +22,8 @@ from ...core.process import PACKAGE_ROOT
 from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited, UsageError
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as
-from ...wire.frames import Frame, FrameKind
-from ...wire.payloads import Encoded, decode, encode, paused_collector
+from ...wire.frames import KEPT, Frame, FrameKind
+from ...wire.payloads import Encoded, PutBlob, decode, encode, paused_collector
 from ...wire.pull import PullRefused
 from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, parse
 from .link import Replies
@@ -122,7 +122,7 @@ class TaskRun:
             task = frame.ident
             if leases:
                 free_leases(task, is_well=True)
-            flags = self.at_end(task)
+            flags = self.at_end(task) | (KEPT if head.mode == Mode.KEEP else 0)
             self.link.send_payload(FrameKind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
         finally:
             self._thread = 0
@@ -150,7 +150,7 @@ class TaskRun:
         args, kwargs = self._with_inputs(payload) if head.inputs else payload
         with self.guard.user_code():
             value = function(*args, **kwargs)
-        return self._encode(value if self.deliver else None)
+        return self._encode(value if self.deliver else None, Blob.kept if head.mode == Mode.KEEP else put_result_blob)
 
     def _run_chunk(self, function: Callable[..., Any], payload: Any, first: int) -> Encoded:
         items, star, return_exceptions, limit_ns = payload
@@ -294,9 +294,9 @@ class TaskRun:
 
     # Sending --------------------------------------------------------------------------------------------------------
 
-    def _encode(self, value: Any) -> Encoded:
+    def _encode(self, value: Any, put: PutBlob = put_result_blob) -> Encoded:
         try:
-            return encode(value, put_result_blob)
+            return encode(value, put)
         except Exception as error:
             raise ResultNotPicklable(_why_not(value, error)) from error
 

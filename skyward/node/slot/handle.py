@@ -127,6 +127,11 @@ class TaskSender:
 
 
 def _refuse_streams(pending: PendingCompute[Any]) -> None:
+    if pending.is_kept:
+        raise UsageError(
+            f"keep(): {pending.name} is called by a task, and only the program that opened the pool keeps values; "
+            "leave out .keep()"
+        )
     if pending.fn.is_generator:
         raise UsageError(
             f"{pending.name}: a generator function, whose values cannot be streamed to a task; return a list"

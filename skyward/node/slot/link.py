@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from ...wire.blobs import DIGEST_SIZE
 from ...wire.channel import receive
-from ...wire.frames import HAS_FD, PROTOCOL_VERSION, QUIET, Frame, FrameKind, FrameParser, pack
+from ...wire.frames import HAS_FD, KEPT, PROTOCOL_VERSION, QUIET, Frame, FrameKind, FrameParser, pack
 from ...wire.payloads import Encoded
 
 
@@ -59,7 +59,7 @@ class Link:
         """Send the payload's blobs, then the frame that needs them."""
         with self._lock:
             for blob in payload.blobs:
-                frame = pack(FrameKind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD)
+                frame = pack(FrameKind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD | flags & KEPT)
                 # The descriptor travels with the first byte, so the rest of a partly sent frame needs none.
                 sent = socket.send_fds(self._sock, [frame], [blob.fd])
                 if sent < len(frame):

@@ -1,0 +1,336 @@
+"""Values that stay on nodes: their blobs, the references that hold them, and their way to other nodes.
+
+A value that stays (`f(x).keep()`, `pool.put`) is a payload whose blobs are `KeptBlob`s. All users of the value refer
+to these objects: the user's reference, a task's arguments, a graph. When the last of them is garbage-collected, the
+nodes drop the bytes. So nothing else counts users, and a reference that is dropped while a call waits does no harm.
+
+A task that needs a blob on another node is sent at once. Its agent lets others overtake it until the blob is there. The
+client fetches the blob from a node that has it (FETCH) and passes it on. On one machine only descriptors travel, so no
+byte is copied.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from ..calls.futures import Future, refuse_to_wait, values_of
+from ..errors import PoolClosed, RefLost
+from ..values.ref import Pickled, Ref, load
+from ..wire.blobs import DIGEST_SIZE, Blob
+from ..wire.channel import BLOBS
+from ..wire.frames import Frame, FrameKind
+from ..wire.payloads import Encoded
+from ..wire.tasks import parse
+from .gang import RankTask
+from .ledger import Ledger
+from .link import NodeLink, Readable
+from .task_dispatcher import TaskDispatcher
+from .tasks import Received, cannot_send
+
+_PREFERRED = 8
+"""Most nodes that a task prefers: the scheduler looks at each, for each task."""
+
+
+class KeptBlob(Blob):
+    """Blob of a value that stays on nodes. When it is garbage-collected, they drop it.
+
+    Args:
+        digest: Name of the content.
+        size: Size in bytes.
+        source: The client's own copy of the bytes; None: only nodes have them.
+        forget: Function that makes the nodes drop the blob. It takes no lock.
+    """
+
+    def __init__(
+        self, digest: bytes, size: int, source: Blob | None, forget: Callable[[bytes, tuple[NodeLink, ...]], object]
+    ) -> None:
+        super().__init__(digest, size, -1)
+        self.source = source
+        self.holders: list[NodeLink] = []
+        """Nodes that were told to keep it. They hold it until it is forgotten."""
+        self.places: list[NodeLink] = []
+        """Nodes that have had it. Some may have dropped it, or may be gone."""
+        self._forget = forget
+
+    def here(self) -> Blob | None:
+        return self.source
+
+    def sent_to(self, link: object) -> None:
+        if isinstance(link, NodeLink) and link not in self.places:
+            self.places.append(link)
+
+    def __del__(self) -> None:
+        if getattr(self, "places", None):  # missing if the constructor was interrupted
+            self._forget(self.digest, tuple(self.holders))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptReceived(Received):
+    """Result that stays on its node. Its value is a reference."""
+
+    values: KeptValues
+
+    def decode(self) -> Any:
+        data = None if self.parsed.pickle_is_blob else bytes(self.parsed.pickle)
+        return Ref(KeptValue(Pickled(data, self.blobs), self.values))
+
+
+@dataclass(frozen=True, eq=False)
+class KeptValue:
+    """Value behind a reference of the program that opened the pool; see `Held`."""
+
+    pickled: Pickled
+    values: KeptValues = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        sizes: list[int] = [blob.size for blob in self.pickled.buffers]
+        return len(self.pickled.data or b"") + sum(sizes)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return self.values.nodes_of(self.pickled.buffers)
+
+    def get(self) -> Any:
+        buffers = [_bytes_of(blob) for blob in self.values.fetch(self.pickled.buffers)]
+        return load(self.pickled.data, *(pickle.PickleBuffer(buffer) for buffer in buffers))
+
+
+def _bytes_of(blob: Blob) -> Any:
+    """Return bytes of a blob that the caller may write to. The blob keeps its own."""
+    in_memory = blob.in_memory()
+    return blob.map() if in_memory is None else bytearray(in_memory)
+
+
+@dataclass(eq=False)
+class _Fetch:
+    """Blob on its way from a node through this process."""
+
+    blob: Blob
+    source: NodeLink | None = None
+    links: list[NodeLink] = field(default_factory=list)
+    """Nodes that need it."""
+    futures: list[Future[Blob]] = field(default_factory=list)
+    """Callers that need it."""
+
+
+class KeptValues:
+    """Blobs that stay on nodes, and those on their way from one node to another.
+
+    Args:
+        ledger: Shared state of the engine.
+        dispatcher: Sends the tasks that need blobs, and fails them.
+    """
+
+    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
+        dispatcher.on_wanted = self._want
+        dispatcher.places_of = self._places_of
+        self.soon: Callable[[Callable[[], object]], object] = lambda action: None
+        """Function that lets the I/O thread do something. It takes no lock, as finalizers require."""
+        self._fetches: dict[int, _Fetch] = {}
+        """Open fetches, by number."""
+
+    # For the pool, without the lock ---------------------------------------------------------------------------------
+
+    def put(self, payload: Encoded, nodes: tuple[int, ...]) -> Ref[Any]:
+        """Make a reference of a packed value, and send its blobs to `nodes`.
+
+        Raises:
+            PoolClosed: The pool is closed.
+            UsageError: This process has no room to send a blob.
+        """
+        blobs = tuple(self._kept(blob) for blob in payload.blobs)
+        parsed = parse(payload.body)
+        data = None if parsed.pickle_is_blob else bytes(parsed.pickle)
+        with self._ledger:
+            self._ledger.require_open()
+            for node in nodes:
+                link = self._ledger.links.get(node)
+                if link is None:  # it is being replaced, and gets the bytes with the first call
+                    continue
+                try:
+                    for blob in blobs:
+                        link.hold_blob(blob)
+                        blob.holders.append(link)
+                except OSError as error:
+                    raise cannot_send("put()", error) from error
+                self._ledger.dirty.add(link)
+                if link.wanted:
+                    self._want(link)
+        return Ref(KeptValue(Pickled(data, blobs), self))
+
+    def _kept(self, blob: Blob) -> KeptBlob:
+        return blob if isinstance(blob, KeptBlob) else KeptBlob(blob.digest, blob.size, blob, self._forget_soon)
+
+    def nodes_of(self, blobs: tuple[Blob, ...]) -> tuple[int, ...]:
+        """Return the nodes that have all of these blobs; none if there are no blobs."""
+        if not blobs or not self._ledger.is_open:
+            return ()
+        with self._ledger.lock:
+            links = self._ledger.links.values()
+            return tuple(sorted(link.node for link in links if all(link.has_blob(blob.digest) for blob in blobs)))
+
+    def fetch(self, blobs: tuple[Blob, ...]) -> list[Blob]:
+        """Get the bytes of blobs from the nodes, and wait for them.
+
+        Raises:
+            RefLost: No node has one of them.
+            PoolClosed: The pool is closed, and its nodes are gone.
+        """
+        if all(blob.here() is not None for blob in blobs):
+            return [blob.here() or blob for blob in blobs]
+        refuse_to_wait("ref.get()")
+        futures: list[Future[Blob]] = [Future() for _ in blobs]
+        with self._ledger:
+            self._ledger.require_open()
+            for blob, future in zip(blobs, futures, strict=True):
+                here = blob.here()
+                if here is not None:
+                    self._ledger.after.append(lambda future=future, here=here: future.settle(here))  # type: ignore[misc]
+                else:
+                    self._fetch_for(blob, future=future)
+        return values_of(futures)
+
+    # Under the lock -------------------------------------------------------------------------------------------------
+
+    def received(self, link: Readable, frame: Frame) -> Received:
+        """Take a result that stays on its node."""
+        parsed = parse(frame.body)
+        blobs: list[KeptBlob] = []
+        assert isinstance(link, NodeLink)
+        for digest, size in parsed.references:
+            link.keep(digest, size)
+            blob = KeptBlob(digest, size, None, self._forget_soon)
+            blob.holders.append(link)
+            blob.places.append(link)
+            blobs.append(blob)
+        return KeptReceived(parsed, tuple(blobs), self)
+
+    def _places_of(self, blobs: tuple[Blob, ...]) -> tuple[int, ...]:
+        """Return a few nodes that have the largest of these blobs."""
+        kept = [blob for blob in blobs if isinstance(blob, KeptBlob)]
+        if not kept:
+            return ()
+        largest = max(kept, key=lambda blob: blob.size)
+        links = self._ledger.links
+        having = (
+            link.node for link in largest.places if links.get(link.node) is link and link.has_blob(largest.digest)
+        )
+        return tuple(islice(having, _PREFERRED))
+
+    def _forget_soon(self, digest: bytes, holders: tuple[NodeLink, ...]) -> None:
+        self.soon(lambda: self._forget(digest, holders))
+
+    def _forget(self, digest: bytes, holders: tuple[NodeLink, ...]) -> None:
+        with self._ledger:
+            for link in self._ledger.links.values():
+                link.forget_blob(digest, is_held=link in holders)
+                if link.channel.has_output:
+                    self._ledger.dirty.add(link)
+
+    # Fetches --------------------------------------------------------------------------------------------------------
+
+    def _want(self, link: NodeLink) -> None:
+        """Get a node the blobs that its calls need and other nodes have."""
+        wanted, link.wanted = link.wanted, []
+        for blob in wanted:
+            self._fetch_for(blob, link=link)
+
+    def _fetch_for(self, blob: Blob, *, link: NodeLink | None = None, future: Future[Blob] | None = None) -> None:
+        fetch = next((fetch for fetch in self._fetches.values() if fetch.blob.digest == blob.digest), None)
+        if fetch is None:
+            fetch = _Fetch(blob)
+            self._add(fetch, link, future)
+            self._begin(fetch)
+        else:
+            self._add(fetch, link, future)
+
+    @staticmethod
+    def _add(fetch: _Fetch, link: NodeLink | None, future: Future[Blob] | None) -> None:
+        if link is not None and link not in fetch.links:
+            fetch.links.append(link)
+        if future is not None:
+            fetch.futures.append(future)
+
+    def _begin(self, fetch: _Fetch) -> None:
+        """Ask a node for the blob, one with a working link if there is one. Fail if no node has it."""
+        digest = fetch.blob.digest
+        having = [link for link in self._ledger.links.values() if link.has_blob(digest)]
+        if not having:
+            self._fail(fetch, _lost(fetch.blob))
+            return
+        fetch.source = source = next((link for link in having if link.channel.is_attached), having[0])
+        number = next(self._ledger.numbers)
+        self._fetches[number] = fetch
+        # With the priority of blobs: the node may be about to get this very blob.
+        source.channel.queue(FrameKind.FETCH, number, digest, priority=BLOBS)
+        self._ledger.dirty.add(source)
+
+    def on_fetched(self, link: Readable, frame: Frame) -> None:
+        """Pass on a blob that has arrived."""
+        assert isinstance(link, NodeLink)
+        digest = frame.body[:DIGEST_SIZE]
+        blob = link.take_arrived(digest)
+        fetch = self._fetches.pop(frame.ident, None)
+        if fetch is None:
+            return
+        if blob is None or frame.lane or blob.fd < 0:
+            link.lacks_blob(digest)
+            self._begin(fetch)
+            return
+        for needing in fetch.links:
+            if self._ledger.links.get(needing.node) is needing:
+                self._pass_on(blob, needing)
+        for future in fetch.futures:
+            self._ledger.after.append(lambda future=future: future.settle(blob))  # type: ignore[misc]
+
+    def _pass_on(self, blob: Blob, link: NodeLink) -> None:
+        try:
+            link.send_wanted(blob)
+        except OSError as error:
+            self._fail_tasks(link, blob.digest, cannot_send("a kept value", error))
+        self._ledger.dirty.add(link)
+
+    def _fail(self, fetch: _Fetch, error: Exception) -> None:
+        for link in fetch.links:
+            if self._ledger.links.get(link.node) is link:
+                self._fail_tasks(link, fetch.blob.digest, error)
+        for future in fetch.futures:
+            self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]
+
+    def _fail_tasks(self, link: NodeLink, digest: bytes, error: Exception) -> None:
+        """Fail the tasks on a node that wait for a blob."""
+        for task in list(self._ledger.tasks.values()):
+            if any(blob.digest == digest for blob in task.payload.blobs):
+                node = task.node if isinstance(task, RankTask) else self._ledger.scheduler.node_of(task.id)
+                if node == link.node:
+                    self._dispatcher.fail(task, link.node, error)
+
+    def node_lost(self, node: int) -> None:
+        """Fetch from other nodes what was to come from a lost one."""
+        for number, fetch in list(self._fetches.items()):
+            if fetch.source is not None and fetch.source.node == node:
+                del self._fetches[number]
+                self._begin(fetch)
+
+    def close(self) -> None:
+        """Fail those who wait for a blob."""
+        self.soon = lambda action: None
+        fetches, self._fetches = list(self._fetches.values()), {}
+        error = PoolClosed("pool: closed before a kept value had come; read it inside the `with` block")
+        for fetch in fetches:
+            for future in fetch.futures:
+                self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]
+
+
+def _lost(blob: Blob) -> RefLost:
+    return RefLost(
+        f"ref: the nodes that held its {blob.size} bytes are gone; make the value again, or keep a copy with "
+        "pool.put(value), which survives them"
+    )

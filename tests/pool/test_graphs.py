@@ -1,0 +1,253 @@
+"""Graphs of calls: calls as arguments run first, once for each send, and their values do not pass the program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward.errors import NodeLost, UsageError
+from skyward.testing import Faults
+from tests.waiting import lines_of, until
+
+
+@sky.compute
+def noted(path: Path, value: Any) -> Any:
+    """Return the value, and add a line to a file."""
+    with path.open("a") as file:
+        file.write(f"{value}\n")
+    return value
+
+
+@sky.compute
+def add(a: float, b: float) -> float:
+    return a + b
+
+
+@sky.compute
+def flat(*values: Any, **named: Any) -> Any:
+    return [*values, named] if named else list(values)
+
+
+@sky.compute
+def large() -> Any:
+    return np.full(200_000, float(node()))
+
+
+@sky.compute
+def where(array: Any) -> tuple[float, int]:
+    return float(array[0]), node()
+
+
+@sky.compute
+def failing(value: Any) -> Any:
+    raise LookupError(f"no {value}")
+
+
+def node() -> int:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(provider=sky.Local(), nodes=2, concurrency=2, logs=False) as pool:
+        yield pool
+
+
+def test_calls_as_arguments_run_first(pool: sky.ComputePool) -> None:
+    one, two = add(0, 1), add(1, 1)
+    assert add(one, two) >> pool == 3
+    named = add(add(one, two), b=two)  # type: ignore[call-overload]  # checkers know positional ones only
+    assert (named > pool).result(60) == 5
+    assert pool.submit(add, one, 4).result(60) == 5
+    assert pool.executor().submit(add, one, 4).result(60) == 5
+
+
+def test_calls_in_containers_run_first(pool: sky.ComputePool) -> None:
+    one = add(0, 1)
+    assert flat([one, 7], (one,), {"a": [one]}, b=one) >> pool == [[1, 7], (1,), {"a": [1]}, {"b": 1}]
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda call, pool: call >> pool,
+        lambda call, pool: call @ pool,
+        lambda call, pool: (call & call) >> pool,
+        lambda call, pool: list(sky.gather(call, call, stream=True) >> pool),
+        lambda call, pool: (sky.gather(call, flat([call])) > pool).result(60),
+    ],
+    ids=["one node", "all nodes", "a group", "a stream", "a future"],
+)
+def test_a_call_runs_once_for_each_send(
+    pool: sky.ComputePool, tmp_path: Path, send: Callable[[Any, sky.ComputePool], object]
+) -> None:
+    path = tmp_path / "lines"
+    call = noted(path, 5)
+    graph = flat(call, [call, flat(call)], {"a": call})
+    send(graph, pool)
+    assert lines_of(path) == ["5"]
+    send(graph, pool)
+    assert lines_of(path) == ["5", "5"]
+
+
+def test_one_call_arrives_as_one_object(pool: sky.ComputePool) -> None:
+    call = flat(1)
+    assert sky.compute(lambda a, b: a is b and a is b)(call, call) >> pool
+    assert sky.compute(lambda a, b: a is b[0])(call, [call]) @ pool == [True, True]
+
+
+def test_a_call_goes_where_its_arguments_are(pool: sky.ComputePool) -> None:
+    for _ in range(4):
+        value, there = where(large()) >> pool
+        assert value == there
+    assert where(large()) >> pool.node(1) == (1.0, 1)
+    ((first, zero), (second, one)) = where(large()) @ pool
+    assert (zero, one) == (0, 1)
+    assert first == second
+
+
+def test_a_kept_call_in_a_container_arrives_as_a_reference(pool: sky.ComputePool) -> None:
+    kinds = sky.compute(lambda items, item: [type(item).__name__, *(type(i).__name__ for i in items)])
+    call = large().keep()
+    assert kinds([call, large()], call) >> pool == ["ndarray", "Ref", "ndarray"]
+    assert isinstance(add(add(1, 1), 1).keep() >> pool, sky.Ref)
+
+
+def test_each_call_keeps_its_own_options(pool: sky.ComputePool, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+
+    @sky.compute(retries=2, retry_on=LookupError)
+    def third_time(path: Path) -> int:
+        with path.open("a") as file:
+            file.write("tried\n")
+        if len(path.read_text().splitlines()) < 3:
+            raise LookupError
+        return 1
+
+    assert add(third_time(path), 1) >> pool == 2
+    with pytest.raises(sky.errors.TaskTimeout, match="until"):
+        flat(sky.compute(until)(lambda: False).with_timeout(0.2)) >> pool
+
+
+def test_a_failure_is_raised_as_itself_with_its_path(pool: sky.ComputePool, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    graph = add(noted(path, add(failing(1), 1)), 2)
+    for send in (lambda: graph >> pool, lambda: graph @ pool, lambda: (graph > pool).result(60)):
+        with pytest.raises(LookupError, match="no 1") as caught:
+            send()
+        assert "Graph of calls: add <- noted <- add <- failing, which failed" in caught.value.__notes__
+    assert lines_of(path) == []  # those that need it never start
+    good, bad = add(1, 1) > pool, sky.gather(add(1, 1), graph) > pool
+    assert good.result(60) == 2
+    with pytest.raises(LookupError):
+        bad.result(60)
+
+
+def test_an_argument_that_cannot_be_pickled_is_named(pool: sky.ComputePool) -> None:
+    with pytest.raises(sky.errors.ArgumentNotPicklable, match=r"add\(\): argument 2"):
+        add(add(1, 2), threading.Lock()) >> pool  # type: ignore[call-overload]
+    with pytest.raises(sky.errors.ArgumentNotPicklable, match=r"add\(\): argument 1"):
+        add(add(threading.Lock(), 1), 2) >> pool  # type: ignore[call-overload]
+
+
+def test_cancelling_a_graph_stops_what_runs_and_begins_nothing(pool: sky.ComputePool, tmp_path: Path) -> None:
+    began, ended, late = (tmp_path / name for name in ("began", "ended", "late"))
+
+    @sky.compute
+    def endless(began: Path, ended: Path) -> None:
+        try:
+            began.touch()
+            until(lambda: False, 60)
+        finally:
+            ended.touch()
+
+    future = noted(late, endless(began, ended)) > pool
+    until(began.exists)
+    assert future.cancel()
+    until(ended.exists)
+    assert add(1, 1) >> pool == 2
+    assert not late.exists()
+
+
+def test_long_chains_and_wide_graphs(pool: sky.ComputePool) -> None:
+    call = add(0, 0)
+    for _ in range(1100):  # deeper than Python's stack
+        call = add(call, 1)
+    assert repr(call).startswith("<add(add(add(...), 1), 1), not run")
+    assert call >> pool == 1100
+    call = failing(1)
+    for _ in range(20):
+        call = flat(call)
+    with pytest.raises(LookupError) as caught:
+        call >> pool
+    assert "flat <- flat <- flat <- ... <- flat <- flat <- failing, which" in caught.value.__notes__[-1]
+    twice = add(0, 1)
+    for _ in range(40):  # 2 ** 40 paths
+        twice = add(twice, twice)
+    assert twice >> pool == 2**40
+    assert flat([add(i, 0) for i in range(300)]) >> pool == [list(range(300))]
+
+
+def test_a_lost_node_fails_the_graph_unless_its_call_may_run_again(tmp_path: Path) -> None:
+    @sky.compute
+    def once_lost(path: Path) -> Any:
+        if not path.exists():
+            path.write_text(str(node()))
+            until(lambda: False, 60)
+        return np.zeros(200_000)
+
+    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
+        faults = Faults(pool)
+        for name, retries in (("a", 0), ("b", 1)):
+            path = tmp_path / name
+            future = where(once_lost(path).with_options(retries=retries)) > pool
+            until(lambda: path.exists() and path.read_text())  # noqa: B023
+            faults.kill_node(int(path.read_text()))
+            if retries:
+                assert future.result(60)[0] == 0.0
+            else:
+                with pytest.raises(NodeLost) as caught:
+                    future.result(60)
+                assert "Graph of calls: where <- once_lost, which failed" in caught.value.__notes__
+            faults.wait_until_whole()
+
+
+def test_closing_the_pool_waits_for_graphs_and_cancelling_ends_them(tmp_path: Path) -> None:
+    def wait(path: Path) -> int:
+        until(path.exists)
+        return 1
+
+    waits = sky.compute(wait)
+    with sky.ComputePool(provider=sky.Local(), nodes=1, logs=False) as pool:
+        future = add(add(add(1, 1), 1), 1) > pool
+    assert future.result(0) == 4
+    with pytest.raises(ZeroDivisionError), sky.ComputePool(provider=sky.Local(), nodes=1, logs=False) as pool:
+        future = add(waits(tmp_path / "never"), 1) > pool
+        assert 1 // 0
+    with pytest.raises(sky.errors.PoolClosed):
+        future.result(60)
+
+
+def test_graphs_that_cannot_run_are_refused(pool: sky.ComputePool) -> None:
+    items: list[Any] = []
+    circle = flat(items)
+    items.append(circle)
+    with pytest.raises(UsageError, match="an argument of itself"):
+        circle >> pool
+
+    @sky.compute
+    def counted() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(UsageError, match=r"counted\(\): a generator function"):
+        flat(counted()) >> pool
+    with pytest.raises(sky.errors.ResultNotPicklable, match="has not run"):
+        sky.compute(lambda: add(1, 1))() >> pool
