@@ -123,6 +123,12 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the whole run cost 0\.\d+ USD",
         r"refused: budget_usd=0\.01: 200 x small .* nothing was launched",
     ),
+    "37_any_of": (
+        r"small +north +spot +0\.012 USD per hour\nsmall +south +spot +0\.012",
+        r"squares: \[0, 1, 4, 9, 16\]",
+        r"the next pool tries first: south",
+        r"any_of: no entry has a machine that fits:\n  fake: no machine type here has vcpus=1000",
+    ),
     "20_watch": (
         r"ready\n",
         r"closed\n",

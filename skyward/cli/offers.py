@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 HELP = "list machines that you could rent now, with prices"
 
 DESCRIPTION = """\
-Lists the machines that a provider offers now for one node, in the order in which a pool would try them. Rents nothing.
+Lists the machines that providers offer now for one node, in the order in which a pool would try them. Several
+providers, regions or accelerators are compared in one table. Rents nothing.
 """
 
 EPILOG = """\
 examples:
   skyward offers --provider aws --accelerator A10G
   skyward offers --provider aws --region eu-central-1 --vcpus 8 --memory 32 --allocation on-demand
+  skyward offers --provider aws --region us-east-1 --region eu-west-1 --accelerator A100 --accelerator H100
   skyward offers --pool train --json       for a pool of skyward.toml
 
 from Python: sky.ComputePool(provider, ...).offers()
@@ -31,7 +33,12 @@ _ALL = 0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--provider", metavar="NAME", help="provider: aws, or one of [providers] in skyward.toml")
+    which.add_argument(
+        "--provider",
+        metavar="NAME",
+        action="append",
+        help="provider: aws, or one of [providers] in skyward.toml; repeat it for any of several",
+    )
     which.add_argument("--pool", metavar="NAME", help="use the requirements of this pool of skyward.toml")
     add_wishes(parser)
     parser.add_argument(
@@ -42,8 +49,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def add_wishes(parser: argparse.ArgumentParser) -> None:
     """Add the options that are fields of a pool."""
-    parser.add_argument("--region", help="region of the provider")
-    parser.add_argument("--accelerator", metavar="NAME", help='accelerator, such as A100 or "RTX 4090"')
+    parser.add_argument("--region", action="append", help="region of the provider; repeat it for any of several")
+    parser.add_argument(
+        "--accelerator",
+        metavar="NAME",
+        action="append",
+        help='accelerator, such as A100 or "RTX 4090"; repeat it for any of several',
+    )
+    parser.add_argument("--selection", choices=("cheapest", "first", "fastest"), help="order of several sources")
     parser.add_argument("--count", type=int, metavar="N", help="accelerators per node")
     parser.add_argument("--vcpus", type=int, metavar="N", help="virtual CPUs per node, at least")
     parser.add_argument("--memory", type=float, metavar="GIB", help="memory per node in GiB, at least")
@@ -56,8 +69,6 @@ def add_wishes(parser: argparse.ArgumentParser) -> None:
 
 def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Build the arguments of the pool, with its provider, from the command line."""
-    import dataclasses
-
     from ..accelerators import Accelerator
     from ..errors import UsageError
     from ..pool.config import pool_fields, provider_named
@@ -66,16 +77,11 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     fields = (
         pool_fields(arguments.pool, ComputePool.__init__)
         if arguments.pool
-        else {"provider": provider_named(arguments.provider)}
+        else {"any_of": [provider_named(name) for name in arguments.provider]}
     )
-    if arguments.region is not None:
-        provider = fields["provider"]
-        if not hasattr(provider, "region"):
-            raise UsageError(
-                f"--region={arguments.region}: provider {provider.name!r} has no regions; leave --region out"
-            )
-        fields["provider"] = dataclasses.replace(provider, region=arguments.region)
     given = {
+        "region": arguments.region,
+        "selection": arguments.selection,
         "vcpus": arguments.vcpus,
         "memory_gib": arguments.memory,
         "architecture": arguments.architecture,
@@ -85,7 +91,8 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     fields |= {name: value for name, value in given.items() if value is not None}
     if arguments.accelerator is not None:
-        fields["accelerator"] = Accelerator.from_name(arguments.accelerator, count=arguments.count or 1)
+        count = arguments.count or 1
+        fields["accelerator"] = [Accelerator.from_name(name, count=count) for name in arguments.accelerator]
     elif arguments.count is not None:
         raise UsageError(f"--count={arguments.count}: needs an accelerator; add --accelerator NAME")
     return fields
@@ -112,6 +119,7 @@ def describe(offers: Sequence[Offer]) -> list[str]:
 
     rows = [
         (
+            offer.provider,
             offer.instance_type,
             str(offer.vcpus or "?"),
             f"{round(offer.memory_gib, 1):g}" if offer.memory_gib else "?",
@@ -123,4 +131,5 @@ def describe(offers: Sequence[Offer]) -> list[str]:
         )
         for offer in offers
     ]
-    return table(("machine", "vcpus", "gib", "accelerator", "rent", "per hour", "where"), rows, right=[1, 2, 5])
+    names = ("provider", "machine", "vcpus", "gib", "accelerator", "rent", "per hour", "where")
+    return table(names, rows, right=[2, 3, 6])

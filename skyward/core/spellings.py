@@ -20,7 +20,7 @@ _VOLUME = 'volumes do not exist yet; read the bucket in the function, or send fi
 _UPLOAD = 'write pool.upload("data"), or pool.upload("here", "there")'
 _DETACHED = "pools do not outlive their program yet; open one with `with sky.ComputePool(...) as pool:`"
 _ELASTIC = "elastic pools do not exist yet; set a fixed number of nodes, such as nodes=4"
-_SEVERAL = "a pool with several providers does not exist yet; open one pool for each provider"
+_SEVERAL = "write ComputePool(any_of=[sky.SSH(hosts=[...]), sky.AWS()]); its machines come from one of them"
 _DEVICES = 'write accelerator="A100", or accelerator=sky.accelerators.A100(count=8) for 8 per node'
 _OF_A_CALL = "set resources on the pool: ComputePool(accelerator=..., vcpus=..., memory_gib=...)"
 _OF_THE_POOL = "set this option of the pool: sky.ComputePool(...)"
@@ -125,8 +125,9 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("cpu cpus num_cpus cores", "write vcpus=4, which counts per node"),
         **_each("memory ram mem", "write memory_gib=16, which counts per node"),
         **_each("volumes volume mounts", _VOLUME),
-        **_each("selection specs providers regions", _SEVERAL),
-        **_each("region zone instance_type instance_types", _OF_THE_PROVIDER),
+        **_each("specs providers provider_list clouds", _SEVERAL),
+        "regions": 'write region=["us-east-1", "eu-west-1"]',
+        **_each("zone instance_type instance_types", _OF_THE_PROVIDER),
         **_each("pip apt env includes excludes python packages shell_vars", _OF_THE_IMAGE),
         **_each("retries retry retry_on max_restarts retry_on_interruption", _OF_THE_DECORATOR),
         **_each("min_nodes max_nodes autoscale autoscale_idle_timeout idle_timeout", _ELASTIC),

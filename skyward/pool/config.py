@@ -9,6 +9,12 @@
     pip = ["torch"]
     env = { OMP_NUM_THREADS = "4", HF_TOKEN = { env = "HF_TOKEN" } }
 
+    [pools.anywhere]
+    any_of = ["ssh-lab", "cheap"]                   # offers of all are compared, one of them wins
+    selection = "cheapest"
+    accelerator = ["A100", "H100"]
+    region = ["us-east-1", "eu-west-1"]
+
     [providers.cheap]
     type = "aws"
     region = "us-east-2"
@@ -41,6 +47,7 @@ from ..values.image import Image
 from ..values.secret import Secret
 from .hints import class_in, element_of, illegal, is_reference, is_table, takes
 from .options import ALIASES
+from .sources import in_regions
 
 _NAME = "skyward.toml"
 _NOT_IN_A_FILE = frozenset({"initializer", "initargs", "on_event", "name", "aliases", "self"})
@@ -96,11 +103,15 @@ def mentioned_providers(names: Iterable[str] = ()) -> tuple[list[Any], list[Skyw
         return [], [error]
     providers = [config.named(name) for name in names]
     errors: list[SkywardError] = []
-    mentioned = [pool.get("provider") for pool in config.pools.values()] + list(config.providers)
-    for name in mentioned:
+    # Without regions a source stands for its own one.
+    mentioned = [(name, pool.get("region")) for pool in config.pools.values() for name in _sources_in(pool)]
+    mentioned += [(name, None) for name in config.providers]
+    for name, region in mentioned:
         if isinstance(name, str | dict) and name != "local":
             try:
-                providers.append(config.pools_provider(name, ("providers", "provider")))
+                providers += in_regions(
+                    [config.pools_provider(name, ("providers", "provider"))], region, is_lenient=True
+                )
             except MissingDependency:  # a provider whose library is missing rents nothing here
                 continue
             except SkywardError as error:
@@ -205,7 +216,7 @@ class _Config:
             if proper in fields:
                 raise self.wrong((*path, key), f"given twice, because {proper} is the same option; keep only {proper}")
             fields[proper] = self._pool_value(proper, value, hints[proper], (*path, key))
-        if "provider" not in fields:
+        if "provider" not in fields and "any_of" not in fields:
             raise self.wrong((*path, "provider"), f"missing; set it to one of {self._providers()}")
         return fields
 
@@ -214,6 +225,12 @@ class _Config:
             return self.pools_provider(value, path)
         if key == "image":
             return self._made(Image, self._table(value, path), path)
+        if key == "any_of":
+            if not isinstance(value, list):
+                raise self.wrong_value(path, value, 'not a list of providers; write any_of = ["aws", "ssh-lab"]')
+            return [self.pools_provider(one, path) for one in value]
+        if key == "accelerator" and isinstance(value, list):
+            return [self._pool_value(key, one, hint, path) for one in value]
         if key == "accelerator" and isinstance(value, dict):
             return self._called(Accelerator.from_name, value, path)
         if key == "logs" and not isinstance(value, bool):
@@ -330,6 +347,12 @@ class _Config:
         if variable not in os.environ:
             raise self.wrong(path, f"the environment variable {variable} is not set here; set it before the program")
         return Secret(variable) if takes(hint, Secret) else os.environ[variable]
+
+
+def _sources_in(pool: dict[str, Any]) -> list[Any]:
+    """Return the names or tables of the providers that a pool's table mentions."""
+    several = pool.get("any_of")
+    return [pool.get("provider"), *(several if isinstance(several, list) else ())]
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _are_names(value: Any) -> bool:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "provider": (
-        lambda v: hasattr(v, "launch") and not isinstance(v, type),  # a class has the methods but is not an instance
+        lambda v: v is None or (hasattr(v, "launch") and not isinstance(v, type)),  # a class is not an instance
         "not a provider; pass an instance, such as sky.Local()",
     ),
     "initializer": (lambda v: v is None or callable(v), "not a function; pass a function or None"),
@@ -99,8 +99,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "image": (lambda v: v is None or isinstance(v, Image), "not an image; pass a sky.Image(...) or None"),
     "accelerator": (
-        lambda v: v is None or isinstance(v, str | Accelerator),
-        "not one accelerator; pass one name, or one value of sky.accelerators",
+        lambda v: all(
+            isinstance(one, str | Accelerator) for one in (v if isinstance(v, list | tuple) else (v,) * (v is not None))
+        ),
+        "not an accelerator; pass a name, a value of sky.accelerators, or a list of them",
     ),
     "cancel_grace_s": (
         lambda v: is_positive(v, or_zero=True),

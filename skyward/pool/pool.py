@@ -26,6 +26,7 @@ from ..engine.engine import SharedStore
 from ..errors import ArgumentNotPicklable, SkywardError, UsageError
 from ..events import Event
 from ..node.slot.handle import TargetHandle
+from ..providers.any_of import Selection
 from ..providers.base import Provider, least_billed_s
 from ..values.allocation import AllocationStrategy
 from ..values.image import DEFAULT_IMAGE, Image
@@ -39,6 +40,7 @@ from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, is_pool_name
 from .remote_control import control_of
 from .shared_names import SharedNames
+from .sources import source_of
 from .targets import PoolSender, PoolTarget
 
 T = TypeVar("T")
@@ -55,13 +57,20 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     Args:
         provider: Source of the machines: `sky.Local()`, `sky.SSH(hosts=[...])` or `sky.AWS(...)`.
+        any_of: Several sources instead of one, such as `[sky.SSH(hosts=[...]), sky.AWS()]`. Their offers are tried in
+            the order of `selection` until one has machines for all nodes; every node comes from that source. An offer
+            without machines is tried last for 5 minutes.
+        selection: Order of several sources, accelerators or regions: "cheapest" by price, "first" by the order in which
+            they are written, "fastest" by the 16-bit TFLOPS of the accelerators, then by virtual CPUs.
+        region: Region, or a list of regions, for each source that has one. None: the source's own.
         nodes: Number of nodes, >= 1.
         roles: Nodes reserved for a role, such as `roles={"evaluation": [2]}`. They run only calls sent to
             `pool.role("evaluation")`, or to the node by its number. `>> pool`, `@ pool` and `map` use the other nodes;
             at least one must be left.
         concurrency: Slots per node, >= 1: the number of plain calls that run there at once.
         accelerator: Accelerator of each node: a name ("A100") or a value of `sky.accelerators`. A name stands for one
-            device with its largest memory; rented machines must match both exactly. None: no accelerator is requested.
+            device with its largest memory; rented machines must match both exactly. A list allows any of several, but
+            one for all nodes. None: no accelerator is requested.
         vcpus: Lowest number of virtual CPUs per node; None for any.
         memory_gib: Lowest memory per node, in GiB; None for any. `memory_gb` is an alias.
         architecture: "x86_64" or "arm64"; None for any.
@@ -111,12 +120,15 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     def __init__(  # noqa: PLR0913  # keyword-only options
         self,
-        provider: Provider,
+        provider: Provider | None = None,
         *,
+        any_of: Sequence[Provider] = (),
+        selection: Selection = "cheapest",
+        region: str | Sequence[str] | None = None,
         nodes: int = 1,
         roles: Mapping[str, Sequence[int]] | None = None,
         concurrency: int = 1,
-        accelerator: str | Accelerator | None = None,
+        accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None,
         vcpus: int | None = None,
         memory_gib: float | None = None,
         architecture: Literal["x86_64", "arm64"] | None = None,
@@ -138,7 +150,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         name: str | None = None,
         **aliases: Unpack[PoolAliases],
     ) -> None:
-        self.provider = provider
+        self.provider, wanted = source_of(provider, any_of, selection, region, accelerator)
         self._roles = check_roles(roles, nodes)
         self.concurrency = concurrency
         self._max_inflight = max_inflight
@@ -148,7 +160,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             nodes=nodes,
             concurrency=concurrency,
             executor=executor,
-            accelerator=Accelerator.from_name(accelerator) if isinstance(accelerator, str) else accelerator,
+            accelerator=wanted,
             vcpus=vcpus,
             memory_gib=memory_gib,
             architecture=architecture,
@@ -161,7 +173,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         )
         self._life = PoolLife(
             self,
-            provider,
+            self.provider,
             spec,
             # Short, because it becomes part of socket paths, which have 108 bytes at most.
             name=f"{(name or 'pool')[:15]}-{uuid.uuid4().hex[:8]}",
@@ -191,6 +203,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         """
         fields = pool_fields(name, cls.__init__)
         overrides = {ALIASES.get(key, key): value for key, value in overrides.items()}
+        if not overrides.keys().isdisjoint(("provider", "any_of")):  # one stands for the other
+            fields = {key: value for key, value in fields.items() if key not in ("provider", "any_of")}
         if "name" not in overrides and is_pool_name(name):
             fields["name"] = name
         try:
@@ -275,7 +289,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         return self._life.announcer.listen()
 
     def offers(self) -> list[Offer]:
-        """Return the provider's current offers for this pool, in the order of trying them. Rents nothing."""
+        """Return the current offers for this pool, of all its sources, in the order of trying them. Rents nothing."""
         return self.provider.offers(self.spec)
 
     def plan(self) -> list[Any]:

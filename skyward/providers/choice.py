@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..accelerators import Accelerator
 from ..errors import NoCapacity
 from ..values.allocation import AllocationStrategy
 from ..values.machine import Offer, PoolSpec
@@ -46,3 +47,48 @@ def nothing_fits(name: str, spec: PoolSpec, offers: list[Offer]) -> NoCapacity:
         f"{name}: {kinds} machine type here has {', '.join(requested) or 'the requested properties'} "
         f"(allocation={spec.allocation!r}); lower the request, or try another region"
     )
+
+
+_TFLOPS: dict[str, float] = {
+    "T4": 65,
+    "V100": 125,
+    "A10G": 70,  # source: AWS, EC2 g5
+    "A10": 125,
+    "A30": 165,
+    "A40": 150,
+    "RTX 3090": 71,
+    "RTX 4090": 165,
+    "A100": 312,
+    "A800": 312,
+    "L4": 121,
+    "L40": 181,
+    "L40S": 362,
+    "H20": 148,
+    "H100": 989,
+    "H800": 989,
+    "H200": 989,
+    "GH200": 989,
+    "B100": 1750,
+    "B200": 2250,
+    "GB200": 2500,
+    "MI250X": 383,
+    "MI300X": 1307,
+    "MI325X": 1307,
+}
+"""Dense 16-bit matrix TFLOPS of one device, in its fastest form. Source, unless noted: the vendor's data sheet."""
+
+
+def speed_of(offer: Offer, wanted: Accelerator | None = None) -> tuple[float, float]:
+    """Return the speed of a machine, to compare it with others: TFLOPS of its accelerators, and its virtual CPUs.
+
+    An accelerator that is not in the table counts as slower than any that is.
+
+    Args:
+        offer: The machine.
+        wanted: Accelerator that was requested, for an offer that does not know its own.
+    """
+    accelerator = offer.accelerator or wanted
+    if accelerator is None:
+        return 0.0, offer.vcpus
+    product = accelerator.name.split("-")[0].replace("_", " ")
+    return _TFLOPS.get(product, 1e-3) * accelerator.count, offer.vcpus

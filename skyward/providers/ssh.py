@@ -187,7 +187,7 @@ class SSH:
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         """Launch each node on its previous host if it had one, or on a spare when a host is unreachable."""
-        books = _books_of(pool)
+        books = _books_of(pool, self.targets)
         is_first = not books.knows(nodes)
         tried: dict[int, set[int]] = {node: set() for node in nodes}
         while True:
@@ -311,14 +311,15 @@ class _Books:
             return any(node in self._host_of for node in nodes)
 
 
-_books: dict[str, _Books] = {}
+_books: dict[tuple[str, tuple[SSHTarget, ...]], _Books] = {}
 _books_lock = threading.Lock()
 _POOLS = 64
 
 
-def _books_of(pool: str) -> _Books:
-    """Return the books of a pool. Only the latest pools are kept, because no pool reports when it closes."""
+def _books_of(pool: str, hosts: tuple[SSHTarget, ...]) -> _Books:
+    """Return the books of a pool on these hosts. Only the latest are kept, because no pool reports when it closes."""
+    key = pool, hosts
     with _books_lock:
-        if pool not in _books and len(_books) >= _POOLS:
+        if key not in _books and len(_books) >= _POOLS:
             del _books[next(iter(_books))]
-        return _books.setdefault(pool, _Books())
+        return _books.setdefault(key, _Books())

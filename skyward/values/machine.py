@@ -53,6 +53,7 @@ class Offer:
         region: Region; may be empty.
         zone: Zone; may be empty.
         price_source: Source and date of the price.
+        entry: Index of its entry in `any_of`; 0 without one.
 
     Example:
         >>> Offer(provider="aws", instance_type="g5.xlarge", vcpus=4, memory_gib=16, is_spot=True).is_spot
@@ -71,6 +72,7 @@ class Offer:
     zone: str = ""
     price_source: str = ""
     """Source and date of the price."""
+    entry: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,8 +127,8 @@ def shown_from(start: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_offers_are_a_table_with_prices(capsys: pytest.CaptureFixture[str]) -> None:
     wishes = ["--accelerator", "T4", "--allocation", "on-demand", "--limit", "3"]
     assert main(["offers", "--provider", "aws", *wishes]) == 0
-    header, *rows = shown_from("MACHINE", capsys).splitlines()
-    assert header.split()[:4] == ["MACHINE", "VCPUS", "GIB", "ACCELERATOR"]
+    header, *rows = shown_from("PROVIDER", capsys).splitlines()
+    assert header.split()[:5] == ["PROVIDER", "MACHINE", "VCPUS", "GIB", "ACCELERATOR"]
     assert len(rows) == 3
     assert all("T4" in row and "on demand" in row and re.search(r"\$\d+\.\d{4} ", row) for row in rows)
     assert main(["offers", "--pool", "train", "--json", "--limit", "1"]) == 0
@@ -136,6 +136,13 @@ def test_offers_are_a_table_with_prices(capsys: pytest.CaptureFixture[str]) -> N
     assert offer["vcpus"] >= 2
     assert main(["offers", "--provider", "aws", "--region", "eu-west-1", "--vcpus", "8", "--limit", "1"]) == 0
     assert "eu-west-1" in capsys.readouterr().out
+    regions = ["--region", "eu-west-1", "--region", "us-east-1"]
+    kinds = ["--accelerator", "T4", "--accelerator", "A10G", "--selection", "first", "--limit", "0"]
+    assert main(["offers", "--provider", "aws", *regions, *kinds, "--allocation", "on-demand"]) == 0
+    rows = shown_from("PROVIDER", capsys).splitlines()[1:]
+    order = [(kind, region) for region in ("eu-west-1", "us-east-1") for kind in ("T4", "A10G")]
+    seen = [next(pair for pair in order if pair[0] in row and pair[1] in row) for row in rows]
+    assert list(dict.fromkeys(seen)) == order
 
 
 def test_a_plan_shows_requests_and_cost_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,27 @@ def test_an_accelerator_is_a_name_or_a_table(home: Path) -> None:
     assert sky.ComputePool.named("eight").spec.accelerator == sky.Accelerator.from_name("A100", count=8)
 
 
+def test_any_of_several_sources_is_a_list(home: Path) -> None:
+    write(
+        home / "project" / "skyward.toml",
+        '[pools.train]\nany_of = ["local", "far", { type = "ssh", hosts = ["gpu1"] }]\nselection = "first"\n'
+        'region = ["eu-west-1", "eu-west-2"]\naccelerator = ["A100", { name = "H100", count = 8 }]\n'
+        '[providers.far]\ntype = "aws"\nprofile = "work"\n',
+    )
+    fields = pool_fields("train", sky.ComputePool.__init__)
+    assert fields["any_of"] == [sky.Local(), sky.AWS(profile="work"), sky.SSH(hosts=["gpu1"])]
+    pool = sky.ComputePool.named("train")
+    assert repr(pool.provider).count("aws eu-west-") == 4
+    assert sky.ComputePool.named("train", provider=sky.AWS(), region="eu-west-3", accelerator="L4").provider == sky.AWS(
+        region="eu-west-3"
+    )
+    rented, errors = rented_providers()
+    assert ([(provider.region, provider.profile) for provider in rented], errors) == (
+        [("eu-west-1", "work"), ("eu-west-2", "work"), ("us-east-1", "work")],
+        [],
+    )
+
+
 def test_a_provider_is_given_within_its_pool_or_by_name(home: Path) -> None:
     write(
         home / "project" / "skyward.toml",

@@ -20,13 +20,14 @@ import skyward
 from skyward import accelerators
 from skyward.errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled, UsageError
 from skyward.events import Emit
+from skyward.providers.any_of import AnyOf, FullOffers, SourceEntry
 from skyward.providers.aws import AWS
 from skyward.providers.aws import prices as aws_prices
 from skyward.providers.aws import types as aws_types
 from skyward.providers.aws.clients import clients
 from skyward.providers.aws.ec2 import host_keys_in
 from skyward.providers.clock import Clock
-from skyward.providers.rented import Host, Request
+from skyward.providers.rented import JOURNAL_TAG, Host, Request
 from skyward.state.journal import journals
 from skyward.testing.provider_suite import ProviderSuite
 from skyward.testing.virtual_clock import FastClock
@@ -92,6 +93,26 @@ def ec2(server: str) -> Iterator[Any]:
 
 class TestAWS(ProviderSuite):
     pass
+
+
+def test_a_region_without_machines_is_left_for_the_next(server: str, provider: MotoAWS) -> None:
+    provider = replace(provider, instance_types=("m5.large",))
+    far = replace(provider, region="eu-west-1")
+    source = AnyOf([SourceEntry(provider=far), SourceEntry(provider=provider)], "first", FullOffers())
+    spec = PoolSpec(nodes=2, vcpus=2, allocation="on-demand")
+    offers = source.offers(spec)
+    assert [offer.region for offer in offers] == sorted(offer.region for offer in offers)
+    for _ in offers:
+        fails_once(far, "RunInstances", "InsufficientInstanceCapacity")
+    machines = source.launch(spec, offers, "mine", [0, 1], lambda event: None)
+    assert {machine.offer.region for machine in machines if machine.offer is not None} == {"us-east-1"}
+    for one in (far, provider):
+        listed = one.cloud().describe({JOURNAL_TAG: None})
+        assert len([instance for instance in listed if instance.is_billed]) == (2 if one is provider else 0)
+    source.terminate(machines)
+    assert source.settle("mine")
+    assert journals() == []
+    assert far.cloud().shared() == provider.cloud().shared() == []
 
 
 def launched(provider: MotoAWS, spec: PoolSpec) -> list[Machine]:
