@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 Turn = tuple[int, int]
@@ -70,34 +71,45 @@ class NodeEntry:
 class Rooms:
     """Nodes of one kind by their room. It is never empty while it belongs to a group."""
 
-    __slots__ = ("_top", "by_room", "kind")
+    __slots__ = ("_top", "by_room", "count", "kind")
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
-        # Not plain dicts: finding the first key of one walks over all removed ones.
+        self.count = 0
+        # Not plain dicts: finding the first key of one walks over all removed ones. Empty ones stay for the next node.
         self.by_room: dict[int, OrderedDict[int, NodeEntry]] = {}
         self._top = 0
 
     def add(self, node: NodeEntry, room: int) -> None:
-        if not self.by_room or room > self._top:
+        if room > self._top or not self.count:
             self._top = room
+        self.count += 1
         nodes = self.by_room.get(room)
         if nodes is None:
             nodes = self.by_room[room] = OrderedDict()
         nodes[node.id] = node
 
     def discard(self, node: NodeEntry, room: int) -> None:
-        nodes = self.by_room[room]
-        del nodes[node.id]
-        if not nodes:
-            del self.by_room[room]
+        del self.by_room[room][node.id]
+        self.count -= 1
+
+    def move(self, node: NodeEntry, before: int, room: int) -> None:
+        """Do the same as `discard` and `add`, in less time."""
+        del self.by_room[before][node.id]
+        nodes = self.by_room.get(room)
+        if nodes is None:
+            nodes = self.by_room[room] = OrderedDict()
+        nodes[node.id] = node
+        self._top = max(self._top, room)
 
     @property
     def top(self) -> int:
         """The most room of any node."""
-        if self._top not in self.by_room:
-            self._top = max(self.by_room)
-        return self._top
+        top = self._top
+        while not self.by_room.get(top):
+            top -= 1
+        self._top = top
+        return top
 
     def first(self, room: int) -> NodeEntry:
         """Return the node that has had that room for longest."""
@@ -124,12 +136,11 @@ class Group:
         """Nodes that one wants, by its turn."""
         self._filed: dict[int, tuple[Rooms, int]] = {}
 
-    def rooms_for(self, turn: Turn) -> list[Rooms]:
+    def rooms_for(self, turn: Turn) -> Iterable[Rooms]:
         """Return the nodes that an entry with that turn may use: no older gang wants them."""
-        rooms = list(self._rooms.values())
-        if self._wanted:
-            rooms += self._wanted[bisect_left(self._wanted, turn, key=_wanted_from) :]
-        return rooms
+        if not self._wanted:
+            return self._rooms.values()
+        return [*self._rooms.values(), *self._wanted[bisect_left(self._wanted, turn, key=_wanted_from) :]]
 
     def is_closed_to(self, turn: Turn) -> bool:
         """Return whether an older entry waits for the first free nodes of this group."""
@@ -147,12 +158,20 @@ class Group:
 
     def file(self, node: NodeEntry) -> None:
         """Put a node where it belongs now."""
-        self._take_out(node)
-        if not node.takes_more:
-            return
-        room = node.room
-        rooms = self._rooms_of(node.kind)
-        rooms.add(node, room)
+        filed = self._filed.get(node.id)
+        takes_more = node.takes_more
+        room = node.slots - len(node.sent) - node.gang_places
+        if filed is not None and takes_more and filed[0].kind == node.kind:  # the common case: its room has changed
+            rooms, before = filed
+            rooms.move(node, before, room)
+            if before > 0:
+                self.free_places -= before
+        else:
+            self._take_out(node)
+            if not takes_more:
+                return
+            rooms = self._rooms_of(node.kind)
+            rooms.add(node, room)
         self._filed[node.id] = (rooms, room)
         if room > 0:
             self.free_places += room
@@ -163,7 +182,7 @@ class Group:
             return
         rooms, room = filed
         rooms.discard(node, room)
-        if not rooms.by_room:
+        if not rooms.count:
             if rooms.kind[2] is None:
                 del self._rooms[rooms.kind]
             else:

@@ -50,9 +50,8 @@ class NodeTable:
         self.open = Group(None)
         """Nodes that are not kept."""
         self._groups: dict[tuple[int, ...] | None, Group] = {None: self.open}
+        """All groups by their numbers."""
         self._unused: OrderedDict[Group, None] = OrderedDict()
-        self.idle: dict[int, NodeEntry] = {}
-        """Nodes that take more and have a free slot."""
         self.closings = 0
         """Entries in `Group.closing` of all groups."""
         self._mean_ns = float(_FIRST_MEAN_NS)
@@ -80,7 +79,6 @@ class NodeTable:
     def remove(self, number: int) -> None:
         """Forget a node that will not return."""
         node = self.by_id.pop(number)
-        self.idle.pop(number, None)
         for group in tuple(node.groups):
             group.discard(node)
 
@@ -88,10 +86,6 @@ class NodeTable:
         """Put a node into its new places, after a change of its room or state."""
         for group in node.groups:
             group.file(node)
-        if node.room > 0 and node.takes_more:
-            self.idle[node.id] = node
-        else:
-            self.idle.pop(node.id, None)
 
     def set_round_trip(self, node: NodeEntry, round_trip_ns: float) -> None:
         node.round_trip_ns = rounded(round_trip_ns)
@@ -113,6 +107,8 @@ class NodeTable:
 
     def group(self, numbers: tuple[int, ...] | None) -> Group:
         """Return the group of these nodes. It lasts while something holds it, and for some time after."""
+        if numbers is None:
+            return self.open
         group = self._groups.get(numbers)
         if group is None:
             group = self._groups[numbers] = Group(numbers)
@@ -145,10 +141,12 @@ class NodeTable:
 
     def took(self, elapsed_ns: int) -> bool:
         """Record how long a task took. Return whether nodes may now take more in advance than before."""
-        before, was_short = self._mean_ns, self._is_short
-        self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)
+        before, had_mean = self._mean_ns, self._has_mean
+        self._mean_ns = now = before + _MEAN_WEIGHT * (elapsed_ns - before)
         self._has_mean = True
-        return (self._is_short and not was_short) or (self._has_far_nodes and self._mean_ns < before)
+        if now < SHORT_TASK_NS and not (had_mean and before < SHORT_TASK_NS):
+            return True
+        return self._has_far_nodes and now < before
 
     def expect(self, expected_ns: float) -> bool:
         """Record an estimate for the next tasks, if it is below the running mean. Return whether it is."""
@@ -193,8 +191,9 @@ class NodeTable:
             if best is not None and room <= best_room:
                 continue
             if room > 0 or (ahead and room > -self.most_ahead(rooms.kind)):
-                node = self._first(rooms, turn) if self.closings else rooms.first(room)
-                if node is not None and (best is None or node.room > best_room):
+                if not self.closings:
+                    best, best_room = rooms.first(room), room
+                elif (node := self._first(rooms, turn)) is not None and (best is None or node.room > best_room):
                     best, best_room = node, node.room
         return best
 

@@ -21,6 +21,9 @@ class Recalls:
         self._tasks = tasks
         self._overfull: dict[Group, dict[int, NodeEntry]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._overfull)
+
     def sent_in_advance(self, task: TaskEntry, group: Group, node: NodeEntry) -> None:
         if not task.in_advance or (task.nodes is not None and len(task.nodes) == 1):
             return
@@ -39,8 +42,6 @@ class Recalls:
 
     def take(self) -> Iterator[TaskEntry]:
         """Iterate over tasks to recall, as many as there are idle slots for them, newest first."""
-        if not self._nodes.idle:
-            return
         for group, nodes in list(self._overfull.items()):
             places = group.free_places
             while places and nodes:

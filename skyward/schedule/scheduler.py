@@ -328,8 +328,10 @@ class Scheduler:
     def _place(self) -> list[Action]:
         """Place what can be placed, oldest first, in the lines that an event may have helped."""
         actions: list[Action] = []
-        while (line := self._waiting.next_ready()) is not None:
-            entry = line.first
+        if not self._waiting and not self._recalls:  # the common case
+            return actions
+        while (ready := self._waiting.next_ready()) is not None:
+            line, entry = ready
             if not (isinstance(entry, GangEntry) and entry.nodes is not None):
                 self._order.reserve_before(entry.turn)
             if isinstance(entry, GangEntry):

@@ -147,7 +147,7 @@ class WaitingLines:
 
     def wait_at(self, line: Line, place: Group | int | None) -> None:
         """Let a line wait until `wake` is called for that place."""
-        if line.place == place:
+        if line.place is place:
             return
         if line.place is not None:
             lines = self._at[line.place]
@@ -177,17 +177,18 @@ class WaitingLines:
         for line in self._by_key.values():
             self.make_ready(line)
 
-    def next_ready(self) -> Line | None:
-        """Take the ready line whose first entry is oldest."""
+    def next_ready(self) -> tuple[Line, Entry] | None:
+        """Take the ready line whose first entry is oldest, and return both."""
         while self._ready:
             turn, _, line = heapq.heappop(self._ready)
             if not line.is_ready:
                 continue
-            if line.first.turn > turn:  # its first entry is gone since
-                heapq.heappush(self._ready, (line.first.turn, next(self._pushed), line))
+            first = line.first
+            if first.turn > turn:  # its first entry is gone since
+                heapq.heappush(self._ready, (first.turn, next(self._pushed), line))
                 continue
             line.is_ready = False
-            return line
+            return line, first
         return None
 
     def __len__(self) -> int:

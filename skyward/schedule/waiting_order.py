@@ -36,6 +36,8 @@ class WaitingOrder:
 
     def block(self, line: Line, entry: Entry) -> None:
         """Reserve nodes for the first entry of a line, and let the line wait until that may have changed."""
+        if line.blocked is entry and line.place is line.group:
+            return
         is_gang_of = isinstance(entry, GangEntry) and entry.nodes is not None
         if line.blocked is not entry:
             self._unblock(line)

@@ -49,7 +49,7 @@ def test_an_absent_node_takes_nothing(state: str) -> None:
     setattr(nodes.by_id[0], state, False)
     nodes.refile(nodes.by_id[0])
     assert picked(nodes) is None
-    assert not nodes.idle
+    assert not nodes.open.free_places
     assert not nodes.are_gone((0,))  # it may come back
 
 
