@@ -13,7 +13,9 @@ import pytest
 
 import skyward as sky
 from skyward.errors import SkywardError, UsageError
+from skyward.integrations.base import integrate
 from skyward.testing import Faults
+from tests.pools_with_gpus import Plain
 from tests.waiting import until
 
 LIMIT_S = 60.0
@@ -121,6 +123,16 @@ def test_a_nested_call_has_leases_of_its_own(pool: sky.ComputePool) -> None:
 
     fences = sky.compute(outer)() >> pool
     assert fences == sorted(set(fences))
+
+
+def test_ranks_of_a_gang_are_calls_of_their_own(pool: sky.ComputePool) -> None:
+    def rank() -> tuple[int, int]:
+        place = sky.barrier("gang", 2).wait(LIMIT_S)
+        return place, sky.lock("gang").acquire(LIMIT_S)  # not released: the other rank gets it when this one ends
+
+    (first, one), (second, two) = sky.compute(integrate(rank, Plain()))() @ pool
+    assert {first, second} == {0, 1}
+    assert one != two
 
 
 # Barriers -------------------------------------------------------------------------------------------------------------
