@@ -60,6 +60,8 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("Queue", "write sky.queue(name)"),
         **_each("Offer offers InstanceType", "write pool.offers(), or `skyward offers` in a shell"),
         **_each("get run submit broadcast", _SEND),
+        "put": "write ref = pool.put(value)",
+        "ObjectRef": "write sky.Ref; pool.put(value) and f(x).keep() >> pool return one",
         "Compute": 'write sky.ComputePool(...), or sky.ComputePool.named("train") for a pool of skyward.toml',
         "Executor": "write pool.executor()",
         "LogConfig": "write ComputePool(logs=sky.LogFiles(folder))",
