@@ -175,6 +175,17 @@ def test_a_counter_counts(steps: list[tuple[str, int, int]]) -> None:
     assert client.ask("counter", "get") == value
 
 
+def test_equal_keys_take_equal_memory() -> None:
+    store = Store()
+    client = Client(store)
+    for first, second in ((1, 1.0), (True, 1), (2.0**70, 2**70), ((0.0, "a"), (False, "a")), (0.5, 0.5), (None, None)):
+        client.ask("dict", "set", first, b"")
+        client.ask("set", "update", [first])
+        assert client.ask("dict", "delete", second)
+        assert client.ask("set", "discard", second)
+        assert store.used_bytes == 0
+
+
 def test_a_version_never_comes_back() -> None:
     """A key that was removed and set again is another one for `change`."""
     client = Client(Store())
