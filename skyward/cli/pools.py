@@ -15,8 +15,8 @@ HELP = "list your open pools and rented machines, with costs"
 
 DESCRIPTION = """\
 Lists your open pools on this machine, and your rented machines in the accounts that are on record here or that
-skyward.toml or --provider name. The program of a "dead" pool is gone: its machines shut down when their lease expires,
-or at once with `skyward gc`.
+skyward.toml or --provider name. A "resting" pool has no nodes until its next call. The program of a "dead" pool is
+gone: its machines shut down when their lease expires, or at once with `skyward gc`.
 """
 
 EPILOG = """\
@@ -66,6 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failures or orphans else 0
 
 
+def _size(pool: FleetPool) -> str:
+    is_elastic = pool.least != pool.wanted and pool.state != "elsewhere" and pool.pid
+    return f"{pool.least}-{pool.wanted}" if is_elastic else str(pool.wanted)
+
+
 def describe(pools: Sequence[FleetPool]) -> list[str]:
     """Format the pools as a table, with a total where something costs money."""
     from ..console.words import duration, usd
@@ -75,8 +80,8 @@ def describe(pools: Sequence[FleetPool]) -> list[str]:
         (
             pool.pool,
             pool.provider,
-            pool.state,
-            f"{pool.nodes}/{pool.wanted}",
+            "resting" if pool.is_resting else pool.state,
+            f"{pool.nodes}/{_size(pool)}",
             duration(pool.age_s),
             usd(pool.price_usd_per_hour) if pool.price_usd_per_hour else "-",
             usd(pool.spent_usd) if pool.spent_usd else "-",

@@ -24,7 +24,7 @@ class PlainLines:
     def take(self, event: told.Event) -> list[str]:
         """Return the lines for an event."""
         self._state.take(event)
-        text = self._failure(event) or ("" if self._is_quiet else self._progress(event))
+        text = self._failure(event) or self._scaling(event) or ("" if self._is_quiet else self._progress(event))
         return [printable(f"{self._state.name}: {text}")] if text else []
 
     def _failure(self, event: told.Event) -> str:
@@ -50,6 +50,14 @@ class PlainLines:
                 )
             case told.PoolClosed() if event.reason:
                 return self._early_end(event)
+        return ""
+
+    def _scaling(self, event: told.Event) -> str:
+        if isinstance(event, told.PoolScaled) and not self._is_quiet:
+            return f"{_scaled(event)}: {event.reason}"
+        if isinstance(event, told.ScalingFailed):
+            have = f"continues with {_nodes(event.nodes)}" if event.nodes else "has no nodes"
+            return f"wanted {_nodes(event.wanted)}, {have}: {fitted(printable(event.reason), _LONGEST_REASON)}"
         return ""
 
     def _early_end(self, event: told.PoolClosed) -> str:
@@ -105,6 +113,13 @@ def _trouble(event: told.PreemptionNotice | told.LinkLost | told.LinkRestored) -
         return f"reconnected after {duration(event.seconds)}"
     why = f" ({event.reason})" if event.reason else ""
     return f"connection lost{why}; reconnecting"
+
+
+def _scaled(event: told.PoolScaled) -> str:
+    if not event.nodes:
+        return f"rests without nodes, {event.before} -> 0, until the next call"
+    verb = "gives nodes back" if event.removed else "grows" if event.before else "gets nodes"
+    return f"{verb}, {event.before} -> {_nodes(event.nodes)}"
 
 
 def _nodes(count: int) -> str:

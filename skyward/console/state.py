@@ -57,6 +57,9 @@ class PoolState:
                 self.nodes = {n: NodeState(since=event.at, began=event.at) for n in range(event.nodes)}
             case told.PoolReady():
                 self.ready_s = event.seconds
+            case told.PoolScaled():
+                for number in event.removed:
+                    self.nodes.pop(number, None)
             case told.PoolClosed():
                 self.is_closed = True
                 self.calls, self.failed = event.calls, event.failed
@@ -106,6 +109,8 @@ class PoolState:
 
     def _node(self, event: told.Event) -> NodeState:
         number = getattr(event, "node", None)
+        if isinstance(event, told.InstanceTerminated):  # of a node that was given back, which is not to appear again
+            return self.nodes.get(event.node, NodeState())
         return NodeState() if number is None else self.nodes.setdefault(number, NodeState(since=event.at))
 
     def _change(

@@ -19,7 +19,8 @@ _ACTOR = "remote objects do not exist yet; share values with sky.dict(name), or 
 _VOLUME = 'volumes do not exist yet; read the bucket in the function, or send files with pool.upload("data")'
 _UPLOAD = 'write pool.upload("data"), or pool.upload("here", "there")'
 _DETACHED = "pools do not outlive their program yet; open one with `with sky.ComputePool(...) as pool:`"
-_ELASTIC = "elastic pools do not exist yet; set a fixed number of nodes, such as nodes=4"
+_ELASTIC = "write nodes=(2, 8): the pool grows while calls wait, and shrinks when it is idle"
+_IDLE = "write idle_timeout_s=600: an idle pool gives its machines back"
 _SEVERAL = "write ComputePool(any_of=[sky.SSH(hosts=[...]), sky.AWS()]); its machines come from one of them"
 _DEVICES = 'write accelerator="A100", or accelerator=sky.accelerators.A100(count=8) for 8 per node'
 _OF_A_CALL = "set resources on the pool: ComputePool(accelerator=..., vcpus=..., memory_gib=...)"
@@ -69,7 +70,6 @@ FOREIGN: dict[str, dict[str, str]] = {
         "redirect_output": "write ComputePool(logs=function); it receives each line",
         "DistributedSampler": "use torch's own, or sky.shard(data) without torch",
         "MultiPool": "open each pool: with sky.ComputePool(...) as a, sky.ComputePool(...) as b",
-        "Nodes": _ELASTIC,
         "PendingFunction": "write sky.PendingCompute",
         "PipIndex": 'write sky.Image(pip_extra_index_url="https://...")',
         "Spec": _SEVERAL,
@@ -95,7 +95,8 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("apply_async run_parallel_async", "write pool.submit(f, x) for a future"),
         **_each("imap_unordered unordered_map", "write pool.imap(f, xs, ordered=False)"),
         **_each("on subscribe on_event", "write pool.events(), or ComputePool(on_event=function)"),
-        **_each("resize scale autoscale", _ELASTIC),
+        **_each("resize adapt set_nodes", "write pool.scale(4), for a pool with nodes=(2, 8)"),
+        "autoscale": _ELASTIC,
         **_each("shutdown stop terminate join exit end", "write pool.close()"),
         **_each("put_file put_files send_file send_files copy_to rsync sync scp push cp mount add_file", _UPLOAD),
         **_each("get_file get_files fetch fetch_file copy_from pull", 'write pool.download("remote/file", "here")'),
@@ -132,7 +133,8 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("zone instance_type instance_types", _OF_THE_PROVIDER),
         **_each("pip apt env includes excludes python packages shell_vars", _OF_THE_IMAGE),
         **_each("retries retry retry_on max_restarts retry_on_interruption", _OF_THE_DECORATOR),
-        **_each("min_nodes max_nodes autoscale autoscale_idle_timeout idle_timeout", _ELASTIC),
+        **_each("min_nodes max_nodes autoscale autoscaling adaptive", _ELASTIC),
+        **_each("autoscale_idle_timeout idle_timeout autostop idle_duration scaledown_window keep_alive", _IDLE),
         **_each("workers num_workers max_workers n_jobs processes", "write nodes=2, concurrency=4"),
         **_each("plugins plugin", _DECORATE),
         **_each("ssh_timeout boot_timeout", "write provision_timeout_s=, the time limit until nodes answer"),

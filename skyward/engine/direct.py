@@ -9,6 +9,7 @@ and knows no part above it:
     reader                the I/O thread; `leader` lets a waiting caller read in its place
     frame_handlers        a handler for each kind of frame from a node
     link_repair           links that break, nodes that are lost
+    members               nodes that join, and nodes that are given back
     nested_calls          calls that tasks make
     gangs                 ranks that start and end as one
     nodes, open_streams   links to the agents; items to and from running tasks
@@ -58,6 +59,7 @@ from .leader import Leader
 from .ledger import Ledger
 from .link_repair import LinkRepair
 from .log_router import LogRouter
+from .members import Membership
 from .nested_calls import NestedCalls
 from .nodes import NodeLinks
 from .open_streams import OpenStreams
@@ -111,6 +113,7 @@ class DirectEngine:
         self.values = KeptValues(ledger, self._dispatcher)
         lost = (self.values.node_lost, self._gangs.node_lost, self.nested_calls.node_lost, self.channels.node_lost)
         self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
+        self.members = Membership(ledger, self._lines, self._dispatcher, self.nodes, on_left=lost)
         self.frame_handlers = FrameHandlers(
             ledger,
             self._dispatcher,

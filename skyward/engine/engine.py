@@ -6,11 +6,13 @@ these protocols. An engine without a fast path for waiting callers implements `W
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ..calls.futures import Future
 from ..console.activity import RunningTask
 from ..errors import SkywardError
+from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine, Machines
@@ -45,6 +47,52 @@ class NodeFacts(Protocol):
 
     def ask_usage(self, every_s: float) -> None:
         """Ask all nodes for NodeUsage at this interval; 0: stop."""
+        ...
+
+
+class Members(Protocol):
+    """Nodes that come and go while the engine runs. Thread-safe. Nodes that are not there, and may come, rest."""
+
+    keeps: Callable[[int], bool]
+    """Tells whether something of the user's lives on a node beyond its calls. Such a node is in use."""
+
+    @property
+    def there(self) -> tuple[int, ...]:
+        """Nodes that take calls, or are being replaced, in order."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether there is no open call, and no node keeps anything."""
+        ...
+
+    def demand(self) -> Demand:
+        """Return the work by node, and the work that waits."""
+        ...
+
+    def expect(self, nodes: Iterable[int], slots: int) -> None:
+        """Register nodes that are not there yet. Calls may name them, and then wait for them."""
+        ...
+
+    def join(self, machines: Sequence[Machine]) -> None:
+        """Connect to the agents of resting nodes and use them: all of them, or none and raise.
+
+        Raises:
+            Unreachable: An agent does not answer.
+            PoolClosed: The engine was closed meanwhile.
+        """
+        ...
+
+    def leave(self, node: int) -> None:
+        """Send a node no new calls, so that it can be given back when those that run there have ended."""
+        ...
+
+    def give_back(self, node: int) -> bool:
+        """Stop using a node, and let its agent end. Returns False, and changes nothing, if the node is in use."""
+        ...
+
+    def refuse_resting(self, slots: int) -> None:
+        """Fail the waiting calls that only resting nodes could run, because there are none to be had."""
         ...
 
 
@@ -162,6 +210,8 @@ class Engine(Protocol):
 
     @property
     def nodes(self) -> NodeFacts: ...
+    @property
+    def members(self) -> Members: ...
     @property
     def leader(self) -> WaitingCallers: ...
     @property

@@ -60,6 +60,8 @@ class Ledger:
         """Links to the nodes that are up."""
         self.taken_back: set[int] = set()
         """Nodes whose last lost machine was taken back by its provider."""
+        self.resting: set[int] = set()
+        """Nodes that are not there on purpose, and come when they are wanted."""
         self.watcher = Watcher()
         """Set of channels that the I/O thread waits for. Any thread may wake it."""
         self.dirty: set[Readable] = set()

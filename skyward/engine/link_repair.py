@@ -140,8 +140,9 @@ class LinkRepair:
             if not self._ledger.is_open:
                 return
             node = link.node
-            if self._ledger.links.get(node) is link:
-                del self._ledger.links[node]
+            if self._ledger.links.get(node) is not link:
+                return  # it was given back, or was found lost before
+            del self._ledger.links[node]
             self._ledger.taken_back.discard(node)
             if gone.is_preempted:
                 self._ledger.taken_back.add(node)

@@ -73,25 +73,32 @@ class NodeLinks:
         """Send a connected node its topology, and let the scheduler use it."""
         link = self._ledger.links[machine.node]
         self.watch(link)
-        machines = self._ledger.machines
+        self._send_topology(link)
+        if self._usage_tenths:
+            link.send(FrameKind.USAGE, lane=self._usage_tenths)
+        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
+        self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots))
+
+    def tell_all(self) -> None:
+        """Send all nodes the topology again, because nodes came or went."""
+        for link in self._ledger.links.values():
+            self._send_topology(link)
+
+    def _send_topology(self, link: NodeLink) -> None:
+        machine, machines = self._ledger.machines[link.node], self._ledger.machines
         count = max(machines) + 1
-        facts = link.facts
-        kind, own = facts["accelerator"], facts["accelerators"]
+        kind, own = link.facts["accelerator"], link.facts["accelerators"]
         topology = Topology(
             job_id=self._job_id,
             node=machine.node,
-            peers=tuple(machines[n].peer for n in range(count)),
+            peers=tuple(machines[n].peer if n in machines else None for n in range(count)),
             accelerators=tuple(self.accelerators(n) for n in range(count)),
             accelerator=AcceleratorInfo(type=kind, count=own, is_trainium=kind == "Neuron") if own else None,
             interface=machine.interface,
             initializer=self._initializer,
         )
         link.send(FrameKind.SLOT_CONFIG, body=pickle.dumps(topology))
-        if self._usage_tenths:
-            link.send(FrameKind.USAGE, lane=self._usage_tenths)
         self._ledger.dirty.add(link)
-        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
-        self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots))
 
     def watch(self, link: NodeLink) -> None:
         """Read a link from now on, and check that it is alive."""

@@ -1,6 +1,6 @@
 """Events of a pool and its machines, for the console, `pool.events()` and `on_event=`.
 
-    pool       PoolStarted, PoolReady, PoolClosed
+    pool       PoolStarted, PoolReady, PoolScaled, ScalingFailed, PoolClosed
     machine    InstanceLaunched, InstanceTerminated, NodeReady, NodeLost, NodeReplaced,
                LinkLost, LinkRestored, PreemptionNotice
     bootstrap  PhaseStarted, PhaseOutput, PhaseEnded, PhaseFailed
@@ -37,7 +37,7 @@ from .machine import (
     PreemptionNotice,
 )
 from .periodic import BudgetWarning, CostUpdated, DeviceUsage, EventsDropped, NodeUsage
-from .pool import PoolClosed, PoolReady, PoolStarted
+from .pool import PoolClosed, PoolReady, PoolScaled, PoolStarted, ScalingFailed
 
 __all__ = [
     "BudgetWarning",
@@ -61,8 +61,10 @@ __all__ = [
     "PhaseStarted",
     "PoolClosed",
     "PoolReady",
+    "PoolScaled",
     "PoolStarted",
     "PreemptionNotice",
+    "ScalingFailed",
     "TaskEnded",
     "TaskSent",
     "ignore",

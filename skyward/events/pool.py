@@ -62,3 +62,47 @@ class PoolClosed(Event):
     reason: str = ""
     calls: int = 0
     failed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolScaled(Event):
+    """A pool begins to grow, or has given nodes back.
+
+    Args:
+        pool: Unique name of the pool.
+        before: Number of nodes before.
+        nodes: Number of nodes afterwards; 0 for a pool that rests.
+        reason: Why, in words.
+        removed: Nodes that were given back.
+
+    Example:
+        >>> PoolScaled(pool="train-1a2b3c4d", before=2, nodes=6, reason="14 calls wait").nodes
+        6
+    """
+
+    pool: str
+    before: int
+    nodes: int
+    reason: str = ""
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingFailed(Event):
+    """A pool got no further nodes. It remembers that for two minutes, and continues with those that are there.
+
+    Args:
+        pool: Unique name of the pool.
+        nodes: Number of nodes that are there.
+        wanted: Number of nodes that were wanted.
+        reason: Why there are no more.
+
+    Example:
+        >>> ScalingFailed(pool="train-1a2b3c4d", nodes=2, wanted=6, reason="no capacity").wanted
+        6
+    """
+
+    pool: str
+    nodes: int
+    wanted: int
+    reason: str

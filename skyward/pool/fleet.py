@@ -39,6 +39,7 @@ class FleetPool:
     state: Literal["open", "dead", "elsewhere"]
     nodes: int
     wanted: int
+    """Number of nodes that were requested; the most of an elastic pool."""
     price_usd_per_hour: float
     spent_usd: float
     """Cost of the machines that exist now, by their prices."""
@@ -47,6 +48,13 @@ class FleetPool:
     pid: int = 0
     instances: tuple[str, ...] = ()
     """The provider's ids of the rented machines."""
+    least: int = 0
+    """Fewest nodes of an elastic pool; 0 if it may have none, or is not known."""
+
+    @property
+    def is_resting(self) -> bool:
+        """Return whether its program runs, and it has no nodes until its next call."""
+        return self.state == "open" and not self.nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +184,7 @@ def _open_state(pool: LivePool, rented: list[Found], now: float) -> FleetPool:
         state="open" if pool.is_alive else "dead",
         nodes=max(len(pool.nodes), len(rented)),
         wanted=pool.wanted,
+        least=pool.least,
         price_usd_per_hour=price,
         spent_usd=spent,
         age_s=now - pool.began,

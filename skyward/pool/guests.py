@@ -30,6 +30,11 @@ class Guests:
         self._lock = threading.Lock()
         self._open: list[Guest] = []
 
+    @property
+    def are_there(self) -> bool:
+        """Return whether any guest is open, so that the machines are in use."""
+        return bool(self._open)
+
     @contextlib.contextmanager
     def counted(self, guest: Guest) -> Iterator[None]:
         """Let a guest end with the pool while the block runs."""

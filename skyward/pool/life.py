@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import logging
+import math
 import os
 import threading
 import time
@@ -30,8 +31,9 @@ from ..engine.task_events import TaskCounts
 from ..errors import NodeLost, PoolClosed, SkywardError, UsageError
 from ..events import Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
-from ..providers.base import Provider
+from ..providers.base import Provider, least_billed_s
 from ..providers.termination import shielded
+from ..schedule.scaling import Bounds
 from ..state.live import LivePool
 from ..state.presence import Presence
 from ..values.machine import LogSink, Machine, PoolSpec
@@ -41,6 +43,7 @@ from .machines import PoolMachines
 from .oversights import Oversights
 from .packer import packed_initializer
 from .replacement import Replaceable, make_way, withdraw
+from .scaler import PoolScaler, Sizing
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ _WANT_OF_ROOM = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.E2BIG, errno.EFBIG)
 )
 
+_START_S = 60.0
+"""Seconds that a rented machine is assumed to take until its first call, before one was started."""
 _USAGE_S = 2.0
 """Seconds between two NodeUsage events of a node, while somebody listens."""
 
@@ -68,9 +73,9 @@ class PoolLife:
         pool: The pool.
         provider: Source of its machines.
         spec: Request to the provider. The user's code is added at the start.
+        sizing: Number of nodes, when it changes, and the nodes reserved for a role.
         name: Unique name.
         label: Name that the user gave the pool, or empty.
-        kept: Nodes reserved for a role.
         initializer: Function and arguments that each process runs first, or None.
         default_timeout_s: Time limit of calls without their own; None for no limit.
         budget_usd: Highest cost; None for no limit.
@@ -87,9 +92,9 @@ class PoolLife:
         provider: Provider,
         spec: PoolSpec,
         *,
+        sizing: Sizing,
         name: str,
         label: str,
-        kept: frozenset[int],
         initializer: tuple[Callable[..., object], tuple[Any, ...]] | None,
         default_timeout_s: float | None,
         budget_usd: float | None,
@@ -100,9 +105,9 @@ class PoolLife:
         self._pool = weakref.ref(pool)
         self.provider = provider
         self.spec = spec
+        self.sizing = sizing
         self.name = name
         self.label = label
-        self._kept = kept
         self._initializer = initializer
         self._default_timeout_s = default_timeout_s
         self._budget_usd = budget_usd
@@ -120,6 +125,7 @@ class PoolLife:
         self._dispatch: Dispatch | None = None
         self._machines: PoolMachines | None = None
         """Machines of the last start. They outlive its end, because users read the cost afterwards."""
+        self._scaler: PoolScaler | None = None
         self._owner = os.getpid()
         on_heard = weakref.WeakMethod(self._on_heard)
         self.announcer = Announcer(on_event, lambda is_heard: _call_if_alive(on_heard(), is_heard))
@@ -235,6 +241,57 @@ class PoolLife:
         text = f"{self._pool()!r}: is not open; use it inside its `with` block, or call start()"
         return self._ended_by or PoolClosed(text)
 
+    def sending(self) -> tuple[Engine, Dispatch]:
+        """Return what `running` returns, for a call that is about to be sent: the pool is in use."""
+        if self._scaler is not None:
+            self._scaler.touch()
+        return self.running()
+
+    def nodes(self) -> tuple[int, ...]:
+        """Return the nodes that `@` uses: those that are there, or those that a pool without any begins with."""
+        nodes, engine = self.sizing.nodes, self._engine
+        there = engine.members.there if engine is not None and not nodes.is_fixed else ()
+        return there or tuple(range(max(1, nodes.start)))
+
+    def wake(self, nodes: int = 0) -> None:
+        """Wait until a node is there, before a call is sent to this number of nodes at once."""
+        if self._scaler is not None:
+            self._scaler.touch(nodes)
+            self._scaler.wake()
+
+    def scale(self, nodes: int | None) -> None:
+        """Set the number of nodes; see `ComputePool.scale`."""
+        self.running()
+        if self._scaler is not None:
+            self._scaler.scale(nodes)
+
+    def _start_scaler(self, engine: Engine, machines: PoolMachines) -> None:
+        end_early = weakref.WeakMethod(self._end_early)
+        if not self.sizing.changes:
+            return
+        guests, limit = self._guests, self.spec.max_hourly_cost
+        started_s = time.monotonic() - self._began_at
+        self._scaler = PoolScaler(
+            self.name,
+            engine,
+            machines,
+            self.sizing,
+            Bounds(
+                least=self.sizing.nodes.min,
+                most=self.sizing.nodes.max,
+                at_rest=self.sizing.at_rest,
+                start=self.sizing.nodes.start,
+                slots=self.spec.concurrency,
+                start_s=started_s if self.sizing.nodes.start or not self.provider.is_rented else _START_S,
+                minimum_billed_s=least_billed_s(self.provider),
+                most_usd_per_hour=math.inf if limit is None else limit,
+            ),
+            is_visited=lambda: guests.are_there,
+            emit=self.announcer.emit,
+            on_idle=lambda error: _call_if_alive(end_early(), error),
+        )
+        self._scaler.start()
+
     def _make_machines(self, presence: Presence) -> PoolMachines:
         end_early = weakref.WeakMethod(self._end_early)
         return PoolMachines(
@@ -255,7 +312,7 @@ class PoolLife:
             mask=self.spec.image.masker(),
             initializer=packed_initializer(self._initializer),
             emit=self.announcer.emit,
-            kept=self._kept,
+            kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
         )
 
@@ -278,6 +335,7 @@ class PoolLife:
         devices = {node: engine.nodes.devices(node) for node in range(self.spec.nodes)}
         if sharing := sharing_of_pool(devices, self.spec.concurrency):
             warn_user(sharing)
+        self._start_scaler(engine, machines)
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: cancel them instead), then end the machines. Idempotent."""
@@ -351,7 +409,8 @@ class PoolLife:
             pool=self.name,
             label=self.label,
             provider=self.provider.name,
-            wanted=self.spec.nodes,
+            wanted=self.sizing.nodes.max,
+            least=self.sizing.nodes.min,
             is_rented=self.provider.is_rented,
         )
         return Presence(pool, lambda reason: _call_if_alive(this(), PoolClosed(reason)))
@@ -373,7 +432,7 @@ class PoolLife:
             return None
         now = engine.counts()
         return Counts(
-            slots=self.spec.nodes * self.spec.concurrency,
+            slots=len(self.nodes()) * self.spec.concurrency,
             busy=now.busy,
             queued=now.queued,
             ended=now.ended,
@@ -392,13 +451,18 @@ class PoolLife:
         machines = self._machines
         if self._owner != os.getpid() or machines is None:
             return  # a fork of the client: the machines belong to the parent
+        scaler, self._scaler = self._scaler, None
         try:
+            if scaler is not None:
+                scaler.stop()
             self._guests.end_all()
             machines.stop()
             engine.close()
             machines.ask_to_end(were_told=engine.was_started)
         finally:
             machines.end()
+            if scaler is not None:
+                scaler.join()
 
     def _warn_unused(self) -> None:
         unused = self.spec.image.unused_fields(self.provider.acts_on_image)

@@ -8,11 +8,19 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..engine.keeper import Keeper
 from ..engine.opener import ask_to_end
-from ..errors import BudgetExceeded, NoCapacity, ProviderError, QuotaExceeded, SkywardError, Unreachable
+from ..errors import (
+    BudgetExceeded,
+    NoCapacity,
+    PoolClosed,
+    ProviderError,
+    QuotaExceeded,
+    SkywardError,
+    Unreachable,
+)
 from ..events import Emit, Event
 from ..providers.base import Provider, as_rented, least_billed_s
 from ..state.journal import state_folder
@@ -106,7 +114,7 @@ class PoolMachines:
         if self._rented is not None:
             reaper, log_path = self._rented.reaper(self._pool), os.path.join(state_folder(), "keeper.log")
             Keeper.of_this_process().guard(self._pool, reaper, log_path=log_path)
-        machines = self._launched(list(range(nodes)))
+        machines = self._launched(list(range(nodes))) if nodes else []
         self._machines = {machine.node: machine for machine in machines}
         self._on_changed(machines)
         for machine in machines:
@@ -133,6 +141,59 @@ class PoolMachines:
         self._spec.stop.set()
         if self._rented is not None:
             self._rented.settle(self._pool)
+
+    # While the pool is open -----------------------------------------------------------------------------------------
+
+    @property
+    def price_usd_per_hour(self) -> float:
+        """Price of one more machine: that of the present ones, or of the first offer."""
+        present = [machine.offer.price_usd_per_hour for machine in self if machine.offer is not None]
+        return max(present, default=self._offers[0].price_usd_per_hour if self._offers else 0.0)
+
+    @property
+    def left_usd(self) -> float | None:
+        """Rest of the budget; None for no limit."""
+        return None if self._spending is None else self._spending.left_usd
+
+    def add(self, nodes: Sequence[int], *, is_patient: bool) -> list[Machine]:
+        """Launch machines for further nodes: all of them, or none and raise.
+
+        Args:
+            nodes: The nodes.
+            is_patient: Whether temporary failures are retried as long as machines may take to start.
+
+        Raises:
+            PoolClosed: The pool was closed meanwhile.
+            ProviderError: There are no machines.
+        """
+        with contextlib.ExitStack() as stack:
+            for node in sorted(nodes):
+                stack.enter_context(self._launching_one(node))
+            machines = self._launched_patiently(nodes) if is_patient else self._launched_and_watched(nodes)
+            with self._lock:
+                if self._is_open:
+                    self._machines.update((machine.node, machine) for machine in machines)
+                    self._on_changed(list(self))
+                    return machines
+            # The pool was closed during the launch, so `end` does not know these machines.
+            ask_to_end(machines, _ASK_S)
+            self._terminate(*machines)
+            raise PoolClosed("pool: closed while nodes were added; open a new one")
+
+    def give_back(self, nodes: Sequence[int]) -> None:
+        """End the machines of these nodes in a separate thread. What fails is ended with the pool."""
+        with self._lock:
+            old = [machine for node in nodes if (machine := self._machines.pop(node, None)) is not None]
+            self._left += old
+        self._on_changed(list(self))
+        if old:
+            threading.Thread(target=self._end_given_back, args=(old,), name="skyward-ending", daemon=True).start()
+
+    def _end_given_back(self, machines: list[Machine]) -> None:
+        for machine in machines:
+            if self._end_old(machine):
+                with self._lock:
+                    self._left = [other for other in self._left if other is not machine]
 
     # For the engine -------------------------------------------------------------------------------------------------
 
@@ -162,7 +223,7 @@ class PoolMachines:
         if machine is None:
             if not self._is_open or self._replacements > _MAX_REPLACEMENTS:
                 return None
-            machine = self._launched_patiently(node)
+            (machine,) = self._launched_patiently([node])
         return machine
 
     def prepare_replacement(self, node: int) -> bool:
@@ -170,7 +231,7 @@ class PoolMachines:
             if node in self._spares or not self._is_open or self._replacements >= _MAX_REPLACEMENTS:
                 return node in self._spares
             try:
-                self._spares[node] = self._launched_one(node)
+                (self._spares[node],) = self._launched_and_watched([node])
             except (NoCapacity, QuotaExceeded, BudgetExceeded):  # ending the old machine may make room
                 return False
             return True
@@ -199,29 +260,30 @@ class PoolMachines:
                 self._launching[node] -= 1
                 self._changed.notify_all()
 
-    def _launched_patiently(self, node: int) -> Machine:
-        """Launch a machine. Temporary failures are retried as long as machines may take to start."""
+    def _launched_patiently(self, nodes: Sequence[int]) -> list[Machine]:
+        """Launch machines. Temporary failures are retried as long as machines may take to start."""
         deadline = time.monotonic() + self._spec.provision_timeout_s
         pause_s, most_s = _LAUNCH_PAUSES_S
         while True:
             try:
-                return self._launched_one(node)
+                return self._launched_and_watched(nodes)
             except SkywardError as error:
                 is_over = time.monotonic() + pause_s > deadline
                 if is_over or not self._may_pass(error) or self._spec.stop.wait(pause_s):
                     raise
             pause_s = min(2 * pause_s, most_s)
 
-    def _launched_one(self, node: int) -> Machine:
-        """Launch one machine and let the keeper watch it."""
-        (machine,) = self._launched([node])
+    def _launched_and_watched(self, nodes: Sequence[int]) -> list[Machine]:
+        """Launch machines and let the keeper watch them."""
+        machines = self._launched(list(nodes))
         try:
-            Keeper.of_this_process().watch(machine)
+            for machine in machines:
+                Keeper.of_this_process().watch(machine)
         except OSError as error:  # the keeper died, and no process is left for another
-            self._terminate(machine)
+            self._terminate(*machines)
             text = f"keeper: cannot be started: {error.strerror}; free memory or processes for it"
             raise ProviderError(text, retryable=True) from error
-        return machine
+        return machines
 
     def _may_pass(self, error: SkywardError) -> bool:
         """Return whether a failure is temporary. The user's own hosts do not grow; a cloud may have machines later."""
@@ -264,16 +326,19 @@ class PoolMachines:
             for machine in machines:
                 Keeper.of_this_process().forget(machine)
 
-    def _end_old(self, machine: Machine) -> None:
-        """End a replaced machine, in a separate thread. If that fails, the pool's end tries again."""
+    def _end_old(self, machine: Machine) -> bool:
+        """End an old machine, in a separate thread. If that fails, return False; the pool's end tries again."""
         try:
             self._terminate(machine)
         except SkywardError as error:
             _log.error("node %d: cannot end its old machine: %s: %s", machine.node, type(error).__name__, error)
+            return False
+        return True
 
-    def _terminate(self, machine: Machine) -> None:
-        """End one machine. Its lease is never renewed again, even if this fails."""
+    def _terminate(self, *machines: Machine) -> None:
+        """End machines. Their leases are never renewed again, even if this fails."""
         try:
-            self._provider.terminate([machine])
+            self._provider.terminate(list(machines))
         finally:
-            Keeper.of_this_process().forget(machine)
+            for machine in machines:
+                Keeper.of_this_process().forget(machine)

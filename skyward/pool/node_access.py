@@ -39,7 +39,7 @@ class NodeAccess:
             remote: Path on the nodes, relative to the working folder of the tasks, absolute, or with ~. A folder is
                 copied to exactly this path. A file gets this name, or goes into it if it is a folder or ends with "/".
                 None: the same relative path as here; for files outside of this working folder, their last name.
-            nodes: Numbers of the nodes; None for all.
+            nodes: Numbers of the nodes; None for all that are there. Nodes that come later start without the files.
 
         Returns:
             Numbers of files and of bytes, over all nodes.
@@ -148,8 +148,8 @@ class NodeAccess:
         return forwarded
 
     def _numbers(self, nodes: Sequence[int] | None) -> tuple[int, ...]:
-        count = self._life.spec.nodes
-        return tuple(range(count)) if nodes is None else check_nodes("nodes", nodes, count)
+        self._life.wake()
+        return self._life.nodes() if nodes is None else check_nodes("nodes", nodes, self._life.spec.most_nodes)
 
     def _transfer(self, field: str, path: str, work: dict[int, Work], bars: Sequence[Progress]) -> Transfer:
         life = self._life

@@ -8,17 +8,18 @@ from typing import Any, TypedDict
 
 from ..accelerators import Accelerator
 from ..core.bounds import is_positive
-from ..core.spellings import foreign
 from ..errors import UsageError
 from ..values.allocation import validate_allocation
 from ..values.image import Image
 from ..values.machine import LogSink
+from ..values.nodes import Nodes
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _CHOICES: dict[str, tuple[object, ...]] = {
     "executor": ("process", "thread"),
     "architecture": (None, "x86_64", "arm64"),
     "console": (None, True, False),
+    "on_idle": ("rest", "close"),
 }
 _ABOVE_ZERO = {
     "memory_gib": "GiB",
@@ -26,6 +27,7 @@ _ABOVE_ZERO = {
     "budget_usd": "USD",
     "default_timeout_s": "seconds",
     "provision_timeout_s": "seconds",
+    "idle_timeout_s": "seconds",
 }
 
 ALIASES = {
@@ -53,8 +55,8 @@ def is_pool_name(name: str) -> bool:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Check all arguments of a ComputePool, by name. Raises UsageError for the first illegal one."""
-    for field in ("nodes", "concurrency"):
-        _check_count(field, options[field])
+    _check_count("concurrency", options["concurrency"])
+    _check_idle(Nodes.of(options["nodes"]), options["idle_timeout_s"], options["on_idle"])
     for field in ("max_inflight", "vcpus"):
         if options[field] is not None:
             _check_count(field, options[field])
@@ -77,9 +79,23 @@ def _refusal(field: str, value: object, problem: str) -> UsageError:
 
 def _check_count(field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        is_elastic = field == "nodes" and isinstance(value, tuple | list | dict)
-        advice = foreign("skyward", "Nodes") if is_elastic else f"set {field}=1 or more"
-        raise _refusal(field, value, f"must be a whole number >= 1; {advice}")
+        raise _refusal(field, value, f"must be a whole number >= 1; set {field}=1 or more")
+
+
+def _check_idle(nodes: Nodes, idle_timeout_s: float | None, on_idle: str) -> None:
+    if on_idle == "close" and idle_timeout_s is None and nodes.is_fixed:
+        raise _refusal("on_idle", on_idle, "needs a timeout; set idle_timeout_s=600 too")
+
+
+def check_scale(value: object, nodes: Nodes) -> None:
+    """Raise UsageError unless an elastic pool of these bounds can have this number of nodes."""
+    if nodes.is_fixed:
+        raise _refusal(
+            "scale.nodes", value, f"the pool has a fixed size of {nodes.max}; open it with nodes=(min, max) to scale it"
+        )
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and nodes.min <= value <= nodes.max):
+        return
+    raise _refusal("scale.nodes", value, f"must be a whole number; use {nodes.min} to {nodes.max}, or None")
 
 
 def _are_names(value: Any) -> bool:
@@ -134,11 +150,13 @@ def check_nodes(field: str, numbers: Iterable[int], count: int) -> tuple[int, ..
 
 
 def check_roles(roles: Mapping[str, Sequence[int]] | None, count: int) -> dict[str, tuple[int, ...]]:
-    """Return the nodes of each role in a pool of `count`. Raises UsageError."""
+    """Return the nodes of each role in a pool with always `count` nodes or more. Raises UsageError."""
     if roles is None:
         return {}
     if not isinstance(roles, Mapping):
         raise _refusal("roles", roles, 'not a dict; pass names with node numbers, such as {"evaluation": [2]}')
+    if roles and not count:
+        raise _refusal("roles", dict(roles), "the pool may have no nodes; set min=1 or more, above the nodes of roles")
     checked: dict[str, tuple[int, ...]] = {}
     role_of: dict[int, str] = {}
     for name, numbers in roles.items():

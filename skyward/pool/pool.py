@@ -31,14 +31,16 @@ from ..providers.base import Provider, least_billed_s
 from ..values.allocation import AllocationStrategy
 from ..values.image import DEFAULT_IMAGE, Image
 from ..values.machine import LogSink, Offer, PoolSpec
+from ..values.nodes import Nodes
 from ..values.ref import Ref
 from ..wire.task_channel import TaskChannel, check_name
 from .config import of_file, pool_fields
 from .cost import Forecast, forecast
 from .life import PoolLife
 from .node_access import NodeAccess
-from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, is_pool_name
+from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
 from .remote_control import control_of
+from .scaler import Sizing
 from .shared_names import SharedNames
 from .sources import source_of
 from .targets import PoolSender, PoolTarget
@@ -63,7 +65,12 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         selection: Order of several sources, accelerators or regions: "cheapest" by price, "first" by the order in which
             they are written, "fastest" by the 16-bit TFLOPS of the accelerators, then by virtual CPUs.
         region: Region, or a list of regions, for each source that has one. None: the source's own.
-        nodes: Number of nodes, >= 1.
+        nodes: Number of nodes, >= 1. `(min, max)` or a `sky.Nodes` makes an elastic pool: it grows while calls wait,
+            and gives idle nodes back. With `min=0`, an idle pool has none.
+        idle_timeout_s: Seconds without use, > 0, after which a pool of a fixed size gives all machines back, and the
+            next call gets new ones. An elastic pool shrinks to `min`, and gives back nodes that it did not need for
+            that long. None: 300 s for elastic pools, never for others.
+        on_idle: "rest" is the above. "close" closes the idle pool, and later calls raise PoolClosed.
         roles: Nodes reserved for a role, such as `roles={"evaluation": [2]}`. They run only calls sent to
             `pool.role("evaluation")`, or to the node by its number. `>> pool`, `@ pool` and `map` use the other nodes;
             at least one must be left.
@@ -125,7 +132,9 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         any_of: Sequence[Provider] = (),
         selection: Selection = "cheapest",
         region: str | Sequence[str] | None = None,
-        nodes: int = 1,
+        nodes: int | tuple[int, int] | Nodes = 1,
+        idle_timeout_s: float | None = None,
+        on_idle: Literal["rest", "close"] = "rest",
         roles: Mapping[str, Sequence[int]] | None = None,
         concurrency: int = 1,
         accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None,
@@ -151,13 +160,15 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         **aliases: Unpack[PoolAliases],
     ) -> None:
         self.provider, wanted = source_of(provider, any_of, selection, region, accelerator)
-        self._roles = check_roles(roles, nodes)
+        size = Nodes.of(nodes)
+        self._roles = check_roles(roles, size.min)
         self.concurrency = concurrency
         self._max_inflight = max_inflight
         self._budget_usd = budget_usd
         kept = frozenset(itertools.chain.from_iterable(self._roles.values()))
         spec = PoolSpec(
-            nodes=nodes,
+            nodes=size.start,
+            max_nodes=size.max,
             concurrency=concurrency,
             executor=executor,
             accelerator=wanted,
@@ -175,10 +186,10 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             self,
             self.provider,
             spec,
+            sizing=Sizing(nodes=size, idle_timeout_s=idle_timeout_s, on_idle=on_idle, kept=kept),
             # Short, because it becomes part of socket paths, which have 108 bytes at most.
             name=f"{(name or 'pool')[:15]}-{uuid.uuid4().hex[:8]}",
             label=name or "",
-            kept=kept,
             initializer=None if initializer is None else (initializer, tuple(initargs)),
             default_timeout_s=default_timeout_s,
             budget_usd=budget_usd,
@@ -186,8 +197,15 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             console=console,
             on_event=on_event,
         )
-        ordinary = tuple(node for node in range(nodes) if node not in kept)
-        self._sender = self._sender_to(ordinary, is_whole=True)
+        self._sender = PoolSender(
+            self._life.sending,
+            self._ordinary,
+            is_whole=True,
+            # For elastic pools those of all nodes, so that a map sends enough calls to let the pool grow.
+            slots=(size.max - len(kept)) * concurrency,
+            max_inflight=max_inflight,
+            wake=self._life.wake,
+        )
 
     @classmethod
     def named(cls, name: str, **overrides: Any) -> ComputePool:
@@ -214,13 +232,19 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     Named = named
 
-    def _sender_to(self, nodes: tuple[int, ...], *, is_whole: bool = False) -> PoolSender:
+    def _ordinary(self) -> tuple[int, ...]:
+        """Return the nodes without a role."""
+        kept = set(itertools.chain.from_iterable(self._roles.values()))
+        return tuple(node for node in self._life.nodes() if node not in kept)
+
+    def _sender_to(self, nodes: tuple[int, ...]) -> PoolSender:
         return PoolSender(
-            self._life.running,
-            nodes,
-            is_whole=is_whole,
+            self._life.sending,
+            lambda: nodes,
+            is_whole=False,
             slots=len(nodes) * self.concurrency,
             max_inflight=self._max_inflight,
+            wake=self._life.wake,
         )
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -232,19 +256,47 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     @property
     def nodes(self) -> NodeCount:
-        """Number of nodes. Call it to select some as a target of calls: `pool.nodes([0, 2])`."""
-        return NodeCount(self.spec.nodes, self)
+        """Number of nodes that are there. Call it to select some as a target of calls: `pool.nodes([0, 2])`.
+
+        A pool of a fixed size that rests has its number all the same: the next call brings them back.
+        """
+        return NodeCount(len(self._life.nodes()), self)
+
+    def scale(self, nodes: int | None) -> None:
+        """Bring an elastic pool to a number of nodes, and keep it there until it is idle.
+
+        Waits for nodes that come. Nodes that go get no new calls, and are given back when their calls have ended; no
+        call or gang is interrupted. An idle pool still shrinks to its `min`, and decides for itself from then on.
+
+        Args:
+            nodes: Number of nodes, in [min, max] of the pool; None: let the pool decide again.
+
+        Raises:
+            UsageError: The number is out of the bounds.
+            ProviderError: There are no more nodes.
+            PoolClosed: The pool is not open.
+
+        Example:
+            >>> import skyward as sky
+            >>> with sky.ComputePool(provider=sky.Local(), nodes=(1, 3)) as pool:
+            ...     pool.scale(3)
+            ...     len(sky.compute(abs)(-1) @ pool)
+            3
+        """
+        check_scale(nodes, self._life.sizing.nodes)
+        self._life.scale(nodes)
 
     def node(self, number: int) -> NodeTarget:
         """Return one node as a target of calls: `f(x) >> pool.node(1)`.
 
         Args:
-            number: Index of the node, in [0, nodes).
+            number: Index of the node, in [0, nodes). An elastic pool has as many as its `max`, and a call to one that
+                is not there brings it.
 
         Raises:
             UsageError: There is no such node.
         """
-        (chosen,) = check_nodes("node", (number,), self.spec.nodes)
+        (chosen,) = check_nodes("node", (number,), self.spec.most_nodes)
         return NodeTarget(self, (chosen,), f"node {chosen}")
 
     def role(self, name: str) -> NodeTarget:
@@ -299,7 +351,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
     def forecast(self) -> Forecast:
         """Return the cost of the pool with its first affordable offer, or raise BudgetExceeded. Rents nothing."""
         minimum_s = least_billed_s(self.provider)
-        return forecast(self.offers(), nodes=self.spec.nodes, minimum_s=minimum_s, budget_usd=self._budget_usd)
+        nodes = max(1, self.spec.nodes)
+        return forecast(self.offers(), nodes=nodes, minimum_s=minimum_s, budget_usd=self._budget_usd)
 
     def agent_pids(self) -> dict[int, int]:
         """Return node -> process id of its agent, on that node's machine. A node that is being replaced is missing.
@@ -365,11 +418,11 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"
-        count = self.spec.nodes
+        count = int(self.nodes)
         return f"<ComputePool {self.job_id} {self.provider!r} nodes={count} concurrency={self.concurrency} {state}>"
 
     def _repr_html_(self) -> str:
-        is_open, nodes = self.is_active, self.spec.nodes
+        is_open, nodes = self.is_active, int(self.nodes)
         facts = [
             ("provider", repr(self.provider)),
             ("nodes", str(nodes) + "".join(f", {len(kept)} for {role!r}" for role, kept in self._roles.items())),
@@ -530,7 +583,7 @@ class NodeCount(int):
         Raises:
             UsageError: A number is illegal.
         """
-        chosen = check_nodes("nodes", numbers, int(self))
+        chosen = check_nodes("nodes", numbers, self._pool.spec.most_nodes)
         return NodeTarget(self._pool, chosen, f"nodes {', '.join(map(str, chosen))}")
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:

@@ -142,60 +142,72 @@ class PoolSender:
 
     Args:
         running: Function that returns the engine and the dispatch of the open pool. Raises PoolClosed.
-        numbers: The nodes.
+        numbers: Function that returns the nodes that are there.
         is_whole: Whether calls to one node may go to any node without a role. False: only to one of `numbers`.
         slots: Number of plain calls that run on these nodes at once.
         max_inflight: Most calls of a map that are sent or running at once; None for two per slot.
+        wake: Function that waits until a node is there, before a call is sent to that number of nodes at once.
     """
 
     def __init__(
         self,
         running: Callable[[], tuple[Engine, Dispatch]],
-        numbers: tuple[int, ...],
+        numbers: Callable[[], tuple[int, ...]],
         *,
         is_whole: bool,
         slots: int,
         max_inflight: int | None,
+        wake: Callable[[int], object],
     ) -> None:
         self._running = running
         self._numbers = numbers
-        self._nodes = None if is_whole else numbers
+        self._nodes = None if is_whole else numbers()
+        self._wake = wake
         self._slots = slots
         self._max_inflight = max_inflight
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        return self._numbers
+        return self._numbers()
 
     @property
     def slots(self) -> int:
         return self._slots
 
+    def _ready_for(self, pending: PendingCompute[Any]) -> Dispatch:
+        """Return the dispatch. A gang's number of ranks depends on the nodes, so a pool that rests comes back first."""
+        dispatch = self._running()[1]
+        if pending.fn.launch.is_gang:
+            self._wake(1)
+        return dispatch
+
     def run(self, pending: PendingCompute[T]) -> T:
-        future: Future[T] = self._running()[1].on_one_node(pending, nodes=self._nodes, leads=True)
+        future: Future[T] = self._ready_for(pending).on_one_node(pending, nodes=self._nodes, leads=True)
         return value_of(future)
 
     def submit(self, pending: PendingCompute[T]) -> Future[T]:
-        dispatch = self._running()[1]
+        dispatch = self._ready_for(pending)
         return dispatch.on_one_node(pending, nodes=self._nodes, failures=dispatch.failures)
 
     def submit_strict(self, pending: PendingCompute[T]) -> Future[T]:
         """Send a call whose future keeps the standard meaning: a running call cannot be cancelled."""
-        dispatch = self._running()[1]
+        dispatch = self._ready_for(pending)
         return dispatch.on_one_node(pending, nodes=self._nodes, is_strict=True, failures=dispatch.failures)
 
     def submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
         return self._running()[1].group(group.items, self._nodes)
 
     def submit_part(self, pending: PendingCompute[Any]) -> Future[Any]:
-        return self._running()[1].on_one_node(pending, nodes=self._nodes)
+        return self._ready_for(pending).on_one_node(pending, nodes=self._nodes)
 
     def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
         """Send a call whose arrays may have been sent before."""
         return self._running()[1].on_one_node(pending, nodes=self._nodes, seen=seen)
 
     def broadcast(self, pending: PendingCompute[T]) -> list[T]:
-        futures = self._running()[1].on_each_node(pending, self._numbers)
+        dispatch = self._running()[1]
+        self._wake(len(self._numbers()))  # a pool that rests has no nodes for it to go to
+        futures = dispatch.on_each_node(pending, self._numbers())
         if pending.fn.launch.is_gang:
             values: list[T] = value_of(futures[0])
             return values

@@ -141,10 +141,10 @@ class Local:
         """Raise NoCapacity if a node would lack the requested accelerators."""
         wanted = spec.accelerator
         devices = devices_of_machine({**os.environ, **spec.image.environment()})
-        if wanted is None or wanted.is_met_by(devices.kind, len(devices.names) // spec.nodes):
+        if wanted is None or wanted.is_met_by(devices.kind, len(devices.names) // spec.most_nodes):
             return
         has = f"{len(devices.names)} {devices.kind}" if devices.names else "no accelerator"
-        nodes = f" for each of {spec.nodes} nodes" if spec.nodes > 1 else ""
+        nodes = f" for each of {spec.most_nodes} nodes" if spec.most_nodes > 1 else ""
         raise NoCapacity(
             f"local: accelerator={wanted}{nodes}, but tasks on this machine see {has}; leave accelerator out "
             "to use the devices of this machine"
@@ -155,9 +155,9 @@ class Local:
         own = spec.image.environment()
         env = {**os.environ, **own}
         devices = devices_of_machine(env)
-        if devices.names and devices.variable and devices.variable not in own and spec.nodes > 1:
-            env[devices.variable] = ",".join(devices.part(node, spec.nodes))
-        thread_variables = limit_threads(env, cores // (spec.nodes * spec.concurrency))
+        if devices.names and devices.variable and devices.variable not in own and spec.most_nodes > 1:
+            env[devices.variable] = ",".join(devices.part(node, spec.most_nodes))
+        thread_variables = limit_threads(env, cores // (spec.most_nodes * spec.concurrency))
         cwd = _working_folder()
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]
         path = [os.path.abspath(p) for p in [*includes, *sys.path, PACKAGE_ROOT]]
@@ -171,7 +171,7 @@ class Local:
             path=tuple(dict.fromkeys(path)),
             cwd=cwd,
             env=tuple(env.items()),
-            cores=max(1, cores // spec.nodes),
+            cores=max(1, cores // spec.most_nodes),
             thread_variables=thread_variables,
             preload=spec.preload,
             address=_ADDRESS,

@@ -77,7 +77,7 @@ def request_for(
         offer=offer,
         count=count,
         least=count if least is None else least,
-        nodes=spec.nodes,
+        nodes=spec.most_nodes,
         lease_s=lease_s,
         tags={POOL_TAG: pool, LEASE_TAG: f"{lease_s:g}", ATTEMPT_TAG: token, **tags},
         user_data=boot_script(lease_s=lease_s, notices=renter.cloud().notices if offer.is_spot else ""),

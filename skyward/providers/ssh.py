@@ -173,9 +173,9 @@ class SSH:
     def offers(self, spec: PoolSpec) -> list[Offer]:
         """Return one offer for all hosts, because their hardware is unknown until they are reached."""
         hosts = self.targets
-        if spec.nodes > len(hosts):
+        if spec.most_nodes > len(hosts):
             raise NoCapacity(
-                f"ssh: nodes={spec.nodes} exceeds the {_count(len(hosts))} ({', '.join(map(str, hosts))}); "
+                f"ssh: nodes={spec.most_nodes} exceeds the {_count(len(hosts))} ({', '.join(map(str, hosts))}); "
                 "add hosts, or request fewer nodes"
             )
         names = ", ".join(map(str, hosts))

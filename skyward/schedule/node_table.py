@@ -139,6 +139,11 @@ class NodeTable:
 
     # How long tasks take --------------------------------------------------------------------------------------------
 
+    @property
+    def mean_s(self) -> float | None:
+        """Mean duration of a task, in seconds; None before one has ended."""
+        return self._mean_ns / 1e9 if self._has_mean else None
+
     def took(self, elapsed_ns: int) -> bool:
         """Record how long a task took. Return whether nodes may now take more in advance than before."""
         before, had_mean = self._mean_ns, self._has_mean

@@ -20,6 +20,7 @@ The owner feeds events and carries out the returned actions. It calls every meth
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
@@ -27,6 +28,7 @@ from .families import Family, NestedEntry, Places
 from .groups import Group, NodeEntry, Turn
 from .node_table import NodeTable
 from .recalls import Recalls
+from .scaling import Demand
 from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
 from .waiting_order import WaitingOrder
 
@@ -103,7 +105,42 @@ class Scheduler:
         """Return the tasks of each node that fill its slots, in the order in which they were sent."""
         return {node.id: tuple(islice(node.sent, node.slots)) for node in self._nodes.by_id.values()}
 
+    def demand(self, resting: Collection[int]) -> Demand:
+        """Return the work by node, and the work that waits. `resting`: nodes that are not there, and may come."""
+        named: set[int] = set()
+        waiting = 0
+        for line in self._waiting.lines:
+            entry = line.first
+            is_gang = isinstance(entry, GangEntry)
+            absent = [n for n in entry.nodes or () if n in resting]
+            if entry.nodes is None:
+                waiting += sum(other.places if isinstance(other, GangEntry) else 1 for other in line.entries.values())
+            elif is_gang:
+                named.update(absent)
+            elif len(absent) == len(entry.nodes):
+                named.add(absent[0])
+        nodes = [node for node in self._nodes.by_id.values() if node.id not in resting]
+        own = {n.id for n in nodes if n.gang_places or any((self._tasks[t].nodes or ()) == (n.id,) for t in n.sent)}
+        return Demand(
+            loads={node.id: min(node.load, node.slots) for node in nodes},
+            used=frozenset(own),
+            waiting=waiting + sum(max(0, node.load - node.slots) for node in nodes),
+            named=frozenset(named),
+            known=frozenset(self._nodes.by_id),
+            mean_s=self._nodes.mean_s,
+        )
+
+    def is_wanted(self, node: int) -> bool:
+        """Return whether a waiting task or gang names the node."""
+        return any(node in (line.first.nodes or ()) for line in self._waiting.lines)
+
     # Events ---------------------------------------------------------------------------------------------------------
+
+    def node_absent(self, node: int, slots: int) -> None:
+        """Record a node that is not there, and may come. Tasks that can go to it only wait for it."""
+        absent = self._nodes.add(node, slots)
+        absent.is_up = False
+        self._nodes.refile(absent)
 
     def node_up(self, node: int, slots: int) -> list[Action]:
         self._order.changed(self._nodes.add(node, slots))

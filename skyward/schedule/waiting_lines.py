@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .groups import Group, NodeEntry, Turn
@@ -92,6 +92,11 @@ class WaitingLines:
         self._pushed = itertools.count()
         self._first = 0
         self._last = 0
+
+    @property
+    def lines(self) -> Iterable[Line]:
+        """All lines, in no particular order."""
+        return self._by_key.values()
 
     def append(self, entry: Entry, group: Group, *, is_urgent: bool = False) -> Line:
         """Add an entry at the end; an urgent one behind earlier urgent ones. Urgent entries have their own lines."""

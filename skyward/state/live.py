@@ -50,8 +50,10 @@ class LivePool:
     label: str
     provider: str
     wanted: int
-    """Number of nodes that were requested."""
+    """Number of nodes that were requested; the most of an elastic pool."""
     is_rented: bool
+    least: int = 0
+    """Fewest nodes that an elastic pool has in use; 0: as many as it wants."""
     owner: Owner = field(default_factory=Owner.this_process)
     program: str = field(default_factory=_program)
     began: float = field(default_factory=time.time)

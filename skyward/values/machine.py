@@ -16,9 +16,13 @@ from .topology import Peer
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSpec:
-    """Request of a pool to its provider. `ComputePool` documents the fields; None means any."""
+    """Request of a pool to its provider. `ComputePool` documents the fields; None means any.
+
+    `nodes` is the number of nodes at the start, and `max_nodes` the highest number that the pool grows to (0: `nodes`).
+    """
 
     nodes: int = 1
+    max_nodes: int = 0
     concurrency: int = 1
     executor: Literal["process", "thread"] = "process"
     accelerator: Accelerator | None = None
@@ -35,6 +39,11 @@ class PoolSpec:
     """User code to send (`skyward.bootstrap.code.Code`); None if nodes read the client's files."""
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     """Set when nobody waits for the machines anymore. Machines that are still launching are then ended."""
+
+    @property
+    def most_nodes(self) -> int:
+        """Most nodes that the pool has at once, so that nodes on one machine can share it from the start."""
+        return max(self.nodes, self.max_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,11 +68,12 @@ class InputStream:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Pool as the client knows it once all nodes have introduced themselves."""
+    """Pool as the client knows it once all nodes have introduced themselves. It is sent again when nodes come or go."""
 
     job_id: str
     node: int
-    peers: tuple[Peer, ...]
+    peers: tuple[Peer | None, ...]
+    """Peers by node number; None for a node that is not there."""
     accelerators: tuple[int, ...]
     """Number of accelerators of each node, by node number."""
     accelerator: AcceleratorInfo | None = None

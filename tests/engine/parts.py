@@ -17,6 +17,7 @@ from skyward.engine.ledger import Ledger
 from skyward.engine.link import NodeLink
 from skyward.engine.link_repair import LinkRepair
 from skyward.engine.log_router import LogRouter
+from skyward.engine.members import Membership
 from skyward.engine.nodes import NodeLinks
 from skyward.engine.retries import Retries
 from skyward.engine.task_dispatcher import TaskDispatcher
@@ -126,6 +127,9 @@ class Parts:
 
     def link_repair(self, *on_lost: Any) -> LinkRepair:
         return LinkRepair(self.ledger, self.lines, self.dispatcher, self.nodes, self.task_events, on_lost=on_lost)
+
+    def members(self, *on_left: Any) -> Membership:
+        return Membership(self.ledger, self.lines, self.dispatcher, self.nodes, on_left=on_left)
 
     def frame_handlers(self, **given: Any) -> FrameHandlers:
         noted: dict[str, Any] = {

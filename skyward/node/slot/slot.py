@@ -62,6 +62,7 @@ class Slot:
             self._arrived[digest] = Blob(digest, size, frame.fd)
         elif frame.kind == FrameKind.SLOT_CONFIG:
             self.topology = pickle.loads(frame.body)
+            self._infos.clear()
         elif frame.kind == FrameKind.DROP_FUNCTION:
             self.functions.drop(frame.body)
         else:
@@ -92,7 +93,8 @@ class Slot:
         if info is None:
             info = self._infos[lane] = _info(topology, config, lane)
         if head.kind == CallKind.BROADCAST:
-            address = topology.peers[head.first_node].private_ip
+            head_peer = topology.peers[head.first_node] if head.first_node < len(topology.peers) else None
+            address = info.head_addr if head_peer is None else head_peer.private_ip
             info = replace(info, part=head.part, parts=head.parts, head_addr=address)
         return RunningCall(task, info, config.rank, config.agent)
 
@@ -161,17 +163,18 @@ class Slot:
 
 def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
     rank = config.rank
+    peers = tuple(peer for peer in topology.peers if peer is not None)
     return InstanceInfo(
         node=topology.node,
         worker=rank.local_rank if rank else config.number + lane,
-        total_nodes=len(topology.peers),
+        total_nodes=len(peers),
         workers_per_node=rank.local_world_size if rank else config.workers_per_node,
         accelerators=topology.accelerators[topology.node],
         total_accelerators=sum(topology.accelerators),
-        head_addr=rank.head_addr if rank else topology.peers[0].private_ip,
+        head_addr=rank.head_addr if rank else peers[0].private_ip,
         head_port=rank.head_port if rank else 0,
         job_id=topology.job_id,
-        peers=topology.peers,
+        peers=peers,
         accelerator=topology.accelerator,
         network=NetworkInfo(interface=topology.interface) if topology.interface else None,
         rank=rank.rank if rank else None,

@@ -1,0 +1,174 @@
+"""Nodes that come and go while a pool is open: they join when they are wanted, and rest when nobody uses them.
+
+To the scheduler, a resting node is a lost one that will return: calls that can go to it only wait for it. Nothing runs
+on a node when it is given back, so no call is lost with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from ..errors import PoolClosed
+from ..schedule.scaling import Demand
+from ..values.machine import Machine
+from ..wire.channel import ChannelClosed
+from ..wire.frames import FrameKind
+from .direct_lines import DirectLines
+from .ledger import Ledger
+from .link import NodeLink
+from .nodes import NodeLinks
+from .task_dispatcher import TaskDispatcher
+from .threads import run_side_by_side
+
+_FINISH_S = 3.0
+"""Seconds for the last frames to a remote node."""
+
+
+class Membership:
+    """Nodes of an engine that are there, and those that rest. Thread-safe.
+
+    Args:
+        ledger: Shared state of the engine.
+        lines: Direct lines, which are dropped with their node.
+        dispatcher: Carries out the decisions of the scheduler.
+        nodes: Links to all nodes.
+        on_left: Functions that get the number of each node that was given back, under the ledger's lock.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lines: DirectLines,
+        dispatcher: TaskDispatcher,
+        nodes: NodeLinks,
+        *,
+        on_left: Sequence[Callable[[int], object]],
+    ) -> None:
+        self._ledger = ledger
+        self._lines = lines
+        self._dispatcher = dispatcher
+        self._nodes = nodes
+        self._on_left = on_left
+        self._leaving: set[int] = set()
+        self.keeps: Callable[[int], bool] = lambda node: False
+        """Tells whether something of the user's lives on a node beyond its calls. Such a node is in use."""
+
+    @property
+    def there(self) -> tuple[int, ...]:
+        """Nodes that take calls, or are being replaced, in order."""
+        with self._ledger.lock:
+            known = self._ledger.scheduler.demand(self._ledger.resting).known
+            return tuple(sorted(known - self._ledger.resting - self._leaving))
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether there is no open call, and no node keeps anything."""
+        ledger = self._ledger
+        with ledger.lock:
+            return not ledger.tasks and not ledger.gangs and not any(map(self.keeps, ledger.links))
+
+    def demand(self) -> Demand:
+        with self._ledger.lock:
+            return self._ledger.scheduler.demand(self._ledger.resting)
+
+    def expect(self, nodes: Iterable[int], slots: int) -> None:
+        """Register nodes that are not there yet. Calls may name them, and then wait for them."""
+        with self._ledger:
+            for node in nodes:
+                self._ledger.resting.add(node)
+                self._ledger.scheduler.node_absent(node, slots)
+
+    def join(self, machines: Sequence[Machine]) -> None:
+        """Connect to the agents of resting nodes and use them: all of them, or none and raise.
+
+        Raises:
+            Unreachable: An agent does not answer.
+            PoolClosed: The engine was closed meanwhile.
+        """
+        links: dict[int, NodeLink] = {}
+        errors: list[Exception] = []
+        run_side_by_side(partial(self._open, machine, links, errors) for machine in machines)
+        ledger = self._ledger
+        with ledger:
+            if errors or not ledger.is_open:
+                ledger.after += [link.close for link in links.values()]
+            else:
+                ledger.links.update(links)
+                for machine in machines:
+                    ledger.machines[machine.node] = machine
+                    ledger.resting.discard(machine.node)
+                for machine in machines:
+                    self._nodes.up(machine)
+                self._nodes.tell_all()
+        if errors:
+            raise errors[0]
+        if not ledger.is_open:
+            raise PoolClosed("pool: closed while nodes were added; open a new one")
+        ledger.watcher.wake()
+
+    def _open(self, machine: Machine, links: dict[int, NodeLink], errors: list[Exception]) -> None:
+        try:
+            links[machine.node] = self._nodes.opener.open(machine)
+        except Exception as error:  # `join` raises it
+            errors.append(error)
+
+    def leave(self, node: int) -> None:
+        """Send a node no new calls, so that it can be given back when those that run there have ended."""
+        with self._ledger:
+            if node not in self._leaving and not self._ledger.scheduler.is_wanted(node):
+                self._leaving.add(node)
+                self._dispatcher.perform(self._ledger.scheduler.node_leaving(node))
+
+    def give_back(self, node: int) -> bool:
+        """Stop using a node, and let its agent end. Returns False, and changes nothing, if the node is in use."""
+        ledger = self._ledger
+        link = ledger.links.get(node)
+        # Nobody may be reading the link when it is closed here, or its end would look like the loss of the node.
+        if link is None or not link.reading.acquire(blocking=False):
+            return False
+        try:
+            with ledger:
+                if not self._may_go(link):
+                    return False
+                ledger.tell(node, FrameKind.SHUTDOWN)
+                self._lines.drop(link)
+                self._nodes.unwatch(link)
+                del ledger.links[node], ledger.machines[node]
+                ledger.resting.add(node)
+                self._leaving.discard(node)
+                self._dispatcher.perform(ledger.scheduler.node_lost(node, will_return=True))
+                for on_left in self._on_left:
+                    on_left(node)
+                self._nodes.tell_all()
+                if link.dialler is None:
+                    # Under the lock, as in `link_repair`: the descriptor's number may be reused.
+                    with contextlib.suppress(ChannelClosed):
+                        link.flush()
+                    link.close()
+            if link.dialler is not None:
+                link.finish(time.monotonic() + _FINISH_S)
+            return True
+        finally:
+            link.reading.release()
+
+    def _may_go(self, link: NodeLink) -> bool:
+        ledger, node = self._ledger, link.node
+        return (
+            ledger.is_open
+            and ledger.links.get(node) is link
+            and link.channel.is_attached
+            and ledger.scheduler.is_idle(node)
+            and not ledger.scheduler.is_wanted(node)
+            and not self.keeps(node)
+        )
+
+    def refuse_resting(self, slots: int) -> None:
+        """Fail the waiting calls that only resting nodes could run, because there are none to be had."""
+        ledger = self._ledger
+        with ledger:
+            for node in sorted(ledger.scheduler.demand(ledger.resting).named):
+                self._dispatcher.perform(ledger.scheduler.node_lost(node, will_return=False))
+                ledger.scheduler.node_absent(node, slots)

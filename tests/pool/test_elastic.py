@@ -1,0 +1,238 @@
+"""Elastic pools: they grow while calls wait, shrink when they are idle, and interrupt nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NoCapacity, NodeLost, PoolClosed, UsageError
+from skyward.events import Emit, Event, PoolScaled, ScalingFailed
+from skyward.testing import Faults
+from skyward.values.machine import Machine, Offer, PoolSpec
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@sky.compute
+def place() -> tuple[int, int, int | None]:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node, info.total_nodes, info.parts
+
+
+@sky.compute
+def hold(file: Path) -> int:
+    """Say that the call runs, and end once the file is there."""
+    info = sky.instance_info()
+    assert info is not None
+    file.with_name(f"running-{info.node}").touch()
+    until(file.exists, 60)
+    return info.node
+
+
+@dataclass
+class Elastic:
+    """A pool of one to three nodes, and what it told."""
+
+    pool: sky.ComputePool
+    events: list[Event] = field(default_factory=list)
+
+    def sizes(self) -> list[tuple[int, int]]:
+        return [(e.before, e.nodes) for e in self.events if isinstance(e, PoolScaled)]
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Elastic]:
+    events: list[Event] = []
+    pool = sky.ComputePool(
+        sky.Local(), nodes=(1, 3), idle_timeout_s=60.0, logs=False, console=False, on_event=events.append
+    )
+    with pool:
+        yield Elastic(pool, events)
+
+
+@pytest.fixture
+def elastic(made: Elastic) -> Elastic:
+    made.pool.scale(1)
+    until(lambda: len(made.pool.agent_pids()) == 1)
+    made.pool.scale(None)
+    made.events.clear()
+    return made
+
+
+def test_a_pool_is_scaled_up_and_down_and_broadcasts_take_the_nodes_that_are_there(elastic: Elastic) -> None:
+    pool = elastic.pool
+    pool.scale(3)
+    assert pool.nodes == 3
+    assert place() @ pool == [(0, 3, 3), (1, 3, 3), (2, 3, 3)]
+    pool.scale(2)
+    until(lambda: pool.nodes == 2)
+    assert place() @ pool == [(0, 2, 2), (1, 2, 2)]
+    assert pool.total_slots == 3
+    until(lambda: elastic.sizes()[-2:] == [(1, 3), (3, 2)])
+
+
+def test_calls_in_flight_are_not_interrupted_when_a_pool_shrinks(elastic: Elastic, tmp_path: Path) -> None:
+    pool, go = elastic.pool, tmp_path / "go"
+    pool.scale(3)
+    running = [hold(go) > pool for _ in range(3)]
+    until(lambda: len(list(tmp_path.glob("running-*"))) == 3)
+    pool.scale(1)
+    until(lambda: pool.nodes == 1)  # the other two get no new calls
+    assert len(pool.agent_pids()) == 3
+    go.touch()
+    assert sorted(future.result(30) for future in running) == [0, 1, 2]
+    until(lambda: len(pool.agent_pids()) == 1)
+
+
+def test_waiting_calls_get_further_nodes(elastic: Elastic, tmp_path: Path) -> None:
+    pool, go = elastic.pool, tmp_path / "go"
+    waiting = [hold(go) > pool for _ in range(3)]
+    until(lambda: len(list(tmp_path.glob("running-*"))) == 3, 40)  # each on a node of its own
+    go.touch()
+    assert sorted(future.result(30) for future in waiting) == [0, 1, 2]
+    grown = [event for event in elastic.events if isinstance(event, PoolScaled) and event.before < event.nodes]
+    assert grown[0].before == 1
+    assert "wait" in grown[0].reason
+
+
+def test_a_call_to_a_node_that_is_not_there_brings_it(elastic: Elastic) -> None:
+    assert elastic.pool.node(2).run(place())[0] == 2
+    assert 2 in elastic.pool.agent_pids()
+
+
+def test_a_lost_node_of_an_elastic_pool_is_replaced(elastic: Elastic) -> None:
+    elastic.pool.scale(2)
+    Faults(elastic.pool).kill_node(1)
+    assert elastic.pool.node(1).run(place.with_options(retries=1)())[0] == 1
+    assert elastic.pool.nodes == 2
+
+
+def test_a_number_outside_the_bounds_is_refused(elastic: Elastic) -> None:
+    with pytest.raises(UsageError, match=r"scale.nodes=4: .* use 1 to 3, or None"):
+        elastic.pool.scale(4)
+    fixed = sky.ComputePool(sky.Local(), nodes=2)
+    with pytest.raises(UsageError, match=r"fixed size of 2; open it with nodes=\(min, max\)"):
+        fixed.scale(1)
+    with pytest.raises(PoolClosed):
+        sky.ComputePool(sky.Local(), nodes=(1, 2)).scale(2)
+
+
+# Failures while growing ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small(sky.Local):
+    """Provider with room for a number of machines, which can be changed."""
+
+    room: list[int]
+    launches: list[int] = field(default_factory=list)
+    hangs: threading.Event = field(default_factory=threading.Event)
+    is_waiting: threading.Event = field(default_factory=threading.Event)
+
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        self.launches.append(len(nodes))
+        if self.hangs.is_set():
+            self.is_waiting.set()
+            assert spec.stop.wait(60)
+            raise NoCapacity("small: told to stop")
+        if self.room[0] < len(nodes):
+            raise NoCapacity(f"small: room for {self.room[0]} machines")
+        self.room[0] -= len(nodes)
+        return super().launch(spec, offers, pool, nodes, emit)
+
+
+def test_a_pool_goes_on_with_the_nodes_it_gets_and_says_so_once(tmp_path: Path) -> None:
+    provider, events, go = Small(room=[2]), list[Event](), tmp_path / "go"
+    with sky.ComputePool(provider, nodes=(1, 4), logs=False, console=False, on_event=events.append) as pool:
+        with pytest.raises(NoCapacity, match="room for 1"):
+            pool.scale(4)
+        assert pool.nodes == 2
+        waiting = [hold(go) > pool for _ in range(4)]
+        until(lambda: len(list(tmp_path.glob("running-*"))) == 2)
+        tried = len(provider.launches)
+        with pytest.raises(NodeLost):
+            pool.node(3).run(place())  # it is told at once, and does not wait for a node that nobody has
+        go.touch()
+        assert [future.result(30) for future in waiting]
+        assert len(provider.launches) == tried + 1
+    failures = [event for event in events if isinstance(event, ScalingFailed)]
+    assert [(event.nodes, event.wanted) for event in failures] == [(2, 4), (2, 3)]
+    assert "room for" in failures[0].reason
+
+
+def test_a_pool_that_is_closed_while_it_grows_ends_the_launch() -> None:
+    provider = Small(room=[9])
+    errors: list[BaseException] = []
+    with sky.ComputePool(provider, nodes=(1, 2), logs=False, console=False) as pool:
+        provider.hangs.set()
+
+        def scale() -> None:
+            try:
+                pool.scale(2)
+            except PoolClosed as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=scale)
+        thread.start()
+        assert provider.is_waiting.wait(30)
+    thread.join(30)
+    assert [type(error) for error in errors] == [PoolClosed]
+
+
+# Idle pools ---------------------------------------------------------------------------------------------------------
+
+
+def rests(pool: sky.ComputePool) -> bool:
+    return not pool.agent_pids()
+
+
+def test_an_idle_pool_of_a_fixed_size_rests_and_comes_back_whole() -> None:
+    events: list[Event] = []
+    pool = sky.ComputePool(sky.Local(), nodes=2, idle_timeout_s=0.3, logs=False, console=False, on_event=events.append)
+    with pool:
+        until(lambda: rests(pool))
+        assert pool.nodes == 2
+        assert place() @ pool == [(0, 2, 2), (1, 2, 2)]
+        until(lambda: rests(pool))
+        assert sorted(pool.map(abs, range(-3, 0))) == [1, 2, 3]
+        until(lambda: rests(pool))
+        assert place() >> pool.node(1) == (1, 2, None)
+        until(lambda: rests(pool))
+    sizes = [(e.before, e.nodes) for e in events if isinstance(e, PoolScaled)]
+    assert sizes[:2] == [(2, 0), (0, 2)]
+    assert set(sizes) <= {(2, 0), (0, 2), (1, 2), (2, 1), (1, 0)}
+
+
+def test_a_pool_with_min_0_rents_at_its_first_call() -> None:
+    with sky.ComputePool(sky.Local(), nodes=(0, 2), idle_timeout_s=0.3, logs=False, console=False) as pool:
+        assert rests(pool)
+        assert place() @ pool == [(0, 1, 1)]
+        until(lambda: rests(pool))
+        assert place() >> pool == (0, 1, None)
+
+
+def test_an_idle_pool_closes_if_its_user_says_so() -> None:
+    pool = sky.ComputePool(sky.Local(), nodes=1, idle_timeout_s=0.2, on_idle="close", logs=False, console=False).start()
+    until(lambda: not pool.is_active)
+    with pytest.raises(PoolClosed, match=r"idle for idle_timeout_s=0.2"):
+        place() >> pool
+    pool.close()
+
+
+def test_calls_fail_with_the_providers_error_if_a_pool_cannot_come_back() -> None:
+    provider = Small(room=[1])
+    with sky.ComputePool(provider, nodes=1, idle_timeout_s=0.2, logs=False, console=False) as pool:
+        until(lambda: rests(pool))
+        with pytest.raises(NoCapacity, match="room for 0"):
+            place() >> pool
+        with pytest.raises(NoCapacity, match="room for 0"):
+            place() @ pool
+        provider.room[0] = 1
+        assert place() >> pool == (0, 1, None)
