@@ -225,6 +225,11 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"report-bot writes: role=viewer: may not write here.*\nrevoked: authorization: the token is wrong",
         r"audit: token\.revoke, token\.create, member\.set",
     ),
+    "45_elastic_pool": (
+        r"grows from 1: \d+ calls? waits?\n(?:.*\n)*squares: \[0, 1, 4, 9, 16, 25, 36, 49, 64\]",
+        r"shrinks to 1: .+ 3 s\ngrows from 1: asked for\n\['node 0 of 2', 'node 1 of 2'\]",
+        r"first call: node 0 of 1\nresting with 0 nodes; the next call: \['node 0 of 2', 'node 1 of 2'\]",
+    ),
     "44_files": (
         r"first: Transfer\(files=2, copied=2, bytes=\d+\)\nagain: Transfer\(files=2, copied=0, bytes=0\)",
         r"one changed: Transfer\(files=2, copied=1, bytes=28\)\nback here: 12 words in 2 texts",

@@ -50,7 +50,7 @@ class NodeFacts(Protocol):
         ...
 
 
-class Members(Protocol):
+class PoolMembers(Protocol):
     """Nodes that come and go while the engine runs. Thread-safe. Nodes that are not there, and may come, rest."""
 
     keeps: Callable[[int], bool]
@@ -211,7 +211,7 @@ class Engine(Protocol):
     @property
     def nodes(self) -> NodeFacts: ...
     @property
-    def members(self) -> Members: ...
+    def members(self) -> PoolMembers: ...
     @property
     def leader(self) -> WaitingCallers: ...
     @property

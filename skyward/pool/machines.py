@@ -181,7 +181,7 @@ class PoolMachines:
             raise PoolClosed("pool: closed while nodes were added; open a new one")
 
     def give_back(self, nodes: Sequence[int]) -> None:
-        """End the machines of these nodes in a separate thread. What fails is ended with the pool."""
+        """End the machines of these nodes in a separate thread. If that fails, the pool's end tries again."""
         with self._lock:
             old = [machine for node in nodes if (machine := self._machines.pop(node, None)) is not None]
             self._left += old

@@ -41,7 +41,7 @@ class Sizing:
     Args:
         nodes: Bounds.
         idle_timeout_s: Seconds without use after which the pool rests or closes; None: its default.
-        on_idle: What an idle pool does.
+        on_idle: Behaviour of an idle pool.
         kept: Nodes reserved for a role, which are never given back alone.
     """
 
@@ -75,7 +75,7 @@ class PoolScaler:
         engine: Engine of the pool.
         machines: Machines of the pool.
         sizing: Size that the user wants.
-        bounds: What a node costs and how long it takes; the fields about size are set here.
+        bounds: Cost and start time of a node; the scaler sets the fields about size.
         is_visited: Tells whether something beside the calls uses the machines now, such as a transfer of files.
         emit: Takes events.
         on_idle: Called once, in the scaler's thread, when an idle pool must close.
@@ -259,7 +259,7 @@ class PoolScaler:
             )
         )
 
-    # What is there, and what it needs -------------------------------------------------------------------------------
+    # Observation ----------------------------------------------------------------------------------------------------
 
     def _observe(self, demand: Demand, nodes: int) -> Situation:
         now = self._clock()

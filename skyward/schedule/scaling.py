@@ -8,8 +8,8 @@ pool grows only if its calls are expected to wait for longer than that. Two esti
 - the time for which calls have been waiting without a pause. A map sends only some of its calls ahead, so the queue
   does not show what is left of it, but it has waited for `n` seconds and will probably go on for as long.
 
-A pool shrinks by the most nodes that it needed at once during the last `idle_s` seconds, not by the idle time of
-a node: calls are spread over all nodes, so a trickle of short calls would keep every node awake.
+A pool keeps the most nodes that it needed at once during the last `idle_s` seconds. The idle time of a single node
+would not do: calls are spread over all nodes, so a trickle of short calls would keep every node awake.
 """
 
 from __future__ import annotations

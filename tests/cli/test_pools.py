@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -294,3 +295,16 @@ def test_ls_claims_that_nothing_is_rented_only_after_a_look(
     said = capsys.readouterr()
     assert "nothing is rented" not in said.out
     assert "[providers.east] regoin: no such key; did you mean 'region'?" in said.err
+
+
+def test_ls_shows_the_bounds_of_an_elastic_pool_and_that_one_rests() -> None:
+    from skyward.cli.pools import describe
+    from skyward.pool.fleet import FleetPool
+
+    fields: dict[str, Any] = {"label": "", "provider": "aws", "price_usd_per_hour": 0.0, "spent_usd": 0.0}
+    pools = [
+        FleetPool(pool="a", state="open", nodes=3, wanted=8, least=2, age_s=1.0, pid=1, program="x", **fields),
+        FleetPool(pool="b", state="open", nodes=0, wanted=2, least=2, age_s=1.0, pid=1, program="x", **fields),
+    ]
+    _, *rows = [line.split() for line in describe(pools) if not set(line) <= set("-─ ")]
+    assert [row[:4] for row in rows[-2:]] == [["a", "aws", "open", "3/2-8"], ["b", "aws", "resting", "0/2"]]

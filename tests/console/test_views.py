@@ -221,6 +221,33 @@ def test_plain_lines_report_each_phase_once_for_all_nodes() -> None:
     ]
 
 
+def test_growth_rest_and_lack_of_capacity_are_one_line_each() -> None:
+    told = [
+        events.PoolStarted(pool="x", provider="aws", nodes=2),
+        events.PoolScaled(pool="x", before=2, nodes=6, reason="14 calls wait"),
+        events.ScalingFailed(pool="x", nodes=3, wanted=6, reason="aws: no capacity"),
+        events.PoolScaled(pool="x", before=3, nodes=2, reason="2 sufficed for the last 300 s", removed=(2,)),
+        events.InstanceTerminated(node=2, instance="i-c"),
+        events.PoolScaled(pool="x", before=2, nodes=0, reason="idle for 600 s", removed=(1, 0)),
+        events.ScalingFailed(pool="x", nodes=0, wanted=2, reason="aws: no capacity"),
+    ]
+    plain = PlainLines("train", is_quiet=False)
+    assert [line for event in told for line in plain.take(event)] == [
+        "train: starting 2 nodes on aws",
+        "train: grows, 2 -> 6 nodes: 14 calls wait",
+        "train: wanted 6 nodes, continues with 3 nodes: aws: no capacity",
+        "train: gives nodes back, 3 -> 2 nodes: 2 sufficed for the last 300 s",
+        "train: rests without nodes, 2 -> 0, until the next call: idle for 600 s",
+        "train: wanted 2 nodes, has no nodes: aws: no capacity",
+    ]
+    state = PoolState("train")
+    for event in told:
+        state.take(event)
+    assert state.nodes == {}
+    quiet = PlainLines("here", is_quiet=True)
+    assert len([line for event in told for line in quiet.take(event)]) == 2
+
+
 def test_a_quiet_pool_reports_only_failures() -> None:
     plain = PlainLines("here", is_quiet=True)
     told = [

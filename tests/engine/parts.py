@@ -29,7 +29,7 @@ from skyward.values.launch import ProcessLaunch
 from skyward.values.machine import Machine
 from skyward.values.topology import Peer
 from skyward.wire.blobs import Blob
-from skyward.wire.channel import Channel
+from skyward.wire.channel import Channel, ChannelClosed
 from skyward.wire.failures import encode_failure
 from skyward.wire.frames import Frame, FrameKind
 from skyward.wire.payloads import Encoded, encode
@@ -86,7 +86,7 @@ class FarEnd:
         try:
             while True:
                 frames += self.channel.receive()
-        except BlockingIOError:
+        except (BlockingIOError, ChannelClosed):
             return frames
 
     def next(self, kind: int) -> Frame:

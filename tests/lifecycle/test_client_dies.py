@@ -84,6 +84,34 @@ def test_a_client_killed_while_it_starts_leaves_nothing(sandbox: Sandbox, event:
     sandbox.proves_nothing_is_left()
 
 
+@pytest.mark.parametrize("event", ["begins", "grown", "given-back", "rests", "returns"])
+def test_a_client_killed_while_its_pool_changes_its_size_leaves_nothing(sandbox: Sandbox, event: str) -> None:
+    client = sandbox.client(
+        f"""
+def tell(happened):
+    if isinstance(happened, sky.events.PoolScaled):
+        (here / f"{{happened.before}}-{{happened.nodes}}").touch()
+
+with sky.ComputePool(sky.Local(lease_s=1.0), nodes=(0, 3), idle_timeout_s=0.5, on_event=tell) as pool:
+    if {event!r} == "rests":
+        pid() >> pool
+    elif {event!r} == "returns":
+        pid() >> pool
+        while not (here / "1-0").exists():
+            time.sleep(0.01)
+        (here / "again").touch()
+        pid() >> pool
+    else:
+        pool.scale(3)
+        (here / "grown").touch()
+    time.sleep(600)
+"""
+    )
+    sandbox.waits_for({"begins": "0-3", "grown": "grown", "rests": "1-0", "returns": "again"}.get(event, "3-0"))
+    client.kill()
+    sandbox.proves_nothing_is_left()
+
+
 def test_nodes_end_by_their_lease_when_client_and_keeper_are_killed(sandbox: Sandbox) -> None:
     client = sandbox.client(
         "with sky.ComputePool(sky.Local(lease_s=1.0), nodes=2) as pool:\n    hang_with_detached_children() @ pool"
