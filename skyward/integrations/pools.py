@@ -12,6 +12,7 @@ from ..core.signatures import checked_options
 from ..pool.pool import ComputePool
 from ..providers.base import Provider
 from ..values.image import DEFAULT_IMAGE, Image
+from ..values.nodes import Nodes
 
 _RELEASE = re.compile(r"\d+(\.\d+)*(\.post\d+)?")
 
@@ -51,7 +52,7 @@ class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
         self,
         provider: Provider,
         *,
-        nodes: int = 1,
+        nodes: int | tuple[int, int] | Nodes = 1,
         concurrency: int = 1,
         image: Image | None = None,
         joblib_version: str | None = None,
@@ -133,7 +134,7 @@ class ScikitLearnPool(JoblibPool):
         self,
         provider: Provider,
         *,
-        nodes: int = 1,
+        nodes: int | tuple[int, int] | Nodes = 1,
         concurrency: int = 1,
         image: Image | None = None,
         sklearn_version: str | None = None,

@@ -243,15 +243,17 @@ class PoolLife:
 
     def sending(self) -> tuple[Engine, Dispatch]:
         """Return what `running` returns, for a call that is about to be sent: the pool is in use."""
+        open_pool = self.running()  # first: in a forked child, which has no such thread, it raises
         if self._scaler is not None:
             self._scaler.touch()
-        return self.running()
+        return open_pool
 
     def nodes(self) -> tuple[int, ...]:
-        """Return the nodes that `@` uses: those that are there, or those that a pool without any begins with."""
-        nodes, engine = self.sizing.nodes, self._engine
-        there = engine.members.there if engine is not None and not nodes.is_fixed else ()
-        return there or tuple(range(max(1, nodes.start)))
+        """Return the nodes that are there; for a pool of a fixed size, or a closed one, those of its start."""
+        engine = self._engine
+        if engine is None or self.sizing.nodes.is_fixed:
+            return tuple(range(self.sizing.nodes.start))
+        return engine.members.there
 
     def wake(self, nodes: int = 0) -> None:
         """Wait until a node is there, before a call is sent to this number of nodes at once."""

@@ -233,9 +233,9 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
     Named = named
 
     def _ordinary(self) -> tuple[int, ...]:
-        """Return the nodes without a role."""
+        """Return the nodes without a role that `@` uses; for a pool without any, the first."""
         kept = set(itertools.chain.from_iterable(self._roles.values()))
-        return tuple(node for node in self._life.nodes() if node not in kept)
+        return tuple(node for node in self._life.nodes() if node not in kept) or (0,)
 
     def _sender_to(self, nodes: tuple[int, ...]) -> PoolSender:
         return PoolSender(

@@ -192,6 +192,7 @@ class PoolScaler:
             try:
                 error = self._look(is_asked=asked > self._answered)
             except Exception:
+                self._used_at = self._clock() - _RECENT_S  # look less often
                 if not self._is_stopped:  # otherwise the engine was closed under it
                     _log.exception("pool %s: error while its size was checked; please report this bug", self._pool)
             with self._changed:

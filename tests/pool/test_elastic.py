@@ -213,7 +213,9 @@ def test_an_idle_pool_of_a_fixed_size_rests_and_comes_back_whole() -> None:
 def test_a_pool_with_min_0_rents_at_its_first_call() -> None:
     with sky.ComputePool(sky.Local(), nodes=(0, 2), idle_timeout_s=0.3, logs=False, console=False) as pool:
         assert rests(pool)
+        assert pool.nodes == 0
         assert place() @ pool == [(0, 1, 1)]
+        assert pool.nodes == 1
         until(lambda: rests(pool))
         assert place() >> pool == (0, 1, None)
 
