@@ -401,6 +401,11 @@ class NodeLink(Readable):
         entry.added += 1
         entry.is_there = True
 
+    @property
+    def holds_values(self) -> bool:
+        """Return whether calls or references of the user hold a blob here."""
+        return any(entry.users for entry in self._blobs.values())
+
     def forget_blob(self, digest: bytes, *, is_held: bool) -> None:
         """Let go of a blob whose reference is gone, and drop it at once unless calls use it. `is_held`: it was held."""
         entry = self._blobs.get(digest)

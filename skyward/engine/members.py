@@ -53,7 +53,7 @@ class Membership:
         self._nodes = nodes
         self._on_left = on_left
         self._leaving: set[int] = set()
-        self.keeps: Callable[[int], bool] = lambda node: False
+        self.keeps: Callable[[int], bool] = lambda node: ledger.links[node].holds_values
         """Tells whether something of the user's lives on a node beyond its calls. Such a node is in use."""
 
     @property

@@ -71,6 +71,18 @@ def test_calls_that_only_an_absent_node_could_run_fail_when_it_cannot_come(parts
     assert members.demand().known == {0, 1}
 
 
+def test_a_value_that_stays_on_a_node_is_use_until_its_reference_is_gone(parts: Parts) -> None:
+    members = parts.members()
+    parts.add_node(0)
+    digest = b"d" * 16
+    parts.ledger.links[0].keep(digest, 8)
+    assert not members.is_idle
+    assert not members.give_back(0)
+    parts.ledger.links[0].forget_blob(digest, is_held=True)
+    assert members.is_idle
+    assert members.give_back(0)
+
+
 @pytest.mark.parametrize("numbers", [(0,), (0, 1)])
 def test_the_end_of_a_link_that_was_given_back_is_no_loss(parts: Parts, numbers: tuple[int, ...]) -> None:
     members, repair = parts.members(), parts.link_repair()
