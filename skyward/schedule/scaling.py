@@ -179,7 +179,8 @@ def _worth(now: Situation, bounds: Bounds) -> int:
     if expected_s < bounds.pays_s:
         return now.nodes
     useful = now.nodes + math.ceil(now.waiting / bounds.slots)
-    by_time = math.ceil(now.nodes * expected_s / bounds.pays_s) if bounds.pays_s else useful
+    worth = now.nodes * expected_s / bounds.pays_s if bounds.pays_s else _NEVER
+    by_time = useful if worth >= useful else math.ceil(worth)
     return min(bounds.most, useful, max(by_time, now.nodes + 1))
 
 
@@ -189,5 +190,6 @@ def _affordable(now: Situation, bounds: Bounds) -> int:
     if not price:
         return bounds.most
     by_hour = bounds.most_usd_per_hour / price
-    by_budget = now.left_usd * 3600 / (price * bounds.pays_s) if bounds.pays_s else _NEVER
+    until_paid_usd = price * bounds.pays_s / 3600
+    by_budget = now.left_usd / until_paid_usd if until_paid_usd else _NEVER
     return int(min(bounds.most, by_hour + 1e-9, max(0.0, by_budget)))
