@@ -34,7 +34,7 @@ COPIED_AT_ONCE = 5 << 30
 Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 """
 URL_S = 900
-ATTEMPTS = 2
+ATTEMPTS = 3
 """Attempts of a request. Clients of the hub retry too, and should hear soon that S3 is away."""
 CONNECT_S = 5
 READ_S = 30
