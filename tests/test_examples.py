@@ -123,7 +123,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the whole run cost 0\.\d+ USD",
         r"refused: budget_usd=0\.01: 200 x small .* nothing was launched",
     ),
-    "37_any_of": (
+    "40_any_of": (
         r"small +north +spot +0\.012 USD per hour\nsmall +south +spot +0\.012",
         r"squares: \[0, 1, 4, 9, 16\]",
         r"the next pool tries first: south",
@@ -225,12 +225,12 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"report-bot writes: role=viewer: may not write here.*\nrevoked: authorization: the token is wrong",
         r"audit: token\.revoke, token\.create, member\.set",
     ),
-    "45_elastic_pool": (
-        r"grows from 1: \d+ calls? waits?\n(?:.*\n)*squares: \[0, 1, 4, 9, 16, 25, 36, 49, 64\]",
-        r"shrinks to 1: .+ 3 s\ngrows from 1: asked for\n\['node 0 of 2', 'node 1 of 2'\]",
+    "39_elastic_pool": (
+        r"nodes: 1 -> \d\n(?:.*\n)*squares: \[0, 1, 4, 9, 16, 25, 36, 49, 64\]",
+        r"nodes: \d -> 1\nnodes: 1 -> 2\n\['node 0 of 2', 'node 1 of 2'\]",
         r"first call: node 0 of 1\nresting with 0 nodes; the next call: \['node 0 of 2', 'node 1 of 2'\]",
     ),
-    "44_files": (
+    "38_files": (
         r"first: Transfer\(files=2, copied=2, bytes=\d+\)\nagain: Transfer\(files=2, copied=0, bytes=0\)",
         r"one changed: Transfer\(files=2, copied=1, bytes=28\)\nback here: 12 words in 2 texts",
     ),

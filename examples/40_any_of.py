@@ -1,7 +1,7 @@
 """Any of several sources: one table of offers, and the first source that has machines wins.
 
-python examples/37_any_of.py             # two clouds in memory, whose machines are this one
-python examples/37_any_of.py gpu1 gpu2   # your own hosts if they answer, otherwise Amazon EC2; may cost a few cents
+python examples/40_any_of.py             # two clouds in memory, whose machines are this one
+python examples/40_any_of.py gpu1 gpu2   # your own hosts if they answer, otherwise Amazon EC2; may cost a few cents
 """
 
 from __future__ import annotations

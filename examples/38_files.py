@@ -1,6 +1,6 @@
 """Bring files to the nodes, and bring back what calls write there.
 
-python examples/44_files.py
+python examples/38_files.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A pool that grows while calls wait, gives idle nodes back, and rests without any until the next call.
 
-python examples/45_elastic_pool.py
+python examples/39_elastic_pool.py
 """
 
 from __future__ import annotations
@@ -24,11 +24,8 @@ def greet() -> str:
 
 
 def show(event: sky.events.Event) -> None:
-    match event:
-        case sky.events.PoolScaled() if event.nodes > event.before:
-            print(f"grows from {event.before}: {event.reason}", flush=True)
-        case sky.events.PoolScaled():
-            print(f"shrinks to {event.nodes}: {event.reason}", flush=True)
+    if isinstance(event, sky.events.PoolScaled):  # event.reason says why
+        print(f"nodes: {event.before} -> {event.nodes}", flush=True)
 
 
 def main() -> None:
