@@ -79,8 +79,9 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.pool
         else {"any_of": [provider_named(name) for name in arguments.provider]}
     )
+    regions: list[str] = arguments.region or []
     given = {
-        "region": arguments.region,
+        "region": regions[0] if len(regions) == 1 else regions or None,
         "selection": arguments.selection,
         "vcpus": arguments.vcpus,
         "memory_gib": arguments.memory,

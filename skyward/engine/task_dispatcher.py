@@ -23,7 +23,7 @@ from .link import NodeLink
 from .log_router import LogRouter
 from .retries import Rerun, Retries
 from .task_events import TaskEvents
-from .tasks import Loss, PulledTask, Task, cannot_send, loss_error, output_notes
+from .tasks import PulledTask, Task, cannot_send, loss_error, output_notes
 
 _STACK_LIMIT_S = 2.5
 """Seconds to wait for the stack of a call that exceeded its timeout. A healthy node answers within 50 ms."""
@@ -50,7 +50,6 @@ class TaskDispatcher:
         self._grace_s = grace_s
         self.handlers: dict[type[Action], Callable[[Any], object]] = {
             Recall: lambda action: ledger.tell(action.node, FrameKind.RECALL, action.task),
-            FailTask: self._fail,
         }
         """Functions that carry out actions, by type. The parts for gangs and nested calls add theirs."""
         self.on_ended: defaultdict[int, set[Callable[[int], object]]] = defaultdict(set)
@@ -91,10 +90,10 @@ class TaskDispatcher:
         if after_s:
             ledger.at(after_s, self._wake, task.id, task.attempt)
         else:
-            self._queue(task, nodes, parent, task if is_alone else None)
+            self.perform(self._queue(task, nodes, parent), task if is_alone else None)
 
-    def _queue(self, task: Task, nodes: tuple[int, ...] | None, parent: int | None, alone: Task | None = None) -> None:
-        actions = self._ledger.scheduler.submit(
+    def _queue(self, task: Task, nodes: tuple[int, ...] | None, parent: int | None) -> list[Action]:
+        return self._ledger.scheduler.submit(
             task.id,
             nodes=nodes,
             # Sending in advance would start the timeout before the task runs. And a task whose input goes with it
@@ -105,47 +104,44 @@ class TaskDispatcher:
             is_rerun=task.attempt > 0,
             prefer=self.places_of(task.payload.blobs) if task.payload.blobs else (),
         )
-        self.perform(actions, alone)
 
     def rerun_failed(self, task: Task, node: int) -> bool:
         """Let a task that raised on a node run again after its pause. Return False if no retry is left."""
-        pause_s = None if task.rerun is None else task.rerun.retries.spend(is_node_loss=False)
-        if pause_s is None:
+        rerun = task.rerun
+        pause_s = None if rerun is None else rerun.retries.spend(is_node_loss=False)
+        if rerun is None or pause_s is None:
             return False
         self.release(task, node)
         self.perform(self._ledger.scheduler.finished(task.id))  # its slot is free during the pause
-        self._rerun_after(pause_s, task)
+        self.perform(self._rerun_after(pause_s, task, rerun))
         return True
 
-    def _rerun_lost(self, task: Task, loss: Loss) -> bool:
-        """Let a task that was lost with its process run again after its pause. Return False if no retry is left."""
-        pause_s = None if task.rerun is None else task.rerun.retries.spend(is_node_loss=loss.is_node)
-        if pause_s is not None:
-            self._rerun_after(pause_s, task)
-        return pause_s is not None
-
-    def _rerun_after(self, pause_s: float, task: Task) -> None:
-        """Submit a task that the scheduler has forgotten once more.
+    def _rerun_after(self, pause_s: float, task: Task, rerun: Rerun) -> list[Action]:
+        """Submit a task that the scheduler has forgotten once more. Return the actions that follow at once.
 
         The ledger holds the pause. So a cancel or the end of the pool finds the task there, and no thread sleeps.
         """
-        if pause_s:
-            self._ledger.at(pause_s, self._wake, task.id, task.attempt)
-        else:
-            self._wake(task.id, task.attempt)
+        if not pause_s:
+            return self._queue(task, rerun.nodes, rerun.parent)
+        self._ledger.at(pause_s, self._wake, task.id, task.attempt)
+        return []
 
     def _wake(self, task_id: int, attempt: int) -> None:
         """Give a task to the scheduler once its pause is over."""
         task = self._ledger.tasks.get(task_id)
         if task is not None and task.rerun is not None and task.attempt == attempt:
-            self._queue(task, task.rerun.nodes, task.rerun.parent)
+            self.perform(self._queue(task, task.rerun.nodes, task.rerun.parent))
 
     def perform(self, actions: list[Action], alone: Task | None = None) -> None:
         """Carry out the scheduler's decisions. `alone` is the only open task, which may go on a direct line."""
-        for action in actions:  # the list grows meanwhile: a task that cannot be sent makes room for others
+        # The list grows meanwhile: a task that cannot be sent makes room for others, and a lost one is queued again.
+        # Such actions wait for their turn: a task that is sent behind a gang must not arrive before the gang.
+        for action in actions:
             if isinstance(action, Send):
                 task = self._ledger.tasks[action.task]
                 actions += self.send(task, action.node, is_alone=task is alone)
+            elif isinstance(action, FailTask):
+                actions += self._fail(action)
             else:
                 self.handlers[type(action)](action)
 
@@ -250,18 +246,22 @@ class TaskDispatcher:
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
-    def _fail(self, action: FailTask) -> None:
+    def _fail(self, action: FailTask) -> list[Action]:
+        """Fail a task that cannot run, or that was lost. Return further actions if it may run again."""
         task = self._ledger.tasks[action.task]
         loss = self._ledger.losses.pop(task.id, None)
         if loss is None:
             loss = self._ledger.node_loss(action.node or 0, started=action.started)
         # False: no node is left that it may go to.
-        if action.started is not False and not task.is_cancelled and self._rerun_lost(task, loss):
-            return
+        if action.started is not False and not task.is_cancelled and task.rerun is not None:
+            pause_s = task.rerun.retries.spend(is_node_loss=loss.is_node)
+            if pause_s is not None:
+                return self._rerun_after(pause_s, task, task.rerun)
         self.forget(task)
         error = loss_error(loss, task.name, task.tail)
         if not task.is_cancelled:
             self._ledger.after.append(lambda: task.on_failed(error))
+        return []
 
     def fail(self, task: Task, node: int, error: BaseException) -> None:
         """Stop a task that was sent, and fail it."""

@@ -54,10 +54,10 @@ note. All errors here can be pickled. `retryable` says whether the same call may
 Example:
     >>> import skyward as sky
     >>> try:
-    ...     sky.ComputePool(provider=sky.Local(), nodes=0)
+    ...     sky.ComputePool(provider=sky.Local(), concurrency=0)
     ... except sky.errors.UsageError as error:
     ...     print(error)
-    nodes=0: must be a whole number >= 1; set nodes=1 or more
+    concurrency=0: must be a whole number >= 1; set concurrency=1 or more
 """
 
 from __future__ import annotations

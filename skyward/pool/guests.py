@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from ..errors import SkywardError
@@ -19,14 +19,9 @@ class Guest(Protocol):
 
 
 class Guests:
-    """Open guests of one pool. Thread-safe.
+    """Open guests of one pool. Thread-safe."""
 
-    Args:
-        why: Returns the reason that guests get when the pool ends.
-    """
-
-    def __init__(self, why: Callable[[], SkywardError]) -> None:
-        self._why = why
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: list[Guest] = []
 
@@ -52,8 +47,9 @@ class Guests:
         with self._lock:
             self._open = [other for other in self._open if other is not guest]
 
-    def end_all(self) -> None:
+    def end_all(self, reason: SkywardError) -> None:
+        """End all guests, because the pool ends for that reason."""
         with self._lock:
             ending, self._open = self._open, []
         for guest in ending:
-            guest.end(self._why())
+            guest.end(reason)

@@ -133,7 +133,7 @@ class PoolLife:
         self._ended_by: SkywardError | None = None
         self._oversights = Oversights()
         self._began_at = 0.0
-        self._guests = Guests(self._why_closed)
+        self._guests = Guests()
 
     def start(self, pool: _Pool, frame: FrameType) -> None:
         """Start the pool; see `ComputePool.start`. `pool` is the owner of this life, `frame` its caller's frame."""
@@ -254,6 +254,10 @@ class PoolLife:
         if engine is None or self.sizing.nodes.is_fixed:
             return tuple(range(self.sizing.nodes.start))
         return engine.members.there
+
+    def ordinary(self) -> tuple[int, ...]:
+        """Return the nodes without a role that `@` uses; for a pool without any, the first."""
+        return tuple(node for node in self.nodes() if node not in self.sizing.kept) or (0,)
 
     def wake(self, nodes: int = 0) -> None:
         """Wait until a node is there, before a call is sent to this number of nodes at once."""
@@ -457,7 +461,7 @@ class PoolLife:
         try:
             if scaler is not None:
                 scaler.stop()
-            self._guests.end_all()
+            self._guests.end_all(self._why_closed())
             machines.stop()
             engine.close()
             machines.ask_to_end(were_told=engine.was_started)

@@ -199,7 +199,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         )
         self._sender = PoolSender(
             self._life.sending,
-            self._ordinary,
+            self._life.ordinary,  # not a method of the pool, which would then refer to itself and outlive its last use
             is_whole=True,
             # For elastic pools those of all nodes, so that a map sends enough calls to let the pool grow.
             slots=(size.max - len(kept)) * concurrency,
@@ -231,11 +231,6 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             raise (error if overrides or type(error) is not UsageError else of_file(name, error)) from error
 
     Named = named
-
-    def _ordinary(self) -> tuple[int, ...]:
-        """Return the nodes without a role that `@` uses; for a pool without any, the first."""
-        kept = set(itertools.chain.from_iterable(self._roles.values()))
-        return tuple(node for node in self._life.nodes() if node not in kept) or (0,)
 
     def _sender_to(self, nodes: tuple[int, ...]) -> PoolSender:
         return PoolSender(

@@ -297,7 +297,7 @@ def local_containers() -> None:
 
 
 def multi_provider() -> None:
-    refused("Spec", "does not exist yet")
+    refused("Spec", "any_of")
     refused("VastAI", "sky.SSH")
 
 

@@ -422,7 +422,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [n for n in nodes if n in self.nodes]
 
     def perform(self, actions: list[Action]) -> None:
-        for action in actions:
+        for action in actions:  # the list grows meanwhile: lost tasks are submitted again
             if isinstance(action, Send):
                 self.on_send(action)
             elif isinstance(action, Recall):
@@ -432,7 +432,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not task.is_recalled, "recalled twice"
                 task.is_recalled = True
             elif isinstance(action, FailTask):
-                self.on_fail(action)
+                actions += self.on_fail(action)
             elif isinstance(action, StartGang):
                 self.on_start(action)
             elif isinstance(action, Refuse):
@@ -457,7 +457,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         task.node, task.is_recalled = action.node, False
         node.tasks.add(action.task)
 
-    def on_fail(self, action: FailTask) -> None:
+    def on_fail(self, action: FailTask) -> list[Action]:
         task = self.tasks.pop(action.task)
         if action.started is False:
             assert task.node is None, "it was sent"
@@ -465,9 +465,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif task.runs <= task.retries:  # its owner lets it run again
             assert task.node is None
             self.tasks[action.task] = task
-            self.perform(self.scheduler.submit(action.task, nodes=task.nodes, parent=task.parent, is_rerun=True))
-            return
+            return self.scheduler.submit(action.task, nodes=task.nodes, parent=task.parent, is_rerun=True)
         self.failed.add(action.task)
+        return []
 
     def on_refuse(self, action: Refuse) -> None:
         task = self.tasks.pop(action.call)
