@@ -23,7 +23,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"hello Ada, from node 0 of 2, process \d+",
         r"hello Grace, from node 0 of 2, process \d+\nhello Grace, from node 1 of 2, process \d+",
         r"22/7 = 3\.1429",
-        r"divide\(1, 0\): ZeroDivisionError: division by zero\s+Remote traceback \(node 0, task 'divide'\):",
+        r"divide\(1, 0\): ZeroDivisionError: division by zero\s+Remote traceback \(node \d, task 'divide'\):",
         r"01_hello\.py\", line \d+, in divide\n    return a / b",
         r"here, without a pool: 0\.25",
     ),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import nbformat
 import pytest
@@ -32,6 +34,15 @@ KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
 """Without it the page asks for a kernel."""
 ALL_CELLS = {"windowingMode": "none"}
 """Cells outside the window are part of the page, too."""
+
+
+def is_answered(port: int | None) -> bool:
+    """Return whether somebody listens on a port of this machine."""
+    try:
+        socket.create_connection(("localhost", port or 0), 5).close()
+    except OSError:
+        return False
+    return True
 
 
 class Lab:
@@ -77,7 +88,9 @@ class Lab:
         )
         assert self._process.poll() is None, self.log.read_text()
         (file,) = self._runtime.glob("jpserver-*.json")
-        return f"{json.loads(file.read_text())['url']}doc/tree/{name}?token=secret"
+        url = json.loads(file.read_text())["url"]
+        until(lambda: is_answered(urlsplit(url).port), OPEN_S)
+        return f"{url}doc/tree/{name}?token=secret"
 
     def close(self) -> None:
         """End the server, which ends its kernels."""

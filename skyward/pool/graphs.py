@@ -10,6 +10,7 @@ of the user's, so the I/O thread must not do it. All state of a graph belongs to
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +24,10 @@ from ..core import interrupts
 from ..errors import PoolClosed, UsageError
 from ..values.ref import Ref, Spliced, held_by
 
+_log = logging.getLogger(__name__)
+
 Send = Callable[[PendingCompute[Any]], Future[Any]]
 """Function that sends a call whose arguments are values."""
-
-
 _SHOWN = 6
 """Most calls of a path that an error names."""
 
@@ -109,9 +110,7 @@ class Graphs:
                 self._thread = threading.Thread(target=self._work, name="skyward-graphs", daemon=True)
                 self._thread.start()
             self._open += 1
-        futures = [
-            root.future for root in run.roots
-        ]  # before it begins, because a run that has ended forgets its roots
+        futures = [root.future for root in run.roots]  # now, because a run that has ended forgets its roots
         self._inbox.put(run.begin)
         return futures
 
@@ -122,7 +121,10 @@ class Graphs:
 
     def _work(self) -> None:
         while (event := self._inbox.get()) is not None:
-            event()
+            try:
+                event()
+            except BaseException:  # a call's own errors are the run's; one more graph must not stop all others
+                _log.exception("graph of calls: error in its own thread; please report this bug")
             del event  # it may hold large arrays while the thread waits for the next
 
     def wait_idle(self) -> None:

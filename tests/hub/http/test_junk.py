@@ -134,10 +134,10 @@ def is_destructive(sample: Sample) -> bool:
 def test_junk_is_refused_in_words(served: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "skyward.hub")
     found: list[str] = []
-    with httpx.Client(base_url=served.url, headers=served.headers, timeout=30) as client:
+    with httpx.Client(base_url=served.url, headers=served.headers, timeout=60) as client:
         things = make_things(client, client, "thing", "thing")
     wanted = [sample for sample in samples(things) if sample.template == sample.route.path]
-    with closing(HTTPConnection(urlsplit(served.url).netloc, timeout=30)) as connection:
+    with closing(HTTPConnection(urlsplit(served.url).netloc, timeout=60)) as connection:
         for sample in sorted(wanted, key=is_destructive):
             if (sample.fields or sample.names) and sample.route.answer is not Text:
                 found += mistakes(connection, served.headers, sample, tmp_path)
@@ -188,7 +188,9 @@ def test_record_of_junk_holds_nobody_up(served: HubServer, caplog: pytest.LogCap
     caplog.set_level(logging.WARNING, "skyward.hub")
     run = "e" * 32
     wrong: list[str] = []
-    with httpx.Client(base_url=served.url, headers={**served.headers, "Content-Type": "application/json"}) as client:
+    with httpx.Client(
+        base_url=served.url, headers={**served.headers, "Content-Type": "application/json"}, timeout=60
+    ) as client:
 
         def send(first: int, *records: object) -> httpx.Response:
             batch = {"client": "c", "first": first, "records": records}
