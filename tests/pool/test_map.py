@@ -334,10 +334,14 @@ class TestLosses:
         faults.wait_until_whole()
 
     def dying(self, folder: Path, victim: int, retries: int = 0) -> Any:
-        """Write a line for each call. The victim's first run kills its slot."""
+        """Write a line for each call. The victim's first run kills its slot.
+
+        Each call takes a millisecond: of tiny calls, a whole block counts as begun.
+        """
 
         @sky.compute(retries=retries)
         def call(x: int) -> int:
+            time.sleep(0.001)
             ran = folder / str(x)
             with ran.open("a") as file:
                 file.write("ran\n")
