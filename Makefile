@@ -56,7 +56,7 @@ help:
 	@echo
 	@echo "  make env        only make .venv (a few minutes the first time, instant afterwards)"
 	@echo "  make chaos      kill and pause what pools are made of, at random: make chaos SEED=7 SECONDS=600"
-	@echo "  make coverage   lines that the tests of make test run, in all processes, by room (20 minutes; ARGS as above)"
+	@echo "  make coverage   lines that the tests of make test run, in all processes, by room (10 minutes; ARGS as above)"
 	@echo "  make test-gpu   the tests of a machine with a GPU: by PYTHON as it is, nothing is installed (8 minutes, a report)"
 	@echo "  make gpu-wheels what test-gpu needs beside PYTHON's own packages, for a GPU machine without a network"
 	@echo "  make lint       ruff, words, mypy --strict and the import rules"
@@ -119,7 +119,7 @@ coverage: $(READY)
 	@rm -rf .make/coverage && mkdir -p .make/coverage
 	@status=0; \
 	  PYTEST_TIMEOUT=600 $(BIN)/python -m coverage run -m tests $(if $(ARGS),$(ARGS),promises) || status=1; \
-	  $(BIN)/python -W ignore -m coverage combine -q && $(BIN)/python -m coverage html -q --fail-under=0 && \
+	  $(BIN)/python -W ignore -m coverage combine -q && rm -f .make/coverage/data.* && $(BIN)/python -m coverage html -q --fail-under=0 && \
 	  $(BIN)/python -m tests.coverage_table && \
 	  $(BIN)/python -m coverage report --format=total $(if $(ARGS),--fail-under=0) >/dev/null || \
 	  { status=1; echo "coverage: below the floor of pyproject.toml, or not measured" >&2; }; \

@@ -85,7 +85,7 @@ class ProcessEngineSuite(EngineSuite):
             compute(timeout_s=0.2)(time.sleep)(600) >> pool
 
     def test_the_death_of_a_slot_fails_its_call_alone(self, pool: ComputePool, faults: Faults) -> None:
-        dying = compute(os._exit)(3) > pool
+        dying = compute(lambda: os._exit(3))() > pool
         living = [compute(abs)(-i) > pool for i in range(50)]
         assert [f.result(60) for f in living] == list(range(50))
         error = dying.exception(60)

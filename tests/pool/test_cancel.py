@@ -304,7 +304,7 @@ def test_calls_that_wait_for_their_slot_run_once_or_not_at_all(tmp_path: Path) -
     with sky.ComputePool(sky.Local(), nodes=2, concurrency=2, logs=False, cancel_grace_s=0.4) as pool:
         futures = [note_and_nap(notes, i, 0.0005 * (i % 7)) > pool for i in range(300)]
         cancelled = {i for i, future in enumerate(futures) if i % 3 == 0 and future.cancel()}
-        killers = [sky.compute(os._exit)(3) > pool for _ in range(2)]
+        killers = [sky.compute(lambda: os._exit(3))() > pool for _ in range(2)]
         for i, future in enumerate(futures):
             if i not in cancelled:
                 assert future.result(timeout=30) == i

@@ -412,7 +412,7 @@ class TestEndsOfTheProcess:
         assert "'<lambda>' on node 0" in str(error)
 
     def test_other_calls_of_the_node_go_on(self, pool: sky.ComputePool) -> None:
-        dying = [sky.compute(os._exit)(1) > pool for _ in range(3)]
+        dying = [sky.compute(lambda: os._exit(1))() > pool for _ in range(3)]
         living = [sky.compute(abs)(-i) > pool for i in range(20)]
         assert [f.result(timeout=20) for f in living] == list(range(20))
         assert all(isinstance(f.exception(timeout=20), SlotLost) for f in dying)

@@ -393,8 +393,12 @@ class TestLosses:
             next(values)
 
     def test_a_call_that_always_kills_its_slot_ends_the_map(self, pool: sky.ComputePool, faults: Faults) -> None:
+        @sky.compute(retries=2)
+        def leave(_: int) -> None:
+            os._exit(4)
+
         with pytest.raises(SlotLost, match="exited with code 4"):
-            pool.map(sky.compute(retries=2)(os._exit), [4, 4, 4])
+            pool.map(leave, range(3))
 
     def test_with_retries_a_map_survives_a_lost_node(
         self, pool: sky.ComputePool, faults: Faults, tmp_path: Path
