@@ -14,6 +14,7 @@ from ..console.activity import RunningTask
 from ..errors import SkywardError
 from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
+from ..values.devices import Device, NodeResources
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine, Machines
 from ..values.ref import Ref
@@ -37,8 +38,12 @@ class NodeFacts(Protocol):
         """Return the number of ranks per node; for "auto", the fewest accelerators of any node, and at least 1."""
         ...
 
-    def devices(self, node: int) -> tuple[str, ...]:
+    def devices(self, node: int) -> tuple[Device, ...]:
         """Return the accelerators that calls see on a node; none while it is down. Nodes can share accelerators."""
+        ...
+
+    def resources(self, node: int) -> NodeResources | None:
+        """Return what the calls of a node share; None while it is down."""
         ...
 
     def agent_pids(self) -> dict[int, int]:

@@ -110,7 +110,7 @@ class Gangs:
             self._end(gang)
             return
         peers = {node: self._ledger.machines[node].peer for node in gang.placed}
-        devices = {node: self._nodes.devices(node) for node in gang.placed}
+        devices = {node: self._ids(node) for node in gang.placed}
         interfaces = {node: self._ledger.machines[node].interface for node in gang.placed}
         for rank in make_ranks(gang, peers, devices, interfaces):
             delivers = gang.delivers(rank)
@@ -152,12 +152,15 @@ class Gangs:
             shared = own & self._devices_of(other) if other is not gang and other.open else frozenset()
             if shared and names not in self._told_to_share:
                 self._told_to_share.add(names)
-                nodes = [node for node in gang.placed if shared.intersection(self._nodes.devices(node))]
+                nodes = [node for node in gang.placed if shared.intersection(self._ids(node))]
                 text = sharing_of_gangs(gang.name, other.name, nodes, len(shared))
                 self._logs.say(gang.tasks[0], gang.placed[0], text)
 
     def _devices_of(self, gang: Gang) -> frozenset[str]:
-        return frozenset(device for node in gang.placed for device in self._nodes.devices(node))
+        return frozenset(device for node in gang.placed for device in self._ids(node))
+
+    def _ids(self, node: int) -> tuple[str, ...]:
+        return tuple(device.id for device in self._nodes.devices(node))
 
     # Ending ---------------------------------------------------------------------------------------------------------
 

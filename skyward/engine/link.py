@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core import interrupts
+from ..values.devices import Device, NodeResources
 from ..wire.blobs import Blob, default_limit, has_room_for_files
 from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.frames import Frame, FrameKind, pack
@@ -70,6 +71,12 @@ class _Function:
 
     blobs: tuple[Blob, ...]
     users: int = 0
+
+
+def resources_of(facts: dict[str, Any]) -> NodeResources:
+    """Return what the calls of a node share, from the facts that its agent announces."""
+    devices = tuple(Device(**device) for device in facts.get("devices", ()))
+    return NodeResources(devices=devices, cpus=facts.get("cpus", 1), memory_gib=facts.get("memory_gib", 0.0))
 
 
 class Readable:
@@ -167,7 +174,7 @@ class DirectLine(Readable):
         It must be a plain call, because nothing may follow it on the line. It must fit into the socket's buffer,
         because a blocked line would need somebody to send the rest.
         """
-        if task.head.mode != Mode.CALL or task.head.inputs:
+        if task.head.mode != Mode.CALL or task.head.inputs or task.grant is not None:
             return False
         function = task.function
         size = len(task.payload.body)
@@ -211,6 +218,7 @@ class NodeLink(Readable):
     ) -> None:
         super().__init__(node, channel)
         self.facts = facts
+        self.resources = resources_of(facts)
         self.dialler = dialler
         """Dialler that reconnects its channel; None: the channel is a socket on this machine."""
         self.stripes = 1
@@ -270,6 +278,8 @@ class NodeLink(Readable):
         except OSError:
             self._functions[task.function.digest].users -= 1
             raise
+        if task.grant is not None:
+            self.channel.queue(FrameKind.GRANT, task.id, task.grant.pack())
         self.channel.queue(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
 
     def _hold_blobs(self, blobs: tuple[Blob, ...]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..events import Emit, NodeReady
+from ..values.devices import Device, NodeResources
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine
 from ..values.topology import AcceleratorInfo
@@ -24,6 +25,14 @@ from .threads import report, start_thread
 _CONNECT_S = 20.0
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node, and for the end of the command that carries them."""
+
+
+def _accelerator_info(devices: tuple[Device, ...]) -> AcceleratorInfo | None:
+    if not devices:
+        return None
+    first = devices[0]
+    memory_gb = first.memory_gib * 2**30 / 1e9 if first.memory_gib else None
+    return AcceleratorInfo(type=first.name, count=len(devices), memory_gb=memory_gb, is_trainium=first.kind == "aws")
 
 
 def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
@@ -87,13 +96,12 @@ class NodeLinks:
     def _send_topology(self, link: NodeLink) -> None:
         machine, machines = self._ledger.machines[link.node], self._ledger.machines
         count = max(machines) + 1
-        kind, own = link.facts["accelerator"], link.facts["accelerators"]
         topology = Topology(
             job_id=self._job_id,
             node=machine.node,
             peers=tuple(machines[n].peer if n in machines else None for n in range(count)),
             accelerators=tuple(self.accelerators(n) for n in range(count)),
-            accelerator=AcceleratorInfo(type=kind, count=own, is_trainium=kind == "Neuron") if own else None,
+            accelerator=_accelerator_info(link.resources.devices),
             interface=machine.interface,
             initializer=self._initializer,
         )
@@ -142,10 +150,15 @@ class NodeLinks:
         """Return the number of accelerators of a node; 0 while it is down."""
         return len(self.devices(node))
 
-    def devices(self, node: int) -> tuple[str, ...]:
+    def devices(self, node: int) -> tuple[Device, ...]:
         """Return the accelerators that calls see on a node; none while it is down. Nodes can share accelerators."""
         link = self._ledger.links.get(node)
-        return tuple(link.facts["devices"]) if link else ()
+        return link.resources.devices if link else ()
+
+    def resources(self, node: int) -> NodeResources | None:
+        """Return what the calls of a node share; None while it is down."""
+        link = self._ledger.links.get(node)
+        return link.resources if link else None
 
     def ranks_per_node(self, launch: ProcessLaunch) -> int:
         """Return the number of ranks per node; for "auto", the fewest accelerators of any node, and at least 1."""

@@ -16,6 +16,7 @@ from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
 from ..core.user_lines import drop_our_frames
 from ..errors import NodeError, NodeLost, Preempted, SlotLost, UsageError
+from ..values.devices import Grant
 from ..wire.blobs import Blob
 from ..wire.failures import EncodedFailure, decode_failure, explain_result_error, is_fault_of_value
 from ..wire.payloads import Encoded, decode
@@ -124,6 +125,8 @@ class Task:
     """Function that waits briefly until the last line of its output is shown; None: it has no output."""
     is_cancelled: bool = False
     timeout_s: float | None = None
+    grant: Grant | None = None
+    """Part of its node that it may use, decided before it is sent; None: the equal share of a slot."""
     expected_ns: float | None = None
     """Expected duration; None: assume that of earlier tasks of the same function."""
     attempt: int = 0

@@ -338,7 +338,7 @@ class PoolLife:
         engine.start(machines.launch(), machines)
         if self._ended_by is not None:
             raise self._ended_by
-        devices = {node: engine.nodes.devices(node) for node in range(self.spec.nodes)}
+        devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
         if sharing := sharing_of_pool(devices, self.spec.concurrency):
             warn_user(sharing)
         self._start_scaler(engine, machines)

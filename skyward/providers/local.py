@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pickle
 import platform
@@ -23,7 +24,7 @@ from ..core.process import PACKAGE_ROOT
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, UsageError
 from ..events import Emit
-from ..node.agent.facts import devices_of_machine
+from ..node.agent.devices import CHOOSING_VARIABLES, NodeDevices, find_devices
 from ..node.agent.main import SOCKET_NAME
 from ..node.agent.watchdog import processes_below
 from ..node.slot.threads import limit_threads
@@ -140,10 +141,12 @@ class Local:
     def _check_accelerator(self, spec: PoolSpec) -> None:
         """Raise NoCapacity if a node would lack the requested accelerators."""
         wanted = spec.accelerator
-        devices = devices_of_machine({**os.environ, **spec.image.environment()})
-        if wanted is None or wanted.is_met_by(devices.kind, len(devices.names) // spec.most_nodes):
+        if wanted is None:
             return
-        has = f"{len(devices.names)} {devices.kind}" if devices.names else "no accelerator"
+        devices = find_devices({**os.environ, **spec.image.environment()})
+        if wanted.is_met_by(devices.product, len(devices) // spec.most_nodes):
+            return
+        has = f"{len(devices)} {devices.product}" if devices else "no accelerator"
         nodes = f" for each of {spec.most_nodes} nodes" if spec.most_nodes > 1 else ""
         raise NoCapacity(
             f"local: accelerator={wanted}{nodes}, but tasks on this machine see {has}; leave accelerator out "
@@ -154,9 +157,8 @@ class Local:
         cores = os.cpu_count() or 1
         own = spec.image.environment()
         env = {**os.environ, **own}
-        devices = devices_of_machine(env)
-        if devices.names and devices.variable and devices.variable not in own and spec.most_nodes > 1:
-            env[devices.variable] = ",".join(devices.part(node, spec.most_nodes))
+        if spec.most_nodes > 1 and CHOOSING_VARIABLES.isdisjoint(own):
+            env.update(_devices_here(frozenset(env.items())).part(node, spec.most_nodes, env))
         thread_variables = limit_threads(env, cores // (spec.most_nodes * spec.concurrency))
         cwd = _working_folder()
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]
@@ -172,6 +174,7 @@ class Local:
             cwd=cwd,
             env=tuple(env.items()),
             cores=max(1, cores // spec.most_nodes),
+            memory_gib=memory_bytes() / 2**30 / spec.most_nodes,
             thread_variables=thread_variables,
             preload=spec.preload,
             address=_ADDRESS,
@@ -179,6 +182,12 @@ class Local:
             lease_s=self.lease_s,
             cancel_grace_s=spec.cancel_grace_s,
         )
+
+
+@functools.lru_cache(maxsize=1)
+def _devices_here(env: frozenset[tuple[str, str]]) -> NodeDevices:
+    """Find the devices of this machine, once for all nodes of a launch: the driver's program takes its time."""
+    return find_devices(dict(env))
 
 
 def _longest_variable() -> str:

@@ -52,6 +52,7 @@ class FrameKind(IntEnum):
     DROP_FUNCTION = 13  # C > A > S  digest; no open task uses it
     FETCH = 15  # C > A  digest of a blob to send; the answer is its BLOB and FETCHED, both with the number in `ident`
     FETCHED = 16  # A > C  digest; lane 1: the agent does not have it
+    GRANT = 17  # C > A  packed Grant of the task whose TASK follows; without one, the task has the share of a slot
 
     # Tasks.
     TASK = 20  # C > A > S

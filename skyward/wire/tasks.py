@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
+from ..values.devices import Grant
 from ..values.topology import AcceleratorInfo, Peer, Rank
 
 TASK_HEAD = struct.Struct("<16sBBHIHHH")
@@ -100,6 +101,8 @@ class NodeConfig:
     """Complete environment of the user's processes. Holds secrets in clear text."""
     cores: int = 1
     """Number of cores that the node's processes share."""
+    memory_gib: float = 0.0
+    """Memory that the node's processes share; 0: that of the machine."""
     thread_variables: tuple[str, ...] = ()
     """Variables of `env` that limit a slot to its share of the cores, except those that the user has set."""
     preload: tuple[str, ...] = ()
@@ -126,6 +129,10 @@ class RankOrder:
     preload: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=())
     """Variables beyond the node's environment, set before anything is imported."""
+    grant: Grant | None = None
+    """Part of the node that the rank may use; None: its equal share of everything."""
+    visible: tuple[int, ...] | None = None
+    """Devices that its process sees, in the order in which it counts them; None: those of the grant alone."""
     tell_stopped_after_s: float = 300.0
     """Seconds without progress of the rank's main thread after which the agent notifies the client."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socket
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skyward.calls.futures import Future
@@ -25,6 +25,7 @@ from skyward.engine.task_events import TaskEvents
 from skyward.engine.tasks import Received, Task, TaskFailure, WireFunction
 from skyward.events import Event
 from skyward.schedule.scheduler import Scheduler
+from skyward.values.devices import Device
 from skyward.values.launch import ProcessLaunch
 from skyward.values.machine import Machine
 from skyward.values.topology import Peer
@@ -154,7 +155,8 @@ class Parts:
     def add_link(self, number: int = 0, devices: tuple[str, ...] = ()) -> FarEnd:
         """Put a link to a node, and its machine, into the ledger."""
         near, far = socket.socketpair()
-        facts = {"devices": devices, "accelerator": "", "accelerators": len(devices), "pid": 100 + number}
+        fields = [asdict(Device(index=at, id=name, kind="nvidia", name="L4")) for at, name in enumerate(devices)]
+        facts = {"devices": fields, "pid": 100 + number}
         self.ledger.links[number] = NodeLink(number, Channel(near), facts)
         self.ledger.machines[number] = machine(number)
         self.ends.append(FarEnd(far))

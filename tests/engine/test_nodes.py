@@ -7,15 +7,19 @@ import os
 import pickle
 import socket
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from skyward.errors import Unreachable
 from skyward.events import NodeReady
+from skyward.values.devices import Device, NodeResources
 from skyward.values.launch import ProcessLaunch
 from skyward.wire.frames import PROTOCOL_VERSION, FrameKind, FrameParser, pack
 from tests.engine.parts import Parts, machine
+
+GPU = Device(index=0, id="GPU-1", kind="nvidia", name="NVIDIA L4", memory_gib=22.5)
 
 
 def greet_once(path: Path) -> threading.Thread:
@@ -30,8 +34,8 @@ def greet_once(path: Path) -> threading.Thread:
         with sock:
             (hello,) = FrameParser().feed(sock.recv(4096))
             assert json.loads(hello.body)["pool"] == "job"
-            facts = {"version": PROTOCOL_VERSION, "pid": 77, "devices": ["GPU-1"], "accelerator": "H100"}
-            sock.sendall(pack(FrameKind.WELCOME, body=json.dumps({**facts, "accelerators": 1}).encode()))
+            facts = {"version": PROTOCOL_VERSION, "pid": 77, "devices": [asdict(GPU)], "cpus": 4, "memory_gib": 7.5}
+            sock.sendall(pack(FrameKind.WELCOME, body=json.dumps(facts).encode()))
             sock.recv(1)
 
     thread = threading.Thread(target=run)
@@ -43,7 +47,7 @@ def test_an_open_link_knows_the_facts_of_its_agent(parts: Parts, tmp_path: Path)
     agent = greet_once(tmp_path / "agent.sock")
     parts.nodes.open([machine(socket_path=str(tmp_path / "agent.sock"))])
     assert parts.nodes.agent_pids() == {0: 77}
-    assert parts.nodes.devices(0) == ("GPU-1",)
+    assert parts.nodes.resources(0) == NodeResources(devices=(GPU,), cpus=4, memory_gib=7.5)
     assert parts.nodes.are_attached
     parts.nodes.close()
     agent.join()

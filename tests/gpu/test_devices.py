@@ -11,7 +11,7 @@ import torch
 
 import skyward as sky
 from skyward.errors import NoCapacity
-from skyward.node.agent.facts import node_facts
+from skyward.node.agent.devices import find_devices
 from tests.gpu.conftest import Device, Figures
 from tests.waiting import until
 
@@ -43,9 +43,9 @@ def meet(folder: str, name: str, other: str) -> int:
 
 
 def test_a_node_reports_the_devices_that_torch_sees(count: int, figures: Figures) -> None:
-    facts = node_facts(os.environ)
-    assert facts["accelerators"] == len(facts["devices"]) == count
-    figures("kind", facts["accelerator"])
+    devices = find_devices(os.environ)
+    assert len(devices) == count
+    figures("kind", devices.product)
 
 
 def test_a_call_sees_all_devices_of_its_node(pool: sky.ComputePool, count: int) -> None:

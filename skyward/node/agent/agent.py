@@ -15,6 +15,7 @@ from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.tasks import NodeConfig
 from ..slot.ports import PortLocks
 from .complaints import complain
+from .devices import find_devices
 from .facts import node_facts
 from .loop import EventLoop
 from .node_tasks import NodeTasks
@@ -36,6 +37,7 @@ class Agent:
         self._lease = lease
         self._listener = listener
         self._loop = EventLoop()
+        self._devices = find_devices(dict(config.env))
         self._tasks = NodeTasks(self._loop, config, listener.getsockname())
         self._ports = PortLocks(config.address)
         send = self._tasks.send
@@ -127,7 +129,7 @@ class Agent:
         if "stripe" in hello:
             self._on_stripe(session, hello)
             return
-        facts = node_facts(dict(self._config.env))
+        facts = node_facts(self._config, self._devices)
         facts |= {"version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid(), "can_stripe": CAN_STRIPE}
         if hello.get("is_resumed"):
             if self._tasks.client is None or self._tasks.client.token != token:

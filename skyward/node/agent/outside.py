@@ -77,7 +77,7 @@ def start() -> int:
         return 1
     reply = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
     reply |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
-    reply |= node_facts(dict(config.env))
+    reply |= node_facts(config)
     sys.stdout.write(json.dumps(reply) + "\n")
     return 0
 

@@ -1,0 +1,86 @@
+"""Devices of a node: GPUs and other accelerators, and the part of a node that one call may use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Maker = Literal["nvidia", "amd", "google", "aws"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """Accelerator of a node, as a process there sees it. `sky.instance_info().devices` lists those of the process.
+
+    Args:
+        index: Number among the devices of its node, >= 0.
+        id: Identifier that no other device has, such as the UUID of a GPU or of a MIG instance.
+        kind: Maker: "nvidia", "amd", "google" (TPU) or "aws" (Neuron).
+        name: Product in the driver's words, such as "NVIDIA A100-SXM4-40GB"; only the maker's if no more is known.
+        memory_gib: Memory in GiB; 0 if it is not known.
+
+    Example:
+        >>> Device(index=0, id="GPU-8932f937", kind="nvidia", name="NVIDIA L4", memory_gib=22.5).name
+        'NVIDIA L4'
+    """
+
+    index: int
+    id: str
+    kind: Maker
+    name: str
+    memory_gib: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeResources:
+    """Devices, cores and memory of a node, which its processes share."""
+
+    devices: tuple[Device, ...] = ()
+    cpus: int = 1
+    memory_gib: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """Part of a node that one call may use. Processes serve calls of equal grants only.
+
+    Args:
+        devices: Indexes among the node's devices. None: the equal share of a slot, or of a gang's rank. Empty: none is
+            visible.
+        gpu_share: Share of its one device, in (0, 1]; for MPS, where it runs.
+        cpus: Number of cores, > 0; None: no limit of its own.
+        memory_gib: Memory, > 0; None: no limit of its own.
+
+    Example:
+        >>> Grant.parse(Grant(devices=(0, 1)).pack()).devices
+        (0, 1)
+    """
+
+    devices: tuple[int, ...] | None = None
+    gpu_share: float = 1.0
+    cpus: float | None = None
+    memory_gib: float | None = None
+
+    def pack(self) -> bytes:
+        """Return the body of a GRANT frame."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def parse(cls, body: bytes) -> Grant:
+        fields = json.loads(body)
+        devices = fields.pop("devices")
+        return cls(devices=None if devices is None else tuple(devices), **fields)
+
+
+def share(devices: tuple[int, ...], part: int, parts: int) -> tuple[int, ...]:
+    """Return the equal share of one of several processes. With fewer devices than processes, processes share.
+
+    Example:
+        >>> share((0, 1, 2, 3), 1, 2), share((5, 6), 2, 4)
+        ((2, 3), (5,))
+    """
+    count = len(devices) // parts
+    if count:
+        return devices[part * count : (part + 1) * count]
+    return (devices[part % len(devices)],) if devices else ()
