@@ -35,6 +35,8 @@ from .node.slot.shared.names import lock as lock
 from .node.slot.shared.names import queue as queue
 from .node.slot.shared.names import semaphore as semaphore
 from .node.slot.shared.names import set as set
+from .node.slot.volumes import VolumeFolder as VolumeFolder
+from .node.slot.volumes import volume as volume
 from .pool.file_transfer import Transfer as Transfer
 from .pool.forwarding import ForwardedPort as ForwardedPort
 from .pool.pool import ComputePool as ComputePool
@@ -52,6 +54,7 @@ from .values.nodes import Nodes as Nodes
 from .values.ref import Ref as Ref
 from .values.secret import Secret as Secret
 from .values.topology import InstanceInfo as InstanceInfo
+from .values.volume import Volume as Volume
 from .wire.task_channel import TaskChannel as TaskChannel
 
 __all__: builtins.list[str]

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"nodes: \d -> 1\nnodes: 1 -> 2\n\['node 0 of 2', 'node 1 of 2'\]",
         r"first call: node 0 of 1\nresting with 0 nodes; the next call: \['node 0 of 2', 'node 1 of 2'\]",
     ),
+    "44_volumes": (r"first pool: made\nsecond pool: found \[5, 5\]",),
     "38_files": (
         r"first: Transfer\(files=2, copied=2, bytes=\d+\)\nagain: Transfer\(files=2, copied=0, bytes=0\)",
         r"one changed: Transfer\(files=2, copied=1, bytes=28\)\nback here: 12 words in 2 texts",
@@ -263,6 +265,8 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
 }
 # A limit for one that hangs. An example that takes 20 s alone has taken 110 s on two cores with ten other processes.
 pytestmark = pytest.mark.timeout(300)
+DATA = tempfile.TemporaryDirectory(prefix="sky-data-")
+"""Folder of the examples' volumes."""
 SLOW = {
     "07_grid_search": "210 fits, half of them without skyward",
     "22_same_callbacks": "three frameworks, and TensorFlow, which Keras imports where it is",
@@ -281,7 +285,7 @@ def examples() -> list[Any]:
 @functools.cache
 def run_example(path: Path) -> subprocess.CompletedProcess[str]:
     warnings = ",".join(("error", *FOREIGN_WARNINGS.get(path.stem, ())))
-    environment = {**os.environ, "PYTHONWARNINGS": warnings, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONWARNINGS": warnings, "PYTHONUNBUFFERED": "1", "XDG_DATA_HOME": DATA.name}
     return subprocess.run(
         [sys.executable, path], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )

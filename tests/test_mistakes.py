@@ -225,8 +225,8 @@ NAMES = [
     Mistake("from skyward", _imports("from skyward import Worker"), ImportError, ("concurrency=4, executor=",)),
     Mistake("from training", _imports("from skyward.training import DDPTrainr"), ImportError, ("mean DDPTrainer?",)),
     Mistake("sky.Spec", lambda _: untyped.Spec, AttributeError, ("ComputePool(any_of=[",)),
-    Mistake("sky.Volume", lambda _: untyped.Volume, AttributeError, ("do not exist yet", "pool.upload(")),
-    Mistake("sky.storage", lambda _: untyped.storage, AttributeError, ("do not exist yet",)),
+    Mistake("sky.volumes", lambda _: untyped.volumes, AttributeError, ("volumes={", "sky.Volume(")),
+    Mistake("sky.storage", lambda _: untyped.storage, AttributeError, ("sky.Volume(",)),
     Mistake("sky.actor", lambda _: untyped.actor, AttributeError, ("do not exist yet", "sky.dict(name)", "sky.once")),
     Mistake("sky.function", lambda _: untyped.function, AttributeError, ("@sky.compute",)),
     Mistake("sky.remote", lambda _: untyped.remote, AttributeError, ("@sky.compute",)),
@@ -287,7 +287,13 @@ def made(**options: Any) -> sky.ComputePool:
 
 
 OPTIONS = [
-    Mistake("volumes=", lambda _: made(volumes={}), UsageError, ("volumes: not an option", "do not exist yet")),
+    Mistake("mounts=", lambda _: made(mounts={}), UsageError, ("volumes={",)),
+    Mistake("volumes=[]", lambda _: made(volumes=["cache"]), UsageError, ("volumes=['cache']: not a dict", "sky.Vol")),
+    Mistake("volume path", lambda _: made(volumes={"/": "x"}), UsageError, ("volumes='/'", "such as '/data'")),
+    Mistake("volume ..", lambda _: made(volumes={"a/../b": "x"}), UsageError, ("volumes='a/../b'",)),
+    Mistake("volumes", lambda _: made(volumes={"a": "x", "a/b": "y"}), UsageError, ("'a/b']: overlaps volumes['a']",)),
+    Mistake("volume", lambda _: made(volumes={"a": 1}), UsageError, ("volumes['a']=1", "pass sky.Volume(")),
+    Mistake("Volume()", lambda _: sky.Volume("a/b"), UsageError, ("Volume.source='a/b'", "not the name of a volume")),
     Mistake("selection=", lambda _: made(selection="frist"), UsageError, ("did you mean 'first'?",)),
     Mistake("lease_s=", lambda _: sky.Local(lease_s=0), UsageError, ("Local.lease_s=0", "set lease_s=5.0")),
     Mistake("gpus=", lambda _: made(gpus=8), UsageError, ("sky.accelerators.A100(count=8)",)),

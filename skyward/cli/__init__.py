@@ -7,6 +7,7 @@
     skyward ssh             skyward.cli.shell.terminal_of()
     skyward offers          sky.ComputePool(...).offers()
     skyward plan            sky.ComputePool(...).plan()
+    skyward volume          skyward.bootstrap.volumes.list_volumes(), remove_volume()
     skyward doctor          skyward.cli.doctor.examine()
     skyward checkpoint      skyward.training.checkpoint: checkpoints_in(), problems(), ...
     skyward integrations    skyward.cli.integrations.describe()
@@ -48,6 +49,7 @@ from . import (
     run,
     shell,
     train,
+    volume,
 )
 
 __all__ = ["main"]
@@ -60,6 +62,7 @@ COMMANDS: dict[str, ModuleType] = {
     "offers": offers,
     "plan": plan,
     "gc": garbage,
+    "volume": volume,
     "doctor": doctor,
     "integrations": integrations,
     "train": train,

@@ -16,7 +16,7 @@ _SHOWN = 12
 
 _ELSEWHERE = "does not exist yet; use sky.AWS, sky.Local, or sky.SSH for any machine that ssh reaches"
 _ACTOR = "remote objects do not exist yet; share values with sky.dict(name), or keep one on pool.node(0) with sky.once"
-_VOLUME = 'volumes do not exist yet; read the bucket in the function, or send files with pool.upload("data")'
+_VOLUME = 'write ComputePool(volumes={"/data": sky.Volume("cache")})'
 _UPLOAD = 'write pool.upload("data"), or pool.upload("here", "there")'
 _DETACHED = "pools do not outlive their program yet; open one with `with sky.ComputePool(...) as pool:`"
 _ELASTIC = "write nodes=(2, 8): the pool grows while calls wait, and shrinks when it is idle"
@@ -53,7 +53,7 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each(_PROVIDERS, f"the provider {{name}} {_ELSEWHERE}"),
         **_each(_INTEGRATIONS, "write sky.integrations.{name}"),
         **_each("A100 H100 H200 L4 T4", "write sky.accelerators.{name}()"),
-        **_each("Volume S3Volume storage Storage volumes", _VOLUME),
+        **_each("S3Volume storage Storage volumes mount", _VOLUME),
         **_each("Client server App Session", _DETACHED),
         **_each("function remote task delayed", f"write @sky.compute above the function, and {_SEND}"),
         **_each("init pool connect", _OPEN),
@@ -127,7 +127,7 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("gpu gpus num_gpus gpu_count accelerators count", _DEVICES),
         **_each("cpu cpus num_cpus cores", "write vcpus=4, which counts per node"),
         **_each("memory ram mem", "write memory_gib=16, which counts per node"),
-        **_each("volumes volume mounts", _VOLUME),
+        **_each("volume mounts file_mounts storage", _VOLUME),
         **_each("specs providers provider_list clouds", _SEVERAL),
         "regions": 'write region=["us-east-1", "eu-west-1"]',
         **_each("zone instance_type instance_types", _OF_THE_PROVIDER),

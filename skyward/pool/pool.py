@@ -33,6 +33,7 @@ from ..values.image import DEFAULT_IMAGE, Image
 from ..values.machine import LogSink, Offer, PoolSpec
 from ..values.nodes import Nodes
 from ..values.ref import Ref
+from ..values.volume import Volume, check_volumes
 from ..wire.task_channel import TaskChannel, check_name
 from .config import of_file, pool_fields
 from .cost import Forecast, forecast
@@ -100,6 +101,9 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         budget_usd: Highest cost of the whole pool in USD, from its first machine to the end of its last; None for no
             limit. Machines that would exceed it even if returned at once are not launched. At 80 % a `BudgetWarning` is
             emitted. Before the rest is spent, the pool is closed and open calls raise BudgetExceeded.
+        volumes: Folders that outlive the pool, by path: `volumes={"/data": sky.Volume("cache")}`. In a task,
+            `sky.volume("/data")` is the folder. On other machines than this one, a link at that path leads there too,
+            if nothing else is there and the login may create it.
         cancel_grace_s: Seconds between SIGINT and SIGKILL for a cancelled call, >= 0.
         provision_timeout_s: Time limit in seconds until all nodes answer, > 0. `provision_timeout` is an alias.
         on_event: Function that receives each event of the pool, in order, in a separate thread; see `skyward.events`.
@@ -152,6 +156,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         max_inflight: int | None = None,
         max_hourly_cost: float | None = None,
         budget_usd: float | None = None,
+        volumes: Mapping[str, Volume | str] | None = None,
         cancel_grace_s: float = 3.0,
         provision_timeout_s: float = 300.0,
         on_event: Callable[[Event], object] | None = None,
@@ -180,6 +185,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             preload=tuple(preload),
             max_hourly_cost=max_hourly_cost,
             cancel_grace_s=cancel_grace_s,
+            volumes=check_volumes(volumes or {}),
             provision_timeout_s=provision_timeout_s,
         )
         self._life = PoolLife(

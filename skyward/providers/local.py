@@ -9,7 +9,6 @@ import os
 import pickle
 import platform
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from ..errors import NoCapacity, ProviderError, UsageError
 from ..events import Emit
 from ..node.agent.devices import CHOOSING_VARIABLES, NodeDevices, find_devices
 from ..node.agent.main import SOCKET_NAME
-from ..node.agent.watchdog import processes_below
+from ..node.agent.watchdog import processes_below, remove_node
 from ..node.slot.threads import limit_threads
 from ..values.image import LOCAL_FIELDS, LONGEST_VARIABLE
 from ..values.machine import Machine, Offer, PoolSpec
@@ -124,7 +123,7 @@ class Local:
         except BaseException:  # includes KeyboardInterrupt: a failed launch must leave no process behind
             for config, process in started:
                 _kill(process)
-                shutil.rmtree(config.folder, ignore_errors=True)
+                remove_node(config.folder)
             raise
 
     def terminate(self, machines: list[Machine]) -> None:
@@ -136,7 +135,7 @@ class Local:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _kill(process)
-            shutil.rmtree(machine.folder, ignore_errors=True)
+            remove_node(machine.folder)
 
     def _check_accelerator(self, spec: PoolSpec) -> None:
         """Raise NoCapacity if a node would lack the requested accelerators."""
@@ -181,6 +180,7 @@ class Local:
             interface="lo",
             lease_s=self.lease_s,
             cancel_grace_s=spec.cancel_grace_s,
+            volumes=tuple(spec.volumes.items()),
         )
 
 
@@ -303,7 +303,7 @@ def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
         path = os.path.join(folder, name)
         if not _answers(os.path.join(path, SOCKET_NAME)) and not _is_starting(path):
             if not is_dry_run:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_node(path)
             garbage.append(path)
     return garbage
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import pickle
@@ -31,6 +32,8 @@ from ..ssh.connect import Transport
 from ..values.machine import Machine, PoolSpec
 from ..values.topology import Peer
 from ..wire.tasks import NodeConfig
+
+_log = logging.getLogger(__name__)
 
 _AGENT_LIMIT_S = 60.0
 _END_LIMIT_S = 20.0
@@ -208,6 +211,7 @@ class NodeSetup:
         with self._phase("agent"):
             reply = self._start_agent(run, ready)
             self._check(ready, reply)
+            self._warn_of_links(reply.get("unlinked", {}))
         return self._made(connection, ready, reply)
 
     def _say_retry(self, error: SkywardError) -> None:
@@ -324,7 +328,20 @@ class NodeSetup:
             lease_file=self._orders.lease_file,
             notice_file=self._orders.notice_file,
             cancel_grace_s=spec.cancel_grace_s,
+            volumes=tuple(spec.volumes.items()),
+            links_volumes=True,
         )
+
+    def _warn_of_links(self, unlinked: dict[str, str]) -> None:
+        for path, why in unlinked.items():
+            _log.warning(
+                "%s: node %d: volumes[%r] has no link at that path: %s; in tasks, use sky.volume(%r)",
+                self._place.target,
+                self.node,
+                path,
+                why,
+                path,
+            )
 
     def _check(self, ready: Ready, reply: dict[str, Any]) -> None:
         """Check the hardware against the spec, now that it is known. Raises NoCapacity."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..accelerators import Accelerator
+from ..core.frozenmap import FrozenMap
 from .allocation import AllocationStrategy
 from .image import DEFAULT_IMAGE, Image
 from .topology import Peer
+from .volume import Volume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class PoolSpec:
     max_hourly_cost: float | None = None
     cancel_grace_s: float = 3.0
     provision_timeout_s: float = 300.0
+    volumes: FrozenMap[Volume] = FrozenMap()  # noqa: RUF009  # immutable
     code: Any = field(default=None, compare=False, repr=False)
     """User code to send (`skyward.bootstrap.code.Code`); None if nodes read the client's files."""
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)

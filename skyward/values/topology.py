@@ -6,6 +6,8 @@ import os
 import socket
 from dataclasses import dataclass
 
+from ..core.frozenmap import FrozenMap
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
@@ -91,6 +93,7 @@ class InstanceInfo:
             of the node in a broadcast. None in a plain call, which one process runs.
         parts: Number of processes that run the call, or None.
         notice_file: File on this node that exists once `is_preempted`; empty if the provider takes no machine back.
+        volumes: Folder of each volume of the pool, by the path under which the pool names it; see `sky.volume`.
 
     Example:
         >>> import skyward as sky
@@ -122,6 +125,8 @@ class InstanceInfo:
     parts: int | None = None
     notice_file: str = ""
     """File on this node that exists once `is_preempted`; empty if the provider takes no machine back."""
+    volumes: FrozenMap[str] = FrozenMap()  # noqa: RUF009  # immutable
+    """Folder of each volume of the pool, by the path under which the pool names it."""
 
     @property
     def is_preempted(self) -> bool:

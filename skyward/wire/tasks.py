@@ -18,10 +18,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..values.devices import Grant
 from ..values.topology import AcceleratorInfo, Peer, Rank
+
+if TYPE_CHECKING:  # agents of pools without volumes start sooner
+    from ..values.volume import Volume
 
 TASK_HEAD = struct.Struct("<16sBBHIHHH")
 TASK_KIND_AT = 17
@@ -115,6 +118,12 @@ class NodeConfig:
     notice_file: str = ""
     """File that appears once the provider has announced to take the machine back; empty: it never does."""
     cancel_grace_s: float = 3.0
+    volumes: tuple[tuple[str, Volume], ...] = ()
+    """Volumes by the paths that the user wrote."""
+    links_volumes: bool = False
+    """Whether the node makes links at those paths. Not on the user's own machine."""
+    volume_folders: tuple[tuple[str, str], ...] = ()
+    """Folders of the volumes by those paths. The agent sets it."""
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0
     """Most bytes of blobs in memory; the rest is spilled to `folder`. 0: a quarter of the machine's memory."""

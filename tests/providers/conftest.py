@@ -20,8 +20,12 @@ class Hosts:
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
         self.cache = folder / "cache"
+        self.data = folder / "data"
         self.servers = [
-            Server(folder / f"host{n}", f"host{n}", options=f"SetEnv XDG_CACHE_HOME={self.cache}") for n in range(count)
+            Server(
+                folder / f"host{n}", f"host{n}", options=f"SetEnv XDG_CACHE_HOME={self.cache} XDG_DATA_HOME={self.data}"
+            )
+            for n in range(count)
         ]
         self.config = folder / "ssh_config"
         self.config.write_text("".join(server.config.read_text() for server in self.servers))

@@ -14,16 +14,17 @@ import gc
 import os
 import pickle
 import resource
-import shutil
 import socket
 import sys
+from dataclasses import replace
 
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
 from ...errors import ProviderError, SkywardError
+from ...state.volumes import attach
 from ...wire.tasks import NodeConfig
 from .agent import Agent
-from .watchdog import Lease, guard
+from .watchdog import Lease, guard, remove_node
 
 SOCKET_NAME = "agent.sock"
 _FILES, _FILES_OF_SLOT = 32, 8
@@ -46,7 +47,7 @@ def main() -> int:
         lease = Lease(config.lease_s, config.lease_file)
         return guard(lambda: _run(config, lease, listener), lease, config.folder)
     except BaseException as error:  # no watchdog runs yet that would clean up
-        shutil.rmtree(config.folder, ignore_errors=True)
+        remove_node(config.folder)
         if not isinstance(error, OSError | SkywardError):
             raise
         with contextlib.suppress(BrokenPipeError):  # nobody reads the reason any longer
@@ -57,15 +58,24 @@ def main() -> int:
 def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
     """Run the agent, in its own process below the watchdog."""
     try:
-        agent = Agent(config, lease, listener)
+        volumes = _attach_volumes(config)
+        agent = Agent(replace(config, volume_folders=volumes), lease, listener)
         _say(listener.getsockname())
     except BrokenPipeError:  # the parent is gone, so nobody waits for this agent
         return 1
-    except OSError as error:
+    except (OSError, SkywardError) as error:
         _say(f"cannot start: {_reason(config, error)}")
         return 1
     agent.run()
     return 0
+
+
+def _attach_volumes(config: NodeConfig) -> tuple[tuple[str, str], ...]:
+    """Create and lock the folders of the volumes. The locks end with this process, the agent."""
+    if not config.volumes:
+        return ()
+    names = {path: volume.source for path, volume in config.volumes}
+    return tuple(attach(names, config.folder, config.cwd if config.links_volumes else None).paths.items())
 
 
 def _say(line: str) -> None:

@@ -309,6 +309,7 @@ class NodeTasks:
                 executor=config.executor,
                 workers_per_node=config.slots,
                 notice_file=config.notice_file,
+                volumes=config.volume_folders,
                 line_number=self._lines if number == 0 and config.executor == "process" else 0,
                 agent=self._address,
             )
@@ -330,6 +331,7 @@ class NodeTasks:
                 deliver=bool(frame.lane),
                 env=env,
                 notice_file=self._config.notice_file,
+                volumes=self._config.volume_folders,
                 agent=self._address,
             )
         except OSError as error:

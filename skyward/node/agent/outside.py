@@ -28,9 +28,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.process import PACKAGE_ROOT, start_time
+from ...state.volumes import unlinked
 from ...wire.tasks import NodeConfig
 from .facts import node_facts
-from .watchdog import processes_below
+from .watchdog import processes_below, remove_node
 
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 1.0
@@ -48,9 +49,10 @@ sys.exit(main())
 def start() -> int:
     """Start an agent and print {pid, started, socket, root, address, interface, ...} as one line of JSON.
 
-    `pid` and `started` together name the watchdog for good, `root` is the folder of this package, and `node_facts`
-    adds the rest. The node's folder must exist: once `undo` has removed it, no agent may start in it. If the agent does
-    not come up, nothing of it is left, the exit code is 1, and standard error ends with the agent's own output.
+    `pid` and `started` together name the watchdog for good, `root` is the folder of this package, `unlinked` has the
+    volumes without a link, and `node_facts` adds the rest. The node's folder must exist: once `undo` has removed it, no
+    agent may start in it. If the agent does not come up, nothing of it is left, the exit code is 1, and standard error
+    ends with the agent's own output.
     """
     config: NodeConfig = pickle.loads(sys.stdin.buffer.read())
     config = _with_address(config)
@@ -73,11 +75,12 @@ def start() -> int:
         sys.stderr.write(f"the agent {line or _end_of(process, log)}")
         _kill_all(process.pid)
         process.wait()
-        shutil.rmtree(config.folder, ignore_errors=True)
+        remove_node(config.folder)
         return 1
     reply = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
     reply |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
     reply |= node_facts(config)
+    reply |= {"unlinked": unlinked(config.folder)} if config.volumes else {}
     sys.stdout.write(json.dumps(reply) + "\n")
     return 0
 
@@ -218,7 +221,7 @@ def end() -> int:
         time.sleep(0.02)
     if start_time(pid) == started:
         _kill_all(pid)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_node(folder)
     return 0
 
 

@@ -195,6 +195,7 @@ def make_slot(
     deliver: bool = True,
     env: tuple[tuple[str, str], ...] = (),
     notice_file: str = "",
+    volumes: tuple[tuple[str, str], ...] = (),
     line_number: int = 0,
     agent: str = "",
 ) -> SlotProcess:
@@ -209,6 +210,7 @@ def make_slot(
         deliver: whether anybody wants the rank's value.
         env: variables of a rank.
         notice_file: file that announces a preemption.
+        volumes: folders of the volumes.
         line_number: number of its direct line; 0 for none.
         agent: path of the agent's socket.
 
@@ -225,6 +227,7 @@ def make_slot(
         deliver=deliver,
         env=env,
         notice_file=notice_file,
+        volumes=volumes,
         agent=agent,
     )
     with contextlib.ExitStack() as undo:

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 from ...core.process import adopt_orphans, die_with_parent
+from ...state.volumes import detach
 
 _POLL_S = 0.25
 _PAUSE_S = 1.0
@@ -65,7 +66,7 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
     watchdog = _fork(lambda: _run_watchdog(run_agent, lease, folder, standby), dies_by=signal.SIGCHLD)
     code = os.waitstatus_to_exitcode(os.waitpid(watchdog, 0)[1])
     _kill_children()
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_node(folder)
     return code
 
 
@@ -76,8 +77,14 @@ def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, stand
     agent = _fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL)
     code = _watch(agent, lease, standby)
     _kill_children()
-    shutil.rmtree(folder, ignore_errors=True)  # here too, because the standby may be dead
+    remove_node(folder)  # here too, because the standby may be dead
     return code
+
+
+def remove_node(folder: str) -> None:
+    """Remove the folder of a node whose processes are gone, and its links to volumes. Idempotent."""
+    detach(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run_agent(run_agent: Callable[[], int]) -> int:

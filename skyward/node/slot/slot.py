@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ...core.frozenmap import FrozenMap
 from ...errors import InitializerFailed
 from ...values.topology import InstanceInfo, NetworkInfo, Rank
 from ...wire.blobs import Blob
@@ -35,6 +36,8 @@ class SlotConfig:
     env: tuple[tuple[str, str], ...] = field(default=())
     notice_file: str = ""
     """See NodeConfig."""
+    volumes: tuple[tuple[str, str], ...] = ()
+    """See NodeConfig.volume_folders."""
     agent: str = ""
     """Path of the agent's socket."""
 
@@ -184,4 +187,5 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         part=rank.rank if rank else None,
         parts=rank.world_size if rank else None,
         notice_file=config.notice_file,
+        volumes=FrozenMap(config.volumes),
     )
