@@ -48,7 +48,7 @@ class FrameKind(IntEnum):
     # Prerequisites of tasks.
     FUNCTION = 10  # C > A > S  digest, pickled function; kept until the process ends
     BLOB = 11  # C > A > S and back; digest, size, offset, and either a file descriptor or a piece
-    DROP_BLOB = 12  # C > A  digest; u32: how often it was added, if more than once
+    DROP_BLOB = 12  # C > A  digest; u32: how often it was added, if more than once. A > S  digest: unmap it
     DROP_FUNCTION = 13  # C > A > S  digest; no open task uses it
     FETCH = 15  # C > A  digest of a blob to send; the answer is its BLOB and FETCHED, both with the number in `ident`
     FETCHED = 16  # A > C  digest; lane 1: the agent does not have it

@@ -18,7 +18,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 
@@ -261,7 +261,15 @@ def _untyped_storage(buffer: Any) -> Any:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def decode(parsed: Parsed, blobs: Iterable[Blob]) -> Any:
+class Mappable(Protocol):
+    """Blob as `decode` uses it."""
+
+    def map(self) -> Any:
+        """Return its bytes, writable. Nobody else sees what is written."""
+        ...
+
+
+def decode(parsed: Parsed, blobs: Iterable[Mappable]) -> Any:
     """Unpickle over fresh private mappings of `blobs`, which are in the order of `parsed.references`.
 
     Raises:

@@ -57,11 +57,16 @@ def is_possible() -> bool:
 
 def place_of(data: memoryview) -> bytes:
     """Return 16 bytes with this process's id and the address of `data`, which must be contiguous."""
+    return _PLACE.pack(os.getpid(), address_of(data))
+
+
+def address_of(data: memoryview) -> int:
+    """Return the address of `data`, which must be contiguous."""
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(data), ctypes.byref(buffer), 0)
     address = buffer.buf or 0
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-    return _PLACE.pack(os.getpid(), address)
+    return address
 
 
 def pull(place: bytes, size: int) -> memoryview:

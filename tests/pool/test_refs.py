@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,29 @@ def test_tasks_write_to_copies(pool: sky.ComputePool) -> None:
     ref.get()[:] = -1
     assert first(ref) >> pool.node(0) == (0.0, 0)
     assert ref.get()[0] == 0.0
+
+
+def test_the_same_value_again_costs_no_page_faults_and_its_mapping_goes_with_it(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def touch(array: Any) -> tuple[int, int]:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        assert array[::512].sum() == np.arange(0, 4 * LENGTH, 512).sum()
+        return os.getpid(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def maps(pid: int) -> str:
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    ref = pool.put(np.arange(4 * LENGTH, dtype=np.float64), nodes=[0])
+    faults: dict[int, list[int]] = {}
+    pid = 0
+    while 3 not in map(len, faults.values()):  # either slot may take it
+        pid, count = touch(ref) >> pool.node(0)
+        faults.setdefault(pid, []).append(count)
+    first_time, *again = faults[pid]
+    assert min(again) < first_time / 4
+    assert "memfd:skyward-blob" in maps(pid)
+    ref.drop()
+    until(lambda: all("memfd:skyward-blob" not in maps(pid) for pid in faults))
 
 
 def test_small_values_are_part_of_the_reference(pool: sky.ComputePool) -> None:

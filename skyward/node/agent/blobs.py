@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from ...wire.blobs import Blob, default_limit, spill
 from .complaints import complain
@@ -24,6 +25,8 @@ class NodeBlobs:
         self._bytes = 0
         self._added: Counter[bytes] = Counter()
         self._has_said = False
+        self.on_closed: Callable[[bytes], object] = lambda digest: None
+        """Function that is told when the file of a blob is closed: it was dropped, or moved to the disk."""
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -51,6 +54,7 @@ class NodeBlobs:
                 return
             del self._in_memory[digest]
             self._bytes -= oldest.size
+            self.on_closed(digest)
 
     def _say(self, text: str) -> None:
         if not self._has_said:
@@ -76,6 +80,7 @@ class NodeBlobs:
             blob = self._spilled.pop(digest, None)
         if blob is not None:
             blob.close()
+            self.on_closed(digest)
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._in_memory or digest in self._spilled

@@ -11,6 +11,7 @@ from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.frames import ON_SHELF, Frame, FrameKind, pack
 from ...wire.tasks import TASK_HEAD, references
 from ..slot.link import read_blob_body
+from ..slot.mappings import LEAST_BYTES
 from .blobs import NodeBlobs
 from .loop import EventLoop
 from .slots import PendingSlot, SlotProcess
@@ -36,6 +37,7 @@ class Placement:
     ) -> None:
         self._loop = loop
         self._blobs = blobs
+        blobs.on_closed = self._unmap
         self._on_readable = on_readable
         self._on_recalled = on_recalled
         self._functions: dict[bytes, bytes] = {}
@@ -96,6 +98,13 @@ class Placement:
         self._blobs.drop(frame.body[:DIGEST_SIZE], int.from_bytes(frame.body[DIGEST_SIZE:], "little") or 1)
         for pending in self.queue:
             pending.missing = self._missing(pending.frame)
+
+    def _unmap(self, digest: bytes) -> None:
+        """Let slots unmap a blob whose file was closed here, because a mapping keeps the file."""
+        for slot in self.slots:
+            if digest in slot.mapped:
+                slot.mapped.discard(digest)
+                self.send_to(slot, Frame(FrameKind.DROP_BLOB, 0, 0, 0, digest))
 
     def _missing(self, frame: Frame) -> set[bytes]:
         """Return the digests of blobs that a task needs and that have not arrived."""
@@ -178,8 +187,10 @@ class Placement:
             for digest, _ in self._function_blobs[function]:
                 self._send_blob(slot, digest)
             slot.channel.queue(FrameKind.FUNCTION, body=self._functions[function])
-        for digest, _ in needed:
+        for digest, size in needed:
             self._send_blob(slot, digest)
+            if size >= LEAST_BYTES:
+                slot.mapped.add(digest)
         slot.channel.queue(frame.kind, frame.ident, frame.body, flags=flags, lane=pending.shelf_number if flags else 0)
         for following in pending.following:
             self._queue_stream_frame(slot, following)

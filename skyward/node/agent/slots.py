@@ -76,6 +76,8 @@ class SlotProcess:
     kept: dict[int, list[bytes]] = field(default_factory=dict)
     """Digests of blobs that stay on the node, by the task whose value is still to come."""
     functions: set[bytes] = field(default_factory=set)
+    mapped: set[bytes] = field(default_factory=set)
+    """Digests of large blobs of which the process may keep a mapping."""
     cancelled: set[int] = field(default_factory=set)
     preload: tuple[str, ...] = ()
     """Preload list of the zygote that forked it."""

@@ -23,7 +23,7 @@ from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as
 from ...wire.frames import KEPT, Frame, FrameKind
-from ...wire.payloads import Encoded, PutBlob, decode, encode, paused_collector
+from ...wire.payloads import Encoded, Mappable, PutBlob, decode, encode, paused_collector
 from ...wire.pull import PullRefused
 from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, parse
 from .link import Replies
@@ -87,7 +87,7 @@ class TaskRun:
     head: TaskHead
     link: Replies
     functions: Functions
-    blobs: tuple[Blob, ...]
+    blobs: tuple[Mappable, ...]
     inbox: Inbox
     guard: Guard
     deliver: bool = True

@@ -17,6 +17,7 @@ from ...wire.tasks import CallKind, TaskHead, Topology, references, unpack_task
 from .execute import Cancelled, Functions, Inbox, TaskRun
 from .guards import SlotGuard
 from .link import Link, Replies, read_blob_body
+from .mappings import Mappings
 from .runtime import RunningCall, call_endings, enter_call
 from .stdio import ProcessStreams, ThreadStreams
 
@@ -51,6 +52,7 @@ class Slot:
         self._prepare = prepare
         self.functions = Functions()
         self._arrived: dict[bytes, Blob] = {}
+        self._mappings = Mappings()
         self.topology: Topology | None = None
         self._infos: dict[int, InstanceInfo] = {}
         self._initialized = False
@@ -63,6 +65,8 @@ class Slot:
         elif frame.kind == FrameKind.BLOB:
             digest, size, _, _ = read_blob_body(frame.body)
             self._arrived[digest] = Blob(digest, size, frame.fd)
+        elif frame.kind == FrameKind.DROP_BLOB:
+            self._mappings.drop(frame.body)
         elif frame.kind == FrameKind.SLOT_CONFIG:
             self.topology = pickle.loads(frame.body)
             self._infos.clear()
@@ -140,19 +144,20 @@ class Slot:
         head = unpack_task(frame.body)
         enter_call(self.call(frame.ident, head, lane), whole_process=whole_process)
         try:
-            TaskRun(
-                frame=frame,
-                head=head,
-                link=replies or self.link,
-                functions=self.functions,
-                blobs=blobs,
-                inbox=inbox,
-                guard=guard,
-                deliver=self.config.deliver,
-                before=None if self._initialized else self.initialize,
-                at_end=streams.end,
-            ).run()
-            has_answered = True
+            with self._mappings.lend(blobs) as lent:
+                TaskRun(
+                    frame=frame,
+                    head=head,
+                    link=replies or self.link,
+                    functions=self.functions,
+                    blobs=lent,
+                    inbox=inbox,
+                    guard=guard,
+                    deliver=self.config.deliver,
+                    before=None if self._initialized else self.initialize,
+                    at_end=streams.end,
+                ).run()
+                has_answered = True
         except Cancelled:  # in a lane: it arrived after the task's end
             has_answered = True
             raise
