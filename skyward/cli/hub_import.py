@@ -63,4 +63,4 @@ def _source(arguments: argparse.Namespace) -> ForeignRuns:
         return MlflowServer(arguments.source, root, arguments.workspace)
     if "://" in arguments.source:
         return MlflowDatabase(arguments.source, root, arguments.workspace)
-    return MlflowFolder(Path(arguments.source).absolute())
+    return MlflowFolder(Path(arguments.source).absolute(), root)

@@ -16,6 +16,8 @@ from .blobs import PIECE
 if TYPE_CHECKING:
     from .mlflow_s3 import MlflowS3
 
+PROXY = "mlflow-artifacts:"
+"""Beginning of addresses of files that MLflow's server hands out."""
 _S3 = "s3://"
 
 

@@ -15,6 +15,7 @@ from ..model.foreign import (
     MLFLOW_DELETED_STAGE,
     MLFLOW_STATES,
     ForeignExperiment,
+    ForeignFiles,
     ForeignLoggedModel,
     ForeignModel,
     ForeignRun,
@@ -23,7 +24,7 @@ from ..model.foreign import (
 from ..model.points import PointColumns
 from ..model.registry import LoggedModel, ModelMetric, ModelStatus, ModelVersion, RegisteredModel
 from ..model.runs import DatasetInput, Lifecycle, ModelLink, RunState
-from .mlflow_files import folder_files
+from .mlflow_files import PROXY, ArtifactRoots, folder_files
 
 _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
 _MODEL_STATUS = {1: ModelStatus.PENDING, 2: ModelStatus.READY, 3: ModelStatus.FAILED}
@@ -34,15 +35,18 @@ _TRASH = ".trash"
 class MlflowFolder:
     """An `mlruns` folder. Files of a run are read beside its metrics, wherever the folder was copied to.
 
+    A server that hands out artifacts keeps them in a folder of its own.
+
     Args:
         folder: The folder.
+        artifact_root: That folder of the server.
 
     Raises:
         UsageError: There is no experiment in it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._registry = folder / "models"
+    def __init__(self, folder: Path, artifact_root: Path | None = None) -> None:
+        self._registry, self._roots = folder / "models", ArtifactRoots(artifact_root)
         self._folders: dict[str, Path] = {}
         for path in chain(sorted(folder.glob(f"*/{_META}")), sorted(folder.glob(f"{_TRASH}/*/{_META}"))):
             self._folders[path.parent.name] = path.parent
@@ -77,7 +81,7 @@ class MlflowFolder:
                 started_at=meta.get("start_time") or 0,
                 ended_at=meta.get("end_time"),
                 artifact_uri=str(meta.get("artifact_uri") or ""),
-                files=partial(folder_files, folder / "artifacts"),
+                files=self._artifacts(folder, str(meta.get("artifact_uri") or ""), run_id),
                 params=_values(folder / "params"),
                 tags=tags,
                 inputs=list(self._inputs(experiment, folder)),
@@ -114,7 +118,7 @@ class MlflowFolder:
                 tags=_values(folder / "tags"),
                 metrics=list(_model_metrics(folder, model_id, meta.get("source_run_id"))),
             )
-            yield ForeignLoggedModel(model=model, files=partial(folder_files, folder / "artifacts"))
+            yield ForeignLoggedModel(model=model, files=self._artifacts(folder, model.artifact_uri, model_id))
 
     def registered_models(self) -> Iterator[ForeignModel]:
         for path in sorted(self._registry.glob(f"*/{_META}")):
@@ -136,6 +140,11 @@ class MlflowFolder:
                 versions=sorted(kept, key=lambda version: version.version),
                 last_number=max((version.version for version, _ in versions), default=0),
             )
+
+    def _artifacts(self, folder: Path, uri: str, owner: str) -> ForeignFiles | None:
+        if uri.startswith(PROXY):
+            return self._roots.files(uri, owner)
+        return partial(folder_files, folder / "artifacts")
 
     def _inputs(self, experiment: str, folder: Path) -> Iterator[DatasetInput]:
         for path in sorted((folder / "inputs").glob(f"*/{_META}")):

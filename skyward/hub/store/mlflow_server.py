@@ -30,10 +30,9 @@ from ..model.points import PointColumns
 from ..model.registry import PROMPT_TAG, LoggedModel, ModelMetric, ModelStatus, ModelVersion, RegisteredModel
 from ..model.runs import DatasetInput, Lifecycle, ModelLink, RunState
 from .blobs import PIECE
-from .mlflow_files import ArtifactRoots
+from .mlflow_files import PROXY, ArtifactRoots
 
 TIMEOUT_S = 60.0
-_PROXY = "mlflow-artifacts:"
 _PAGE = 1000
 _POINTS = 25_000
 _MODELS_PAGE = 50
@@ -184,7 +183,7 @@ class MlflowServer:
 
     def _files(self, uri: str, owner: str) -> ForeignFiles | None:
         """Return the files at an address: of this machine, of S3, or those that the server hands out."""
-        if uri.startswith(_PROXY) and self._root is None:
+        if uri.startswith(PROXY) and self._root is None:
             return partial(self._served, urlsplit(uri).path.strip("/"), "")
         return self._roots.files(uri, owner)
 

@@ -34,15 +34,21 @@ def quiet(more: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """Run MLflow's own server in a folder, with one worker and workspaces. Yields its address."""
+def mlflow_server(folder: Path, version: str = NEW, store: str | None = None) -> Iterator[str]:
+    """Run MLflow's own server in a folder with one worker, and with workspaces where it has them. Yields its address.
+
+    Args:
+        folder: Where it keeps its log and the files of runs.
+        version: Version of MLflow.
+        store: Address of its database, or its `mlruns` folder. None: a database in `folder`.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    database, artifacts = f"sqlite:///{folder}/mlflow.db", str(folder / "artifacts")
-    where = ["--backend-store-uri", database, "--artifacts-destination", artifacts]
-    options = ["--enable-workspaces", "--workers", "1", "--port", str(port), *where]
-    command = [program(NEW, "mlflow"), "server", *options]
+    where = ["--backend-store-uri", store or f"sqlite:///{folder}/mlflow.db"]
+    where += ["--artifacts-destination", str(folder / "artifacts")]
+    options = [*(["--enable-workspaces"] if version == NEW else []), "--workers", "1", "--port", str(port), *where]
+    command = [program(version, "mlflow"), "server", *options]
     environment = quiet({"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(

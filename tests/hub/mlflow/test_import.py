@@ -1,8 +1,10 @@
-"""Import from MLflow's own server, while it runs, and MLflow's clients on imported models."""
+"""Import from MLflow's own servers, while they run, and MLflow's clients on imported models."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -13,12 +15,15 @@ from skyward.hub.services.hub import Hub
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from skyward.hub.store.importing import import_runs
+from skyward.hub.store.mlflow_database import MlflowDatabase
+from skyward.hub.store.mlflow_folder import MlflowFolder
 from skyward.hub.store.mlflow_server import MlflowServer
+from skyward.hub.store.registry_tables import metadata
 from skyward.testing.hub import HubServer
 from tests.hub.services.hubs import ADMIN
 from tests.hub.store.sources import mlflow_database
 
-from .programs import NEW, OLD, ROOT, run_program
+from .programs import NEW, OLD, ROOT, mlflow_server, run_program
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine imports MLflow in a minute
 
@@ -57,6 +62,44 @@ def test_everything_on_a_live_server_is_imported(mlflow_url: str, tmp_path: Path
         await hub.close()
 
     asyncio.run(look())
+
+
+@pytest.mark.parametrize("kind", ["database", "folder"])
+def test_server_of_the_older_mlflow_and_its_own_store_hold_the_same(kind: str, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/mlflow.db" if kind == "database" else str(tmp_path / "mlruns")
+    database = Database(f"sqlite:///{tmp_path}/hub.db")
+    blobs = FolderBlobs(tmp_path / "blobs")
+    with mlflow_server(tmp_path, OLD, store) as url:
+        run_program(OLD, ["python", str(ROOT / "tests/hub/assets/make_mlflow.py"), url], tmp_path, {})
+        served = import_runs(MlflowServer(url), database, blobs, ADMIN)
+        assert served.problems == []
+        assert served.source == served.hub
+        assert +served.source == {
+            "experiments": 3, "runs": 3, "params": 2, "tags": served.source["tags"], "points": 48, "datasets": 2,
+            "artifacts": 6, "registered_models": 2, "model_versions": 6, "aliases": 1,
+        }  # fmt: skip
+        before = rows(tmp_path)
+        assert import_runs(MlflowServer(url), database, blobs, ADMIN) == served
+        assert rows(tmp_path) == before
+    artifacts = tmp_path / "artifacts"
+    opened = MlflowDatabase(store, artifacts) if kind == "database" else MlflowFolder(Path(store), artifacts)
+    assert import_runs(opened, database, blobs, ADMIN) == served
+    after = rows(tmp_path)
+    changed = [table for table in after if after[table] != before[table]]
+    assert changed == ["model_version"]  # of a deleted version, of which a server tells nothing
+    assert import_runs(opened, database, blobs, ADMIN) == served
+    assert rows(tmp_path) == after
+    opened.close()
+
+
+def rows(folder: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Return all rows of a hub's tables but those that tell of the imports themselves."""
+    with closing(sqlite3.connect(folder / "hub.db")) as connection:
+        return {
+            table: connection.execute(f'SELECT * FROM "{table}"').fetchall()
+            for table in metadata.tables
+            if table not in {"audit", "event"}
+        }
 
 
 @pytest.mark.parametrize("client", [OLD, NEW])
