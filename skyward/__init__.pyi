@@ -51,6 +51,7 @@ from .values.image import Image as Image
 from .values.launch import RankValues as RankValues
 from .values.machine import LogLine as LogLine
 from .values.nodes import Nodes as Nodes
+from .values.pip_index import PipIndex as PipIndex
 from .values.ref import Ref as Ref
 from .values.secret import Secret as Secret
 from .values.topology import InstanceInfo as InstanceInfo

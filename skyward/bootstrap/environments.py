@@ -18,11 +18,12 @@ import re
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .._version import __version__
 from ..errors import UsageError
 from ..values.image import Image
+from .locks import locked_file
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -69,8 +70,10 @@ class Users:
 
     name: str
     requirements: tuple[str, ...]
-    indexes: Mapping[str, str]
-    """Environment variables for uv."""
+    indexes: Mapping[str, str] = field(repr=False)
+    """Environment variables for uv. They hold credentials in clear text."""
+    lists: Mapping[str, str]
+    """Texts of further files with packages, by name: a lock, or a project that ties packages to their indexes."""
     files: Mapping[str, str]
     """Local paths of wheels that belong to the requirements, by their path in the requirements."""
 
@@ -94,7 +97,10 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
                 value=requirement,
             )
     pip, files = _with_files(image.pip)
-    setup = [image.run] if image.run else []
+    setup: list[object] = [image.run] if image.run else []
+    lists = _lists(image)
+    if lists:
+        setup.append(lists)
     name = "user-" + _hash(pip, image.pip_index_url, image.pip_extra_index_url, image.python_version, *setup)
     used = {name for text in image.pip for name in _names_in(text)}
     for unknown in sorted(used - set(image.shell_vars)):
@@ -111,6 +117,7 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
         name=name,
         requirements=tuple(_NAME.sub(lambda match: values[match[1] or match[2]], text) for text in pip),
         indexes=_indexes(image),
+        lists=lists,
         files=files,
     )
 
@@ -150,7 +157,36 @@ def _indexes(image: Image) -> dict[str, str]:
         variables["UV_DEFAULT_INDEX"] = image.pip_index_url
     if image.pip_extra_index_url:
         variables["UV_INDEX"] = " ".join(image.pip_extra_index_url)
+    for number, index in enumerate(image.pip_indexes):
+        for what, value in zip(("USERNAME", "PASSWORD"), index.login(), strict=True):
+            if value:
+                variables[f"UV_INDEX_{_index_name(number)}_{what}".upper()] = value
     return variables
+
+
+def _index_name(number: int) -> str:
+    return f"skyward{number}"
+
+
+def _lists(image: Image) -> dict[str, str]:
+    if image.lock is not None:
+        return dict([locked_file(image.lock)])
+    return {"pyproject.toml": _project(image)} if image.pip_indexes else {}
+
+
+def _project(image: Image) -> str:
+    """Return a project that requires the packages of `image.pip_indexes`, each from its index.
+
+    uv ties a package to an index only where a project requires it directly. A constraint does not suffice.
+    """
+    packages = {name: number for number, index in enumerate(image.pip_indexes) for name in index.packages}
+    lines = ["[project]", 'name = "skyward-image"', 'version = "0"', f"dependencies = {json.dumps(list(packages))}"]
+    lines += ["[tool.uv.sources]"]
+    lines += [f'{name} = {{ index = "{_index_name(number)}" }}' for name, number in packages.items()]
+    for number, index in enumerate(image.pip_indexes):
+        lines += ["[[tool.uv.index]]", f'name = "{_index_name(number)}"', f"url = {json.dumps(index.location)}"]
+        lines += ["explicit = true"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _hash(*content: object) -> str:

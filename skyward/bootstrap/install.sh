@@ -38,8 +38,21 @@ make_ours() {
 
 make_user() {
     "$uv" venv --quiet --python "$python" "$1" &&
-        { [ ! -s user.txt ] || "$uv" pip install --python "$1/bin/python" -r user.txt; } &&
+        install_user "$1/bin/python" &&
         { [ ! -s setup.txt ] || run_setup "$1"; }
+}
+
+# A lock has every package, so it takes neither overrides nor dependencies that it does not name.
+install_user() { # PYTHON
+    if [ -s pylock.toml ]; then
+        UV_OVERRIDE='' "$uv" pip install --python "$1" -r pylock.toml
+    elif [ -s locked.txt ]; then
+        UV_OVERRIDE='' "$uv" pip install --python "$1" --require-hashes --no-deps -r locked.txt
+    elif [ -s pyproject.toml ]; then
+        "$uv" pip install --python "$1" -r pyproject.toml -r user.txt
+    elif [ -s user.txt ]; then
+        "$uv" pip install --python "$1" -r user.txt
+    fi
 }
 
 # The commands of Image.run. Their processes end with this script's time limit, as those of a package build do.

@@ -15,7 +15,7 @@ from .code import Code
 from .environments import Ours, Users, best_python, wanted_pythons
 from .probe import Facts
 from .scripts import script
-from .uv import OLDEST_UV, client_uv, client_uv_version, packed_uv
+from .uv import OLDEST_UV, OLDEST_UV_FOR_LISTS, client_uv, client_uv_version, packed_uv
 
 LOADER = (
     "umask 077; tmp=${XDG_CACHE_HOME:-$HOME/.cache}/skyward/tmp; "
@@ -71,6 +71,8 @@ class Payload:
             _add(archive, f"wheels/{wheel.filename}", wheel.content)
         _add_lines(archive, "ours.txt", [*(f"./wheels/{wheel.filename}" for wheel in wheels), *others])
         _add_lines(archive, "user.txt", self.users.requirements)
+        for name, text in self.users.lists.items():
+            _add(archive, name, text.encode())
         _add_lines(archive, "setup.txt", self.image.run)
         for place, path in self.users.files.items():
             archive.add(path, place.removeprefix("./"))
@@ -95,8 +97,9 @@ class Payload:
 
     def _uv(self) -> str:
         """Return the path of a usable uv on the node, or ""."""
+        oldest = OLDEST_UV_FOR_LISTS if self.users.lists else OLDEST_UV
         for version, path in self.facts.uvs:
-            if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= OLDEST_UV:
+            if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= oldest:
                 return path
         return ""
 

@@ -9,8 +9,10 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from ..core.user_lines import warn_user
@@ -104,11 +106,12 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
     try:
         users = users_for(image)
     except UsageError as error:
-        yield PreflightFinding(field="Image.pip", text=str(error).removeprefix("Image.pip="), is_certain=True)
+        field = f"Image.{error.field}" if error.field in ("pip", "lock") else "Image"
+        yield PreflightFinding(field=field, text=str(error).removeprefix(f"{field}="), is_certain=True)
         return
     # Variables have their values only on the node, so requirements with variables cannot be checked here.
     known = [requirement for requirement in image.pip if "$" not in requirement]
-    if not known or not resolves:
+    if image.lock or not (known or image.pip_indexes) or not resolves:
         return
     uv = client_uv()
     if uv is None:
@@ -121,20 +124,24 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
     command = [uv.path, "pip", "compile", "-", "--quiet", "--no-header", "--python-platform", f"{machine}-{kind}"]
     command += ["--python-version", image.python_version]
     try:
-        done = subprocess.run(
-            command,
-            input="\n".join(known),
-            capture_output=True,
-            text=True,
-            timeout=_RESOLVE_LIMIT_S,
-            env={**os.environ, **users.indexes, "UV_NO_PROGRESS": "1"},
-            check=False,
-        )
+        with tempfile.TemporaryDirectory(prefix="skyward-check-") as folder:
+            for name, text in users.lists.items():
+                Path(folder, name).write_text(text)
+                command.append(os.path.join(folder, name))
+            done = subprocess.run(
+                command,
+                input="\n".join(known),
+                capture_output=True,
+                text=True,
+                timeout=_RESOLVE_LIMIT_S,
+                env={**os.environ, **users.indexes, "UV_NO_PROGRESS": "1"},
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         yield _unchecked(f"no answer within {_RESOLVE_LIMIT_S:.0f} s")
         return
     if done.returncode:
-        output = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", done.stderr.strip())
+        output = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", image.masker()(done.stderr.strip()))
         if _UNSOLVABLE.search(output):
             yield PreflightFinding(field="Image.pip", text=f"cannot be installed there:\n{output}", is_certain=True)
         else:
@@ -148,7 +155,9 @@ def _unchecked(why: str) -> PreflightFinding:
 
 def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFinding]:
     """Find packages that the program's functions need on the nodes but the image does not install."""
-    installed = _closure({_project(requirement) for requirement in image.pip}) | _OWN
+    named = {_project(requirement) for requirement in image.pip}
+    named.update(*(index.packages for index in image.pip_indexes))
+    installed = _closure(named) | (image.lock.packages if image.lock else set()) | _OWN
     for name, user in sorted(imported_there(code, modules).items()):
         projects = projects_of(name)
         if projects and not installed.intersection((_normal(name), *projects)):

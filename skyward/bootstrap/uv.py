@@ -19,6 +19,8 @@ from ..errors import UsageError
 
 OLDEST_UV = (0, 5)
 """Oldest usable version of a node's own uv. 0.5 has all the options of install.sh. Source: releases of uv."""
+OLDEST_UV_FOR_LISTS = (0, 7)
+"""Oldest version that installs a pylock.toml and ties packages to an index. Source: releases of uv, 0.6.15."""
 _FETCH_LIMIT_S = 120.0
 
 

@@ -71,7 +71,6 @@ FOREIGN: dict[str, dict[str, str]] = {
         "DistributedSampler": "use torch's own, or sky.shard(data) without torch",
         "MultiPool": "open each pool: with sky.ComputePool(...) as a, sky.ComputePool(...) as b",
         "PendingFunction": "write sky.PendingCompute",
-        "PipIndex": 'write sky.Image(pip_extra_index_url="https://...")',
         "Spec": _SEVERAL,
         "Worker": 'write ComputePool(concurrency=4, executor="thread")',
         "main": f"call your program's function yourself; {_OPEN}",
@@ -153,7 +152,8 @@ FOREIGN: dict[str, dict[str, str]] = {
     "Image": {
         **_each("packages dependencies pip_packages pip_install", 'write pip=["torch"]'),
         **_each("requirements_txt requirements_file pip_install_from_requirements", 'write requirements="file.txt"'),
-        **_each("pip_indexes extra_index_url index", 'write pip_extra_index_url="https://..."'),
+        **_each("extra_index_url index", 'write pip_extra_index_url="https://..."'),
+        **_each("lockfile lock_file uv_lock uv_sync", 'write lock="uv.lock"'),
         **_each("commands setup setup_commands run_commands", 'write run=["make data"]'),
         **_each("base docker docker_image container image", "container images do not exist yet; use pip= and apt="),
         **_each("environment envs env_vars environ", 'write env={"NAME": "value"}'),

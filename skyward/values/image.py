@@ -15,6 +15,8 @@ from ..core.bounds import is_positive
 from ..core.frozenmap import FrozenMap
 from ..core.signatures import checked_options
 from ..errors import UsageError
+from .lock import Lock, read_lock
+from .pip_index import PipIndex
 from .secret import MASK, Secret, masking
 
 LONGEST_VARIABLE = 128 * 1024 - 2
@@ -26,6 +28,8 @@ LOCAL_FIELDS = frozenset({"env", "includes", "excludes"})
 _BOOTSTRAP_TIMEOUT_S = 300.0
 _OLDEST_PYTHON = (3, 11)
 _HASH_FORMAT = "skyward-image-1"
+_NEW_FIELDS = frozenset({"run", "lock", "pip_indexes"})
+"""Fields that count in the hash only when they are set, so that older images keep their hashes."""
 
 _PYTHON = re.compile(r"3\.(\d{1,2})(\.\d{1,3})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -62,6 +66,11 @@ class Image:
         pip_extra_index_url: One or more additional indexes. As with pip, the best version of all indexes wins.
         requirements: Path of a requirements file. It is read now, and its lines are added to `pip`. It may include
             others with `-r`; other options are refused.
+        lock: Path of a uv.lock, of a pylock.toml (PEP 751), or of requirements with hashes. It is read now. Nodes get
+            exactly its packages, each checked against its hash, without the project itself and its development
+            groups. Together with `pip`, `requirements` or `pip_indexes` it is refused.
+        pip_indexes: Indexes for some packages alone, as `sky.PipIndex`. The packages come from there only, and all
+            others never do.
         apt: Debian packages, as `name`, `name=version` or `name:arch`.
         run: Lines of sh that finish the environment, after its packages are installed. They run once for each node and
             content, in the environment's folder with its Python first on PATH, as the login's user. A command that
@@ -88,6 +97,8 @@ class Image:
     pip: tuple[str, ...]
     pip_index_url: str
     pip_extra_index_url: tuple[str, ...]
+    lock: Lock | None
+    pip_indexes: tuple[PipIndex, ...]
     apt: tuple[str, ...]
     run: tuple[str, ...]
     env: FrozenMap[str | Secret]
@@ -106,6 +117,8 @@ class Image:
         pip_index_url: str = "",
         pip_extra_index_url: str | Sequence[str] = (),
         requirements: str | os.PathLike[str] | None = None,
+        lock: str | os.PathLike[str] | Lock | None = None,
+        pip_indexes: Sequence[PipIndex] = (),
         apt: Sequence[str] = (),
         run: Sequence[str] = (),
         env: Mapping[str, str | Secret] | Mapping[str, str] | None = None,
@@ -122,6 +135,8 @@ class Image:
             "pip": (*_strings("pip", pip, _requirement), *_required(requirements)),
             "pip_index_url": _url("pip_index_url", pip_index_url) if pip_index_url != "" else "",
             "pip_extra_index_url": _strings("pip_extra_index_url", indexes, _url),
+            "lock": read_lock(lock),
+            "pip_indexes": _indexes(pip_indexes),
             "apt": _strings("apt", apt, _apt_package),
             "run": _strings("run", run, _command),
             "env": _variables("env", env, may_be_secret=True),
@@ -130,6 +145,7 @@ class Image:
             "excludes": _strings("excludes", excludes, _path),
             "bootstrap_timeout_s": _seconds("bootstrap_timeout_s", timeout_s),
         }
+        _check_lock(values)
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -142,9 +158,10 @@ class Image:
         """Return 12 hexadecimal digits that identify the environment, the same in every process and for any dict order.
 
         "auto" counts as the version that it stands for. The names of `includes` count, but not the contents of the
-        files. `bootstrap_timeout_s` does not count.
+        files. Neither `bootstrap_timeout_s` nor the credentials of indexes count.
         """
-        names = [name for name in _NAMES if name != "bootstrap_timeout_s" and (name != "run" or self.run)]
+        names = [name for name in _NAMES if name not in _NEW_FIELDS or getattr(self, name)]
+        names.remove("bootstrap_timeout_s")
         content = {name: _plain(getattr(self, name)) for name in names}
         content["python"] = self.python_version
         text = json.dumps([_HASH_FORMAT, content], sort_keys=True, separators=(",", ":"))
@@ -155,16 +172,28 @@ class Image:
 
         Packages that the image already names keep their requirement: the user's pin wins.
 
+        With a `lock`, packages can only be added there, so those that it lacks are refused.
+
         Args:
             requirements: Requirements to add.
+
+        Raises:
+            UsageError: The image's lock lacks a package.
 
         Example:
             >>> Image(pip=["numpy<2"]).with_pip("numpy", "joblib").pip
             ('numpy<2', 'joblib')
         """
-        have = {_project(r) for r in self.pip}
+        have = {_project(r) for r in self.pip} | (self.lock.packages if self.lock else set())
         added = _strings("pip", requirements, _requirement)
-        return replace(self, pip=self.pip + tuple(r for r in added if _project(r) not in have))
+        missing = tuple(r for r in added if _project(r) not in have)
+        if missing and self.lock:
+            raise UsageError(
+                f"Image.lock={self.lock.path!r}: lacks {', '.join(missing)}, which the pool needs; add it to the lock",
+                field="lock",
+                value=self.lock.path,
+            )
+        return replace(self, pip=self.pip + missing)
 
     def merge(self, other: Image) -> Image:
         """Merge two images. Where they differ, `other` wins; no field is dropped.
@@ -187,7 +216,8 @@ class Image:
 
     def masker(self) -> Callable[[str], str]:
         """Return a function that replaces the image's secrets in a text with ***. Raises what `environment` raises."""
-        return masking(value for value in self.env.values() if isinstance(value, Secret))
+        passwords = (index.password for index in self.pip_indexes)
+        return masking(value for value in (*self.env.values(), *passwords) if isinstance(value, Secret))
 
     def given_fields(self) -> tuple[str, ...]:
         """Return the names of the fields that differ from their defaults."""
@@ -296,6 +326,34 @@ def _url(field: str, value: object) -> str:
     return str(value)
 
 
+def _indexes(values: object) -> tuple[PipIndex, ...]:
+    legal = 'a list of indexes, such as [sky.PipIndex("https://download.pytorch.org/whl/cu124", packages=["torch"])]'
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        _refuse("pip_indexes", values, legal)
+    indexes = tuple(dict.fromkeys(values))
+    owners: dict[str, PipIndex] = {}
+    for index in indexes:
+        if not isinstance(index, PipIndex):
+            _refuse("pip_indexes", index, legal)
+        for package in index.packages:
+            if owners.setdefault(package, index) is not index:
+                _refuse("pip_indexes", package, f"one index for each package; {package} has two")
+    return indexes
+
+
+def _check_lock(values: Mapping[str, Any]) -> None:
+    lock = values["lock"]
+    others = [name for name in ("pip", "pip_indexes") if values[name]]
+    if lock is not None and others:
+        what = "pip= or requirements=" if others[0] == "pip" else "pip_indexes="
+        raise UsageError(
+            f"Image.lock={lock.path!r}: a lock has all packages with their indexes, so {what} cannot add to it; "
+            "add them to the lock, or leave one of the two out",
+            field="lock",
+            value=lock.path,
+        )
+
+
 def _apt_package(field: str, value: object) -> str:
     legal = 'the name of a Debian package, such as "git" or "libgl1=1.6.0-1"'
     if not _APT.fullmatch(_text(field, value, legal)):
@@ -348,6 +406,10 @@ def _merged(name: str, base: Any, other: Any) -> Any:
 def _plain(value: object) -> object:
     if isinstance(value, FrozenMap):
         return {name: ["secret", item.name] if isinstance(item, Secret) else item for name, item in value.items()}
+    if isinstance(value, Lock):
+        return value.digest
+    if isinstance(value, tuple):
+        return [(item.location, item.packages) if isinstance(item, PipIndex) else item for item in value]
     return value
 
 
@@ -355,7 +417,9 @@ def _masked(value: object) -> object:
     if isinstance(value, FrozenMap):
         return {name: _masked_variable(name, item) for name, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(map(_masked_text, value))
+        return tuple(_masked_text(item) if isinstance(item, str) else item for item in value)
+    if isinstance(value, Lock):
+        return value.path
     return _masked_text(value) if isinstance(value, str) else value
 
 

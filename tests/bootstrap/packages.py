@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.server
 import io
 import re
@@ -45,12 +47,19 @@ class Index:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Index]:
-    """Serve the wheels of the folder at http://127.0.0.1:<port>/simple."""
+def serve(folder: Path, login: str = "") -> Iterator[Index]:
+    """Serve the wheels of the folder at http://127.0.0.1:<port>/simple, to `login` ("name:password") if that is set."""
+    basic = f"Basic {base64.b64encode(login.encode()).decode()}"
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             index.requests.append(self.path)
+            if login and self.headers.get("Authorization") != basic:
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", "Basic")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             content, kind = self.answer()
             self.send_response(200 if content is not None else 404)
             self.send_header("Content-Type", kind)
@@ -65,7 +74,9 @@ def serve(folder: Path) -> Iterator[Index]:
             if match := re.fullmatch(r"/simple/([a-z0-9-]+)/", self.path):
                 wanted = match[1]
                 names = [p.name for p in folder.glob("*.whl") if p.name.split("-")[0].replace("_", "-") == wanted]
-                links = "".join(f'<a href="/files/{name}">{name}</a>\n' for name in sorted(names))
+                links = "".join(
+                    f'<a href="/files/{name}#{_digest(folder / name)}">{name}</a>\n' for name in sorted(names)
+                )
                 return (f"<!DOCTYPE html><html><body>{links}</body></html>".encode() if names else None), "text/html"
             path = folder / self.path.rpartition("/")[2]
             return (path.read_bytes() if path.is_file() else None), "application/octet-stream"
@@ -84,3 +95,7 @@ def serve(folder: Path) -> Iterator[Index]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def _digest(path: Path) -> str:
+    return f"sha256={hashlib.sha256(path.read_bytes()).hexdigest()}"

@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from skyward.bootstrap.environments import users_for
 from skyward.core.frozenmap import FrozenMap
 from skyward.errors import UsageError
 from skyward.values import image as image_module
+from skyward.values import pip_index as pip_index_module
 from skyward.values.image import DEFAULT_IMAGE, Image
+from skyward.values.pip_index import PipIndex
+from skyward.values.secret import Secret
 from tests.doctests import run_examples
 
 FULL = Image(
@@ -22,6 +26,7 @@ FULL = Image(
     pip=["torch>=2.4", "numpy"],
     pip_index_url="https://example.org/simple",
     pip_extra_index_url="https://download.pytorch.org/whl/cpu",
+    pip_indexes=[PipIndex("https://example.org/own", packages=["own"])],
     apt=["git", "libgl1=1.6.0-1"],
     run=["make data"],
     env={"B": "2", "A": "1"},
@@ -35,6 +40,7 @@ THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def test_examples_in_docstrings_run() -> None:
     run_examples(image_module)
+    run_examples(pip_index_module)
 
 
 # --- a value ----------------------------------------------------------------------------------------------------
@@ -46,6 +52,8 @@ def test_every_field_is_kept_and_lists_become_tuples() -> None:
         "pip": ("torch>=2.4", "numpy"),
         "pip_index_url": "https://example.org/simple",
         "pip_extra_index_url": ("https://download.pytorch.org/whl/cpu",),
+        "lock": None,
+        "pip_indexes": ({"url": "https://example.org/own", "packages": ("own",), "username": "", "password": None},),
         "apt": ("git", "libgl1=1.6.0-1"),
         "run": ("make data",),
         "env": {"A": "1", "B": "2"},
@@ -95,7 +103,7 @@ def test_content_hash_is_the_same_in_every_process() -> None:
     assert seen == {Image(python="3.12", pip=["torch"], env={"A": "1", "B": "2"}).content_hash()}
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Image)])
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Image) if f.name != "lock"])
 def test_content_hash_reflects_the_environment(field: str) -> None:
     changed = dataclasses.replace(FULL, **{field: getattr(DEFAULT_IMAGE, field)})
     assert (changed.content_hash() == FULL.content_hash()) is (field == "bootstrap_timeout_s")
@@ -171,14 +179,14 @@ def test_repr_shows_the_given_values_and_can_be_read_back() -> None:
     "name", ["HF_TOKEN", "WANDB_API_KEY", "PASSWORD", "aws_secret_access_key", "APIKEY", "DB_PASS"]
 )
 def test_repr_masks_values_that_look_like_a_secret(name: str) -> None:
-    for image in (Image(env={name: "hunter2"}), Image(shell_vars={name: "echo hunter2"})):
-        assert "hunter2" not in repr(image)
+    for image in (Image(env={name: "correct-horse"}), Image(shell_vars={name: "echo correct-horse"})):
+        assert "correct-horse" not in repr(image)
         assert name in repr(image)
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "PASSES", "KERAS_BACKEND"])
 def test_repr_shows_values_that_only_sound_like_one(name: str) -> None:
-    assert "hunter2" in repr(Image(env={name: "hunter2"}))
+    assert "correct-horse" in repr(Image(env={name: "correct-horse"}))
 
 
 def test_repr_masks_credentials_in_urls() -> None:
@@ -278,3 +286,105 @@ def test_setup_commands_are_part_of_the_content() -> None:
         Image(run="make data")
     with pytest.raises(UsageError, match="Image.run"):
         Image(run=["make\ndata"])
+
+
+# --- locks and indexes ------------------------------------------------------------------------------------------------
+
+PYLOCK = """
+lock-version = "1.0"
+created-by = "test"
+[[packages]]
+name = "Alpha_Beta"
+version = "1.0"
+wheels = [{ url = "https://x/alpha_beta-1.0-py3-none-any.whl", hashes = { sha256 = "00" } }]
+"""
+
+
+def test_a_lock_is_a_value_that_counts_by_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "pylock.toml"
+    file.write_text(PYLOCK)
+    image = Image(lock=file)
+    assert repr(image) == f"Image(lock={str(file)!r})"
+    assert pickle.loads(pickle.dumps(image)) == image == Image(lock=str(file))
+    assert image.with_pip("alpha-beta") == image
+    assert Image(apt=["git"]).merge(image).lock == image.lock
+    file.write_text(PYLOCK.replace("1.0-py3", "1.1-py3"))
+    assert Image(lock=file) != image
+    assert Image(lock=file).content_hash() != image.content_hash() != Image().content_hash()
+    with pytest.raises(UsageError, match=r"lacks joblib.* add it to the lock"):
+        image.with_pip("joblib")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("none.lock", None, "cannot be read"),
+        ("poetry.lock", "", "a file of another kind; use a uv.lock"),
+        ("uv.lock", "version = 1", "the project of the lock cannot be read"),
+        ("uv.lock", "version = ", "TOMLDecodeError"),
+        ("pylock.toml", PYLOCK.replace('hashes = { sha256 = "00" }', "size = 1"), "Alpha_Beta has no hashes"),
+        ("pylock.dev.toml", '[[packages]]\nname = "a"\ndirectory = { path = "a" }', "a is a local path"),
+        ("requirements.txt", "a==1\n", "`a==1` has no exact version with a hash"),
+        ("requirements.txt", "a>=1 --hash=sha256:00\n", "`a>=1` has no exact version"),
+        ("requirements.txt", "--index-url https://x\n", "set indexes with pip_index_url"),
+    ],
+)
+def test_a_lock_that_does_not_pin_everything_is_refused(
+    tmp_path: Path, name: str, text: str | None, named: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=named) as refused:
+        Image(lock=tmp_path / name)
+    assert str(refused.value).startswith("Image.lock=")
+    assert refused.value.field == "lock"
+
+
+def test_a_lock_refuses_packages_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "pylock.toml").write_text(PYLOCK)
+    (tmp_path / "requirements.txt").write_text("numpy")
+    for others in (
+        {"pip": ["numpy"]},
+        {"requirements": tmp_path / "requirements.txt"},
+        {"pip_indexes": [PipIndex("https://x/simple", packages=["a"])]},
+    ):
+        with pytest.raises(UsageError, match=r"Image\.lock=.*a lock has all packages"):
+            Image(lock=tmp_path / "pylock.toml", **others)
+
+
+def test_credentials_of_an_index_are_neither_shown_nor_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_TOKEN", "correct-horse")
+    first = PipIndex("https://me:correct-horse@x/simple", packages=["A_b"])
+    second = PipIndex("https://x/simple", packages=["a-B"], username="me", password=Secret("PIP_TOKEN"))
+    assert first.login() == second.login() == ("me", "correct-horse")
+    assert first.packages == ("a-b",)
+    images = [Image(pip_indexes=[index]) for index in (first, second)]
+    for image in images:
+        assert "correct-horse" not in repr(image)
+    assert b"correct-horse" not in pickle.dumps(images[1])
+    assert images[0].content_hash() == images[1].content_hash() != Image().content_hash()
+    assert users_for(images[0]).name == users_for(images[1]).name
+    assert images[1].masker()("token correct-horse refused") == "token *** refused"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"url": "me:correct-horse@x", "packages": ["a"]}, "PipIndex.url="),
+        ({"url": "https://x", "packages": "torch"}, "PipIndex.packages='torch'"),
+        ({"url": "https://x", "packages": []}, "PipIndex.packages="),
+        ({"url": "https://x", "packages": ["torch>=2"]}, "set its version in Image"),
+        ({"url": "https://x", "packages": ["a"], "password": "correct-horse"}, "PipIndex.password=<str>"),
+        ({"url": "https://me:correct-horse@x", "packages": ["a"], "username": "me"}, "not in both"),
+    ],
+)
+def test_an_index_that_is_wrong_is_refused_by_field(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named) as refused:
+        PipIndex(**options)
+    assert "correct-horse" not in f"{refused.value}{vars(refused.value)}"
+
+
+def test_a_package_has_one_index() -> None:
+    twice = [PipIndex("https://x", packages=["a"]), PipIndex("https://y", packages=["A"])]
+    with pytest.raises(UsageError, match="a has two"):
+        Image(pip_indexes=twice)
