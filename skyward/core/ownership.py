@@ -14,7 +14,6 @@ import os
 import pwd
 import stat
 import sys
-import tempfile
 
 from ..errors import UsageError
 
@@ -105,6 +104,8 @@ def runtime_folder(name: str) -> str:
         UsageError: See `make_private_folder`.
         OSError: The folder cannot be created.
     """
+    import tempfile  # only the client needs it
+
     name = f"{name}-{os.getuid()}"
     path = os.path.join(tempfile.gettempdir(), name)
     return make_private_folder(path if len(path) <= _LONGEST_BASE else f"/tmp/{name}")  # TMPDIR can be anything

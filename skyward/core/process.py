@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -21,6 +20,8 @@ def start_time(pid: int) -> str:
     Process numbers are reused. Number and start together identify a process for good.
     """
     if not os.path.isdir("/proc/self"):
+        import subprocess  # only here: every process of a node imports this module
+
         argv = ["ps", "-o", "lstart=", "-p", str(pid)]
         return "-".join(subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split())
     try:

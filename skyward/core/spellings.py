@@ -6,7 +6,6 @@ the nearest existing name. A feature that "does not exist yet" leaves the table 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 _CUTOFF = 0.72
@@ -191,6 +190,8 @@ FOREIGN: dict[str, dict[str, str]] = {
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
     """Return the nearest of the known names, or None if none is near enough."""
+    import difflib  # only for a message
+
     lower = {entry.lower(): entry for entry in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=_CUTOFF)
     return lower[near[0]] if near else None

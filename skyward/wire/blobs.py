@@ -15,7 +15,6 @@ import errno
 import fcntl
 import mmap
 import os
-import tempfile
 import threading
 import weakref
 from collections import Counter, OrderedDict
@@ -279,6 +278,8 @@ class BlobWriter:
 def _new_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(f"skyward-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    import tempfile
+
     with tempfile.TemporaryFile(prefix=f"skyward-{name}-") as file:  # macOS
         return os.dup(file.fileno())
 
@@ -390,6 +391,8 @@ def default_limit() -> int:
 
 def spill(blob: Blob, folder: str) -> Blob:
     """Move `blob` to an unlinked file under `folder` and return the new blob, which is mapped in the same way."""
+    import tempfile  # only when memory is full: it takes longer to import than all of this module
+
     with tempfile.TemporaryFile(dir=folder, prefix="blob-") as file:
         offset = 0
         while offset < blob.size:

@@ -110,6 +110,8 @@ class NodeConfig:
     """Variables of `env` that limit a slot to its share of the cores, except those that the user has set."""
     preload: tuple[str, ...] = ()
     """Modules that are imported once, before the slots are forked."""
+    forks_zygote: bool = False
+    """Whether the agent's process was started as slots need it (`python`, `env`, `cwd`, `path`), and may fork them."""
     address: str = "127.0.0.1"
     interface: str = ""
     lease_s: float = 5.0

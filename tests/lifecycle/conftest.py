@@ -204,7 +204,8 @@ class Sandbox:
         """Return the pids of our processes of one kind: keeper, standby, watchdog, agent, zygote, slot."""
         alive = self.processes()
         nodes = {p.pid: p for p in alive if "skyward.node.agent.main" in p.command}
-        workers = {p.pid: p for p in alive if "skyward.node.slot.zygote" in p.command}
+        # The first zygote of a local node is forked from its agent, and so are the slots.
+        workers = {**nodes, **{p.pid: p for p in alive if "skyward.node.slot.zygote" in p.command}}
         standbys = [p for p in nodes.values() if p.parent not in nodes]
         watchdogs = [p for p in nodes.values() if p.parent in {s.pid for s in standbys}]
         agents = [p for p in nodes.values() if p.parent in {w.pid for w in watchdogs}]

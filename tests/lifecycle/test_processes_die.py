@@ -344,10 +344,28 @@ def test_a_gang_fails_and_ends_when_one_rank_dies(inside: Sandbox) -> None:
         assert (world() @ pool) == [2, 2]
 
 
+def test_threads_of_the_users_site_do_not_reach_the_agent(inside: Sandbox) -> None:
+    customized = inside.folder / "customized"
+    customized.mkdir()
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (customized / "sitecustomize.py").write_text(thread)
+    image = sky.Image(env={"PYTHONPATH": str(customized)})
+    with sky.ComputePool(sky.Local(), image=image, logs=False) as pool:
+        assert len(pool.map(squared, range(3))) == 3
+        (agent,) = pool.agent_pids().values()
+        assert len(os.listdir(f"/proc/{agent}/task")) == 1
+        assert b"\0-S\0" in Path(f"/proc/{agent}/cmdline").read_bytes()
+    inside.proves_nothing_is_left()
+
+
 def test_calls_on_a_node_whose_processes_all_die_at_once_fail(inside: Sandbox) -> None:
     customized = inside.folder / "customized"
     customized.mkdir()
-    (customized / "sitecustomize.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))\n")
+    # Standby, watchdog, agent, zygote, slot: each is a fork of the one before.
+    (customized / "sitecustomize.py").write_text(
+        "import itertools, os\nforks = itertools.count(1)\n"
+        "os.register_at_fork(after_in_child=lambda: next(forks) == 4 and os._exit(3))\n"
+    )
     image = sky.Image(env={"PYTHONPATH": str(customized)})
     with sky.ComputePool(sky.Local(), image=image, logs=False) as pool:
         with pytest.raises(SlotLost) as caught:

@@ -17,6 +17,7 @@ from ..slot.ports import PortLocks
 from .complaints import complain
 from .devices import find_devices
 from .facts import node_facts
+from .first_zygote import FirstZygote
 from .loop import EventLoop
 from .node_tasks import NodeTasks
 from .notice import NoticeWatch
@@ -32,13 +33,15 @@ _AGAIN_S = 1.0
 class Agent:
     """Event loop of the agent's one thread; `run` returns once the agent was told to end."""
 
-    def __init__(self, config: NodeConfig, lease: Lease, listener: socket.socket) -> None:
+    def __init__(
+        self, config: NodeConfig, lease: Lease, listener: socket.socket, first: FirstZygote | None = None
+    ) -> None:
         self._config = config
         self._lease = lease
         self._listener = listener
         self._loop = EventLoop()
         self._devices = find_devices(dict(config.env))
-        self._tasks = NodeTasks(self._loop, config, listener.getsockname())
+        self._tasks = NodeTasks(self._loop, config, listener.getsockname(), first)
         self._ports = PortLocks(config.address)
         send = self._tasks.send
         self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))

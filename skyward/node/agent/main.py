@@ -4,6 +4,9 @@
 
 The socket is in a folder that only this user can enter. Standard output gets one line: the path of the socket once it
 accepts connections, or else the reason why there is none.
+
+The modules of the agent itself are imported last, below the watchdog: its parents do not need them, and where the agent
+forks its first zygote, that one starts slots in the meantime.
 """
 
 from __future__ import annotations
@@ -17,16 +20,22 @@ import resource
 import socket
 import sys
 from dataclasses import replace
+from typing import NoReturn
 
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
 from ...errors import ProviderError, SkywardError
 from ...state.volumes import attach
 from ...wire.tasks import NodeConfig
-from .agent import Agent
 from .watchdog import Lease, guard, remove_node
 
 SOCKET_NAME = "agent.sock"
+BOOT = """
+import sys
+sys.path[:] = sys.argv[1:]
+from skyward.node.agent.main import main
+sys.exit(main())
+"""
 _FILES, _FILES_OF_SLOT = 32, 8
 """Descriptors that an idle agent has open: its own, and those per slot."""
 
@@ -36,6 +45,11 @@ def main() -> int:
     if not order:
         return 1  # the parent died, or was interrupted, before it sent the order
     config: NodeConfig = pickle.loads(order)
+    if config.forks_zygote:
+        from ..slot.zygote import can_fork  # imports the slots' modules, before the processes that share them exist
+
+        if not can_fork():
+            _start_apart(config)
     try:
         _raise_file_limit(config.slots)
         make_private_folder(config.folder)
@@ -58,8 +72,15 @@ def main() -> int:
 def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
     """Run the agent, in its own process below the watchdog."""
     try:
+        first = None
+        if config.forks_zygote:
+            from .first_zygote import fork_zygote
+
+            first = fork_zygote(config, listener)
+        from .agent import Agent
+
         volumes = _attach_volumes(config)
-        agent = Agent(replace(config, volume_folders=volumes), lease, listener)
+        agent = Agent(replace(config, volume_folders=volumes), lease, listener, first)
         _say(listener.getsockname())
     except BrokenPipeError:  # the parent is gone, so nobody waits for this agent
         return 1
@@ -76,6 +97,19 @@ def _attach_volumes(config: NodeConfig) -> tuple[tuple[str, str], ...]:
         return ()
     names = {path: volume.source for path, volume in config.volumes}
     return tuple(attach(names, config.folder, config.cwd if config.links_volumes else None).paths.items())
+
+
+def _start_apart(config: NodeConfig) -> NoReturn:
+    """Start again in an interpreter of its own, because something in the slots' one has started threads or CUDA.
+
+    A `sitecustomize` or a .pth file may do that.
+    """
+    with open(os.memfd_create("skyward-config", os.MFD_CLOEXEC), "w+b") as file:
+        file.write(pickle.dumps(replace(config, forks_zygote=False)))
+        file.flush()
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+        os.execv(sys.executable, [sys.executable, "-S", "-E", "-s", "-c", BOOT, *config.path])
 
 
 def _say(line: str) -> None:

@@ -22,6 +22,7 @@ from ..slot.link import blob_body
 from ..slot.page import CURRENT
 from .blobs import NodeBlobs
 from .complaints import complain
+from .first_zygote import FirstZygote
 from .loop import EventLoop
 from .output import DISPLAYS
 from .placement import Placement
@@ -47,7 +48,7 @@ class NodeTasks:
     slots, and events of processes.
     """
 
-    def __init__(self, loop: EventLoop, config: NodeConfig, address: str) -> None:
+    def __init__(self, loop: EventLoop, config: NodeConfig, address: str, first: FirstZygote | None = None) -> None:
         self.client: Session | None = None
         """Session that receives results; None while nobody is connected, when only the lease ends the work."""
         self.spool = Spool(config.folder, config.blob_limit_bytes)
@@ -60,7 +61,7 @@ class NodeTasks:
         self._loop = loop
         self._config = config
         self._address = address
-        self._processes = Processes(loop, config, on_forked=self._on_forked, on_dead=self.on_slot_dead)
+        self._processes = Processes(loop, config, on_forked=self._on_forked, on_dead=self.on_slot_dead, first=first)
         self._watch = RankWatch(loop, lambda task, body: self.send(FrameKind.STACK, task, body, lane=1))
         self._topology = b""
         self._failed_ranks: dict[int, bytes] = {}

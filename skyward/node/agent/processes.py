@@ -18,6 +18,7 @@ from typing import Any
 from ...wire.tasks import NodeConfig
 from ..slot.zygote import ForkOrder, ZygoteConfig, send_order
 from .complaints import complain
+from .first_zygote import FirstZygote
 from .loop import EventLoop
 from .slots import SlotProcess
 from .watchdog import kill_session
@@ -46,23 +47,17 @@ class Zygote:
         on_event: Callable[[Zygote, Any], None],
         *,
         is_for_ranks: bool,
+        forked: FirstZygote | None = None,
     ) -> None:
         self._loop = loop
         self._on_event = on_event
         self.preload = preload
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, contextlib.ExitStack() as undo:
-            undo.callback(self._sock.close)
-            self.process = subprocess.Popen(
-                [node.python, "-c", _BOOT, str(theirs.fileno()), *node.path],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                cwd=node.cwd,
-                env=dict(node.env),
-                start_new_session=True,
-            )
-            undo.pop_all()
-        self._sock.send(pickle.dumps(ZygoteConfig(path=node.path, preload=preload, is_for_ranks=is_for_ranks)))
+        self.process: subprocess.Popen[bytes] | FirstZygote
+        if forked is None:
+            self._sock, self.process = _execute(node)
+            self._sock.send(pickle.dumps(ZygoteConfig(path=node.path, preload=preload, is_for_ranks=is_for_ranks)))
+        else:
+            self._sock, self.process = forked.sock, forked
         self._sock.setblocking(False)
         self._orders: deque[tuple[int, bytes, list[int]]] = deque()
         loop.watch(self._sock, self._read)
@@ -119,6 +114,23 @@ class Zygote:
         self.process.wait()
 
 
+def _execute(node: NodeConfig) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start an interpreter that becomes a zygote, and return our end of its socket with it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, contextlib.ExitStack() as undo:
+        undo.callback(ours.close)
+        process = subprocess.Popen(
+            [node.python, "-c", _BOOT, str(theirs.fileno()), *node.path],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=node.cwd,
+            env=dict(node.env),
+            start_new_session=True,
+        )
+        undo.pop_all()
+    return ours, process
+
+
 def _close_all(fds: list[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):  # already closed
@@ -138,6 +150,7 @@ class Processes:
         on_forked: called once the slot has its `pid`.
         on_dead: called with the slot, its pid (0 if it never had one) and its exit code, negative for a signal. It may
             be called more than once per slot; `is_dead` of the slot marks the later calls.
+        first: the zygote of plain slots, if it runs already.
     """
 
     def __init__(
@@ -147,12 +160,16 @@ class Processes:
         *,
         on_forked: Callable[[SlotProcess], None],
         on_dead: Callable[[SlotProcess, int, int], None],
+        first: FirstZygote | None = None,
     ) -> None:
         self._loop = loop
         self._config = config
         self._on_forked = on_forked
         self._on_dead = on_dead
         self._zygotes: dict[tuple[str, ...], Zygote] = {}
+        if first is not None:
+            plain = Zygote(loop, config, config.preload, self._on_zygote, is_for_ranks=False, forked=first)
+            self._zygotes[config.preload] = plain
         self._by_pid: dict[int, SlotProcess] = {}
         self._forking: dict[int, SlotProcess] = {}
         self._orders = 0

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import shutil
 import signal
 import struct
 import sys
@@ -83,6 +82,8 @@ def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, stand
 
 def remove_node(folder: str) -> None:
     """Remove the folder of a node whose processes are gone, and its links to volumes. Idempotent."""
+    import shutil  # only at the end: it imports every compression, in processes that only wait
+
     detach(folder)
     shutil.rmtree(folder, ignore_errors=True)
 

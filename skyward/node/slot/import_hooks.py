@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:  # `importlib.abc` imports pathlib, urllib and tempfile
+    from importlib.abc import Loader
 
 Hook = Callable[[ModuleType], object]
 
@@ -21,7 +24,7 @@ def call_after_import(name: str, hook: Hook) -> None:
         sys.meta_path.insert(0, _Finder(name, hook))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finder of one module. It lets the other finders find it, and leaves when it was found."""
 
     def __init__(self, name: str, hook: Hook) -> None:
@@ -40,13 +43,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         finally:
             self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._hook)
+            spec.loader = cast("Loader", _Loader(spec.loader, self._hook))
             sys.meta_path.remove(self)
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, hook: Hook) -> None:
+class _Loader:
+    def __init__(self, loader: Loader, hook: Hook) -> None:
         self._loader = loader
         self._hook = hook
 

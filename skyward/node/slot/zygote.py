@@ -18,7 +18,6 @@ import pickle
 import select
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
@@ -101,10 +100,11 @@ def main(fd: int) -> None:
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):
         order = sock.recv(_PACKET)
         if order:
-            _serve(sock, pickle.loads(order))
+            serve_orders(sock, pickle.loads(order))
 
 
-def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
+def serve_orders(sock: socket.socket, config: ZygoteConfig) -> None:
+    """Import the preloaded modules, then fork on demand until the agent goes away. Raises ConnectionError then."""
     sys.path[:] = config.path
     sys.argv[:] = [""]  # as in an interactive session: our own would mislead a library that parses it
     gc.disable()  # imported objects stay, and scanning them over and over is a fifth of torch's import time
@@ -214,8 +214,7 @@ def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteC
     """Make the ordered process and return its pid; 0 if that failed."""
     pid = 0
     try:
-        can_fork = _thread_count() == 1 and not _has_cuda()
-        pid = _fork_here(sock, order, fds, config) if can_fork else _execute_afresh(order, fds, config)
+        pid = _fork_here(sock, order, fds, config) if can_fork() else _execute_afresh(order, fds, config)
     except OSError as error:  # out of memory or processes
         sock.send(pickle.dumps(("failed", order.number, f"{type(error).__name__}: {error}")))
     else:
@@ -224,6 +223,11 @@ def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteC
         for fd in fds:
             os.close(fd)
     return pid
+
+
+def can_fork() -> bool:
+    """Return whether a fork of this process works: it has one thread, and no CUDA."""
+    return _thread_count() == 1 and not _has_cuda()
 
 
 def _thread_count() -> int:
@@ -326,6 +330,8 @@ def _apply_launch(order: ForkOrder) -> None:
 
 def _execute_afresh(order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:
     """Start a new interpreter instead of a fork; it repeats the imports itself."""
+    import subprocess
+
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with parent, child:
         process = subprocess.Popen(
