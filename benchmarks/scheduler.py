@@ -2,8 +2,9 @@
 
 The pure state machine runs alone, in this thread, against simulated nodes: no engine, no processes, no clock. Each node
 has 8 slots, tasks take 10 ms, and twice as many tasks as there are slots wait, besides those sent in advance. A task
-costs two events, `submit` and `finished`, and the figure is the CPU time of both. Each size runs several times, in
-turns, and its line shows the median with the fastest and the slowest run.
+costs two events, `submit` and `finished`, and the figure is the CPU time of both. With resources, each node has 8 GPUs
+and 32 CPUs, and every task needs one of four amounts. Each size runs several times, in turns, and its line shows the
+median with the fastest and the slowest run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from skyward.schedule.resources import Need, Supply
 from skyward.schedule.scheduler import Action, Scheduler, Send, StartGang
 
 SLOTS = 8
@@ -23,6 +25,9 @@ BACKLOG = 2
 """Waiting tasks for each slot, besides those that nodes were sent in advance."""
 GANG = 2
 """Nodes of a gang."""
+SUPPLY = Supply(cpus=32, memory_gib=256, devices=("NVIDIA A100-SXM4-80GB",) * 8)
+NEEDS = (Need(devices=1000), Need(devices=500, cpus=2000), Need(cpus=2000, devices=0), Need(devices=2000))
+KINDS = ("tasks", "tasks and gangs", "tasks with resources")
 
 
 @dataclass
@@ -60,11 +65,12 @@ class SimulatedNodes:
         return task, node
 
 
-def measure(nodes: int, tasks: int, *, with_gangs: bool) -> float:
-    """Return the CPU time for a task, in microseconds. `with_gangs`: one task in 100 is a gang of two nodes."""
+def measure(nodes: int, tasks: int, kind: str) -> float:
+    """Return the CPU time for a task, in microseconds. With gangs, one task in 100 is a gang of two nodes."""
+    with_gangs, needs = kind == KINDS[1], NEEDS if kind == KINDS[2] else ()
     scheduler, simulated = Scheduler(), SimulatedNodes(nodes)
     for node in range(nodes):
-        scheduler.node_up(node, SLOTS)
+        scheduler.node_up(node, SLOTS, SUPPLY if needs else None)
     number = 0
     clock, spent = time.thread_time_ns, 0
 
@@ -73,8 +79,12 @@ def measure(nodes: int, tasks: int, *, with_gangs: bool) -> float:
         number += 1
         is_gang = with_gangs and number % 100 == 0
         members = tuple((number // 100 + offset) % nodes for offset in range(GANG))
+        need = needs[number % len(needs)] if needs else None
         began = clock()
-        actions = scheduler.submit_gang(number, nodes=members, places=1) if is_gang else scheduler.submit(number)
+        if is_gang:
+            actions = scheduler.submit_gang(number, nodes=members, places=1)
+        else:
+            actions = scheduler.submit(number, need=need)
         spent += clock() - began
         simulated.take(actions)
 
@@ -100,17 +110,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}")
-    print(f"{'nodes':>8} {'tasks':>24} {'tasks and gangs':>24}   us of CPU time for a task: median (fastest - slowest)")
-    samples: dict[tuple[int, bool], list[float]] = {}
+    titles = " ".join(f"{kind:>24}" for kind in KINDS)
+    print(f"{'nodes':>8} {titles}   us of CPU time for a task: median (fastest - slowest)")
+    samples: dict[tuple[int, str], list[float]] = {}
     for _ in range(options.rounds):
         for nodes in options.nodes:
-            for with_gangs in (False, True):
-                cost = measure(nodes, options.tasks, with_gangs=with_gangs)
-                samples.setdefault((nodes, with_gangs), []).append(cost)
+            for kind in KINDS:
+                samples.setdefault((nodes, kind), []).append(measure(nodes, options.tasks, kind))
     for nodes in options.nodes:
-        row = [samples[nodes, with_gangs] for with_gangs in (False, True)]
+        row = [samples[nodes, kind] for kind in KINDS]
         texts = [f"{statistics.median(costs):.1f} ({min(costs):.1f} - {max(costs):.1f})" for costs in row]
-        print(f"{nodes:>8,} {texts[0]:>24} {texts[1]:>24}")
+        print(f"{nodes:>8,} " + " ".join(f"{text:>24}" for text in texts))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Gangs:
 
     def _submit(self, gang: Gang) -> list[Action]:
         return self._ledger.scheduler.submit_gang(
-            gang.id, nodes=gang.nodes, one_of=gang.one_of, places=gang.ranks_per_node, parent=gang.parent
+            gang.id, nodes=gang.nodes, some_of=gang.one_of, places=gang.ranks_per_node, parent=gang.parent
         )
 
     def drop(self, gang: Gang) -> None:

@@ -130,11 +130,12 @@ class NestedCalls:
         nodes = ", ".join(map(str, sorted(action.nodes)))
         task, gang = self._ledger.tasks.get(action.call), self._ledger.gangs.get(action.call)
         name = task.name if task is not None else gang.name if gang is not None else "?"
-        error = UsageError(
-            f"{name!r}: could never run, because all its possible slots (node {nodes}) are held by tasks that wait for "
-            "calls, one of them for this call; send it to another node, reserve a node for it with roles={...}, or "
-            "give the pool more slots with concurrency="
+        why = (
+            f"could never run, because all its possible slots (node {nodes}) are held by tasks that wait for calls, "
+            "one of them for this call; send it to another node, reserve a node for it with roles={...}, or give the "
+            "pool more slots with concurrency="
         )
+        error = UsageError(f"{name!r}: {action.why or why}")
         if task is not None:
             self._dispatcher.forget(task)
             self._ledger.after.append(lambda: task.on_failed(error))

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from .groups import NodeEntry
+from .resources import UNIT, Booking, Need
+
 
 class NestedEntry(Protocol):
     """Task or gang."""
@@ -21,13 +24,56 @@ class NestedEntry(Protocol):
     def parent(self) -> int | None: ...
 
 
+@dataclass(slots=True)
+class TakenPlaces:
+    """Slots and resources that calls have on one node."""
+
+    slots: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+    devices: int = 0
+    """Thousandths of devices that are booked."""
+    users: int = 0
+    """Calls that use the devices of their slots."""
+
+    def add(self, other: TakenPlaces, sign: int = 1) -> None:
+        self.slots += sign * other.slots
+        self.cpus += sign * other.cpus
+        self.memory_mib += sign * other.memory_mib
+        self.devices += sign * other.devices
+        self.users += sign * other.users
+
+    @classmethod
+    def of(cls, slots: int, booking: Booking | None) -> TakenPlaces:
+        if booking is None:
+            return cls(slots)
+        devices = len(booking.devices or ()) * booking.amount
+        return cls(slots, booking.cpus, booking.memory_mib, devices, int(booking.devices is None))
+
+    def leaves_room(self, node: NodeEntry, need: Need) -> bool:
+        """Return whether a need fits on a node beside this. Devices count as a sum, not one by one."""
+        if self.slots + min(need.slots, node.slots) > node.slots:
+            return False
+        stock = node.stock
+        if stock is None:
+            return True
+        has_room = (
+            self.cpus + need.cpus <= stock.cpus_of_node and self.memory_mib + need.memory_mib <= stock.mib_of_node
+        )
+        if need.devices == 0 or not stock.devices:
+            return has_room
+        if need.devices is None and not need.is_gang and not self.devices:
+            return has_room
+        return has_room and not self.users and self.devices + stock.amount(need) <= len(stock.devices) * UNIT
+
+
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Places by node. `slots`: node -> slots. `held`: parent -> node -> places. `needs`: see `Scheduler._needs`."""
+    """Nodes and what calls have of them. `held`: parent -> node -> its part. `needs`: see `Scheduler._needs`."""
 
-    slots: dict[int, int]
-    held: dict[int, dict[int, int]]
-    needs: Callable[[NestedEntry], tuple[tuple[int, ...], int, bool] | None]
+    nodes: dict[int, NodeEntry]
+    held: dict[int, dict[int, TakenPlaces]]
+    needs: Callable[[NestedEntry], tuple[tuple[int, ...], Need, int] | None]
 
 
 class Family:
@@ -64,10 +110,10 @@ class Family:
         Simulates the best case: parents whose calls can all start are assumed to end and free their places. This
         repeats until the call fits, or no further parent can end.
         """
-        held = dict.fromkeys(places.slots, 0)
+        held = {node: TakenPlaces() for node in places.nodes}
         for of_parent in places.held.values():
-            for node, count in of_parent.items():
-                held[node] += count
+            for node, part in of_parent.items():
+                held[node].add(part)
         waiting = set(self._by_parent)
         while not self._may_start(entry, held, places):
             going_on = [
@@ -79,19 +125,18 @@ class Family:
                 return True
             for parent in going_on:
                 waiting.discard(parent)
-                for node, count in places.held.get(parent, {}).items():
-                    held[node] -= count
+                for node, part in places.held.get(parent, {}).items():
+                    held[node].add(part, -1)
         return False
 
-    def _goes_on(self, entry: NestedEntry, waiting: set[int], held: dict[int, int], places: Places) -> bool:
+    def _goes_on(self, entry: NestedEntry, waiting: set[int], held: dict[int, TakenPlaces], places: Places) -> bool:
         if places.needs(entry) is None:
             return entry.id not in waiting
         return self._may_start(entry, held, places)
 
-    def _may_start(self, entry: NestedEntry, held: dict[int, int], places: Places) -> bool:
-        need = places.needs(entry)
-        if need is None:
+    def _may_start(self, entry: NestedEntry, held: dict[int, TakenPlaces], places: Places) -> bool:
+        wanted = places.needs(entry)
+        if wanted is None:
             return True
-        nodes, count, is_on_all = need
-        fits = [held[n] + min(count, places.slots[n]) <= places.slots[n] for n in nodes]
-        return all(fits) if is_on_all else any(fits)
+        nodes, need, count = wanted
+        return sum(held[n].leaves_room(places.nodes[n], need) for n in nodes) >= count

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from itertools import islice
 
 from .groups import Group, Kind, NodeEntry, Rooms, Turn
+from .resources import Need, Stock, Supply
 
 SHORT_TASK_NS = 1_000_000_000
 """Longest running mean, in nanoseconds, at which tasks are sent in advance; the pause between two would be notable.
@@ -49,32 +50,49 @@ class NodeTable:
         self.by_id: dict[int, NodeEntry] = {}
         self.open = Group(None)
         """Nodes that are not kept."""
-        self._groups: dict[tuple[int, ...] | None, Group] = {None: self.open}
-        """All groups by their numbers."""
+        self._groups: dict[tuple[tuple[int, ...] | None, Need | None], Group] = {(None, None): self.open}
+        """All groups by their numbers and needs."""
         self._unused: OrderedDict[Group, None] = OrderedDict()
         self.closings = 0
         """Entries in `Group.closing` of all groups."""
+        self.chosen = 0
+        """Waiting entries that have chosen nodes."""
+        self.booked = 0
+        """Nodes whose devices are booked one by one."""
         self._mean_ns = float(_FIRST_MEAN_NS)
         self._has_mean = False
         self._has_far_nodes = False
 
-    def add(self, number: int, slots: int) -> NodeEntry:
-        """Add a node, or make the replacement of a lost one take its number."""
+    def add(self, number: int, slots: int, supply: Supply | None = None, *, is_up: bool = True) -> NodeEntry:
+        """Add a node, or make the replacement of a lost one take its number. An absent node keeps its supply."""
         node = self.by_id.get(number)
         if node is None:
             node = self.by_id[number] = NodeEntry(number, slots)
-            for group in self._groups.values():
-                if number not in self._kept if group.numbers is None else number in group.numbers:
-                    group.add(node)
         node.slots = slots
-        node.is_up = node.is_reachable = True
+        node.is_up = is_up
+        node.is_reachable = True
         node.is_leaving = False
         node.round_trip_ns = 0.0
         node.sent.clear()
         node.gang_places = 0
+        if supply is None and not is_up and node.stock is not None:
+            supply = node.stock.supply
+        self.booked -= node.kind[3]
+        node.stock = None if supply is None else Stock(supply, slots)
         node.set_kind()
+        for group in self._groups.values():
+            self._join(node, group)
         self.refile(node)
         return node
+
+    def _join(self, node: NodeEntry, group: Group) -> None:
+        """Let a group have a node if its calls may go there."""
+        is_named = node.id not in self._kept if group.numbers is None else node.id in group.numbers
+        belongs = is_named and (group.need is None or node.can_hold(group.need))
+        if belongs and node.id not in group.members:
+            group.add(node)
+        elif not belongs and node.id in group.members:
+            group.discard(node)
 
     def remove(self, number: int) -> None:
         """Forget a node that will not return."""
@@ -85,7 +103,7 @@ class NodeTable:
     def refile(self, node: NodeEntry) -> None:
         """Put a node into its new places, after a change of its room or state."""
         for group in node.groups:
-            group.file(node)
+            group.refile(node)
 
     def set_round_trip(self, node: NodeEntry, round_trip_ns: float) -> None:
         node.round_trip_ns = rounded(round_trip_ns)
@@ -105,15 +123,15 @@ class NodeTable:
 
     # Groups ---------------------------------------------------------------------------------------------------------
 
-    def group(self, numbers: tuple[int, ...] | None) -> Group:
-        """Return the group of these nodes. It lasts while something holds it, and for some time after."""
-        if numbers is None:
+    def group(self, numbers: tuple[int, ...] | None, need: Need | None = None) -> Group:
+        """Return the group of these nodes and this need. It lasts while something holds it, and for some time after."""
+        if numbers is None and need is None:
             return self.open
-        group = self._groups.get(numbers)
+        group = self._groups.get((numbers, need))
         if group is None:
-            group = self._groups[numbers] = Group(numbers)
+            group = self._groups[numbers, need] = Group(numbers, need)
             for node in dict.fromkeys(self.candidates(numbers)):
-                group.add(node)
+                self._join(node, group)
             self._keep_unused(group)
         elif group in self._unused:
             self._unused.move_to_end(group)
@@ -133,7 +151,7 @@ class NodeTable:
         self._unused[group] = None
         if len(self._unused) > _UNUSED_GROUPS:
             oldest, _ = self._unused.popitem(last=False)
-            del self._groups[oldest.numbers]
+            del self._groups[oldest.numbers, oldest.need]
             for node in tuple(oldest.members.values()):
                 oldest.discard(node)
 
@@ -169,7 +187,9 @@ class NodeTable:
 
         Slots that start together end together, so each slot needs a task in advance.
         """
-        slots, round_trip_ns, _ = kind
+        slots, round_trip_ns, _, is_booked = kind
+        if is_booked:  # a place in advance would have no devices
+            return 0
         if not self._is_short and self._mean_ns >= _SHORT_ROUND_TRIPS * round_trip_ns:
             return 0
         if not round_trip_ns:  # on this machine; a fast path, because this runs for each call
@@ -196,10 +216,13 @@ class NodeTable:
             if best is not None and room <= best_room:
                 continue
             if room > 0 or (ahead and room > -self.most_ahead(rooms.kind)):
-                if not self.closings:
+                if not self.closings and not self.chosen:
                     best, best_room = rooms.first(room), room
-                elif (node := self._first(rooms, turn)) is not None and (best is None or node.room > best_room):
-                    best, best_room = node, node.room
+                    continue
+                least = 0 if not ahead or self.closings else -self.most_ahead(rooms.kind)
+                node = self._first(rooms, turn, least)
+                if node is not None and (best is None or group.room_of(node) > best_room):
+                    best, best_room = node, group.room_of(node)
         return best
 
     def preferred(self, numbers: tuple[int, ...], group: Group, turn: Turn) -> NodeEntry | None:
@@ -207,37 +230,43 @@ class NodeTable:
         if self.closings and group.is_closed_to(turn):
             return None
         nodes = [group.members[number] for number in numbers if number in group.members]
-        free = [node for node in nodes if node.room > 0 and node.takes_more and not node.is_withheld(turn)]
-        return max(free, key=lambda node: node.room, default=None)
+        rooms = [(node.room_for(group.need), node) for node in nodes if node.takes_more and not node.is_withheld(turn)]
+        room, node = max(rooms, key=lambda pair: pair[0], default=(0, None))
+        return node if room > 0 else None
 
-    def _first(self, rooms: Rooms, turn: Turn) -> NodeEntry | None:
-        """Return the node with the most room that no entry of another group keeps from this one.
+    def _first(self, rooms: Rooms, turn: Turn, least: int) -> NodeEntry | None:
+        """Return the node with the most room, but more than `least`, that no older entry keeps from this one.
 
-        Only free slots are searched. A place in advance is worth no search: the task is tried again when a slot of its
-        nodes falls free.
+        While groups are closed, only free slots are searched. A place in advance is worth no search then: the task is
+        tried again when a slot of its nodes falls free.
         """
-        if rooms.top <= 0:
-            node = rooms.first(rooms.top)
-            return None if node.is_withheld(turn) else node
-        free = (room for room in sorted(rooms.by_room, reverse=True) if room > 0)
-        return next((n for room in free for n in rooms.by_room[room].values() if not n.is_withheld(turn)), None)
+        top = rooms.top
+        node = rooms.first(top)
+        if not self._is_kept(node, turn):
+            return node
+        lower = (room for room in sorted(rooms.by_room, reverse=True) if room > least)
+        return next((n for room in lower for n in rooms.at(room) if not self._is_kept(n, turn)), None)
 
-    def pick_for_gang(self, group: Group, turn: Turn, places: int) -> NodeEntry | None:
-        """Return the node with the most room for a gang that needs one node of the group."""
+    def _is_kept(self, node: NodeEntry, turn: Turn) -> bool:
+        return node.is_withheld(turn) if self.closings else node.is_chosen_before(turn)
+
+    def pick_some(self, group: Group, turn: Turn, count: int) -> list[NodeEntry]:
+        """Return that many nodes with room for an entry, those with the most room first; none if there are too few."""
         if self.closings and group.is_closed_to(turn):
-            return None
-        best: NodeEntry | None = None
+            return []
+        chosen: list[tuple[int, NodeEntry]] = []
         for rooms in group.rooms_for(turn):
-            for node in self._with_room(rooms, min(places, rooms.kind[0])):
-                if node.is_withheld(turn):
-                    continue
-                if best is None or node.room > best.room:
-                    best = node
-                break
-        return best
+            free = ((room, node) for room in sorted(rooms.by_room, reverse=True) if room > 0 for node in rooms.at(room))
+            chosen += islice((pair for pair in free if not pair[1].is_withheld(turn)), count)
+        chosen.sort(key=lambda pair: -pair[0])
+        return [node for _, node in chosen[:count]] if len(chosen) >= count else []
 
-    def _with_room(self, rooms: Rooms, places: int) -> Iterator[NodeEntry]:
-        for room in sorted(rooms.by_room, reverse=True):
-            if room < places:
-                return
-            yield from rooms.by_room[room].values()
+    def pick_to_reserve(self, group: Group, turn: Turn, count: int) -> tuple[NodeEntry, ...]:
+        """Return the nodes that lack least for an entry, or none if older entries reserve too many."""
+        chosen: list[tuple[int, NodeEntry]] = []
+        for rooms in group.rooms_for(turn):
+            levels = sorted(rooms.by_room, reverse=True)
+            free = ((room, node) for room in levels for node in rooms.at(room) if not node.is_chosen_before(turn))
+            chosen += islice(free, count)
+        chosen.sort(key=lambda pair: -pair[0])
+        return tuple(node for _, node in chosen[:count]) if len(chosen) >= count else ()

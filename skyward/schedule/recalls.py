@@ -38,7 +38,7 @@ class Recalls:
         if node.room < 0:
             for task_id in node.sent:
                 task = self._tasks[task_id]
-                self.sent_in_advance(task, self._nodes.group(task.nodes), node)
+                self.sent_in_advance(task, self._nodes.group(task.nodes, task.need), node)
 
     def take(self) -> Iterator[TaskEntry]:
         """Iterate over tasks to recall, as many as there are idle slots for them, newest first."""

@@ -24,10 +24,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
-from .families import Family, NestedEntry, Places
+from .families import Family, NestedEntry, Places, TakenPlaces
 from .groups import Group, NodeEntry, Turn
 from .node_table import NodeTable
+from .reasons import cannot_hold, why_blocked
 from .recalls import Recalls
+from .resources import PLAIN, Booking, Need, Supply
 from .scaling import Demand
 from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
 from .waiting_order import WaitingOrder
@@ -37,6 +39,8 @@ from .waiting_order import WaitingOrder
 class Send:
     task: int
     node: int
+    devices: tuple[int, ...] | None = None
+    """Devices of the node that the task may use; None for those of its slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class FailTask:
 class StartGang:
     gang: int
     nodes: tuple[int, ...]
+    devices: tuple[tuple[int, ...] | None, ...] = ()
+    """Devices of each node that the gang may use; empty where no node has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +76,15 @@ class FailGang:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Refusal of a nested call that can never start: tasks that wait for calls of their own hold all its places."""
+    """Refusal of a call that can never start.
+
+    `why` says what no node can ever hold. Without it, the call is nested, and tasks that wait for calls of their own
+    hold all its places.
+    """
 
     call: int
     nodes: tuple[int, ...]
+    why: str = ""
 
 
 Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
@@ -90,7 +101,8 @@ class Scheduler:
         self._nodes = NodeTable(kept)
         self._tasks: dict[int, TaskEntry] = {}
         self._waiting = WaitingLines()
-        self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._gangs: dict[int, dict[int, tuple[int, Booking | None]]] = {}
+        """Places and resources of running gangs, by node."""
         self._family = Family()
         self._recalls = Recalls(self._nodes, self._tasks)
         self._order = WaitingOrder(self._nodes, self._waiting)
@@ -114,7 +126,10 @@ class Scheduler:
             is_gang = isinstance(entry, GangEntry)
             absent = [n for n in entry.nodes or () if n in resting]
             if entry.nodes is None:
-                waiting += sum(other.places if isinstance(other, GangEntry) else 1 for other in line.entries.values())
+                waiting += sum(
+                    other.need.slots * other.count if isinstance(other, GangEntry) else 1
+                    for other in line.entries.values()
+                )
             elif is_gang:
                 named.update(absent)
             elif len(absent) == len(entry.nodes):
@@ -138,13 +153,12 @@ class Scheduler:
 
     def node_absent(self, node: int, slots: int) -> None:
         """Record a node that is not there, and may come. Tasks that can go to it only wait for it."""
-        absent = self._nodes.add(node, slots)
-        absent.is_up = False
-        self._nodes.refile(absent)
+        self._nodes.add(node, slots, is_up=False)
 
-    def node_up(self, node: int, slots: int) -> list[Action]:
-        self._order.changed(self._nodes.add(node, slots))
-        return self._place()
+    def node_up(self, node: int, slots: int, supply: Supply | None = None) -> list[Action]:
+        """Record that a node is there. `supply`: its resources; None: unknown, without devices."""
+        self._order.changed(self._nodes.add(node, slots, supply))
+        return self._refuse_unfit() + self._place()
 
     def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
         """Set the round trip to a node; it is 0 at first, and on this machine."""
@@ -164,16 +178,15 @@ class Scheduler:
         for task_id in lost.sent:
             self._forget(task_id)
             actions.append(FailTask(task_id, node, None))
-        lost.sent.clear()
-        lost.gang_places = 0
-        lost.is_up = False
-        self._nodes.refile(lost)
+        self._nodes.add(node, lost.slots, is_up=False)
+        self._order.give_up(lost)
         # A gang that ends later must not free places on the node's replacement.
-        for gang, (nodes, places) in self._gangs.items():
-            self._gangs[gang] = (tuple(n for n in nodes if n != node), places)
+        for held in self._gangs.values():
+            held.pop(node, None)
         if not will_return:
             self._nodes.remove(node)
             actions += self._fail_unplaceable(node)
+            actions += self._refuse_unfit()
             actions += self._refuse_stuck()
         return actions + self._place()
 
@@ -184,6 +197,7 @@ class Scheduler:
             return []
         leaving.is_leaving = True
         self._nodes.refile(leaving)
+        self._order.give_up(leaving)
         actions: list[Action] = []
         for task_id in reversed(leaving.sent):
             task = self._tasks[task_id]
@@ -203,6 +217,7 @@ class Scheduler:
         if known is not None:
             known.is_reachable = False
             self._nodes.refile(known)
+            self._order.give_up(known)
         return []
 
     def node_resumed(self, node: int) -> list[Action]:
@@ -223,6 +238,7 @@ class Scheduler:
         parent: int | None = None,
         is_rerun: bool = False,
         prefer: tuple[int, ...] = (),
+        need: Need | None = None,
     ) -> list[Action]:
         """Queue a task, and place it if there is room.
 
@@ -236,17 +252,20 @@ class Scheduler:
             parent: The running task or gang that calls it, or None.
             is_rerun: Whether it has run before and goes before all tasks that wait.
             prefer: Nodes that it goes to if one of them has a free slot when it is placed.
+            need: Its resources, if it has any numbers of its own. Such a task is not sent in advance.
         """
         are_shorter = expected_ns is not None and self._nodes.expect(expected_ns)
         # Nested calls are never sent in advance: behind a task that waits for them they would never start.
-        made = TaskEntry(task, nodes, in_advance and parent is None, parent=parent)
+        made = TaskEntry(task, nodes, in_advance and parent is None and need is None, parent=parent, need=need)
         made.prefer = prefer
         if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
+        if need is not None and (why := self.refusal(nodes, need)):
+            return [Refuse(task, (), why)]
         self._tasks[task] = made
         if parent is not None:
             return self._submit_nested(made)
-        group = self._nodes.group(nodes)
+        group = self._nodes.group(nodes, need)
         if not self._waiting:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
             made.turn = _ANY_TURN
@@ -266,22 +285,29 @@ class Scheduler:
         *,
         nodes: tuple[int, ...] | None,
         places: int,
-        one_of: tuple[int, ...] | None = None,
+        some_of: tuple[int, ...] | None = None,
+        count: int = 1,
         parent: int | None = None,
+        need: Need | None = None,
     ) -> list[Action]:
         """Queue a gang, and start it if there is room.
 
         Args:
             gang: Number of the gang.
-            nodes: Nodes that it needs, all of them; None for any one node of `one_of`.
+            nodes: Nodes that it needs, all of them; None for any `count` nodes of `some_of`.
             places: Slots that it takes on each node.
-            one_of: Nodes to choose from; None for those that are not kept.
+            some_of: Nodes to choose from; None for those that are not kept.
+            count: Number of nodes to choose.
             parent: The running task or gang that calls it, or None.
+            need: Its resources on each node, besides its places.
         """
-        made = GangEntry(gang, nodes, one_of, places, parent)
+        need = (need or PLAIN)._replace(slots=places, is_gang=True)
+        made = GangEntry(gang, nodes, some_of, need, count, parent)
         if self._cannot_start(made):
-            wanted = nodes or one_of or ()
+            wanted = nodes or some_of or ()
             return [FailGang(gang, next((n for n in wanted if n not in self._nodes.by_id), None))]
+        if why := self.refusal(nodes or some_of, need, len(nodes) if nodes else count):
+            return [Refuse(gang, (), why)]
         if parent is not None:
             return self._submit_nested(made)
         self._order.wait(made, self._group_of(made))
@@ -339,12 +365,11 @@ class Scheduler:
     def gang_finished(self, gang: int) -> list[Action]:
         """Record that all processes of a gang are gone, or that it never started."""
         self._family.remove(gang)
-        nodes, places = self._gangs.pop(gang, ((), 0))
-        for number in nodes:
+        for number, (places, booking) in self._gangs.pop(gang, {}).items():
             node = self._nodes.by_id.get(number)
             if node is not None and node.is_up:
-                node.gang_places = max(0, node.gang_places - min(places, node.slots))
-                self._order.changed(node)
+                node.gang_places = max(0, node.gang_places - places)
+                self._release(node, booking)
         line = self._waiting.line_of(gang)
         if line is not None:
             self._order.stop_waiting(line.entries[gang])
@@ -359,6 +384,21 @@ class Scheduler:
     @property
     def queued(self) -> int:
         return len(self._waiting)
+
+    def why_waiting(self, call: int) -> str:
+        """Return why a task or gang has not begun, in one sentence; "" if it has, or is not known."""
+        line = self._waiting.line_of(call)
+        if line is not None:
+            return why_blocked(line, self._nodes, is_first=line.first.id == call)
+        node = self._nodes.by_id.get(self._tasks[call].node or 0) if call in self._tasks else None
+        if node is not None and call in islice(node.sent, node.slots, None):
+            return f"waits for a slot of node {node.id}: it was sent there in advance"
+        return ""
+
+    def why_oldest(self) -> str:
+        """Return why the oldest waiting call has not begun; "" if none waits."""
+        oldest = min(self._waiting.lines, key=lambda line: line.first.turn, default=None)
+        return "" if oldest is None else why_blocked(oldest, self._nodes, is_first=True)
 
     # Placing --------------------------------------------------------------------------------------------------------
 
@@ -394,29 +434,44 @@ class Scheduler:
             return False
         task.node = node.id
         task.is_recalled = False
-        node.sent[task.id] = None
+        booking = None if node.stock is None else self._book(node, task.need)
+        node.sent[task.id] = booking
         self._nodes.refile(node)
         if node.room < 0:
             self._recalls.sent_in_advance(task, group, node)
-        actions.append(Send(task.id, node.id))
+        actions.append(Send(task.id, node.id, None if booking is None else booking.devices))
         return True
+
+    def _book(self, node: NodeEntry, need: Need | None) -> Booking | None:
+        was_booked = node.kind[3]
+        booking = node.book(need)
+        self._nodes.booked += node.kind[3] - was_booked
+        return booking
+
+    def _release(self, node: NodeEntry, booking: Booking | None) -> None:
+        was_booked = node.kind[3]
+        node.release(booking)
+        self._nodes.booked += node.kind[3] - was_booked
+        self._order.changed(node)
 
     def _place_gang(self, gang: GangEntry, line: Line, actions: list[Action]) -> bool:
         if gang.nodes is None:
-            free = self._nodes.pick_for_gang(line.group, gang.turn, gang.places)
-            members = [] if free is None else [free]
+            members = self._nodes.pick_some(line.group, gang.turn, gang.count)
         else:
             members = self._nodes.candidates(gang.nodes)
             if self._lacks_one(gang, line, members):
                 members = []
         if not members:
             return False
+        held: dict[int, tuple[int, Booking | None]] = {}
         for node in members:
-            node.gang_places += min(gang.places, node.slots)
+            places = min(gang.need.slots, node.slots)
+            held[node.id] = places, self._book(node, gang.need)
+            node.gang_places += places
             self._nodes.refile(node)
-        numbers = tuple(n.id for n in members)
-        self._gangs[gang.id] = (numbers, gang.places)
-        actions.append(StartGang(gang.id, numbers))
+        self._gangs[gang.id] = held
+        devices = tuple(None if booking is None else booking.devices for _, booking in held.values())
+        actions.append(StartGang(gang.id, tuple(held), devices if any(own is not None for own in devices) else ()))
         return True
 
     def _lacks_one(self, gang: GangEntry, line: Line, members: list[NodeEntry]) -> bool:
@@ -424,7 +479,7 @@ class Scheduler:
         for offset in range(len(members)):
             index = (line.lacked + offset) % len(members)
             node = members[index]
-            if not (node.takes_more and node.has_room_for(gang.places)) or node.is_withheld(gang.turn):
+            if not node.takes_more or node.room_for(gang.need) < 1 or node.is_withheld(gang.turn):
                 line.lacked = index
                 return True
         return False
@@ -434,8 +489,11 @@ class Scheduler:
     def _forget_sent(self, task: TaskEntry) -> None:
         node = self._nodes.by_id.get(task.node) if task.node is not None else None
         if node is not None:
-            node.sent.pop(task.id, None)
-            self._order.changed(node)
+            booking = node.sent.pop(task.id, None)
+            if booking is None:
+                self._order.changed(node)
+            else:
+                self._release(node, booking)
         task.node = None
 
     def _forget(self, task: int) -> TaskEntry | None:
@@ -447,19 +505,21 @@ class Scheduler:
 
     def _return(self, task: TaskEntry) -> None:
         task.node = None
-        group = self._nodes.group(task.nodes)
+        group = self._nodes.group(task.nodes, task.need)
         self._nodes.hold(group)
         self._waiting.append_left(task, group)
 
     def _group_of(self, entry: Entry) -> Group:
         """Return the nodes that an entry may go to, or needs."""
         if isinstance(entry, TaskEntry):
-            return self._nodes.group(entry.nodes)
-        return self._nodes.group(entry.one_of if entry.nodes is None else entry.nodes)
+            return self._nodes.group(entry.nodes, entry.need)
+        if entry.nodes is None:
+            return self._nodes.group(entry.some_of, entry.need)
+        return self._nodes.group(entry.nodes)
 
     def _cannot_start(self, gang: GangEntry) -> bool:
         if gang.nodes is None:
-            return self._nodes.are_gone(gang.one_of)
+            return self._nodes.are_gone(gang.some_of)
         return any(n not in self._nodes.by_id for n in gang.nodes)
 
     def _fail_unplaceable(self, node: int) -> list[Action]:
@@ -474,6 +534,34 @@ class Scheduler:
                 self._order.stop_waiting(entry)
                 self._forget(entry.id)
                 actions.append(FailTask(entry.id, node, False))
+        return actions
+
+    # Calls that no node can hold ------------------------------------------------------------------------------------
+
+    def refusal(self, nodes: tuple[int, ...] | None, need: Need, count: int = 1) -> str:
+        """Return why this number of nodes can never hold a need; "" if they can, or if a node is not known yet."""
+        able = self._nodes.group(nodes, need).members
+        if len(able) >= count:
+            return ""
+        return cannot_hold(self._nodes.candidates(nodes), need, count, len(able))
+
+    def _refuse_unfit(self) -> list[Action]:
+        """Refuse waiting calls whose nodes have turned out to hold too little."""
+        actions: list[Action] = []
+        for line in tuple(self._waiting.lines):
+            first = line.first
+            need = first.need
+            if need is None:
+                continue
+            count = 1 if isinstance(first, TaskEntry) else first.count if first.nodes is None else len(first.nodes)
+            nodes = first.nodes if isinstance(first, TaskEntry) else first.nodes or first.some_of
+            if not (why := self.refusal(nodes, need, count)):
+                continue
+            for entry in tuple(line.entries.values()):
+                self._order.stop_waiting(entry)
+                self._forget(entry.id)
+                self._family.remove(entry.id)
+                actions.append(Refuse(entry.id, (), why))
         return actions
 
     # Nested calls ---------------------------------------------------------------------------------------------------
@@ -493,7 +581,7 @@ class Scheduler:
                 nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes))
             else:
                 self._family.remove(entry.id)
-                nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.one_of))
+                nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.some_of))
             actions.append(Refuse(entry.id, nodes))
         return actions
 
@@ -502,26 +590,23 @@ class Scheduler:
 
     def _places(self) -> Places:
         """Return the places held by tasks and gangs with calls of their own, and the needs of the waiting calls."""
-        held: dict[int, dict[int, int]] = {}
+        held: dict[int, dict[int, TakenPlaces]] = {}
         for parent in self._family.parents():
             task = self._tasks.get(parent)
             if task is not None and task.node is not None:
-                held[parent] = {task.node: 1}
+                node = self._nodes.by_id.get(task.node)
+                held[parent] = {task.node: TakenPlaces.of(1, None if node is None else node.sent.get(task.id))}
             elif parent in self._gangs:
-                numbers, places = self._gangs[parent]
-                held[parent] = {n: min(places, self._nodes.by_id[n].slots) for n in numbers if n in self._nodes.by_id}
-        return Places(
-            slots={node.id: node.slots for node in self._nodes.by_id.values()},
-            held=held,
-            needs=self._needs,
-        )
+                of_gang = self._gangs[parent]
+                held[parent] = {n: TakenPlaces.of(*part) for n, part in of_gang.items() if n in self._nodes.by_id}
+        return Places(nodes=self._nodes.by_id, held=held, needs=self._needs)
 
-    def _needs(self, entry: NestedEntry) -> tuple[tuple[int, ...], int, bool] | None:
-        """Return (nodes, places on each, whether on all of them) of a waiting call; None if it has begun."""
+    def _needs(self, entry: NestedEntry) -> tuple[tuple[int, ...], Need, int] | None:
+        """Return (nodes, need, number of these nodes that must have room) of a waiting call; None if it has begun."""
         if self._has_begun(entry):
             return None
         if isinstance(entry, GangEntry):
-            numbers = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.one_of))
-            return numbers, entry.places, entry.nodes is not None
+            numbers = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.some_of))
+            return numbers, entry.need, entry.count if entry.nodes is None else len(entry.nodes)
         assert isinstance(entry, TaskEntry)
-        return tuple(n.id for n in self._nodes.candidates(entry.nodes)), 1, False
+        return tuple(n.id for n in self._nodes.candidates(entry.nodes)), entry.need or PLAIN, 1

@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .groups import Group, NodeEntry, Turn
+from .resources import Need
 
 
 @dataclass(slots=True, eq=False)
@@ -32,10 +33,12 @@ class TaskEntry:
     turn: Turn = (0, 0)
     prefer: tuple[int, ...] = ()
     """Nodes to choose first."""
+    need: Need | None = None
+    """Resources beyond a slot and its share."""
 
     @property
     def line(self) -> Hashable:
-        return self.nodes if self.parent is None else ("nested", self.nodes)
+        return self.nodes if self.parent is None and self.need is None else (self.parent is None, self.nodes, self.need)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,15 +46,16 @@ class GangEntry:
     """Waiting gang."""
 
     id: int
-    nodes: tuple[int, ...] | None  # needs all of them; None for any one of `one_of`
-    one_of: tuple[int, ...] | None  # None for any node that is not kept
-    places: int  # per node
+    nodes: tuple[int, ...] | None  # needs all of them; None for any `count` of `some_of`
+    some_of: tuple[int, ...] | None  # None for any node that is not kept
+    need: Need  # per node
+    count: int = 1
     parent: int | None = None
     turn: Turn = (0, 0)
 
     @property
     def line(self) -> Hashable:
-        return self.parent is not None, self.nodes, self.one_of
+        return self.parent is not None, self.nodes, self.some_of, self.need, self.count
 
 
 Entry = TaskEntry | GangEntry

@@ -1,7 +1,9 @@
 """Reservation of nodes for waiting entries, so that nothing newer overtakes them forever.
 
-A gang that needs certain nodes keeps these from newer entries. An entry that goes to the first free nodes of its group
-closes the group to newer ones. Both happen when the entry is the first of its line and was found to be blocked.
+A gang that needs certain nodes keeps these from newer entries. An entry that needs resources, or several nodes of any,
+keeps as many nodes as it needs, those that lack least; it still goes wherever there is room first. Any other entry that
+goes to the first free node of its group closes the group to newer ones. All of that happens when the entry is the first
+of its line and was found to be blocked.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ class WaitingOrder:
 
     def block(self, line: Line, entry: Entry) -> None:
         """Reserve nodes for the first entry of a line, and let the line wait until that may have changed."""
-        if line.blocked is entry and line.place is line.group:
+        chooses = self._chooses(entry)
+        if line.blocked is entry and line.place is line.group and (line.wanted or not chooses):
             return
         is_gang_of = isinstance(entry, GangEntry) and entry.nodes is not None
-        if line.blocked is not entry:
+        if line.blocked is not entry or (chooses and not line.wanted):
             self._unblock(line)
             line.blocked = entry
             if is_gang_of:
@@ -47,6 +50,8 @@ class WaitingOrder:
                 for node in line.wanted:
                     node.wanted_by[entry.id] = entry.turn
                 heapq.heappush(self._unreserved, (entry.turn, entry.id))
+            elif chooses:
+                self._choose(line, entry)
             elif isinstance(entry, GangEntry) or not entry.in_advance:
                 # No node is free for it. Close all of its nodes, or tasks sent in advance would overtake it forever.
                 line.group.closing[entry.id] = entry.turn
@@ -55,6 +60,28 @@ class WaitingOrder:
             self._waiting.wait_at(line, tuple(line.group.numbers or ())[line.lacked])
         else:
             self._waiting.wait_at(line, line.group)
+
+    def _choose(self, line: Line, entry: Entry) -> None:
+        count = entry.count if isinstance(entry, GangEntry) else 1
+        line.wanted = self._nodes.pick_to_reserve(line.group, entry.turn, count)
+        for node in line.wanted:
+            node.chosen_by[entry.id] = entry.turn
+        self._nodes.chosen += bool(line.wanted)
+
+    def _chooses(self, entry: Entry) -> bool:
+        """Return whether nodes are chosen to be reserved for an entry."""
+        if isinstance(entry, GangEntry):
+            return entry.nodes is None and (entry.count > 1 or entry.need.has_numbers)
+        # Where devices are booked one by one, calls that need fewer of them would always overtake it.
+        return entry.need is not None or self._nodes.booked > 0
+
+    def give_up(self, node: NodeEntry) -> None:
+        """Let entries for which this node was chosen choose another one, because it takes no more."""
+        for number in tuple(node.chosen_by):
+            line = self._waiting.line_of(number)
+            if line is not None:
+                self._unblock(line)
+                self._waiting.make_ready(line)
 
     def reserve_before(self, turn: Turn) -> None:
         """Reserve the nodes of blocked gangs that are older than an entry with that turn.
@@ -77,10 +104,13 @@ class WaitingOrder:
         if entry is None:
             return
         wanted, line.wanted = line.wanted, ()
+        self._nodes.chosen -= bool(wanted) and entry.id in wanted[0].chosen_by
         for node in wanted:
-            del node.wanted_by[entry.id]
-            node.set_kind()
-            self.changed(node)
+            if node.chosen_by.pop(entry.id, None) is None:
+                del node.wanted_by[entry.id]
+                node.set_kind()
+                self._nodes.refile(node)
+            self.wake(node)
         if line.group.closing.pop(entry.id, None) is not None:
             self._nodes.closings -= 1
             if isinstance(entry, GangEntry):  # it may have kept free slots from any line
@@ -92,7 +122,13 @@ class WaitingOrder:
     def changed(self, node: NodeEntry) -> None:
         """File a node again, and have the lines tried that may use it."""
         self._nodes.refile(node)
+        self.wake(node)
+
+    def wake(self, node: NodeEntry) -> None:
+        """Have the lines tried that may use a node."""
         if self._waiting:
             self._waiting.wake(node.id)
             for group in node.groups:
-                self._waiting.wake(group)
+                # Here the change is of no use to a line unless the node has room now. That costs less than to try it.
+                if group.need is None or node.room_for(group.need) > 0:
+                    self._waiting.wake(group)

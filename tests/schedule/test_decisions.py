@@ -161,7 +161,7 @@ class Decisions(RuleBasedStateMachine):
         self.add(Waiting(self.number, (1, self.number), nodes, False, places, needs_all))
         required = nodes if needs_all else None
         one_of = None if needs_all else nodes
-        self.check(self.scheduler.submit_gang(self.number, nodes=required, one_of=one_of, places=places))
+        self.check(self.scheduler.submit_gang(self.number, nodes=required, some_of=one_of, places=places))
 
     @precondition(lambda self: any(node.load for node in self.nodes.values()))
     @rule(data=st.data(), is_returned=st.sampled_from([False, False, False, True]))

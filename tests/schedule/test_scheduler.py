@@ -256,9 +256,9 @@ def test_waiting_tasks_of_a_busy_node_are_recalled_only_for_a_node_they_may_use(
 
 def test_a_gang_of_one_node_starts_on_a_node_it_may_use() -> None:
     scheduler = up(1, 1, 1, kept=(2,))
-    assert scheduler.submit_gang(1, nodes=None, one_of=(1, 2), places=1) == [StartGang(1, (1,))]
-    assert scheduler.submit_gang(2, nodes=None, one_of=(1, 2), places=1) == [StartGang(2, (2,))]
-    assert scheduler.submit_gang(3, nodes=None, one_of=(1, 2), places=1) == []
+    assert scheduler.submit_gang(1, nodes=None, some_of=(1, 2), places=1) == [StartGang(1, (1,))]
+    assert scheduler.submit_gang(2, nodes=None, some_of=(1, 2), places=1) == [StartGang(2, (2,))]
+    assert scheduler.submit_gang(3, nodes=None, some_of=(1, 2), places=1) == []
     assert scheduler.submit(4) == [Send(4, 0)]
     assert scheduler.gang_finished(2) == [StartGang(3, (2,))]
 
@@ -325,9 +325,9 @@ def test_a_gang_that_calls_for_its_own_places_is_refused() -> None:
     scheduler = up(2, 1, 1)
     scheduler.submit_gang(1, nodes=(0, 1), places=1)
     assert scheduler.submit_gang(2, nodes=(1, 2), places=1, parent=1) == [Refuse(2, (1, 2))]
-    assert scheduler.submit_gang(3, nodes=None, one_of=(1, 2), places=1, parent=1) == [StartGang(3, (2,))]
+    assert scheduler.submit_gang(3, nodes=None, some_of=(1, 2), places=1, parent=1) == [StartGang(3, (2,))]
     assert scheduler.submit_gang(4, nodes=(0, 2), places=1, parent=1) == [], "3 ends"
-    assert scheduler.submit_gang(5, nodes=None, one_of=(0,), places=2, parent=1) == [Refuse(5, (0,))]
+    assert scheduler.submit_gang(5, nodes=None, some_of=(0,), places=2, parent=1) == [Refuse(5, (0,))]
     assert scheduler.gang_finished(3) == [StartGang(4, (0, 2))]
 
 
@@ -543,7 +543,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         nodes = None if is_on_one else nodes
         number = self.next()
         self.gangs[number] = KnownGang(nodes, one_of, places, number)
-        self.perform(self.scheduler.submit_gang(number, nodes=nodes, one_of=one_of, places=places))
+        self.perform(self.scheduler.submit_gang(number, nodes=nodes, some_of=one_of, places=places))
 
     @precondition(lambda self: self.sent())
     @rule(data=st.data(), elapsed_ns=st.sampled_from([None, 1000, 10 * SHORT_TASK_NS]))

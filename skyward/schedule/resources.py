@@ -1,0 +1,233 @@
+"""Resources of nodes: what a call needs of a node, what a node supplies, and what is left of it.
+
+Processors and devices are counted in thousandths, and memory in MiB, so that shares add up exactly.
+
+A call without a number of devices uses those of its slot, which the scheduler does not know: the agent chooses it. So
+the devices of a node are either used by slots, or booked one by one. A node changes from one to the other when nothing
+uses its devices the first way, and back when no booking is left. While devices are booked, a call without a number
+books the share of a slot, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+UNIT = 1000
+"""Thousandths of a processor or of a device."""
+_MOST_FITS = 1_000_000
+_MOST_LACK = 64
+"""Most steps by which nodes without room are told apart."""
+
+
+class Kind(Protocol):
+    """Kind of devices that a call asks for. Hashable; `str` is its name."""
+
+    def is_met_by(self, kind: str, count: int) -> bool: ...
+
+
+class Need(NamedTuple):
+    """Resources that a call takes of each of its nodes."""
+
+    slots: int = 1
+    cpus: int = 0
+    """Thousandths of a processor."""
+    memory_mib: int = 0
+    devices: int | None = None
+    """Thousandths of a device: below 1,000 a share of one, else whole devices. None for the share of its slots."""
+    accelerator: Kind | None = None
+    """Kind of the devices; None for any."""
+    is_gang: bool = False
+    """Whether new processes use the resources, which cannot use the devices of slots."""
+
+    @property
+    def has_numbers(self) -> bool:
+        """Return whether it needs more than slots and their share."""
+        return self[1:5] != PLAIN[1:5]
+
+    @property
+    def each(self) -> str:
+        """Describe the resources in words, such as "2 GPUs and 4 CPUs"."""
+        parts = []
+        if self.devices:
+            parts.append(gpus(self.devices, self.accelerator))
+        if self.cpus:
+            parts.append(f"{number(self.cpus)} CPU{'s' if self.cpus != UNIT else ''}")
+        if self.memory_mib:
+            parts.append(f"{self.memory_mib / 1024:g} GiB of memory")
+        return " and ".join(parts) or ("a slot" if self.slots == 1 else f"{self.slots} slots")
+
+
+PLAIN = Need()
+
+
+def number(thousandths: int) -> str:
+    return f"{thousandths / UNIT:g}"
+
+
+def gpus(thousandths: int, accelerator: Kind | None = None) -> str:
+    """Describe devices, such as "2 GPUs" or "0.25 of a GPU"."""
+    kind = f"{accelerator} GPU" if accelerator else "GPU"
+    if 0 < thousandths < UNIT:
+        return f"{number(thousandths)} of a {kind}"
+    return f"{thousandths // UNIT} {kind}{'s' if thousandths != UNIT else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """Resources of a node. `devices` has the name of each."""
+
+    cpus: float
+    memory_gib: float
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kinds = dict.fromkeys(self.devices)
+        devices = [f"{self.devices.count(kind)} {kind}" for kind in kinds] or ["no GPU"]
+        return f"{', '.join(devices)}, {self.cpus:g} CPU{'s' if self.cpus != 1 else ''}, {self.memory_gib:.1f} GiB"
+
+
+class Booking(NamedTuple):
+    """Resources that a call has on one node. `devices` is None for those of its slot."""
+
+    cpus: int
+    memory_mib: int
+    devices: tuple[int, ...] | None
+    amount: int
+    """Thousandths of each device."""
+
+
+class Stock:
+    """Resources of one node, and those that are left."""
+
+    __slots__ = ("bookings", "cpus", "devices", "memory_mib", "slots", "supply", "users")
+
+    def __init__(self, supply: Supply, slots: int) -> None:
+        self.supply = supply
+        self.slots = slots
+        self.cpus = self.cpus_of_node
+        self.memory_mib = self.mib_of_node
+        self.devices = [UNIT] * len(supply.devices)
+        self.bookings = 0
+        """Bookings of devices."""
+        self.users = 0
+        """Calls that use the devices of their slots."""
+
+    @property
+    def cpus_of_node(self) -> int:
+        return int(self.supply.cpus * UNIT)
+
+    @property
+    def mib_of_node(self) -> int:
+        return int(self.supply.memory_gib * 1024)
+
+    def amount(self, need: Need) -> int:
+        """Return the thousandths of devices that a need takes."""
+        count, amount = self._demand(need)
+        return count * amount
+
+    def can_hold(self, need: Need) -> bool:
+        """Return whether the node has room for the need while nothing else runs there."""
+        return Stock(self.supply, self.slots).fits(need) > 0
+
+    def fits(self, need: Need) -> int:
+        """Return how often the need fits beside the bookings; below 0: about how many units are lacking."""
+        # This runs for each change of a node and each need, so it avoids calls.
+        _, cpus, memory_mib, devices, accelerator, _ = need
+        fits, lack = _MOST_FITS, 0
+        if cpus:
+            fits = self.cpus // cpus
+            if not fits:
+                lack = (cpus - self.cpus) // UNIT
+        if memory_mib:
+            part = self.memory_mib // memory_mib
+            if not part:
+                lack += (memory_mib - self.memory_mib) // 1024
+            fits = min(fits, part)
+        if devices or accelerator or (devices is None and self._must_book(need)):
+            count, amount = (devices // UNIT, UNIT) if devices and devices >= UNIT else self._demand(need)
+            free = self.devices if not accelerator else self._free(accelerator)
+            if self.users:
+                part, lack = 0, lack + self.users
+            elif amount == UNIT:
+                whole = free.count(UNIT)
+                part = whole // count
+                if not part:
+                    lack += count - whole
+            elif count:
+                part = sum([own // amount for own in free])
+            else:
+                part = len(free)
+            fits = min(fits, part)
+        return fits or -min(lack, _MOST_LACK)
+
+    def _must_book(self, need: Need) -> bool:
+        return bool(self.devices) and (self.bookings > 0 or need.is_gang)
+
+    def _demand(self, need: Need) -> tuple[int, int]:
+        """Return the number of devices, and the thousandths of each."""
+        if need.devices is not None:
+            return (need.devices // UNIT, UNIT) if need.devices >= UNIT else (int(need.devices > 0), need.devices)
+        count, slots = len(self.devices), min(need.slots, self.slots)
+        if slots == self.slots:
+            return count, UNIT
+        if count * slots >= self.slots:
+            return count * slots // self.slots, UNIT
+        return min(count, 1), UNIT // -(-self.slots // (count * slots)) if count else 0
+
+    def _free(self, accelerator: Any) -> list[int]:
+        if not accelerator:
+            return self.devices
+        pairs = zip(self.devices, self.supply.devices, strict=True)
+        return [own if _is_called(kind, accelerator) else 0 for own, kind in pairs]
+
+    def book(self, need: Need) -> Booking:
+        """Take the need, which fits."""
+        self.cpus -= need.cpus
+        self.memory_mib -= need.memory_mib
+        chosen: tuple[int, ...] | None = None
+        amount = 0
+        if need.devices == 0:
+            chosen = () if self.devices else None
+        elif need.devices or self._must_book(need):
+            count, amount = self._demand(need)
+            chosen = self._choose(self._free(need.accelerator), count, amount)
+            for index in chosen:
+                self.devices[index] -= amount
+            self.bookings += 1
+        elif self.devices:
+            self.users += 1
+        return Booking(need.cpus, need.memory_mib, chosen, amount)
+
+    def _choose(self, free: Sequence[int], count: int, amount: int) -> tuple[int, ...]:
+        """Choose the fullest devices that fit, so that shares lie on few of them; whole ones in a row if possible."""
+        fitting = [index for index, own in enumerate(free) if own >= amount]
+        if amount < UNIT:
+            return (min(fitting, key=lambda index: (free[index], index)),)
+        # Slots own rows of devices that begin at multiples of their length. A process that owns them may be there.
+        for first in range(0, len(free) - count + 1, count):
+            row = tuple(range(first, first + count))
+            if all(free[index] >= amount for index in row):
+                return row
+        return tuple(fitting[:count])
+
+    def release(self, booking: Booking) -> None:
+        self.cpus += booking.cpus
+        self.memory_mib += booking.memory_mib
+        if booking.amount:
+            for index in booking.devices or ():
+                self.devices[index] += booking.amount
+            self.bookings -= 1
+        elif booking.devices is None and self.devices:
+            self.users -= 1
+
+    def free_devices(self, accelerator: Kind | None) -> int:
+        """Return how many whole devices are free."""
+        return sum(own == UNIT for own in self._free(accelerator))
+
+
+@cache
+def _is_called(kind: str, accelerator: Any) -> bool:
+    return bool(accelerator.is_met_by(kind, 1))

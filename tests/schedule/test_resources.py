@@ -1,0 +1,318 @@
+"""Resources of calls: nothing is handed out twice, nothing starves, gangs get all of their nodes or none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from skyward.accelerators import Accelerator
+from skyward.schedule.resources import UNIT, Need, Supply
+from skyward.schedule.scheduler import Action, Recall, Refuse, Scheduler, Send, StartGang
+
+NEEDS = [
+    None,
+    None,
+    Need(devices=0),
+    Need(devices=250),
+    Need(devices=1 * UNIT),
+    Need(devices=2 * UNIT),
+    Need(devices=4 * UNIT),
+    Need(cpus=500),
+    Need(cpus=3 * UNIT),
+    Need(memory_mib=3000, cpus=1 * UNIT),
+    Need(devices=1 * UNIT, cpus=2 * UNIT),
+]
+SUPPLIES = [
+    Supply(cpus=4, memory_gib=8),
+    Supply(cpus=2, memory_gib=4, devices=("A100",)),
+    Supply(cpus=8, memory_gib=16, devices=("A100",) * 4),
+    Supply(cpus=8, memory_gib=16, devices=("A100",) * 3),
+]
+
+
+@dataclass
+class ModelNode:
+    slots: int
+    supply: Supply
+    load: dict[int, tuple[int, Need, tuple[int, ...] | None]] = field(default_factory=dict)
+    """Places, need and devices of each task and gang, in the order of sending."""
+
+    def check(self) -> None:
+        cpus = sum(need.cpus for _, need, _ in self.load.values())
+        memory = sum(need.memory_mib for _, need, _ in self.load.values())
+        assert cpus <= self.supply.cpus * UNIT
+        assert memory <= self.supply.memory_gib * 1024
+        places = sum(places for places, _, _ in self.load.values())
+        has_bookings = any(devices for _, _, devices in self.load.values())
+        assert places <= self.slots or not has_bookings, "sent in advance beside bookings"
+        own = [devices for _, need, devices in self.load.values() if devices is None and need.devices is None]
+        booked = [(need, devices) for _, need, devices in self.load.values() if devices]
+        if self.supply.devices:
+            assert not (own and booked), "devices of slots, and the same devices booked"
+        whole, shares = Counter[int](), Counter[int]()
+        for need, devices in booked:
+            assert len(set(devices or ())) == len(devices or ()), "the same device twice"
+            for index in devices or ():
+                assert 0 <= index < len(self.supply.devices)
+                if need.devices is not None and need.devices < UNIT:
+                    shares[index] += need.devices
+                elif need.devices is not None:
+                    whole[index] += 1
+        assert all(count == 1 for count in whole.values()), "a device was handed out twice"
+        assert not (whole.keys() & shares.keys())
+        assert all(part <= UNIT for part in shares.values())
+
+
+class Resources(RuleBasedStateMachine):
+    """Follows each decision, and checks in the end that everything could run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.nodes: dict[int, ModelNode] = {}
+        self.waiting: dict[int, tuple[Need, int, tuple[int, ...] | None]] = {}
+        """Need, number of nodes (0 for a task) and the nodes themselves if they are certain ones."""
+        self.number = 0
+
+    @initialize(
+        slots=st.integers(1, 4),
+        supplies=st.lists(st.sampled_from(SUPPLIES), min_size=2, max_size=5),
+        short=st.booleans(),
+    )
+    def begin(self, slots: int, supplies: list[Supply], short: bool) -> None:
+        for number, supply in enumerate(supplies):
+            self.nodes[number] = ModelNode(slots, supply)
+            self.scheduler.node_up(number, slots, supply)
+        if short:
+            self.follow(self.scheduler.submit(-1))
+            self.end_one(-1)
+
+    def follow(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                need, _, _ = self.waiting.pop(action.task, (Need(), 0, None))
+                node = self.nodes[action.node]
+                node.load[action.task] = 1, need, action.devices
+                self.check_devices(node, need, action.devices)
+            elif isinstance(action, StartGang):
+                need, count, certain = self.waiting.pop(action.gang)
+                assert len(set(action.nodes)) == len(action.nodes) == count, "a gang without all of its nodes"
+                assert certain is None or action.nodes == certain
+                for index, number in enumerate(action.nodes):
+                    node = self.nodes[number]
+                    devices = action.devices[index] if action.devices else None
+                    node.load[action.gang] = min(need.slots, node.slots), need, devices
+                    self.check_devices(node, need, devices)
+            elif isinstance(action, Refuse):
+                assert action.why
+                need, _, _ = self.waiting.pop(action.call)
+            elif isinstance(action, Recall):
+                self.nodes[action.node].load.pop(action.task)
+                self.waiting[action.task] = Need(), 0, None
+                self.follow(self.scheduler.lost(action.task, started=False))
+        for node in self.nodes.values():
+            node.check()
+        for number in self.waiting:
+            assert self.scheduler.why_waiting(number).startswith("waits for ")
+
+    def check_devices(self, node: ModelNode, need: Need, devices: tuple[int, ...] | None) -> None:
+        if not node.supply.devices:
+            assert devices is None
+        elif need.devices == 0:
+            assert devices == ()
+        elif need.devices is not None:
+            assert devices is not None
+            assert len(devices) == max(1, need.devices // UNIT)
+
+    @rule(need=st.sampled_from(NEEDS), count=st.integers(1, 4))
+    def submit(self, need: Need | None, count: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            self.waiting[self.number] = need or Need(), 0, None
+            self.follow(self.scheduler.submit(self.number, need=need))
+
+    @rule(need=st.sampled_from(NEEDS), places=st.integers(1, 3), count=st.integers(1, 3), is_certain=st.booleans())
+    def submit_gang(self, need: Need | None, places: int, count: int, is_certain: bool) -> None:
+        self.number += 1
+        count = min(count, len(self.nodes))
+        own = (need or Need())._replace(slots=places, is_gang=True)
+        nodes = tuple(range(count)) if is_certain else None
+        self.waiting[self.number] = own, count, nodes
+        self.follow(self.scheduler.submit_gang(self.number, nodes=nodes, places=places, count=count, need=need))
+
+    @precondition(lambda self: any(node.load for node in self.nodes.values()))
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        self.end_one(data.draw(st.sampled_from(sorted({n for node in self.nodes.values() for n in node.load}))))
+
+    def end_one(self, number: int) -> None:
+        places = [node.load.pop(number) for node in self.nodes.values() if number in node.load]
+        if places[0][1].is_gang:
+            self.follow(self.scheduler.gang_finished(number))
+        else:
+            self.follow(self.scheduler.finished(number, 1000))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.waiting)))
+        need, _, _ = self.waiting.pop(number)
+        if need.is_gang:
+            self.follow(self.scheduler.gang_finished(number))
+        else:
+            assert self.scheduler.cancel(number) is None
+
+    @rule(number=st.integers(0, 4), is_up=st.booleans())
+    def link(self, number: int, is_up: bool) -> None:
+        self.follow(self.scheduler.node_resumed(number) if is_up else self.scheduler.node_paused(number))
+
+    @rule(data=st.data(), supply=st.sampled_from(SUPPLIES))
+    def replace(self, data: st.DataObject, supply: Supply) -> None:
+        number = data.draw(st.sampled_from(sorted(self.nodes)))
+        node = self.nodes[number]
+        gangs = [n for n, (_, need, _) in node.load.items() if need.is_gang]
+        node.load.clear()
+        self.follow([a for a in self.scheduler.node_lost(number, will_return=True) if isinstance(a, Send | StartGang)])
+        for gang in gangs:
+            for other in self.nodes.values():
+                other.load.pop(gang, None)
+            self.follow(self.scheduler.gang_finished(gang))
+        node.supply = supply
+        self.follow(self.scheduler.node_up(number, node.slots, supply))
+
+    def teardown(self) -> None:
+        """Let everything end. Under a flood of small calls, each waiting call still gets its turn."""
+        for number in self.nodes:
+            self.follow(self.scheduler.node_resumed(number))
+        waiting = sorted(self.waiting)
+        flood = 0
+        while any(number in self.waiting for number in waiting):
+            flood += 1
+            assert flood < 3000, f"starved: {[self.scheduler.why_waiting(n) for n in waiting if n in self.waiting]}"
+            self.submit(NEEDS[flood % 4], 1)
+            running = sorted({n for node in self.nodes.values() for n in node.load})
+            assert running, "calls wait, and nothing runs"
+            # Newer small calls end last, so that only reserved nodes give a large one its place.
+            self.end_one(running[0])
+            if flood % 3 == 0 and len(running) > 1:
+                self.end_one(running[1])
+        while running := sorted({n for node in self.nodes.values() for n in node.load}):
+            self.end_one(running[0])
+        assert not self.waiting
+
+
+TestResources = Resources.TestCase
+TestResources.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # making a failure smaller takes minutes
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+A100 = Supply(cpus=8, memory_gib=32, devices=("NVIDIA A100-SXM4-80GB",) * 8)
+
+
+def test_shares_are_packed_on_few_devices() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 8, A100)
+    quarter = Need(devices=250)
+    sent = [scheduler.submit(task, need=quarter) for task in range(5)]
+    assert sent == [[Send(task, 0, (task // 4,))] for task in range(5)]
+    assert scheduler.submit(9, need=Need(devices=6 * UNIT)) == [Send(9, 0, (2, 3, 4, 5, 6, 7))]
+
+
+def test_plain_calls_and_booked_devices_never_overlap() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 4, A100)
+    assert scheduler.submit(1) == [Send(1, 0, None)], "the devices of its slot"
+    assert scheduler.submit(2, need=Need(devices=UNIT)) == []
+    assert scheduler.why_waiting(2) == "waits for 1 GPU: 1 call without a number of GPUs must end first"
+    assert scheduler.finished(1) == [Send(2, 0, (0,))]
+    assert scheduler.submit(3) == [Send(3, 0, (2, 3))], "the share of a slot"
+    assert scheduler.submit(4, need=Need(devices=0)) == [Send(4, 0, ())]
+    scheduler.finished(2)
+    scheduler.finished(3)
+    assert scheduler.submit(5) == [Send(5, 0, None)]
+
+
+def test_gangs_on_one_node_get_devices_of_their_own() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 2, A100)
+    assert scheduler.submit_gang(1, nodes=(0,), places=1) == [StartGang(1, (0,), ((0, 1, 2, 3),))]
+    assert scheduler.submit_gang(2, nodes=(0,), places=1) == [StartGang(2, (0,), ((4, 5, 6, 7),))]
+
+
+@pytest.mark.parametrize(
+    ("need", "count", "words"),
+    [
+        (Need(devices=16 * UNIT), 1, "no node can ever hold 16 GPUs; the nodes have 2 x (8 NVIDIA A100-SXM4-80GB"),
+        (Need(cpus=9 * UNIT), 1, "no node can ever hold 9 CPUs"),
+        (Need(devices=UNIT, accelerator=Accelerator("H100")), 1, "no node can ever hold 1 H100 GPU"),
+        (Need(devices=UNIT), 3, "3 nodes with 1 GPU each, but 2 can hold that"),
+    ],
+)
+def test_a_need_that_no_node_can_hold_is_refused_with_what_there_is(need: Need, count: int, words: str) -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 1, A100)
+    scheduler.node_up(1, 1, A100)
+    (refused,) = scheduler.submit_gang(1, nodes=None, places=1, count=count, need=need)
+    assert isinstance(refused, Refuse)
+    assert words in refused.why
+    assert scheduler.queued == 0
+
+
+def test_a_call_waits_for_a_node_that_is_not_there_and_is_refused_if_that_has_too_little() -> None:
+    scheduler = Scheduler()
+    scheduler.node_absent(0, 1)
+    assert scheduler.submit(1, need=Need(devices=UNIT)) == []
+    assert scheduler.why_waiting(1) == "waits for a node: those that it may go to are not there"
+    (refused,) = scheduler.node_up(0, 1, Supply(cpus=2, memory_gib=4))
+    assert isinstance(refused, Refuse)
+    assert "1 x (no GPU, 2 CPUs, 4.0 GiB)" in refused.why
+
+
+def test_a_waiting_call_says_what_it_lacks() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 4, A100)
+    scheduler.submit(1, need=Need(devices=7 * UNIT, cpus=6 * UNIT))
+    scheduler.submit(2, need=Need(devices=2 * UNIT))
+    scheduler.submit(3, need=Need(devices=2 * UNIT))
+    scheduler.submit(4, need=Need(cpus=4 * UNIT))
+    scheduler.submit_gang(5, nodes=None, places=1, count=1, need=Need(memory_mib=33 * 1024))
+    assert scheduler.why_waiting(1) == ""
+    assert scheduler.why_waiting(2) == "waits for 2 GPUs: 1 free"
+    assert scheduler.why_waiting(3) == "waits for 2 GPUs: 1 free, behind older calls"
+    assert scheduler.why_waiting(4) == "waits for 4 CPUs: 2 free"
+    assert scheduler.why_oldest() == "waits for 2 GPUs: 1 free"
+
+
+def test_a_nested_call_that_needs_the_devices_of_its_caller_is_refused() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 2, Supply(cpus=4, memory_gib=8, devices=("A100",)))
+    assert scheduler.submit(1, need=Need(devices=UNIT)) == [Send(1, 0, (0,))]
+    assert scheduler.submit(2, need=Need(devices=UNIT), parent=1) == [Refuse(2, (0,))]
+    assert scheduler.submit(3, need=Need(devices=0), parent=1) == [Send(3, 0, ())]
+
+
+def test_a_large_call_is_not_overtaken_by_small_ones_forever() -> None:
+    scheduler = Scheduler()
+    for node in range(3):
+        scheduler.node_up(node, 4, A100)
+    running = []
+    for task in range(12):
+        running += [a.task for a in scheduler.submit(task, need=Need(devices=2 * UNIT)) if isinstance(a, Send)]
+    scheduler.submit(100, need=Need(devices=8 * UNIT))
+    for task in range(1000, 1040):  # newer ones may go anywhere but to the node that is kept for it
+        scheduler.submit(task, need=Need(devices=2 * UNIT))
+        actions = scheduler.finished(running.pop(0))
+        started = [a.task for a in actions if isinstance(a, Send)]
+        running += started
+        if 100 in started:
+            return
+    pytest.fail("the large call starved")
