@@ -17,6 +17,7 @@ and knows no part above it:
     questions, width      questions to running calls; more channels for a link
     task_channels         messages to and from running tasks
     shared_state          dictionaries, locks and more, which tasks and the program share
+    transfers             blobs on their way from node to node
     task_dispatcher       tasks on their way to nodes and back
     direct_lines          sockets that bypass the agent
     ledger                open tasks and gangs, and the lock
@@ -71,6 +72,7 @@ from .task_channels import TaskChannels
 from .task_dispatcher import TaskDispatcher
 from .task_events import TaskCounts, TaskEvents
 from .tasks import Task
+from .transfers import Transfers
 from .width import Width
 
 _CANCELLED_AT_ONCE = 1000
@@ -110,7 +112,8 @@ class DirectEngine:
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
         self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
-        self.values = KeptValues(ledger, self._dispatcher)
+        transfers = Transfers(ledger, emit)
+        self.values = KeptValues(ledger, self._dispatcher, transfers)
         lost = (self.values.node_lost, self._gangs.node_lost, self.nested_calls.node_lost, self.channels.node_lost)
         self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
         self.members = Membership(ledger, self._lines, self._dispatcher, self.nodes, on_left=lost)
@@ -126,6 +129,8 @@ class DirectEngine:
                 FrameKind.USAGE: lambda link, frame: task_events.usage(link.node, frame.body),
                 FrameKind.NOTICE: lambda link, frame: self.link_repair.on_notice(link.node, frame.body),
                 FrameKind.FETCHED: self.values.on_fetched,
+                FrameKind.OFFERED: transfers.on_offered,
+                FrameKind.PULLED: transfers.on_pulled,
                 FrameKind.ANSWER: lambda _, frame: self.questions.on_answer(frame),
                 FrameKind.CALL: self.nested_calls.on_call,
                 FrameKind.UNCALL: self.nested_calls.on_uncall,

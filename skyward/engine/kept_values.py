@@ -5,8 +5,8 @@ to these objects: the user's reference, a task's arguments, a graph. When the la
 nodes drop the bytes. So nothing else counts users, and a reference that is dropped while a call waits does no harm.
 
 A task that needs a blob on another node is sent at once. Its agent lets others overtake it until the blob is there. The
-client fetches the blob from a node that has it (FETCH) and passes it on. On one machine only descriptors travel, so no
-byte is copied.
+nodes exchange it directly where they reach each other (`transfers`). Otherwise the client fetches it from a node that
+has it (FETCH) and passes it on. On one machine only descriptors travel, so no byte is copied.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .ledger import Ledger
 from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
 from .tasks import Received, cannot_send
+from .transfers import Transfers
 
 _PREFERRED = 8
 """Most nodes that a task prefers: the scheduler looks at each, for each task."""
@@ -124,11 +125,14 @@ class KeptValues:
     Args:
         ledger: Shared state of the engine.
         dispatcher: Sends the tasks that need blobs, and fails them.
+        transfers: Carries blobs from node to node.
     """
 
-    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
+    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher, transfers: Transfers) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher
+        self._transfers = transfers
+        transfers.instead = self._get_here
         dispatcher.on_wanted = self._want
         dispatcher.places_of = self._places_of
         self.soon: Callable[[Callable[[], object]], object] = lambda action: None
@@ -240,6 +244,17 @@ class KeptValues:
         """Get a node the blobs that its calls need and other nodes have."""
         wanted, link.wanted = link.wanted, []
         for blob in wanted:
+            if not self._transfers.begin(blob, link):
+                self._fetch_for(blob, link=link)
+
+    def _get_here(self, blob: Blob, link: NodeLink) -> None:
+        """Get a node a blob through this process, after the direct way has failed."""
+        if self._ledger.links.get(link.node) is not link or not link.needs_blob(blob.digest):
+            return
+        here = blob.here()
+        if here is not None:
+            self._pass_on(here, link)
+        else:
             self._fetch_for(blob, link=link)
 
     def _fetch_for(self, blob: Blob, *, link: NodeLink | None = None, future: Future[Blob] | None = None) -> None:
@@ -314,6 +329,7 @@ class KeptValues:
 
     def node_lost(self, node: int) -> None:
         """Fetch from other nodes what was to come from a lost one."""
+        self._transfers.node_lost(node)
         for number, fetch in list(self._fetches.items()):
             if fetch.source is not None and fetch.source.node == node:
                 del self._fetches[number]

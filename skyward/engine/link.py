@@ -381,10 +381,23 @@ class NodeLink(Readable):
             self._queue_blob(blob)
             entry.added, entry.is_there = entry.added + 1, True
 
+    def has_pulled(self, blob: Blob) -> None:
+        """Record a blob that came from another node, or drop it if nobody needs it any longer."""
+        entry = self._blobs.get(blob.digest)
+        if entry is None:
+            self.channel.queue(FrameKind.DROP_BLOB, body=blob.digest, priority=BLOBS)
+            return
+        entry.added, entry.is_there = entry.added + 1, True
+
     def has_blob(self, digest: bytes) -> bool:
         """Return whether the node has a blob, or will have it before anything that is sent to it now."""
         entry = self._blobs.get(digest)
         return entry is not None and entry.is_there
+
+    def needs_blob(self, digest: bytes) -> bool:
+        """Return whether calls on the node wait for a blob."""
+        entry = self._blobs.get(digest)
+        return entry is not None and not entry.is_there
 
     def lacks_blob(self, digest: bytes) -> None:
         """Note that a node does not have a blob, contrary to the record."""

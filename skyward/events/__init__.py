@@ -2,7 +2,7 @@
 
     pool       PoolStarted, PoolReady, PoolScaled, ScalingFailed, PoolClosed
     machine    InstanceLaunched, InstanceTerminated, NodeReady, NodeLost, NodeReplaced,
-               LinkLost, LinkRestored, PreemptionNotice
+               LinkLost, LinkRestored, PreemptionNotice, ValueRerouted
     bootstrap  PhaseStarted, PhaseOutput, PhaseEnded, PhaseFailed
     call       TaskSent, TaskEnded, Overlooked
     periodic   NodeUsage, CostUpdated, BudgetWarning
@@ -35,6 +35,7 @@ from .machine import (
     PhaseOutput,
     PhaseStarted,
     PreemptionNotice,
+    ValueRerouted,
 )
 from .periodic import BudgetWarning, CostUpdated, DeviceUsage, EventsDropped, NodeUsage
 from .pool import PoolClosed, PoolReady, PoolScaled, PoolStarted, ScalingFailed
@@ -67,6 +68,7 @@ __all__ = [
     "ScalingFailed",
     "TaskEnded",
     "TaskSent",
+    "ValueRerouted",
     "ignore",
 ]
 

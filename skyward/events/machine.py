@@ -88,6 +88,29 @@ class PhaseFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValueRerouted(Event):
+    """A kept value could not go straight from one node to another, so it goes through the program.
+
+    The two nodes are not asked again. Check that the nodes reach each other if this costs time.
+
+    Args:
+        node: Index of the node that needs the value.
+        source: Index of the node that has it.
+        size_bytes: Size of the value.
+        reason: Why it could not go straight.
+
+    Example:
+        >>> ValueRerouted(node=1, source=0, size_bytes=8_000_000, reason="Connection refused").source
+        0
+    """
+
+    node: int
+    source: int
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeReady(Event):
     """The agent of a node answers.
 

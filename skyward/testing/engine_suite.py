@@ -118,6 +118,15 @@ class EngineSuite:
         kept.drop()
         assert compute(len)(pool.put(b"y" * 2_000_000, nodes=[1])) >> pool.node(0) == 2_000_000
 
+    def test_a_call_may_write_to_a_kept_value_and_the_next_one_gets_it_unchanged(self, pool: ComputePool) -> None:
+        def spoil(data: bytearray) -> tuple[int, int]:
+            before = data[0], data[-1]
+            data[0] = data[-1] = 7
+            return before
+
+        with pool.put(bytearray(2_000_000)) as zeros:
+            assert [compute(spoil)(zeros) @ pool for _ in range(4)] == [[(0, 0)] * pool.nodes] * 4
+
     def test_a_reference_in_a_container_brings_its_value(self, pool: ComputePool) -> None:
         def total(refs: list[Any]) -> int:
             return sum(len(ref.get()) for ref in refs)

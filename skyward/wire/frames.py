@@ -52,6 +52,10 @@ class FrameKind(IntEnum):
     DROP_FUNCTION = 13  # C > A > S  digest; no open task uses it
     FETCH = 15  # C > A  digest of a blob to send; the answer is its BLOB and FETCHED, both with the number in `ident`
     FETCHED = 16  # A > C  digest; lane 1: the agent does not have it
+    OFFER = 17  # C > A  json: digest, secret; send a blob to another node. The answer is OFFERED
+    OFFERED = 18  # A > C  lane: port; 0: the agent cannot send it
+    PULL = 19  # C > A  json: address, port, secret, digest, size; get a blob from another node. The answer is PULLED
+    PULLED = 56  # A > C  lane 1: it did not come, body: why
     GRANT = 17  # C > A  packed Grant of the task whose TASK follows; without one, the task has the share of a slot
 
     # Tasks.

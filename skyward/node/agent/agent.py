@@ -23,6 +23,7 @@ from .node_tasks import NodeTasks
 from .notice import NoticeWatch
 from .relays import CallRelay, ChannelRelay, QuestionRelay
 from .session import Session
+from .transfers import BlobExchange
 from .usage import UsageMeter
 from .watchdog import Lease
 
@@ -50,6 +51,9 @@ class Agent:
         self._usage = UsageMeter(
             self._loop, lambda: self._tasks.placing.blob_bytes, lambda body: send(FrameKind.USAGE, body=body)
         )
+        self._transfers = BlobExchange(
+            self._loop, config.address, blob=self._tasks.placing.blob, add=self._tasks.placing.add_blob, send=send
+        )
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._handlers = self._handlers_of_client()
 
@@ -62,6 +66,8 @@ class Agent:
             FrameKind.BLOB: lambda frame: (nested.on_blob if frame.ident else placing.add_blob)(frame),
             FrameKind.DROP_BLOB: placing.drop_blob,
             FrameKind.FETCH: tasks.on_fetch,
+            FrameKind.OFFER: self._transfers.on_offer,
+            FrameKind.PULL: self._transfers.on_pull,
             FrameKind.DROP_FUNCTION: placing.drop_function,
             FrameKind.CANCEL: tasks.on_cancel,
             FrameKind.RECALL: tasks.on_recall,
@@ -133,7 +139,13 @@ class Agent:
             self._on_stripe(session, hello)
             return
         facts = node_facts(self._config, self._devices)
-        facts |= {"version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid(), "can_stripe": CAN_STRIPE}
+        facts |= {
+            "version": PROTOCOL_VERSION,
+            "node": self._config.node,
+            "pid": os.getpid(),
+            "can_stripe": CAN_STRIPE,
+            "can_transfer": True,
+        }
         if hello.get("is_resumed"):
             if self._tasks.client is None or self._tasks.client.token != token:
                 reason = {"reason": "this agent does not know the session", "is_unknown": True}
@@ -187,5 +199,6 @@ class Agent:
         self._listener.close()
         self._tasks.close()
         self._usage.close()
+        self._transfers.close()
         self._notice.close()
         self._ports.release_all()

@@ -1,0 +1,142 @@
+"""Transfers of blobs from one node straight to another, through the pool's network.
+
+OFFER lets a node that has the blob listen for one transfer, and PULL sends the node that needs it there (see
+`node.agent.transfers`). If either fails, `instead` fetches the blob through this process, and the two nodes are not
+asked again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..events import Emit, ValueRerouted
+from ..wire.blobs import Blob
+from ..wire.frames import Frame, FrameKind
+from .ledger import Ledger
+from .link import NodeLink, Readable
+
+
+@dataclass(eq=False)
+class _Transfer:
+    blob: Blob
+    source: NodeLink
+    target: NodeLink
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    is_pulled: bool = False
+    """Whether the target was asked, and will answer."""
+    is_over: bool = False
+    """Whether the blob comes in another way. If the target answers all the same, it has it once more."""
+
+
+class Transfers:
+    """Transfers under way. Used under the ledger's lock.
+
+    Args:
+        ledger: Shared state of the engine.
+        emit: Takes events.
+    """
+
+    def __init__(self, ledger: Ledger, emit: Emit) -> None:
+        self._ledger = ledger
+        self._emit = emit
+        self.instead: Callable[[Blob, NodeLink], object] = lambda blob, link: None
+        """Function that gets a node a blob in another way."""
+        self._open: dict[int, _Transfer] = {}
+        self._apart: set[tuple[NodeLink, NodeLink]] = set()
+        """Nodes that did not reach each other."""
+
+    def begin(self, blob: Blob, target: NodeLink) -> bool:
+        """Begin to get a blob to a node, unless that is under way. Return False if no node can send it there."""
+        active = [one for one in self._open.values() if not one.is_over]
+        if any(one.target is target and one.blob.digest == blob.digest for one in active):
+            return True
+        sources = [link for link in self._ledger.links.values() if self._can_send(link, target, blob.digest)]
+        if not sources:
+            return False
+        # The node with the fewest transfers: with a value on its way to many nodes, those that have it share the work.
+        busy = [one.source for one in active]
+        source = min(sources, key=busy.count)
+        number = next(self._ledger.numbers)
+        self._open[number] = one = _Transfer(blob, source, target)
+        order = {"digest": blob.digest.hex(), "secret": one.secret}
+        source.send(FrameKind.OFFER, number, json.dumps(order).encode())
+        self._ledger.dirty.add(source)
+        return True
+
+    def _can_send(self, source: NodeLink, target: NodeLink, digest: bytes) -> bool:
+        if source is target or (source, target) in self._apart or not source.has_blob(digest):
+            return False
+        # Nodes on this machine exchange descriptors through this process, which is quicker.
+        if source.dialler is None or target.dialler is None or not source.channel.is_attached:
+            return False
+        if not (source.facts.get("can_transfer") and target.facts.get("can_transfer")):
+            return False
+        return _are_near(self._address(source), self._address(target))
+
+    def _address(self, link: NodeLink) -> str:
+        machine = self._ledger.machines.get(link.node)
+        return "" if machine is None else machine.peer.private_ip
+
+    def on_offered(self, link: Readable, frame: Frame) -> None:
+        one = self._open.get(frame.ident)
+        if one is None or one.source is not link or one.is_over:
+            return
+        if not frame.lane:
+            self._give_up(frame.ident, "the node cannot send it")
+            return
+        order = {
+            "address": self._address(one.source),
+            "port": frame.lane,
+            "secret": one.secret,
+            "digest": one.blob.digest.hex(),
+            "size": one.blob.size,
+        }
+        one.is_pulled = True
+        one.target.send(FrameKind.PULL, frame.ident, json.dumps(order).encode())
+        self._ledger.dirty.add(one.target)
+
+    def on_pulled(self, link: Readable, frame: Frame) -> None:
+        one = self._open.get(frame.ident)
+        if one is None or one.target is not link:
+            return
+        if frame.lane:
+            self._give_up(frame.ident, frame.body.decode(errors="replace"))
+            return
+        del self._open[frame.ident]
+        one.target.has_pulled(one.blob)
+        self._ledger.dirty.add(one.target)
+
+    def _give_up(self, number: int, reason: str) -> None:
+        one = self._open.pop(number)
+        if one.is_over:
+            return
+        self._apart.add((one.source, one.target))
+        source, target, size = one.source.node, one.target.node, one.blob.size
+        self._ledger.after.append(
+            lambda: self._emit(ValueRerouted(node=target, source=source, size_bytes=size, reason=reason))
+        )
+        self.instead(one.blob, one.target)
+
+    def node_lost(self, node: int) -> None:
+        """Get from elsewhere what was to come from a lost node."""
+        self._apart = {pair for pair in self._apart if node not in (pair[0].node, pair[1].node)}
+        for number, one in list(self._open.items()):
+            if node == one.target.node:
+                del self._open[number]
+            elif node == one.source.node and not one.is_over:
+                one.is_over = True
+                if not one.is_pulled:
+                    del self._open[number]
+                self.instead(one.blob, one.target)
+
+
+def _are_near(source: str, target: str) -> bool:
+    """Return whether two nodes may share a network: loopback addresses are of one machine only."""
+    try:
+        return ipaddress.ip_address(source).is_loopback == ipaddress.ip_address(target).is_loopback
+    except ValueError:  # the address of a node is unknown
+        return False

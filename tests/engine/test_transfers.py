@@ -1,0 +1,103 @@
+"""Blobs from node to node: they pass the program by, unless the nodes cannot reach each other."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward.errors import RefLost
+from skyward.events import ValueRerouted
+from skyward.values.machine import Machine
+from skyward.values.topology import Peer
+from tests.channels import Relayed
+from tests.waiting import until
+
+SIZE = 8 * 500_000
+
+
+@sky.compute
+def numbers(start: int) -> Any:
+    return np.arange(start, start + SIZE // 8, dtype=np.float64)
+
+
+@sky.compute
+def first(array: Any) -> float:
+    return float(array[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Relayed):
+    """Nodes of this machine as if elsewhere, whose links are counted and whose agents are known."""
+
+    address: str = "127.0.0.1"
+    agents: dict[int, int] = field(default_factory=dict)
+
+    def _relayed(self, machine: Machine) -> Machine:
+        self.agents[machine.node] = machine.pid
+        return replace(super()._relayed(machine), peer=Peer(node=machine.node, private_ip=self.address))
+
+    def carried(self) -> int:
+        """Return the bytes that the links of all nodes have carried."""
+        texts = [Path(f"/proc/{pid}/io").read_text() for node in self.agents for pid in self.relays(node)]
+        return sum(int(re.findall(r"rchar: (\d+)", text)[0]) for text in texts)
+
+
+def rerouted(events: list[sky.events.Event]) -> list[tuple[int, int, str]]:
+    return [(event.source, event.node, event.reason) for event in events if isinstance(event, ValueRerouted)]
+
+
+def test_a_kept_value_passes_the_program_by() -> None:
+    events: list[sky.events.Event] = []
+    provider = Watched()
+    with sky.ComputePool(provider, nodes=3, logs=False, on_event=events.append) as pool:
+        first(numbers(0)) @ pool
+        before = provider.carried()
+        ref = numbers(3).keep() >> pool.node(0)
+        assert first(ref) @ pool == [3.0] * 3
+        assert ref.nodes == (0, 1, 2)
+        for _ in range(5):
+            kept = [numbers(node).keep() >> pool.node(node) for node in range(3)]
+            assert [first(one) @ pool for one in kept] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+            del kept
+            gc.collect()
+        assert provider.carried() - before < SIZE
+        assert not rerouted(events)
+        assert ref.get()[1] == 4.0
+
+
+def test_nodes_that_do_not_reach_each_other_get_values_through_the_program() -> None:
+    events: list[sky.events.Event] = []
+    with sky.ComputePool(Watched(address="127.0.0.9"), nodes=2, logs=False, on_event=events.append) as pool:
+        ref = numbers(3).keep() >> pool.node(0)
+        assert first(ref) >> pool.node(1) == 3.0
+        assert first(numbers(4).keep() >> pool.node(0)) >> pool.node(1) == 4.0
+        assert first(numbers(5).keep() >> pool.node(1)) >> pool.node(0) == 5.0
+        # Two nodes that have failed once are not asked again.
+        until(lambda: len(rerouted(events)) == 2)
+        assert [event[:2] for event in rerouted(events)] == [(0, 1), (1, 0)]
+
+
+def test_a_value_whose_only_node_dies_on_the_way_is_lost() -> None:
+    provider = Watched(lease_s=2.0)
+    with sky.ComputePool(provider, nodes=3, logs=False) as pool:
+        one = numbers(1).keep() >> pool.node(1)
+        two = numbers(2).keep() >> pool.node(1)
+        assert first(two) >> pool.node(2) == 2.0
+        agent = provider.agents[1]
+        os.kill(agent, signal.SIGSTOP)  # it does not answer an offer
+        lost = first(one) > pool.node(0)
+        found = first(two) > pool.node(0)
+        os.kill(agent, signal.SIGKILL)
+        with pytest.raises(RefLost):
+            lost.result(60)
+        assert found.result(60) == 2.0
+        assert sky.compute(abs)(-1) @ pool == [1, 1, 1]
