@@ -22,6 +22,7 @@ from typing import (
     NoReturn,
     ParamSpec,
     Protocol,
+    Self,
     TypeAlias,
     TypeVar,
     Union,
@@ -33,7 +34,7 @@ from ..core.html import card
 from ..core.signatures import check_arguments, innermost, name_of
 from ..core.spellings import advice
 from ..core.unrun import Unrun, short
-from ..core.user_lines import drop_our_frames
+from ..core.user_lines import drop_our_frames, warn_user
 from ..errors import UsageError
 from ..values.launch import ProcessLaunch, RankValues
 from ..values.ref import Ref
@@ -73,6 +74,14 @@ class _Takes3(Protocol[A_contra, B_contra, C_contra, Q, T_co]):
     def fn(self) -> Callable[Concatenate[A_contra, B_contra, C_contra, Q], T_co]: ...
 
 
+class MethodHere(functools.partial[Any]):
+    """Method of an actor in the process of its object. It runs at once, also by `.local(...)`."""
+
+    @property
+    def local(self) -> Callable[..., Any]:
+        return self
+
+
 class ComputeFunction(Generic[P, T_co]):
     """Function whose calls are pending until an operator sends them. Made by `@compute`.
 
@@ -92,6 +101,7 @@ class ComputeFunction(Generic[P, T_co]):
     options: CallOptions
     __name__: str
     __qualname__: str
+    _has_warned = False
 
     def __init__(self, fn: Callable[P, T_co], options: CallOptions) -> None:
         _wear_names_of(self, fn)
@@ -159,10 +169,22 @@ class ComputeFunction(Generic[P, T_co]):
         """Return a copy whose calls may run `timeout_s` seconds."""
         return self.with_options(timeout_s=timeout_s)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self: _Takes1[A, Q, T], instance: A, owner: type | None = None) -> ComputeFunction[Q, T]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # Methods: bind to the instance as a function does.
+        """Bind a method. That of an actor runs here and now, because the object is here."""
         if instance is None:
             return self
+        if getattr(instance, "__skyward_actor__", False):
+            return MethodHere(self.fn, instance)
+        if not self._has_warned:
+            self._has_warned = True
+            warn_user(
+                f"{self.__qualname__}: @sky.compute on a method sends a copy of its object, so changes to it stay on "
+                "the node; decorate the class with @sky.actor to keep the object there"
+            )
         bound: Any = functools.partial(self, instance)
         return bound
 

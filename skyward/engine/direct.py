@@ -12,6 +12,7 @@ and knows no part above it:
     members               nodes that join, and nodes that are given back
     nested_calls          calls that tasks make
     gangs                 ranks that start and end as one
+    actors                objects that live on nodes, and their calls in order
     nodes, open_streams   links to the agents; items to and from running tasks
     kept_values           values that stay on nodes
     questions, width      questions to running calls; more channels for a link
@@ -50,6 +51,7 @@ from ..schedule.scheduler import Scheduler
 from ..shared.messages import CHANNEL
 from ..values.machine import Machine, Machines
 from ..wire.frames import FrameKind
+from .actors import Actors
 from .builder import TaskBuilder
 from .direct_lines import DirectLines
 from .frame_handlers import FrameHandlers
@@ -114,7 +116,14 @@ class DirectEngine:
         self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
         transfers = Transfers(ledger, emit)
         self.values = KeptValues(ledger, self._dispatcher, transfers)
-        lost = (self.values.node_lost, self._gangs.node_lost, self.nested_calls.node_lost, self.channels.node_lost)
+        self.actors = Actors(ledger, self._lines, self._dispatcher, self.nodes, self.builder, kept)
+        lost = (
+            self.actors.node_lost,
+            self.values.node_lost,
+            self._gangs.node_lost,
+            self.nested_calls.node_lost,
+            self.channels.node_lost,
+        )
         self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
         self.members = Membership(ledger, self._lines, self._dispatcher, self.nodes, on_left=lost)
         self.frame_handlers = FrameHandlers(
@@ -132,6 +141,7 @@ class DirectEngine:
                 FrameKind.OFFERED: transfers.on_offered,
                 FrameKind.PULLED: transfers.on_pulled,
                 FrameKind.ANSWER: lambda _, frame: self.questions.on_answer(frame),
+                FrameKind.ACTOR_GONE: self.actors.on_gone,
                 FrameKind.CALL: self.nested_calls.on_call,
                 FrameKind.UNCALL: self.nested_calls.on_uncall,
                 FrameKind.CHANNEL: self.channels.on_open,
@@ -150,7 +160,7 @@ class DirectEngine:
             stop=self.streams.stop,
             died=self._die,
         )
-        self.values.soon = self.reader.soon
+        self.values.soon = self.actors.soon = self.reader.soon
         self.leader = Leader(ledger, self._dispatcher, self.reader.read)
 
     # Life -----------------------------------------------------------------------------------------------------------
@@ -199,6 +209,7 @@ class DirectEngine:
         for gang in gangs:
             gang.future.settle_error(error)
             self.cancel_gang(gang.id)
+        self.actors.cancel_all()
 
     def wait_stopped(self) -> bool:
         ledger = self.ledger
@@ -214,7 +225,7 @@ class DirectEngine:
             return ledger.idle.wait_for(have_stopped, self._grace_s + 1)
 
     def _is_reachable(self, task: Task) -> bool:
-        node = task.node if isinstance(task, RankTask) else self.ledger.scheduler.node_of(task.id)
+        node = self.ledger.node_of(task)
         link = self.ledger.links.get(0 if node is None else node)
         return link is None or link.channel.is_attached
 
@@ -237,6 +248,7 @@ class DirectEngine:
             self.channels.close()
             self.shared.close()
             self.values.close()
+            self.actors.stop()
         self.nested_calls.close()
         _fail(tasks, gangs, _closed_early())
         ledger.watcher.wake()
@@ -261,6 +273,7 @@ class DirectEngine:
         with self.ledger:
             self.shared.close()
             self.values.close()
+            self.actors.stop()
         _fail(tasks, gangs, error)
 
     def forget_in_child(self) -> None:

@@ -22,6 +22,7 @@ from ..wire.payloads import Encoded
 from ..wire.task_channel import TaskChannel
 from .builder import TaskBuilder
 from .gang import Gang
+from .live_actor import LiveActor
 from .task_events import TaskCounts
 from .tasks import Task
 
@@ -179,6 +180,30 @@ class Values(Protocol):
         ...
 
 
+class ActorEnds(Protocol):
+    """Actors of the pool. Thread-safe."""
+
+    def start(self, actor: LiveActor) -> None:
+        """Make an actor. Its future is settled when its constructor has returned, or has failed.
+
+        Raises:
+            PoolClosed: The pool is closed.
+        """
+        ...
+
+    def close(self, number: int, *, cancel: bool = False) -> None:
+        """Begin to end an actor: its calls, its exit hook, its process. `cancel`: only its process. Idempotent."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """Close an actor soon, in another thread. For finalizers, which can run while the ledger is locked."""
+        ...
+
+    def close_all(self) -> None:
+        """Begin to end all actors."""
+        ...
+
+
 class Channels(Protocol):
     """Channels that tasks open to this program. Thread-safe."""
 
@@ -229,6 +254,8 @@ class Engine(Protocol):
     def shared(self) -> SharedStore: ...
     @property
     def values(self) -> Values: ...
+    @property
+    def actors(self) -> ActorEnds: ...
     @property
     def builder(self) -> TaskBuilder: ...
 

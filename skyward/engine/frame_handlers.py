@@ -169,7 +169,9 @@ class FrameHandlers:
             stack=fields["stack"],
             why=fields.get("why", ""),
         )
-        if task.is_cancelled or task.handles_loss:
+        if task.actor:
+            self._dispatcher.actors.lost(task, loss)
+        elif task.is_cancelled or task.handles_loss:
             self._dispatcher.finish(task, node)
             if task.handles_loss:  # queued, so that it comes behind the parts that arrived before
                 self._ledger.after.append(lambda: task.on_lost(loss))
@@ -187,7 +189,7 @@ class FrameHandlers:
         if isinstance(task, RankTask):
             self._dispatcher.finish(task, node)
             self._ledger.after.append(lambda: task.ended(task))
-        elif task.is_cancelled:
+        elif task.is_cancelled or task.actor:
             self._dispatcher.finish(task, node)
         else:
             self._dispatcher.release(task, node)

@@ -25,7 +25,6 @@ from ..wire.channel import BLOBS
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
 from ..wire.tasks import parse
-from .gang import RankTask
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
@@ -322,10 +321,9 @@ class KeptValues:
     def _fail_tasks(self, link: NodeLink, digest: bytes, error: Exception) -> None:
         """Fail the tasks on a node that wait for a blob."""
         for task in list(self._ledger.tasks.values()):
-            if any(blob.digest == digest for blob in task.payload.blobs):
-                node = task.node if isinstance(task, RankTask) else self._ledger.scheduler.node_of(task.id)
-                if node == link.node:
-                    self._dispatcher.fail(task, link.node, error)
+            needs_it = any(blob.digest == digest for blob in task.payload.blobs)
+            if needs_it and self._ledger.node_of(task) == link.node:
+                self._dispatcher.fail(task, link.node, error)
 
     def node_lost(self, node: int) -> None:
         """Fetch from other nodes what was to come from a lost one."""

@@ -25,7 +25,7 @@ from ..calls.futures import Future, refuse_to_wait, this_thread
 from ..core import interrupts
 from ..wire import pull
 from .ledger import Ledger
-from .link import LEAD_S, DirectLine, NodeLink, Readable
+from .link import LEAD_S, DirectLine, Readable
 from .task_dispatcher import TaskDispatcher
 from .tasks import Task
 
@@ -83,7 +83,8 @@ class Leader:
         try:
             with self._ledger:
                 if self.is_idle:
-                    led = self._take(task.id, self._submit_alone(task, nodes))
+                    self._dispatcher.submit(task, nodes, is_alone=True)
+                    led = self._take(task)
                 else:
                     self._dispatcher.submit(task, nodes)
             if led is not None:
@@ -103,10 +104,11 @@ class Leader:
         interrupts.hold()
         try:
             with self._ledger.lock:
-                link = self._ledger.links.get(self._ledger.scheduler.node_of(task_id) or 0)
+                task = self._ledger.tasks.get(task_id)
+                line = None if task is None else self._line_of(task)
                 # Several threads may wait for one future. The first leads, the others wait for it as usual.
-                if link is not None and link.on_line == task_id and link.line is not None and not link.line.is_led:
-                    led = self._take(task_id, link)
+                if task is not None and line is not None and not line.is_led:
+                    led = self._take(task)
             if led is not None:
                 self._read(led, future)
         finally:
@@ -124,29 +126,32 @@ class Leader:
 
     def submit_unled(self, task: Task) -> None:
         """Submit the only open task before anybody waits for it; see `lead`."""
-        link = self._submit_alone(task, None)
-        if link is not None and link.line is not None and link.on_line == task.id:
-            self._ledger.watcher.add(link.line)  # the I/O thread reads the line until somebody waits for the value
+        self._dispatcher.submit(task, None, is_alone=True)
+        line = self._line_of(task)
+        if line is not None:
+            self._ledger.watcher.add(line)  # the I/O thread reads the line until somebody waits for the value
             self._unled = task.id
 
-    def _submit_alone(self, task: Task, nodes: tuple[int, ...] | None) -> NodeLink | None:
-        """Submit the only open task, by a direct line if possible. Return the link to its node."""
-        self._dispatcher.submit(task, nodes, is_alone=True)
-        return self._ledger.links.get(self._ledger.scheduler.node_of(task.id) or 0)
+    def _line_of(self, task: Task) -> DirectLine | None:
+        """Return the direct line that carries a task; None if there is none."""
+        end = self._ledger.end_of(task)
+        return None if end is None or end.on_line != task.id else end.line
 
     # Reading --------------------------------------------------------------------------------------------------------
 
-    def _take(self, task_id: int, link: NodeLink | None) -> Readable | None:
+    def _take(self, task: Task) -> Readable | None:
         """Take over the channel on which the answer will come. Needs the ledger's lock."""
-        if link is None:
-            return None
-        if link.on_line == task_id and link.line is not None:
+        line = self._line_of(task)
+        if line is not None:
             # A line is watched only between `_give_up` and the end of a long call. Short calls never add it to the
             # watcher, which would cost two system calls each.
-            if link.line.is_watched:
-                self._ledger.watcher.remove(link.line)
-            link.line.is_led = True
-            return link.line
+            if line.is_watched:
+                self._ledger.watcher.remove(line)
+            line.is_led = True
+            return line
+        link = self._ledger.links.get(self._ledger.node_of(task) or 0)
+        if link is None:
+            return None
         link.is_led = True
         self._ledger.watcher.update(link)
         return link

@@ -27,8 +27,9 @@ from ..errors import PoolClosed
 from ..schedule.scheduler import Scheduler
 from ..values.machine import Machine
 from ..wire.channel import ChannelClosed
-from .gang import Gang
-from .link import NodeLink, Readable
+from .gang import Gang, RankTask
+from .link import LineEnd, NodeLink, Readable
+from .live_actor import LiveActor
 from .tasks import Loss, Task
 from .watcher import Watcher
 
@@ -53,6 +54,8 @@ class Ledger:
         self.tasks: dict[int, Task] = {}
         self.gangs: dict[int, Gang] = {}
         """Gangs that have no outcome yet."""
+        self.actors: dict[int, LiveActor] = {}
+        """Actors that were not closed and are not lost."""
         self.losses: dict[int, Loss] = {}
         """Losses by task: survived ones, and those that the scheduler has not decided about yet."""
         self.machines: dict[int, Machine] = {}
@@ -109,6 +112,25 @@ class Ledger:
     def node_loss(self, node: int, *, started: bool | None) -> Loss:
         """Describe the loss of a node to a task on it. `started` is None if nobody knows whether the task had begun."""
         return Loss(node=node, started=started, is_node=True, is_preempted=node in self.taken_back)
+
+    # Places ---------------------------------------------------------------------------------------------------------
+
+    def node_of(self, task: Task | None) -> int | None:
+        """Return the node that a task was sent to; None if it was not sent, or there is no task."""
+        if task is None:
+            return None
+        if isinstance(task, RankTask):
+            return task.node
+        if task.actor:
+            actor = self.actors.get(task.actor)
+            return actor.node if actor is not None and task.id in actor.sent else None
+        return self.scheduler.node_of(task.id)
+
+    def end_of(self, task: Task) -> LineEnd | None:
+        """Return the place of a direct line that may carry a task: its actor, or the node that it was sent to."""
+        if task.actor:
+            return self.actors.get(task.actor)
+        return self.links.get(self.scheduler.node_of(task.id) or 0)
 
     # Frames ---------------------------------------------------------------------------------------------------------
 

@@ -136,15 +136,61 @@ class Readable:
         self.is_blocked = not self.channel.flush()
 
 
+class LineEnd:
+    """Place that a direct line may lead to, and the open call on that line: the first slot of a node, or an actor."""
+
+    def __init__(self) -> None:
+        self.line: DirectLine | None = None
+        self.on_line: int = 0
+        """Open task that was sent on a line; 0: none."""
+        self._its_line = 0
+        """Number of the line that carries it. The line itself may be gone by now."""
+        self.is_held = False
+        """Whether the agent knows of that task."""
+
+    def tell_agent(self, kind: int, ident: int, body: bytes = b"") -> None:
+        """Queue a frame for the agent of the node."""
+        raise NotImplementedError
+
+    def send_on_line(self, task: Task) -> bool:
+        """Send a task on the direct line, and return True, if there is a free line that takes it.
+
+        Raises:
+            ChannelClosed: The line is gone, and nothing was sent.
+        """
+        line = self.line
+        if line is None or self.on_line or line.is_blocked or not line.takes(task):
+            return False
+        line.send_task(task)
+        self.on_line, self._its_line = task.id, line.number
+        return True
+
+    def hold(self) -> None:
+        """Report the task on the line to the agent, if there is one, so that it counts the slot as busy."""
+        if self.on_line and not self.is_held:
+            self.is_held = True
+            self.tell_agent(FrameKind.HOLD, self.on_line, self._its_line.to_bytes(8, "little"))
+
+    def free_line(self, task: Task) -> bool:
+        """Free the line of a task that has ended. Return False if the task was not on the line."""
+        if task.id != self.on_line:
+            return False
+        if self.is_held:
+            self.tell_agent(FrameKind.UNHOLD, task.id)
+        self.on_line, self.is_held = 0, False
+        return True
+
+
 class DirectLine(Readable):
-    """Direct line to a node's first slot: it carries one short call at a time, without the agent in between.
+    """Direct line to a node's first slot, or to an actor: it carries one short call at a time, without the agent.
 
     The agent learns of the call (HOLD) only when it has to act: another task comes to the node, the call is cancelled,
     or the slot is gone.
     """
 
-    def __init__(self, node: int, channel: Channel, number: int) -> None:
+    def __init__(self, node: int, channel: Channel, number: int, end: LineEnd) -> None:
         super().__init__(node, channel)
+        self.end = end
         # A blocking socket with a short timeout: one system call waits and reads.
         channel.sock.setblocking(True)
         channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LINE_WAIT)
@@ -201,7 +247,7 @@ class DirectLine(Readable):
         self.is_blocked = not self.channel.send(frame)
 
 
-class NodeLink(Readable):
+class NodeLink(Readable, LineEnd):
     """Frames to one agent, and a record of what was sent to it. Used under the ledger's lock.
 
     Blobs stay on the node for the next call that needs them, up to `blob_limit` bytes. Blobs of open calls are never
@@ -216,7 +262,8 @@ class NodeLink(Readable):
         blob_limit: int | None = None,
         dialler: Dialler | None = None,
     ) -> None:
-        super().__init__(node, channel)
+        Readable.__init__(self, node, channel)
+        LineEnd.__init__(self)
         self.facts = facts
         self.resources = resources_of(facts)
         self.dialler = dialler
@@ -224,13 +271,6 @@ class NodeLink(Readable):
         self.stripes = 1
         """Number of channels that its link should have; see `engine.width`."""
         self.may_widen = dialler is not None and bool(facts.get("can_stripe"))
-        self.line: DirectLine | None = None
-        self.on_line: int = 0
-        """Open task that was sent on a line; 0: none."""
-        self._its_line = 0
-        """Number of the line that carries it. The line itself may be gone by now."""
-        self.is_held = False
-        """Whether the agent knows of that task."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
         self._blobs: OrderedDict[bytes, _Stored] = OrderedDict()
         self._blob_bytes = 0
@@ -246,24 +286,8 @@ class NodeLink(Readable):
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         self.channel.queue(kind, ident, body, lane=lane)
 
-    def send_on_line(self, task: Task) -> bool:
-        """Send a task on the direct line, and return True, if there is a free line that takes it.
-
-        Raises:
-            ChannelClosed: The line is gone, and nothing was sent.
-        """
-        line = self.line
-        if line is None or self.on_line or line.is_blocked or not line.takes(task):
-            return False
-        line.send_task(task)
-        self.on_line, self._its_line = task.id, line.number
-        return True
-
-    def hold(self) -> None:
-        """Report the task on the line to the agent, if there is one, so that it counts the slot as busy."""
-        if self.on_line and not self.is_held:
-            self.is_held = True
-            self.channel.queue(FrameKind.HOLD, self.on_line, self._its_line.to_bytes(8, "little"))
+    def tell_agent(self, kind: int, ident: int, body: bytes = b"") -> None:
+        self.channel.queue(kind, ident, body)
 
     def send_task(self, task: Task) -> None:
         """Send a task, preceded by the function and blobs that the node does not have.
@@ -303,10 +327,7 @@ class NodeLink(Readable):
 
     def release(self, task: Task) -> None:
         """Release the function and blobs of a task that has ended or goes to another node."""
-        if task.id == self.on_line:
-            if self.is_held:
-                self.channel.queue(FrameKind.UNHOLD, task.id)
-            self.on_line, self.is_held = 0, False
+        if self.free_line(task):
             return
         if task.payload.blobs:
             self.release_blobs(task.payload.blobs)

@@ -53,7 +53,9 @@ class Membership:
         self._nodes = nodes
         self._on_left = on_left
         self._leaving: set[int] = set()
-        self.keeps: Callable[[int], bool] = lambda node: ledger.links[node].holds_values
+        self.keeps: Callable[[int], bool] = lambda node: (
+            ledger.links[node].holds_values or any(actor.node == node for actor in ledger.actors.values())
+        )
         """Tells whether something of the user's lives on a node beyond its calls. Such a node is in use."""
 
     @property
@@ -68,7 +70,7 @@ class Membership:
         """Return whether there is no open call, and no node keeps anything."""
         ledger = self._ledger
         with ledger.lock:
-            return not ledger.tasks and not ledger.gangs and not any(map(self.keeps, ledger.links))
+            return not (ledger.tasks or ledger.gangs or ledger.actors) and not any(map(self.keeps, ledger.links))
 
     def demand(self) -> Demand:
         with self._ledger.lock:

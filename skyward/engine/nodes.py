@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..events import Emit, NodeReady
@@ -64,6 +64,8 @@ class NodeLinks:
         self._initializer = initializer
         self._emit = emit
         self._usage_tenths = 0
+        self.on_up: list[Callable[[int], object]] = []
+        """Functions that get the number of each node that is there now, under the ledger's lock."""
         self.opener = Opener(job_id, timeout_s=_CONNECT_S)
         self.liveness = Liveness()
 
@@ -87,6 +89,8 @@ class NodeLinks:
             link.send(FrameKind.USAGE, lane=self._usage_tenths)
         self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
         self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots))
+        for on_up in self.on_up:
+            on_up(machine.node)
 
     def tell_all(self) -> None:
         """Send all nodes the topology again, because nodes came or went."""

@@ -20,14 +20,14 @@ class OpenStreams:
     def grant(self, task_id: int, count: int) -> None:
         """Let a generator yield `count` more items. Do nothing if the task has ended."""
         with self._ledger:
-            node = self._ledger.scheduler.node_of(task_id)
+            node = self._ledger.node_of(self._ledger.tasks.get(task_id))
             if node is not None:
                 self._ledger.tell(node, FrameKind.CREDIT, task_id, count.to_bytes(4, "little"))
 
     def send_item(self, task_id: int, lane: int, item: Encoded) -> None:
         """Send an item of an input iterator. Do nothing if the task has ended."""
         with self._ledger:
-            node = self._ledger.scheduler.node_of(task_id)
+            node = self._ledger.node_of(self._ledger.tasks.get(task_id))
             if node is None:
                 return
             link = self._ledger.links.get(node)
@@ -39,7 +39,7 @@ class OpenStreams:
     def end_input(self, task_id: int, kind: int, lane: int) -> None:
         """Report to a task that its input iterator has ended (`kind` is IN_END) or raised (IN_ERROR)."""
         with self._ledger:
-            node = self._ledger.scheduler.node_of(task_id)
+            node = self._ledger.node_of(self._ledger.tasks.get(task_id))
             if node is not None and node in self._ledger.links:
                 self._ledger.links[node].end_stream(kind, task_id, lane)
                 self._ledger.dirty.add(self._ledger.links[node])
@@ -52,7 +52,7 @@ class OpenStreams:
                 return
             task.is_cancelled = True
             self._ledger.idle.notify_all()
-            node = self._ledger.scheduler.cancel(task_id)
+            node = self._dispatcher.take_back(task)
             if node is None:
                 self._dispatcher.forget(task)
             else:

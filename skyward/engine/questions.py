@@ -102,7 +102,7 @@ class OpenQuestions:
             return rank.id, rank.node
         if call not in self._ledger.tasks:
             raise ControlFailed("the call has ended", is_gone=True)
-        node = self._ledger.scheduler.node_of(call)
+        node = self._ledger.node_of(self._ledger.tasks[call])
         if node is None:
             raise ControlFailed("the call waits for a place in the pool")
         return call, node

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ..schedule.scheduler import Action, FailTask, Recall, Send
 from ..wire.blobs import Blob
@@ -19,14 +19,30 @@ from .direct_lines import DirectLines
 from .gang import RankTask
 from .hangs import read_stack, timed_out
 from .ledger import Ledger
-from .link import NodeLink
+from .link import LineEnd, NodeLink
 from .log_router import LogRouter
 from .retries import Rerun, Retries
 from .task_events import TaskEvents
-from .tasks import PulledTask, Task, cannot_send, loss_error, output_notes
+from .tasks import Loss, PulledTask, Task, cannot_send, loss_error, output_notes
 
 _STACK_LIMIT_S = 2.5
 """Seconds to wait for the stack of a call that exceeded its timeout. A healthy node answers within 50 ms."""
+
+
+class ActorQueues(Protocol):
+    """Calls of actors, in the order in which they were made. Called with the ledger locked."""
+
+    def submit(self, task: Task, *, is_alone: bool) -> None:
+        """Queue a call, and send it if its actor has room."""
+        ...
+
+    def ended(self, task: Task) -> None:
+        """Forget a call that has left the ledger."""
+        ...
+
+    def lost(self, task: Task, loss: Loss) -> None:
+        """Handle that the process of an actor died with a call in it, or before the call began."""
+        ...
 
 
 class TaskDispatcher:
@@ -58,6 +74,8 @@ class TaskDispatcher:
         """Functions to call with the number of each task that is about to be stopped."""
         self.on_wanted: Callable[[NodeLink], object] = lambda link: None
         """Function to call with the link of a node that needs blobs of other nodes."""
+        self.actors: ActorQueues
+        """Calls of actors, which the scheduler does not place. Set by that part."""
         self.places_of: Callable[[tuple[Blob, ...]], tuple[int, ...]] = lambda blobs: ()
         """Function that returns the nodes where the bytes of these blobs lie, if they lie on nodes."""
 
@@ -85,6 +103,9 @@ class TaskDispatcher:
         ledger = self._ledger
         ledger.require_open()
         ledger.tasks[task.id] = task
+        if task.actor:
+            self.actors.submit(task, is_alone=is_alone)
+            return
         if after_s or task.options.allow_reruns:
             task.rerun = Rerun(nodes, parent, Retries(task.options))
         if after_s:
@@ -149,12 +170,14 @@ class TaskDispatcher:
         """Send a task to the agent of a node, or by its direct line. Return further actions if it cannot be sent."""
         ledger = self._ledger
         link = ledger.links[node]
-        if not (is_alone and self._send_on_line(link, task)):
+        end: LineEnd = ledger.actors[task.actor] if task.actor else link
+        if not (is_alone and self._send_on_line(end, task)):
             if isinstance(task, PulledTask):  # another task came first, so this one's caller sends it as blobs
                 self.forget(task, ok=None)
                 ledger.after.append(task.send_again)
                 return ledger.scheduler.finished(task.id)
             ledger.dirty.add(link)
+            end.hold()  # before the task: otherwise the agent would count the end's slot as free
             try:
                 link.send_task(task)
             except OSError as error:
@@ -169,12 +192,12 @@ class TaskDispatcher:
         task.on_sent()
         return []
 
-    def _send_on_line(self, link: NodeLink, task: Task) -> bool:
-        """Send a task on the direct line of a node. Return False if there is no line that takes it."""
+    def _send_on_line(self, end: LineEnd, task: Task) -> bool:
+        """Send a task on the direct line to a place. Return False if there is no line that takes it."""
         try:
-            return link.send_on_line(task)
+            return end.send_on_line(task)
         except ChannelClosed:
-            self._lines.drop(link)
+            self._lines.drop(end)
             return False
 
     def _not_sent(self, task: Task, node: int, error: OSError) -> list[Action]:
@@ -200,13 +223,18 @@ class TaskDispatcher:
         for callback in self.on_cancelled:
             callback(task_id)
         ledger.idle.notify_all()
-        node = ledger.scheduler.cancel(task_id)
+        node = self.take_back(task)
         if node is None:
             self.forget(task)
             return
-        if node in ledger.links:
-            ledger.links[node].hold()
+        end = ledger.end_of(task)
+        if end is not None:
+            end.hold()
         ledger.tell(node, FrameKind.CANCEL, task_id, lane=int(self._grace_s * 10))
+
+    def take_back(self, task: Task) -> int | None:
+        """Take back a task that waits here, and return None; return the node of a task that was sent."""
+        return self._ledger.node_of(task) if task.actor else self._ledger.scheduler.cancel(task.id)
 
     # Time limits ----------------------------------------------------------------------------------------------------
 
@@ -214,12 +242,12 @@ class TaskDispatcher:
         task = self._ledger.tasks.get(task_id)
         if task is None or task.is_cancelled or task.attempt != attempt:
             return
-        node = self._ledger.scheduler.node_of(task_id)
-        link = None if node is None else self._ledger.links.get(node)
-        if link is None:
+        node = self._ledger.node_of(task)
+        link, end = None if node is None else self._ledger.links.get(node), self._ledger.end_of(task)
+        if link is None or end is None:
             self._stop_late(task_id, attempt)
             return
-        link.hold()
+        end.hold()
         self._ledger.tell(link.node, FrameKind.TAKE_STACK, task_id)
         self._ledger.at(_STACK_LIMIT_S, self._stop_late, task_id, attempt)
 
@@ -287,6 +315,8 @@ class TaskDispatcher:
         ledger = self._ledger
         ledger.tasks.pop(task.id, None)
         ledger.losses.pop(task.id, None)
+        if task.actor:
+            self.actors.ended(task)
         for callback in self.on_ended.pop(task.id, ()):
             callback(task.id)
         if ok is not None:
@@ -297,6 +327,9 @@ class TaskDispatcher:
     def release(self, task: Task, node: int | None) -> None:
         """Let a node drop the function and blobs of a task."""
         link = self._ledger.links.get(node) if node is not None else None
+        actor = self._ledger.actors.get(task.actor) if task.actor else None
+        if actor is not None and actor.free_line(task):
+            return
         if link is not None:
             link.release(task)
             if link.channel.has_output:

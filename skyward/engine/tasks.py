@@ -133,6 +133,8 @@ class Task:
     """Number of times it was sent."""
     rerun: Rerun | None = None
     """Set while it is open if it may be submitted again."""
+    actor: int = 0
+    """Number of the actor whose call it is; 0: none. The scheduler knows no such task."""
     may_move: bool = True
     """Whether it can be sent again. False if its input, or items already delivered, cannot be repeated."""
 
@@ -421,7 +423,7 @@ def _loss_error(loss: Loss, name: str, again: str) -> NodeError:
             started=loss.started,
         )
     return SlotLost(
-        f"{name!r} on node {loss.node}: its process {_death(loss)} (the pool continues); "
+        f"{name!r} on node {loss.node}: its process {death_of(loss)} (the pool continues); "
         f"set {again} or more if the call may run again",
         node=loss.node,
         started=True,
@@ -430,7 +432,8 @@ def _loss_error(loss: Loss, name: str, again: str) -> NodeError:
     )
 
 
-def _death(loss: Loss) -> str:
+def death_of(loss: Loss) -> str:
+    """Say in words how a process died, after "its process"."""
     if loss.why:
         return f"could not be started: {loss.why}"
     if loss.signal is None:

@@ -23,6 +23,7 @@
     │   ├── NodeLost               the node went away with work on it
     │   ├── RefLost                the nodes that held a kept value are gone
     │   ├── SlotLost               the process that ran the call died
+    │   ├── ActorLost              an actor's process or node is gone, or it was closed
     │   ├── Preempted              the provider took the machine back
     │   ├── Unreachable            the machine does not answer
     │   ├── TransferFailed         a file could not be sent to a node or fetched from it
@@ -64,7 +65,17 @@ from __future__ import annotations
 
 from .base import InternalError, SkywardError
 from .hub import HubError, HubUnreachable
-from .node import BootstrapFailed, NodeError, NodeLost, Preempted, RefLost, SlotLost, TransferFailed, Unreachable
+from .node import (
+    ActorLost,
+    BootstrapFailed,
+    NodeError,
+    NodeLost,
+    Preempted,
+    RefLost,
+    SlotLost,
+    TransferFailed,
+    Unreachable,
+)
 from .provider import (
     AuthFailed,
     BudgetExceeded,
@@ -102,6 +113,7 @@ from .training import (
 from .usage import ArgumentNotPicklable, MissingDependency, NoActivePool, NotRun, PoolClosed, UsageError, WrongArguments
 
 __all__ = [
+    "ActorLost",
     "ArgumentNotPicklable",
     "AuthFailed",
     "BootstrapFailed",

@@ -82,6 +82,26 @@ class SlotLost(NodeError):
     exit_code: int | None = None
 
 
+class ActorLost(NodeError):
+    """The process of an actor died, its node was lost, or the actor was closed.
+
+    Raised for calls under way and for all later ones. With `max_restarts`, the actor is made again by its constructor,
+    and only the calls under way raise this.
+
+    Attributes:
+        reason: Reason why it is gone, in a few words.
+
+    Example:
+        try:
+            score = model.predict(x) >> pool
+        except sky.errors.ActorLost as error:
+            print(f"node {error.node}: {error.reason}")
+    """
+
+    retryable = False
+    reason: str = ""
+
+
 class Preempted(NodeError):
     """The provider took the machine back while a call ran on it.
 

@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ..calls.actor import ActorMethod, check_method_options
 from ..calls.compute import PendingCompute
 from ..calls.futures import Failures, Future, followed, value_of
 from ..console.activity import Progress, ProgressBoard
 from ..engine.builder import PackedCall, Place
 from ..engine.engine import Engine
-from ..engine.tasks import CallTask, PulledTask, ResultStream, Task
+from ..engine.tasks import CallTask, PulledTask, ResultStream, Task, WireFunction
 from ..errors import NotRun, UsageError
 from ..wire.seen import SeenArrays
-from ..wire.tasks import CallKind, Mode
+from ..wire.tasks import CallKind, Mode, actor_place
+from .actors import PoolActors
 from .graphs import Graphs, has_calls
 from .packer import Packer, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
+
+_ALONE: Place = (0, 1, 0)
 
 
 class Dispatch:
@@ -31,6 +35,7 @@ class Dispatch:
         self.packing = Packer()
         self.board = ProgressBoard()
         self.graphs = Graphs()
+        self.actors = PoolActors(engine, self.packing)
 
     def close(self) -> None:
         self.graphs.close()
@@ -117,11 +122,31 @@ class Dispatch:
     ) -> Future[Any]:
         if pending.fn.launch.is_gang:
             return self._gang(pending, nodes=None, one_of=nodes, failures=failures)
+        kind, place = CallKind.PLAIN, _ALONE
+        if isinstance(pending.fn, ActorMethod):
+            kind, place, nodes = CallKind.ACTOR, self._place_of(pending.fn, pending), None
         return self._call(
-            pending, kind=CallKind.PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen, failures=failures
+            pending,
+            kind=kind,
+            nodes=nodes,
+            place=place,
+            is_strict=is_strict,
+            leads=leads,
+            seen=seen,
+            failures=failures,
         )
 
+    def _place_of(self, method: ActorMethod[..., Any], pending: PendingCompute[Any]) -> Place:
+        """Return the place of a call of an actor. Raises UsageError."""
+        check_method_options(pending.options, pending.name)
+        life = method.actor._life
+        if not self.actors.has(life):
+            raise UsageError(f"{pending.name!r}: {method.actor!r} lives in another pool; send the call to that one")
+        return actor_place(life.number)
+
     def _send_to_each(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
+        if isinstance(pending.fn, ActorMethod):
+            raise UsageError(f"`@`: {pending.name!r} is a method of one object on one node; send it with `>> pool`")
         if pending.fn.launch.is_gang:
             return [self._gang(pending, nodes=nodes)]
         return [
@@ -158,14 +183,14 @@ class Dispatch:
             _refuse_streams_that_stay(pending)
             _refuse_retries(pending, reads=bool(sources))
             payload = packing.arguments(args, kwargs, name, seen)
-            call = PackedCall(name, packing.function(pending.fn, name), payload, options)
+            call = PackedCall(name, self._function(pending), payload, options)
             task = self._streaming(pending, future, call, sources, kind, place)
         else:
             # Buffers stay in this process's memory only while the caller waits. A retry may come after that.
             may_repeat = options.allow_reruns or options.retry_on
             may_stay = engine.leader.may_pull if leads and not may_repeat and not pending.is_kept else None
             payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
-            call = PackedCall(name, packing.function(pending.fn, name), payload, options)
+            call = PackedCall(name, self._function(pending), payload, options)
             if payload.stays:
                 task = self._builder.task(
                     PulledTask,
@@ -179,11 +204,22 @@ class Dispatch:
                 )
             else:
                 task = self._builder.task(CallTask, task_id, call, kind, place, mode=_mode(pending), future=future)
+        if kind == CallKind.ACTOR:
+            task.actor = task.head.actor
         if leads and not sources:
             engine.leader.submit(task, future, nodes)
         else:
             engine.submit(task, nodes=nodes)
         return future
+
+    def _function(self, pending: PendingCompute[Any]) -> WireFunction:
+        method = pending.fn
+        if not isinstance(method, ActorMethod):
+            return self.packing.function(method, pending.name)
+        if method.prototype.wire is None:
+            method.prototype.wire = self.packing.function(method.fn, pending.name)
+        wire: WireFunction = method.prototype.wire
+        return wire
 
     def _call_again(
         self, pending: PendingCompute[Any], kind: CallKind, nodes: tuple[int, ...] | None, place: Place

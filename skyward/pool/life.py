@@ -360,6 +360,8 @@ class PoolLife:
                     if self._dispatch is not None:
                         self._dispatch.graphs.wait_idle()
                     engine.wait_idle()
+                    engine.actors.close_all()
+                    engine.wait_idle()
                     for text in self._oversights.found(engine):
                         self.announcer.emit(Overlooked(text=text))
                 engine.wait_stopped()

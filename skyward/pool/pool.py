@@ -300,6 +300,18 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         (chosen,) = check_nodes("node", (number,), self.spec.most_nodes)
         return NodeTarget(self, (chosen,), f"node {chosen}")
 
+    def actor(self, name: str) -> Any:
+        """Return the handle of the actor with that name; see `ActorOptions`.
+
+        Args:
+            name: Name of an actor that lives in this pool.
+
+        Raises:
+            UsageError: There is none.
+            PoolClosed: The pool is not open.
+        """
+        return self._life.running()[1].actors.named(name)
+
     def role(self, name: str) -> NodeTarget:
         """Return the nodes of a role as a target of calls. Raises UsageError if there is no such role."""
         if name not in self._roles:

@@ -12,8 +12,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, overload
 
+from ..calls.actor import PendingActor
 from ..calls.compute import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute
-from ..calls.futures import Failures, Future, value_of, values_of
+from ..calls.futures import Failures, Future, refuse_to_wait, value_of, values_of
 from ..calls.target import CallTarget
 from ..core import interrupts
 from ..core.signatures import check_arguments
@@ -194,6 +195,12 @@ class PoolSender:
         dispatch = self._ready_for(pending)
         return dispatch.on_one_node(pending, nodes=self._nodes, is_strict=True, failures=dispatch.failures)
 
+    def submit_actor(self, pending: PendingActor[Any]) -> Future[Any]:
+        """Make an actor on one of these nodes, and return a future of its handle."""
+        dispatch = self._running()[1]
+        self._wake(1)  # a pool that rests has no node for it
+        return dispatch.actors.make(pending, self._nodes)
+
     def submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
         return self._running()[1].group(group.items, self._nodes)
 
@@ -280,6 +287,16 @@ class PoolTarget(CallTarget):
         if len(futures) > 1:
             self._sender.show_group(group, futures)
         return futures
+
+    def make_actor(self, pending: PendingActor[T]) -> T:
+        """Make an actor and return its handle: `pending >> pool`."""
+        refuse_to_wait("`>> pool`")
+        handle: T = value_of(self._sender.submit_actor(pending))
+        return handle
+
+    def submit_actor(self, pending: PendingActor[T]) -> Future[T]:
+        """Make an actor and return a future of its handle: `pending > pool`."""
+        return self._sender.submit_actor(pending)
 
     def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
         """Submit a call for integrations that send the same arrays many times; see SeenArrays."""

@@ -68,7 +68,7 @@ class FrameKind(IntEnum):
     TAKE_STACK = 26  # C > A  send the stack of the task's process as STACK; lane 1: of all its threads
 
     # The direct line between client and slot (TASK and RESULT travel on it too).
-    LINE = 27  # A > C  the line's descriptor; ident: its number
+    LINE = 27  # A > C  the line's descriptor; ident: its number; body: number of the actor, empty for a slot
     HOLD = 28  # C > A  a task is on the line; body: number of the line
     UNHOLD = 29  # C > A  that task has ended
 
@@ -101,6 +101,11 @@ class FrameKind(IntEnum):
 
     # Monitoring.
     USAGE = 60  # C > A  lane: interval of the answers in tenths of a second, 0: stop. A > C  json: one answer
+
+    # Objects that live on a node; ident: number of the actor.
+    START_ACTOR = 65  # C > A  pickled ActorOrder: start a process for it
+    END_ACTOR = 66  # C > A  kill its process
+    ACTOR_GONE = 67  # A > C  json: how its process died, like LOST; its calls were reported before
 
     # Questions to a running call. An 8-byte number precedes each question and its answer.
     ASK = 61  # C > A > S

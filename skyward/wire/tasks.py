@@ -4,7 +4,8 @@
          | first node u16 | payload ... |
 
 `number` is the first index of a chunk, or the initial credit of a stream in items. `part` of `parts` is a broadcast's
-place among its nodes, and `first node` is the number of the first of them.
+place among its nodes, and `first node` is the number of the first of them. A call of an actor has the actor's number
+in these three fields instead.
 
 The payload of any frame is:
 
@@ -35,6 +36,7 @@ class CallKind(IntEnum):
     PLAIN = 0
     BROADCAST = 1
     GANG = 2
+    ACTOR = 3
 
 
 class Mode(IntEnum):
@@ -53,6 +55,16 @@ class TaskHead(NamedTuple):
     part: int = 0
     parts: int = 1
     first_node: int = 0
+
+    @property
+    def actor(self) -> int:
+        """Number of the actor that runs the task, if it is for one."""
+        return self.part | self.parts << 16 | self.first_node << 32
+
+
+def actor_place(actor: int) -> tuple[int, int, int]:
+    """Return the last three fields of a head for a call of an actor."""
+    return actor & 0xFFFF, actor >> 16 & 0xFFFF, actor >> 32 & 0xFFFF
 
 
 def pack_task(head: TaskHead, payload: bytes) -> bytes:
@@ -146,6 +158,14 @@ class RankOrder:
     """Devices that its process sees, in the order in which it counts them; None: those of the grant alone."""
     tell_stopped_after_s: float = 300.0
     """Seconds without progress of the rank's main thread after which the agent notifies the client."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorOrder:
+    """Order to start a process for an actor."""
+
+    lanes: int = 1
+    """Calls that run at once. With more than one, they run in threads."""
 
 
 HEAD = struct.Struct("<BHQ")

@@ -62,5 +62,23 @@ sky.dict("x", consistency="strong")  # error: call-arg
 pool.lock("x").acquire(False, 1)  # error: call-arg
 
 
+class Model(sky.ActorBase):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @sky.compute
+    def predict(self, x: float) -> list[float]:
+        return [x]
+
+
+Model(1) >> pool  # error: arg-type
+model = Model("weights.pt") >> pool
+model.predict("text") >> pool  # error: call-overload
+model.predict(1.0, top=2) >> pool  # error: call-overload
+wrong: float = model.predict(1.0) >> pool  # error: assignment
+model.predict(1.0) + 1  # error: operator
+sky.actor(retries=1)  # error: call-overload
+
+
 async def asynchronous() -> None:
     await sky.counter("n").increment.aio("1")  # error: arg-type

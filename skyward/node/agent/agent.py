@@ -72,6 +72,8 @@ class Agent:
             FrameKind.CANCEL: tasks.on_cancel,
             FrameKind.RECALL: tasks.on_recall,
             FrameKind.RANK: tasks.on_rank,
+            FrameKind.START_ACTOR: tasks.on_start_actor,
+            FrameKind.END_ACTOR: tasks.on_end_actor,
             FrameKind.TAKE_STACK: tasks.on_take_stack,
             FrameKind.RESERVE_PORT: self._on_reserve_port,
             FrameKind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),

@@ -12,12 +12,13 @@ import os
 import pickle
 import signal
 import time
+from typing import Literal
 
 from ...errors import InternalError
 from ...values.topology import Rank
 from ...wire.failures import encode_failure
 from ...wire.frames import HAS_FD, KEPT, QUIET, Frame, FrameKind
-from ...wire.tasks import TASK_KIND_AT, CallKind, NodeConfig, RankOrder
+from ...wire.tasks import TASK_KIND_AT, ActorOrder, CallKind, NodeConfig, RankOrder, unpack_task
 from ..slot.link import blob_body
 from ..slot.page import CURRENT
 from .blobs import NodeBlobs
@@ -78,7 +79,7 @@ class NodeTasks:
 
     def close(self) -> None:
         """Close the slots' sockets, and kill slots with running tasks; the watchdog kills the rest."""
-        for slot in [*self.placing.slots, *self.placing.ranks.values()]:
+        for slot in self._all_slots():
             if slot.running and slot.pid is not None:
                 self._processes.kill(slot)
             slot.close()
@@ -88,6 +89,9 @@ class NodeTasks:
         self.client = None
         self._failed_ranks.clear()
 
+    def _all_slots(self) -> list[SlotProcess]:
+        return [*self.placing.slots, *self.placing.ranks.values(), *self.placing.actors.values()]
+
     @property
     def _lanes(self) -> int:
         return self._config.slots if self._config.executor == "thread" else 1
@@ -96,7 +100,7 @@ class NodeTasks:
 
     def on_topology(self, frame: Frame) -> None:
         self._topology = frame.body
-        for slot in [*self.placing.slots, *self.placing.ranks.values()]:
+        for slot in self._all_slots():
             self.placing.send_to(slot, frame)
             self._send_line(slot)
 
@@ -104,6 +108,9 @@ class NodeTasks:
         if frame.body[TASK_KIND_AT] == CallKind.GANG and frame.ident not in self.placing.ranks:
             # Its process has died, or never started. A plain slot would run the task without its gang.
             self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._lost(frame.ident, None, 1)))
+            return
+        if frame.body[TASK_KIND_AT] == CallKind.ACTOR:
+            self._on_call_of_actor(frame)
             return
         self.placing.add(frame)
 
@@ -114,14 +121,15 @@ class NodeTasks:
         client = self.client
         if slot.line is not None and client is not None and client.passes_fds and self._topology:
             with contextlib.suppress(OSError):  # out of descriptors: all calls go through the agent
-                client.send(FrameKind.LINE, slot.line_number, fd=slot.line.fileno())
+                actor = slot.actor.to_bytes(8, "little") if slot.actor else b""
+                client.send(FrameKind.LINE, slot.line_number, actor, fd=slot.line.fileno())
             slot.line.close()
             slot.line = None
 
     def on_hold(self, frame: Frame) -> None:
         """Adopt a task from the direct line: it occupies its slot, and can be cancelled or lost, as any other."""
         number = int.from_bytes(frame.body, "little")
-        slot = next((s for s in self.placing.slots if s.line_number == number), None)
+        slot = next((s for s in self._all_slots() if s.line_number == number), None)
         if slot is not None:
             slot.running[frame.ident] = None
             slot.held = frame.ident
@@ -136,7 +144,7 @@ class NodeTasks:
         slot = self.placing.by_task.get(frame.ident)
         if slot is not None:
             self.placing.ended(slot, frame.ident)
-            self.placing.dispatch()
+            self.placing.go_on(slot)
 
     # Ending tasks -----------------------------------------------------------------------------------------------------
 
@@ -226,8 +234,7 @@ class NodeTasks:
             self._early_deaths = 0
             if slot.rank is not None:
                 self._loop.call_later(_RANK_ENDS_S, lambda: self._processes.kill(slot))
-            if self.placing.queue or self.placing.shelved:
-                self.placing.dispatch()
+            self.placing.go_on(slot)
         elif kind == FrameKind.BLOB and frame.flags & KEPT:
             self.placing.keep_blob(slot, frame)
         elif kind in (FrameKind.LOG, FrameKind.DISPLAY):
@@ -342,6 +349,52 @@ class NodeTasks:
         self._fork(slot, (*order.preload, RANK_PRELOAD), order.launch)
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
 
+    # Actors -----------------------------------------------------------------------------------------------------------
+
+    def on_start_actor(self, frame: Frame) -> None:
+        order: ActorOrder = pickle.loads(frame.body)
+        executor: Literal["process", "thread"] = "process" if order.lanes == 1 else "thread"
+        self._lines += 1
+        try:
+            slot = make_slot(
+                self._config.slots + len(self.placing.actors),
+                lanes=order.lanes,
+                executor=executor,
+                workers_per_node=self._config.slots,
+                notice_file=self._config.notice_file,
+                line_number=self._lines if executor == "process" else 0,
+                agent=self._address,
+            )
+        except OSError as error:
+            self._tell_actor_gone(frame.ident, self._lost_body(None, 1, why=f"{type(error).__name__}: {error}"))
+            return
+        slot.actor = frame.ident
+        self.placing.actors[frame.ident] = slot
+        self._fork(slot, self._config.preload, b"")
+        self._send_line(slot)
+
+    def on_end_actor(self, frame: Frame) -> None:
+        slot = self.placing.actors.get(frame.ident)
+        if slot is not None:
+            self._processes.kill(slot)
+
+    def _on_call_of_actor(self, frame: Frame) -> None:
+        slot = self.placing.actors.get(unpack_task(frame.body).actor)
+        if slot is None:  # its process has died, which the client has been told
+            self._send_lost(frame.ident, self._lost(frame.ident, None, 1))
+        else:
+            self.placing.add_to_actor(slot, frame)
+
+    def _on_actor_dead(self, slot: SlotProcess, code: int) -> None:
+        del self.placing.actors[slot.actor]
+        for pending in slot.waiting:
+            self._report_lost(slot, pending.frame.ident, code)
+        self._tell_actor_gone(slot.actor, self._lost_body(0, code, crash_of(slot), why=slot.failure))
+
+    def _tell_actor_gone(self, actor: int, body: bytes) -> None:
+        if self.client is not None:
+            self.client.send_result(Frame(FrameKind.ACTOR_GONE, 0, 0, actor, body))
+
     def on_take_stack(self, frame: Frame) -> None:
         task = frame.ident
         slot = self.placing.ranks.get(task) or self.placing.by_task.get(task)
@@ -382,17 +435,16 @@ class NodeTasks:
         self._read_output(slot)
         if slot.line_number:
             self._dead_line = slot.line_number, int(slot.page[CURRENT]), code
-        if slot.shelved is not None:
-            self.placing.take_back(slot.shelved.frame.ident)
-        for task in list(slot.kept):
-            self.placing.drop_kept(slot, task)
+        self.placing.give_up(slot)
         for task in list(slot.running):
             self._report_lost(slot, task, code)
         self._loop.forget(slot.channel)
         for reader in slot.outputs:
             self._loop.forget(reader.fd)
         slot.close()
-        if slot.rank is not None:
+        if slot.actor:
+            self._on_actor_dead(slot, code)
+        elif slot.rank is not None:
             self._on_rank_dead(slot, code)
         else:
             self._replace(slot)

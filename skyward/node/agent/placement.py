@@ -45,6 +45,8 @@ class Placement:
         self.slots: list[SlotProcess] = []
         self.ranks: dict[int, SlotProcess] = {}
         """Ranks by task."""
+        self.actors: dict[int, SlotProcess] = {}
+        """Processes of actors, by the number of the actor."""
         self.queue: deque[PendingSlot] = deque()
         self.by_task: dict[int, SlotProcess] = {}
         """Slots by task, for tasks that were sent to a slot."""
@@ -60,13 +62,20 @@ class Placement:
     def add_blob(self, frame: Frame) -> None:
         self._add(frame)
         self.dispatch()
+        for slot in self.actors.values():
+            self.feed(slot)
 
     def _add(self, frame: Frame) -> bytes:
         digest, size, _, _ = read_blob_body(frame.body)
         self._blobs.add(Blob(digest, size, frame.fd))
-        for pending in self.queue:
-            pending.missing.discard(digest)
+        for line in self._lines():
+            for pending in line:
+                pending.missing.discard(digest)
         return digest
+
+    def _lines(self) -> list[deque[PendingSlot]]:
+        """Return the queue of the slots, and those of the actors."""
+        return [self.queue, *(slot.waiting for slot in self.actors.values())]
 
     def keep_blob(self, slot: SlotProcess, frame: Frame) -> None:
         """Keep a blob of a value that stays on this node. It is the slot's until the value itself has come."""
@@ -89,15 +98,16 @@ class Placement:
     def drop_function(self, frame: Frame) -> None:
         self._functions.pop(frame.body, None)
         self._function_blobs.pop(frame.body, None)
-        for slot in self.slots:
+        for slot in (*self.slots, *self.actors.values()):
             if frame.body in slot.functions:
                 slot.functions.discard(frame.body)
                 self.send_to(slot, frame)
 
     def drop_blob(self, frame: Frame) -> None:
         self._blobs.drop(frame.body[:DIGEST_SIZE], int.from_bytes(frame.body[DIGEST_SIZE:], "little") or 1)
-        for pending in self.queue:
-            pending.missing = self._missing(pending.frame)
+        for line in self._lines():
+            for pending in line:
+                pending.missing = self._missing(pending.frame)
 
     def _unmap(self, digest: bytes) -> None:
         """Let slots unmap a blob whose file was closed here, because a mapping keeps the file."""
@@ -127,6 +137,23 @@ class Placement:
         pending = PendingSlot(frame, self._missing(frame))
         self.queue.append(pending)
         self.dispatch()
+
+    def add_to_actor(self, slot: SlotProcess, frame: Frame) -> None:
+        """Queue a call of an actor. Calls begin in the order in which they arrive."""
+        slot.waiting.append(PendingSlot(frame, self._missing(frame)))
+        self.feed(slot)
+
+    def feed(self, slot: SlotProcess) -> None:
+        """Give an actor its next calls. None overtakes one that waits for blobs."""
+        while slot.waiting and not slot.waiting[0].missing and slot.room:
+            self._begin(slot, slot.waiting.popleft())
+
+    def go_on(self, slot: SlotProcess) -> None:
+        """Give out tasks after one has ended in this slot."""
+        if slot.actor:
+            self.feed(slot)
+        elif self.queue or self.shelved:
+            self.dispatch()
 
     def _send_frame(self, slot: SlotProcess, frame: Frame) -> None:
         """Send a frame that needs no blobs to a slot."""
@@ -237,7 +264,7 @@ class Placement:
         slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
 
     def pending(self, task: int) -> PendingSlot | None:
-        return next((p for p in self.queue if p.frame.ident == task), None)
+        return next((p for line in self._lines() for p in line if p.frame.ident == task), None)
 
     def forget_unbegun(self, task: int) -> bool:
         """Remove a task that has not begun. Returns False if it may have begun, or was never here."""
@@ -247,7 +274,7 @@ class Placement:
         pending = self.pending(task)
         if pending is None:
             return False
-        self.queue.remove(pending)
+        next(line for line in self._lines() if pending in line).remove(pending)
         if was_shelved and self.queue:
             self.dispatch()
         return True
@@ -320,6 +347,13 @@ class Placement:
             return
         pending.missing = self._missing(pending.frame)
         self.queue.appendleft(pending)
+
+    def give_up(self, slot: SlotProcess) -> None:
+        """Settle the shelf of a dead slot, and drop the blobs of values that will not come."""
+        if slot.shelved is not None:
+            self.take_back(slot.shelved.frame.ident)
+        for task in list(slot.kept):
+            self.drop_kept(slot, task)
 
     def ended(self, slot: SlotProcess, task: int) -> None:
         """Forget a task that its slot has finished."""

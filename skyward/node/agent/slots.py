@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -45,7 +46,7 @@ class PendingSlot:
 
 @dataclass(eq=False)
 class SlotProcess:
-    """One process: a slot of the pool, or a rank of a gang if `rank` is set."""
+    """One process: a slot of the pool, a rank of a gang if `rank` is set, or an actor's process if `actor` is."""
 
     number: int
     lanes: int
@@ -66,6 +67,10 @@ class SlotProcess:
     Tasks that left the shelf keep their entry as value, because the slot may not have begun them."""
     held: int = 0
     """The one task in `running` that came over the direct line; 0 for none."""
+    actor: int = 0
+    """Number of the actor that lives in it; 0 for none."""
+    waiting: deque[PendingSlot] = field(default_factory=deque)
+    """Calls of the actor that have not begun, in order."""
     shelf: Shelf | None = None
     """Shelf of a process slot; None for ranks and thread slots."""
     shelved: PendingSlot | None = None

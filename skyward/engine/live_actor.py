@@ -1,0 +1,80 @@
+"""Record that the client keeps of an actor: its place, its calls in order, and the line to its process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..calls.futures import Future
+from ..wire.tasks import CallKind, actor_place
+from .builder import PackedCall, TaskBuilder
+from .link import LineEnd
+from .tasks import Loss, Received, Task, TaskFailure
+
+
+@dataclass(eq=False, kw_only=True)
+class StepTask(Task):
+    """Constructor or exit hook of an actor. `done` gets the error, or None."""
+
+    done: Callable[[BaseException | None], object]
+
+    def on_result(self, received: Received) -> None:
+        self.done(None)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self.done(failed.error())
+
+    def on_failed(self, error: BaseException) -> None:
+        self.done(error)
+
+
+@dataclass(eq=False, kw_only=True)
+class LiveActor(LineEnd):
+    """Actor that was made, and neither closed nor lost. Used with the ledger locked."""
+
+    number: int
+    name: str
+    constructor: PackedCall
+    ending: PackedCall
+    """Call of the exit hook."""
+    lanes: int
+    """Calls that its process takes at once."""
+    nodes: tuple[int, ...] | None
+    """Nodes that it may live on; None: any without a role."""
+    max_restarts: int
+    restarts_left: int
+    tell: Callable[[int, int, int, bytes], None] = lambda node, kind, ident, body: None
+    """Queues a frame for the agent of a node. The arguments are the node, the kind, the number and the body."""
+    made: Future[Any]
+    """Future of the creation."""
+    closed: Future[None] = field(default_factory=Future)
+    """Future of the end. An error of the exit hook is its error."""
+    node: int | None = None
+    """Node that it lives on; None while it waits for one."""
+    is_made: bool = False
+    """Whether its constructor has returned, in the present process."""
+    is_closing: bool = False
+    is_forgotten: bool = False
+    """Whether nobody can call it any longer."""
+    gone: Loss | None = None
+    """Death of its process, while the outcome of the call on its line is still unknown."""
+    waiting: deque[Task] = field(default_factory=deque)
+    """Calls that were not sent."""
+    sent: dict[int, Task] = field(default_factory=dict)
+    unbegun: set[int] = field(default_factory=set)
+    """Sent calls that a dead process had not begun."""
+
+    def __post_init__(self) -> None:
+        LineEnd.__init__(self)
+
+    def tell_agent(self, kind: int, ident: int, body: bytes = b"") -> None:
+        assert self.node is not None
+        self.tell(self.node, kind, ident, body)
+
+    def step(self, builder: TaskBuilder, call: PackedCall, done: Callable[[BaseException | None], object]) -> StepTask:
+        """Make the task of the constructor, or of the exit hook."""
+        return builder.task(
+            StepTask, builder.next_id(), call, CallKind.ACTOR, actor_place(self.number), actor=self.number, done=done
+        )
