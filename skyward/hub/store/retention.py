@@ -16,11 +16,23 @@ _RUNS = 200
 """Runs that one transaction deletes, so that writers of a server wait for little."""
 _MODELS = 200
 _ACTOR = "skyward hub gc"
+# A version of a model in the registry needs the files of its run or its logged model, whoever deleted those.
+_NAMES_RUN = (
+    "EXISTS (SELECT 1 FROM model_version WHERE model_version.project = run.project"
+    " AND model_version.run_id = run.id AND model_version.deleted_at IS NULL)"
+)
+_NAMES_MODEL = (
+    "EXISTS (SELECT 1 FROM model_version WHERE model_version.project = logged_model.project"
+    " AND model_version.deleted_at IS NULL"
+    " AND replace(location, '/models/' || logged_model.id || '/artifacts', '') <> location)"
+)
+_OLD_RUNS = f"deleted_at < ? AND NOT {_NAMES_RUN}"
 # A deleted one never changes again, so the time of its last change is that of its deletion.
-_OLD_MODELS = "lifecycle = 'deleted' AND updated_at < ?"
+_OLD_MODELS = f"lifecycle = 'deleted' AND updated_at < ? AND NOT {_NAMES_MODEL}"
 _OLD_EXPERIMENTS = (
     "deleted_at < ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM run"
-    " WHERE run.experiment = experiment.id AND (run.deleted_at IS NULL OR run.deleted_at >= ?))"
+    f" WHERE run.experiment = experiment.id AND (run.deleted_at IS NULL OR run.deleted_at >= ? OR {_NAMES_RUN}))"
+    f" AND NOT EXISTS (SELECT 1 FROM logged_model WHERE logged_model.experiment = experiment.id AND {_NAMES_MODEL})"
 )
 
 
@@ -51,10 +63,10 @@ def find_garbage(snapshot: ReadSnapshot, before: int) -> Purged:
         before: Milliseconds since 1970. Things that were deleted later are kept.
     """
     count = "SELECT count(*) FROM"
-    runs = snapshot.execute(f"{count} run WHERE deleted_at < ?", (before,)).fetchone()[0]
+    runs = snapshot.execute(f"{count} run WHERE {_OLD_RUNS}", (before,)).fetchone()[0]
     models = snapshot.execute(
         f"{count} logged_model WHERE ({_OLD_MODELS}) OR EXISTS (SELECT 1 FROM run WHERE"
-        " run.project = logged_model.project AND run.id = logged_model.run_id AND run.deleted_at < ?)"
+        f" run.project = logged_model.project AND run.id = logged_model.run_id AND {_OLD_RUNS} AND NOT {_NAMES_MODEL})"
         f" OR experiment IN (SELECT id FROM experiment WHERE {_OLD_EXPERIMENTS})",
         (before, before, before, before),
     ).fetchone()[0]
@@ -66,6 +78,8 @@ def find_garbage(snapshot: ReadSnapshot, before: int) -> Purged:
 
 def purge(database: Database, blobs: Blobs, before: int) -> Purged:
     """Delete runs, models and experiments that were moved to the bin before a moment, and bytes that nothing names.
+
+    Runs and logged models that a version in the registry was made from stay, until the version is deleted too.
 
     Servers on PostgreSQL may run at the same time. With SQLite, `Database` has refused already where one runs.
 
@@ -91,7 +105,7 @@ def purge(database: Database, blobs: Blobs, before: int) -> Purged:
 def _purge_runs(tx: Transaction, before: int) -> tuple[int, int]:
     """Delete some runs, and the logged models that they made. Returns the number of both."""
     rows = tx.execute(
-        f"SELECT pk, id, project FROM run WHERE deleted_at < ? ORDER BY deleted_at LIMIT {_RUNS}{tx.for_update}",
+        f"SELECT pk, id, project FROM run WHERE {_OLD_RUNS} ORDER BY deleted_at LIMIT {_RUNS}{tx.for_update}",
         (before,),
     ).fetchall()
     tables = [
@@ -101,7 +115,7 @@ def _purge_runs(tx: Transaction, before: int) -> tuple[int, int]:
     ]
     models = 0
     for pk, run_id, project in rows:
-        models += _purge_models(tx, "project = ? AND run_id = ?", (project, run_id))
+        models += _purge_models(tx, f"project = ? AND run_id = ? AND NOT {_NAMES_MODEL}", (project, run_id))
         for name in tables:
             tx.execute(f"DELETE FROM {name} WHERE run = ?", (pk,))
         tx.execute("DELETE FROM token WHERE project = ? AND run = ?", (project, run_id))

@@ -195,10 +195,11 @@ class Oracle:
     def delete(self, path: str, body: Any) -> Answer:
         return self.call("DELETE", f"mlflow/{path}", body)
 
-    def pages(self, path: str, /, **asked: Any) -> None:
-        """Follow the tokens of a GET to the last page. Tokens differ, so each server gets its own."""
+    def pages(self, path: str, /, method: str = "GET", **asked: Any) -> None:
+        """Follow the tokens of a search to the last page. Tokens differ, so each server gets its own."""
         for _ in range(100):
-            answer = self.call("GET", f"mlflow/{path}", query=asked, save={"page": "next_page_token"})
+            given: dict[str, Any] = {"query": asked} if method == "GET" else {"body": asked}
+            answer = self.call(method, f"mlflow/{path}", **given, save={"page": "next_page_token"})
             if "next_page_token" not in answer.tree:
                 return
             asked["page_token"] = "<page>"

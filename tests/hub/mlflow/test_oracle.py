@@ -191,6 +191,34 @@ def test_scripted_searches_of_runs_answer_alike(runs: Oracle) -> None:
     runs.check()
 
 
+def test_searches_of_several_experiments_are_sorted_and_paged_across_them(oracle: Oracle) -> None:
+    for name in ("first", "second", "third"):
+        oracle.post("experiments/create", {"name": new_name(name)}, **{name: "experiment_id"})
+    for number in range(9):
+        # Runs that share a start, a value or a parameter with runs of other experiments.
+        run, started = f"several{number}", 1_700_000_000_000 + number
+        oracle.create_run(run, f"<{('first', 'second', 'third')[number % 3]}>", start_time=started)
+        body: dict[str, Any] = {"run_id": f"<{run}>", "params": [{"key": "lr", "value": f"0.{number % 2}"}]}
+        if number != 4:
+            body["metrics"] = [point("loss", "NaN" if number == 7 else number * 5 % 9)]
+        oracle.post("runs/log-batch", body)
+    for order in (
+        [], ["metrics.loss"], ["metrics.loss DESC"], ["params.lr DESC", "metrics.loss ASC"], ["start_time"],
+        ["attributes.run_name DESC"], ["metrics.absent", "params.lr", "attributes.start_time DESC"],
+    ):  # fmt: skip
+        for experiments in (["<first>", "<second>", "<third>"], ["<third>", "<first>"], ["<second>", "<second>"]):
+            oracle.pages("runs/search", "POST", experiment_ids=experiments, order_by=order, max_results=2)
+    oracle.pages(
+        "runs/search", "POST", experiment_ids=["<first>", "<third>", "987654"], filter="params.lr = '0.0'",
+        order_by=["metrics.loss DESC"], max_results=1,
+    )  # fmt: skip
+    oracle.post("experiments/delete", {"experiment_id": "<third>"})
+    for view in ("ACTIVE_ONLY", "DELETED_ONLY", "ALL"):
+        experiments = ["<first>", "<third>"]
+        oracle.pages("runs/search", "POST", experiment_ids=experiments, run_view_type=view, max_results=2)
+    oracle.check()
+
+
 @given(
     clauses=st.lists(
         st.tuples(st.sampled_from(LEFT), st.sampled_from(OPERATORS), st.sampled_from(RIGHT)).filter(

@@ -43,6 +43,18 @@ def test_merging_sorts_and_drops_duplicates() -> None:
     assert merged.values[2] == 2.0
 
 
+def test_points_in_order_are_merged_as_points_in_any_order_are() -> None:
+    count = 5_000
+    times, steps = np.arange(count) // 3, np.arange(count)
+    whole = Columns(times, steps, np.sin(steps))
+    parts = [whole.take(slice(start, start + 999)) for start in range(0, count, 999)]
+    for given in (parts, parts[::-1], [whole.take(np.random.default_rng(1).permutation(count)), *parts]):
+        merged = merge(given)
+        assert np.array_equal(merged.timestamps, times)
+        assert np.array_equal(merged.steps, steps)
+        assert np.array_equal(merged.values, whole.values)
+
+
 def test_nan_is_sorted_behind_zero_and_both_zeros_are_one_point() -> None:
     values = np.array([2.0, math.nan, 0.0, -1.0, -0.0, math.nan])
     merged = merge([Columns(np.zeros(6, np.int64), np.zeros(6, np.int64), values)])
