@@ -143,6 +143,14 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"from the middle on, the same losses: True",
         r"logged at steps: 10 20 30 40 50 60",
     ),
+    "43_actors": (
+        r"one call: 6\.0",
+        r"in order: \[2\.0, 5\.0, 5\.0\]",
+        r"shared by two: \[10\.0, 20\.0, 30\.0\]",
+        r"by name: 7\.0",
+        r"lost: its process exited with code 1",
+        r"after the restart: 1\.0",
+    ),
     "37_shared_state": (
         r"tried by each worker: \[\d+, \d+, \d+, \d+\]\ntried in all: 8",
         r"best learning rate: 0\.03",

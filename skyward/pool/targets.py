@@ -9,10 +9,10 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
-from ..calls.actor import PendingActor
+from ..calls.actor import ActorMethod, PendingActor
 from ..calls.compute import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute
 from ..calls.futures import Failures, Future, refuse_to_wait, value_of, values_of
 from ..calls.target import CallTarget
@@ -23,6 +23,7 @@ from ..engine.builder import refuse_gang_options
 from ..engine.engine import Engine
 from ..errors import UsageError
 from ..wire.seen import SeenArrays
+from .actor_map import map_actors, methods_of
 from .dispatch import Dispatch
 from .map_run import Chunk, MapRun, check_chunk
 
@@ -234,7 +235,7 @@ class PoolSender:
 
     def map_run(
         self,
-        fn: Callable[..., Any],
+        fn: Any,
         iterables: tuple[Iterable[Any], ...],
         chunk: Chunk,
         ordered: bool,
@@ -305,7 +306,7 @@ class PoolTarget(CallTarget):
     @overload
     def map(
         self,
-        fn: ComputeFunction[..., T],
+        fn: ComputeFunction[..., T] | Sequence[ComputeFunction[..., T]],
         *iterables: Iterable[Any],
         chunk: Chunk = "auto",
         ordered: bool = True,
@@ -322,7 +323,7 @@ class PoolTarget(CallTarget):
     ) -> list[T]: ...
     def map(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Any] | Sequence[ComputeFunction[..., Any]],
         *iterables: Iterable[Any],
         chunk: Chunk = "auto",
         ordered: bool = True,
@@ -331,7 +332,8 @@ class PoolTarget(CallTarget):
         """Return `[fn(*args) for args in zip(*iterables)]`, computed on all slots.
 
         Args:
-            fn: Plain or @compute function. The options of a @compute function apply to each call.
+            fn: Plain or @compute function. The options of a @compute function apply to each call. Or a method of an
+                actor, or a list of methods of several actors, which share the items.
             iterables: Arguments of the calls.
             chunk: Number of calls that are sent together, >= 1. "auto" measures the calls and decides.
             ordered: Return values in the order of the input. False: in the order of completion.
@@ -348,8 +350,10 @@ class PoolTarget(CallTarget):
             ...     pool.map(pow, [2, 3], [3, 2])
             [8, 9]
         """
-        run = self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
         try:
+            if methods := methods_of(fn):
+                return list(self._map_actors(methods, iterables, chunk, ordered, return_exceptions))
+            run = self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
             with contextlib.closing(run.lists()) as lists:
                 return list(itertools.chain.from_iterable(lists))
         except Exception as error:
@@ -359,7 +363,7 @@ class PoolTarget(CallTarget):
     @overload
     def imap(
         self,
-        fn: ComputeFunction[..., T],
+        fn: ComputeFunction[..., T] | Sequence[ComputeFunction[..., T]],
         *iterables: Iterable[Any],
         chunk: Chunk = "auto",
         ordered: bool = True,
@@ -376,7 +380,7 @@ class PoolTarget(CallTarget):
     ) -> Iterator[T]: ...
     def imap(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Any] | Sequence[ComputeFunction[..., Any]],
         *iterables: Iterable[Any],
         chunk: Chunk = "auto",
         ordered: bool = True,
@@ -387,7 +391,8 @@ class PoolTarget(CallTarget):
         Closing or dropping the iterator cancels its open calls.
 
         Args:
-            fn: Plain or @compute function. The options of a @compute function apply to each call.
+            fn: Plain or @compute function. The options of a @compute function apply to each call. Or a method of an
+                actor, or a list of methods of several actors, which share the items.
             iterables: Arguments of the calls.
             chunk: Number of calls that are sent together, >= 1. "auto" measures the calls and decides.
             ordered: Yield values in the order of the input. False: in the order of completion.
@@ -397,7 +402,27 @@ class PoolTarget(CallTarget):
             for value in pool.imap(transform, read_forever()):
                 write(value)
         """
+        if methods := methods_of(fn):
+            return self._map_actors(methods, iterables, chunk, ordered, return_exceptions)
         return self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True).results()
+
+    def _map_actors(
+        self,
+        methods: tuple[ActorMethod[..., Any], ...],
+        iterables: tuple[Iterable[Any], ...],
+        chunk: Chunk,
+        ordered: bool,
+        return_exceptions: bool,
+    ) -> Iterator[Any]:
+        if chunk != "auto":
+            raise UsageError(
+                f"chunk={chunk!r}: calls of an actor are sent one by one; leave it out", field="chunk", value=chunk
+            )
+        if not iterables:
+            raise UsageError("map(): no arguments; pass at least one iterable")
+        self._sender.require_open()
+        send = self._sender.submit_part
+        return map_actors(send, methods, iterables, ordered=ordered, return_exceptions=return_exceptions)
 
     def executor(self) -> PoolExecutor:
         """Return a standard `concurrent.futures.Executor` on these nodes. Raises PoolClosed.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from ..calls.actor import actor
 from ..calls.compute import compute, gather
-from ..errors import ArgumentNotPicklable, ResultNotPicklable, TaskExited, UsageError
+from ..errors import ActorLost, ArgumentNotPicklable, ResultNotPicklable, TaskExited, UsageError
 from ..node.slot.channels import channel
 from ..node.slot.runtime import instance_info
 from ..node.slot.shared.names import barrier, counter, lock, queue
@@ -34,6 +37,28 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(str(path))
         time.sleep(0.005)
+
+
+class _Tally:
+    """Actor of the tests."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def add(self, number: int) -> int:
+        self.count += number
+        return self.count
+
+    def count_down(self, count: int) -> Iterator[int]:
+        yield from reversed(range(count))
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class EngineSuite:
@@ -325,6 +350,30 @@ class EngineSuite:
         calls = [future() > pool.node(node) for node in range(pool.nodes)]
         places = {pool.barrier("suite-barrier", parties).wait(_LIMIT_S), *(call.result(_LIMIT_S) for call in calls)}
         assert places == set(range(parties))
+
+    # Actors ---------------------------------------------------------------------------------------------------------
+
+    def test_calls_of_an_actor_run_in_order_on_one_object(self, pool: ComputePool) -> None:
+        with actor(_Tally)(10) >> pool as tally:
+            futures = [tally.add(1) > pool for _ in range(200)]
+            assert [future.result(_LIMIT_S) for future in futures] == list(range(11, 211))
+            assert list(tally.count_down(3) >> pool) == [2, 1, 0]
+            with pytest.raises(TypeError):
+                tally.add("text") >> pool
+            assert tally.add(1) >> pool == 211
+
+    def test_an_actor_that_dies_fails_its_call_and_restarts(self, pool: ComputePool) -> None:
+        tally: Any = actor(_Tally).with_options(max_restarts=1)(10) >> pool
+        try:
+            first, death, last = tally.add(1) > pool, tally.die() > pool, tally.add(5) > pool
+            assert first.result(_LIMIT_S) == 11
+            with pytest.raises(ActorLost):
+                death.result(_LIMIT_S)
+            assert last.result(_LIMIT_S) == 15
+            with pytest.raises(ActorLost):
+                tally.die() >> pool
+        finally:
+            tally.close()
 
     # Cancelling -----------------------------------------------------------------------------------------------------
 

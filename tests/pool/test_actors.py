@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import gc
+import itertools
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -303,6 +304,28 @@ def again(tally: Any, pool: sky.ComputePool) -> int:
         except ActorLost:
             continue
         return node
+
+
+# Maps ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_map_runs_on_one_actor_or_is_shared_by_several(pool: sky.ComputePool) -> None:
+    models = [Model(2.0) >> pool for _ in range(3)]
+    doubled = [2.0 * x for x in range(500)]
+    assert pool.map(models[0].predict, range(500)) == doubled
+    assert pool.map([model.predict for model in models], range(500)) == doubled
+    assert sorted(pool.map([model.predict for model in models], range(500), ordered=False)) == doubled
+    endless = pool.imap(models[0].predict, itertools.count())
+    assert list(itertools.islice(endless, 100)) == doubled[:100]
+    tally: Any = Tallies() >> pool
+    errors = pool.map(tally.add, [1, "text", 2], return_exceptions=True)
+    assert [type(value) for value in errors] == [int, TypeError, int]
+    with pytest.raises(TypeError):
+        pool.map(tally.add, ["text", 1])
+    with pytest.raises(UsageError, match="chunk=3: calls of an actor are sent one by one"):
+        pool.map(tally.add, [1], chunk=3)
+    with pytest.raises(UsageError, match="must have methods of actors"):
+        pool.map(cast(Any, [tally.add, print]), [1])
 
 
 # Names --------------------------------------------------------------------------------------------------------------
