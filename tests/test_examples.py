@@ -240,6 +240,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"first call: node 0 of 1\nresting with 0 nodes; the next call: \['node 0 of 2', 'node 1 of 2'\]",
     ),
     "44_volumes": (r"first pool: made\nsecond pool: found \[5, 5\]",),
+    "42_gpu_sharing": (r"no GPU here: calls see none\nlr=0\.1: on the CPU\nlr=0\.01: on the CPU",),
     "38_files": (
         r"first: Transfer\(files=2, copied=2, bytes=\d+\)\nagain: Transfer\(files=2, copied=0, bytes=0\)",
         r"one changed: Transfer\(files=2, copied=1, bytes=28\)\nback here: 12 words in 2 texts",

@@ -224,7 +224,7 @@ def _label(node: NodeState, work: NodeWork, now: float, style: Style) -> str:
     if node.detail:  # such as a machine that its provider takes back soon
         return printable(node.detail)
     if not work.calls:
-        return f"idle, {printable(node.instance_type)}" if node.instance_type else "idle"
+        return ", ".join(filter(None, ("idle", printable(node.instance_type), printable(node.devices))))
     names = [f"{name} {style.times}{count}" if count > 1 else name for name, count in work.calls]
     text = printable(", ".join(names[:2]) + (f" +{len(names) - 2}" if len(names) > 2 else ""))
     seconds = now - work.since

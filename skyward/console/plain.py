@@ -80,7 +80,8 @@ class PlainLines:
             case told.PoolReady():
                 price = self._state.price_usd_per_hour
                 cost = f", {usd(price)} per hour" if price else ""
-                return f"ready after {duration(event.seconds)}: {_nodes(len(self._state.nodes))}{cost}"
+                devices = f" with {printable(self._state.devices)}" if self._state.devices else ""
+                return f"ready after {duration(event.seconds)}: {_nodes(len(self._state.nodes))}{devices}{cost}"
             case told.PoolClosed():
                 return closing_words(self._state, event.at)
         return ""

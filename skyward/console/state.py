@@ -24,6 +24,8 @@ class NodeState:
     """Seconds until it was ready, from the start of the pool or the loss of its predecessor."""
     instance_type: str = ""
     address: str = ""
+    devices: str = ""
+    """Accelerators that its calls share."""
     usage: told.NodeUsage | None = None
     began: float = 0.0
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -86,7 +88,7 @@ class PoolState:
                 node.took_s = event.seconds
             case told.NodeReady():
                 self._change(node, "ready", event)
-                node.phase, node.detail, node.address = "", "", event.address
+                node.phase, node.detail, node.address, node.devices = "", "", event.address, event.devices
                 node.took_s = event.at - node.began
             case told.PreemptionNotice():
                 node.detail = "will be taken back"
@@ -117,6 +119,12 @@ class PoolState:
         self, node: NodeState, state: Literal["coming", "ready", "cut", "failed", "lost"], at: told.Event
     ) -> None:
         node.state, node.since = state, at.at
+
+    @property
+    def devices(self) -> str:
+        """Accelerators of each node; empty if the nodes differ, or have none."""
+        kinds = {node.devices for node in self.nodes.values()}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     @property
     def is_one_machine(self) -> bool:

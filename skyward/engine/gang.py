@@ -13,6 +13,7 @@ from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..core.printable import printable
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
+from ..values.devices import Grant, share, shared_view
 from ..values.launch import ProcessLaunch, RankValues
 from ..values.topology import Peer, Rank
 from ..wire.payloads import Encoded
@@ -77,6 +78,8 @@ class Gang:
     is_final: bool = False
     """Whether nodes that it needs are gone for good, so that it cannot be restarted."""
     port_retries: int = 1
+    devices: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Indexes of the devices that are booked for it, by node; all devices of a node that is not in it."""
     hang: Hang | None = None
     """Hang that was detected in this start."""
     late: Late | None = None
@@ -190,10 +193,30 @@ def _one_line(error: BaseException | TaskFailure) -> str:
     return printable(f"{class_name(error)}: {(message.splitlines() or [''])[0]}")
 
 
+def parts_of_ranks(gang: Gang, booked: tuple[int, ...]) -> list[tuple[Grant, tuple[int, ...]]]:
+    """Return the grant of each rank on a node, and the devices that its process sees.
+
+    Args:
+        gang: The gang.
+        booked: Indexes of its devices on the node.
+    """
+    local = gang.ranks_per_node
+    shares = [share(booked, rank, local) for rank in range(local)]
+    everything = shared_view(shares) if gang.launch.sees_neighbours else None
+    return [(Grant(devices=own), own if everything is None else everything) for own in shares]
+
+
 def make_ranks(
     gang: Gang, peers: dict[int, Peer], devices: dict[int, tuple[str, ...]], interfaces: dict[int, str]
 ) -> list[Rank]:
-    """Return the ranks of a placed gang, numbered node by node, so that a node's ranks are neighbours."""
+    """Return the ranks of a placed gang, numbered node by node, so that a node's ranks are neighbours.
+
+    Args:
+        gang: The gang.
+        peers: Its nodes.
+        devices: Identifiers of its devices on each node.
+        interfaces: Network interface of each node.
+    """
     members = tuple(peers[node] for node in gang.placed)
     local = gang.ranks_per_node
     shares_devices = are_shared((devices[node] for node in gang.placed), local)
@@ -209,14 +232,15 @@ def make_ranks(
             head_addr=members[0].private_ip,
             head_port=gang.port,
             local_addr=peer.private_ip,
-            accelerators=len(devices[peer.node]),
+            accelerators=len(visible),
+            devices=tuple(visible.index(device) for device in grant.devices or ()),
             shares_devices=shares_devices,
             peers=members,
             interface=interfaces[peer.node],
             restart_count=len(gang.past),
         )
         for node_rank, peer in enumerate(members)
-        for local_rank in range(local)
+        for local_rank, (grant, visible) in enumerate(parts_of_ranks(gang, tuple(range(len(devices[peer.node])))))
     ]
 
 

@@ -17,7 +17,7 @@ from ..schedule.scheduler import Action, FailGang, StartGang
 from ..wire.frames import Frame, FrameKind
 from ..wire.tasks import RankOrder
 from .devices import sharing_of_gangs
-from .gang import Gang, RankTask, make_ranks
+from .gang import Gang, RankTask, make_ranks, parts_of_ranks
 from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
 from .ledger import Ledger
 from .log_router import LogRouter
@@ -110,7 +110,7 @@ class Gangs:
             self._end(gang)
             return
         peers = {node: self._ledger.machines[node].peer for node in gang.placed}
-        devices = {node: self._ids(node) for node in gang.placed}
+        devices = {node: self._ids(gang, node) for node in gang.placed}
         interfaces = {node: self._ledger.machines[node].interface for node in gang.placed}
         for rank in make_ranks(gang, peers, devices, interfaces):
             delivers = gang.delivers(rank)
@@ -131,8 +131,11 @@ class Gangs:
             gang.tasks[rank.rank] = task
             gang.open.add(task.id)
             self._ledger.tasks[task.id] = task
+            grant, visible = parts_of_ranks(gang, self._booked(gang, rank.node))[rank.local_rank]
             order = RankOrder(
                 rank=rank,
+                grant=grant,
+                visible=visible,
                 launch=gang.launch_bytes,
                 preload=gang.launch.preload,
                 tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
@@ -152,15 +155,21 @@ class Gangs:
             shared = own & self._devices_of(other) if other is not gang and other.open else frozenset()
             if shared and names not in self._told_to_share:
                 self._told_to_share.add(names)
-                nodes = [node for node in gang.placed if shared.intersection(self._ids(node))]
+                nodes = [node for node in gang.placed if shared.intersection(self._ids(gang, node))]
                 text = sharing_of_gangs(gang.name, other.name, nodes, len(shared))
                 self._logs.say(gang.tasks[0], gang.placed[0], text)
 
     def _devices_of(self, gang: Gang) -> frozenset[str]:
-        return frozenset(device for node in gang.placed for device in self._ids(node))
+        return frozenset(device for node in gang.placed for device in self._ids(gang, node))
 
-    def _ids(self, node: int) -> tuple[str, ...]:
-        return tuple(device.id for device in self._nodes.devices(node))
+    def _booked(self, gang: Gang, node: int) -> tuple[int, ...]:
+        """Return the indexes of a gang's devices on a node."""
+        everything = tuple(range(len(self._nodes.devices(node))))
+        return gang.devices.get(node, everything)
+
+    def _ids(self, gang: Gang, node: int) -> tuple[str, ...]:
+        devices = self._nodes.devices(node)
+        return tuple(devices[index].id for index in self._booked(gang, node) if index < len(devices))
 
     # Ending ---------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..events import Emit, NodeReady
-from ..values.devices import Device, NodeResources
+from ..values.devices import Device, NodeResources, describe
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine
 from ..values.topology import AcceleratorInfo
@@ -87,7 +87,8 @@ class NodeLinks:
         self._send_topology(link)
         if self._usage_tenths:
             link.send(FrameKind.USAGE, lane=self._usage_tenths)
-        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
+        devices = describe(link.resources.devices)
+        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip, devices=devices))
         self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots))
         for on_up in self.on_up:
             on_up(machine.node)

@@ -117,6 +117,7 @@ class NodeReady(Event):
     Args:
         node: Index of the node.
         address: Address of the node; may be empty.
+        devices: Accelerators that its calls share, such as "8x NVIDIA L4"; empty without any.
 
     Example:
         >>> NodeReady(node=1, address="10.0.0.7").address
@@ -125,6 +126,7 @@ class NodeReady(Event):
 
     node: int
     address: str = ""
+    devices: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,11 @@ class IntegrationBase(ABC):
     Importing them must not start a thread, because a process with threads cannot be forked safely.
     """
 
+    sees_neighbours: ClassVar[bool] = False
+    """Whether a rank also sees the devices of the gang's other ranks on its node, for frameworks that choose by
+    `LOCAL_RANK`. The others see their own share only.
+    """
+
     processes_per_node: RanksPerNode = 1
     returns: Returns = "nodes"
 

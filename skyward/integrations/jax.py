@@ -87,15 +87,14 @@ class JaxIntegration(IntegrationBase):
             chosen["NCCL_SOCKET_IFNAME"] = rank.interface
         if rank.shares_devices:  # otherwise the first of two ranks takes three quarters of the memory
             chosen["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        devices = _own_devices(rank)
-        if devices:
-            chosen["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, devices))
+        if len(rank.devices) < rank.accelerators:  # beside an integration that sees its neighbours' devices
+            chosen["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, rank.devices))
         # Passed by the environment, so that it also holds if another integration on the function initialises JAX.
         on_cpu = {} if self.local_device_count is None else {"JAX_NUM_CPU_DEVICES": str(self.local_device_count)}
         cpus = on_cpu.get("JAX_NUM_CPU_DEVICES") or os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
         return {
             **on_cpu,
-            "JAX_LOCAL_DEVICE_COUNT": str(len(devices) or rank.accelerators or cpus),
+            "JAX_LOCAL_DEVICE_COUNT": str(len(rank.devices) or cpus),
             "JAX_COORDINATOR_ADDRESS": _endpoint(rank.head_addr, rank.head_port),
             "JAX_NUM_PROCESSES": str(rank.world_size),
             "JAX_PROCESS_ID": str(rank.rank),
@@ -206,16 +205,6 @@ def _name_the_address(rank: Rank) -> None:
     make = native.make_gloo_tcp_collectives
     if not isinstance(make, partial):
         native.make_gloo_tcp_collectives = partial(make, hostname=rank.local_addr)
-
-
-def _own_devices(rank: Rank) -> list[int]:
-    """Return the indexes of the rank's accelerators; an empty list means all of the node's."""
-    if rank.local_world_size == 1 or not rank.accelerators:
-        return []
-    share = rank.accelerators // rank.local_world_size
-    if not share:  # fewer accelerators than ranks: several ranks share one
-        return [rank.local_rank % rank.accelerators]
-    return list(range(rank.local_rank * share, (rank.local_rank + 1) * share))
 
 
 def _endpoint(address: str, port: int) -> str:

@@ -112,6 +112,10 @@ class KerasIntegration(IntegrationBase):
         others = TensorFlowIntegration.preload
         return (f"KERAS_BACKEND={self.backend}", *self.runtime.preload, *others, "keras")
 
+    @property
+    def sees_neighbours(self) -> bool:  # type: ignore[override]  # it follows the backend
+        return self.runtime.sees_neighbours
+
     def environment(self, rank: Rank) -> dict[str, str]:
         return {**self.runtime.environment(rank), "KERAS_BACKEND": self.backend}
 

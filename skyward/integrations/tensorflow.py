@@ -122,14 +122,11 @@ def _in_url(host: str) -> str:
 
 
 def _own_devices(rank: Rank) -> dict[str, str]:
-    """Return the GPUs that the worker may see. It takes the whole memory of each, so neighbours must see others."""
-    if rank.local_world_size == 1 or not rank.accelerators:
+    """Hide the neighbours' GPUs, which another integration may want to see: a worker takes the memory of all."""
+    if len(rank.devices) == rank.accelerators:
         return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(rank.accelerators)))
-    devices = visible.split(",")
-    first, last = (len(devices) * number // rank.local_world_size for number in (rank.local_rank, rank.local_rank + 1))
-    own = devices[first:last] or [devices[rank.local_rank % len(devices)]]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+    names = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(rank.accelerators)))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[device] for device in rank.devices)}
 
 
 @contextmanager

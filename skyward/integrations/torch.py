@@ -1,9 +1,9 @@
 """PyTorch: torchrun's variables, and a process group that is open while the user's function runs.
 
-Devices are assigned as under torchrun. All devices of the node stay visible, `LOCAL_RANK` is the index of the rank's
-own device, and that one is made current before the function is called. Hiding all but one device by
-`CUDA_VISIBLE_DEVICES` was rejected: scripts, Accelerate and Lightning compute `cuda:{LOCAL_RANK}`, which the process
-would not see then (Ray tried it and went back, ray-project/ray#40803).
+Devices are assigned as under torchrun. The ranks of a gang on one node see the gang's devices there, and no others.
+`LOCAL_RANK` is the index of the rank's own device, and that one is made current before the function is called. Hiding
+the neighbours' devices too was rejected: scripts, Accelerate and Lightning compute `cuda:{LOCAL_RANK}`, and FSDP's
+hybrid sharding counts the devices of the node (Ray hid them and went back, ray-project/ray#40803).
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class TorchIntegration(IntegrationBase):
     name: ClassVar[str] = "torch"
     extra: ClassVar[str] = "torch"
     packages: ClassVar[tuple[str, ...]] = ("torch",)
+    sees_neighbours: ClassVar[bool] = True
     # DistributedDataParallel and every optimizer import torch._dynamo when they are created: 1.8 s of the first step.
     preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "torch._dynamo", "numpy.random")
 

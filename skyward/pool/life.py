@@ -339,7 +339,7 @@ class PoolLife:
         if self._ended_by is not None:
             raise self._ended_by
         devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
-        if sharing := sharing_of_pool(devices, self.spec.concurrency):
+        if sharing := sharing_of_pool(devices, self.spec.concurrency, are_threads=self.spec.executor == "thread"):
             warn_user(sharing)
         self._start_scaler(engine, machines)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -73,6 +75,10 @@ class Grant:
         return cls(devices=None if devices is None else tuple(devices), **fields)
 
 
+NO_GRANT = Grant()
+"""Grant of a call that asks for nothing: the equal share of a slot or rank."""
+
+
 def share(devices: tuple[int, ...], part: int, parts: int) -> tuple[int, ...]:
     """Return the equal share of one of several processes. With fewer devices than processes, processes share.
 
@@ -84,3 +90,25 @@ def share(devices: tuple[int, ...], part: int, parts: int) -> tuple[int, ...]:
     if count:
         return devices[part * count : (part + 1) * count]
     return (devices[part % len(devices)],) if devices else ()
+
+
+def shared_view(shares: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the devices of several ranks in an order in which the first of each rank has the rank's own number.
+
+    Example:
+        >>> shared_view([(0, 1), (2, 3)])
+        (0, 2, 1, 3)
+    """
+    longest = max(map(len, shares), default=0)
+    return tuple(dict.fromkeys(own[at] for at in range(longest) for own in shares if at < len(own)))
+
+
+def describe(devices: Sequence[Device]) -> str:
+    """Return how many devices there are of each product; empty without any.
+
+    Example:
+        >>> describe([Device(index=at, id=str(at), kind="nvidia", name="NVIDIA L4") for at in (0, 1)])
+        '2x NVIDIA L4'
+    """
+    counts = Counter(device.name for device in devices)
+    return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())

@@ -50,6 +50,11 @@ class Integration(Protocol):
         ...
 
     @property
+    def sees_neighbours(self) -> bool:
+        """Return whether a rank sees the devices of the gang's other ranks on its node, its own at `local_rank`."""
+        ...
+
+    @property
     def preload(self) -> tuple[str, ...]:
         """Modules that a node may import once, before it forks ranks. Importing them must start no thread.
 
@@ -91,6 +96,11 @@ class ProcessLaunch:
     def returns(self) -> Returns:
         """Choice of the one integration that has another than the default."""
         return next((i.returns for i in self.integrations if i.returns != "nodes"), "nodes")
+
+    @property
+    def sees_neighbours(self) -> bool:
+        """Return whether an integration wants the devices of the gang's other ranks on the node to be visible."""
+        return any(i.sees_neighbours for i in self.integrations)
 
     @property
     def preload(self) -> tuple[str, ...]:

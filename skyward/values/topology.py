@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from ..core.frozenmap import FrozenMap
+from .devices import Device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,9 @@ class Rank:
     head_port: int
     local_addr: str
     accelerators: int = 0
+    """Number of accelerators that the process sees."""
+    devices: tuple[int, ...] = ()
+    """The rank's own accelerators, as indexes among those. There are others if an integration `sees_neighbours`."""
     peers: tuple[Peer, ...] = ()
     """Nodes of this gang, in the order of `node_rank`."""
     interface: str = ""
@@ -77,13 +81,15 @@ class InstanceInfo:
         worker: Slot on this node, in [0, workers_per_node); the local rank in a gang.
         total_nodes: Number of nodes of the pool.
         workers_per_node: Slots per node; ranks per node in a gang.
-        accelerators: Accelerators of this node; 0 on CPU machines.
+        accelerators: Accelerators that this process sees; 0 on CPU machines.
         total_accelerators: Accelerators of the pool.
         head_addr: Address of the call's head: the node with `is_head` in a broadcast or gang, node 0 in a plain call.
         head_port: Port of the gang's rendezvous; 0 for other calls.
         job_id: Unique name of the pool.
         peers: The nodes.
         accelerator: Type of this node's accelerators, or None.
+        devices: Accelerators that are this process's own: the share of a slot or rank. Others may be visible; see
+            `sky.integrations.torch`.
         network: Private network, or None.
         rank: Rank in the gang, or None.
         local_rank: Rank on this node, or None.
@@ -127,6 +133,8 @@ class InstanceInfo:
     """File on this node that exists once `is_preempted`; empty if the provider takes no machine back."""
     volumes: FrozenMap[str] = FrozenMap()  # noqa: RUF009  # immutable
     """Folder of each volume of the pool, by the path under which the pool names it."""
+    devices: tuple[Device, ...] = ()
+    """Accelerators that are this process's own."""
 
     @property
     def is_preempted(self) -> bool:

@@ -14,7 +14,7 @@ HELLO carries the protocol version; a reader of version N accepts N and N-1.
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Final, NamedTuple
 
 from ..errors import InternalError
@@ -29,6 +29,7 @@ MAX_BODY = INLINE_LIMIT + 64 * 1024
 """Bytes: a payload of `INLINE_LIMIT` plus its references. A longer frame comes from a broken or foreign peer."""
 
 
+@unique
 class FrameKind(IntEnum):
     """Purpose of a frame, and who sends it to whom (C: client, A: agent, S: slot, K: keeper)."""
 
@@ -56,7 +57,7 @@ class FrameKind(IntEnum):
     OFFERED = 18  # A > C  lane: port; 0: the agent cannot send it
     PULL = 19  # C > A  json: address, port, secret, digest, size; get a blob from another node. The answer is PULLED
     PULLED = 56  # A > C  lane 1: it did not come, body: why
-    GRANT = 17  # C > A  packed Grant of the task whose TASK follows; without one, the task has the share of a slot
+    GRANT = 47  # C > A  packed Grant of the task whose TASK follows; without one, the task has the share of a slot
 
     # Tasks.
     TASK = 20  # C > A > S

@@ -166,6 +166,8 @@ class ActorOrder:
 
     lanes: int = 1
     """Calls that run at once. With more than one, they run in threads."""
+    grant: Grant | None = None
+    """Part of the node that its process may use; None: all devices."""
 
 
 HEAD = struct.Struct("<BHQ")

@@ -57,6 +57,22 @@ def test_the_panel_shows_the_phase_and_time_of_each_node_and_the_cost() -> None:
     assert calls == "        3 of 8 slots busy · 1,200 queued · 4,998 calls done · 2 failed"
 
 
+def test_the_devices_of_nodes_are_shown() -> None:
+    told = [
+        events.PoolStarted(at=0.0, pool="lab", provider="ssh", nodes=2),
+        *(events.NodeReady(at=1.0, node=node, devices="8x NVIDIA L4") for node in (0, 1)),
+        events.PoolReady(at=1.0, pool="lab", seconds=1.0),
+    ]
+    pool = PoolState("lab")
+    for event in told:
+        pool.take(event)
+    assert shown(pool)[1] == "  ●  0  idle, 8x NVIDIA L4"
+    plain = PlainLines("lab", is_quiet=False)
+    assert [line for event in told for line in plain.take(event)][
+        -1
+    ] == "lab: ready after 1.0 s: 2 nodes with 8x NVIDIA L4"
+
+
 def running(*names: str, node: int = 0, progress: str = "") -> tuple[RunningTask, ...]:
     return tuple(RunningTask(task=n, node=node, name=name, progress=progress) for n, name in enumerate(names))
 

@@ -28,6 +28,10 @@ def test_a_pool_shares_devices_between_slots_or_between_nodes_of_one_machine() -
     assert sharing_of_pool({0: (), 1: ()}, slots=4) == ""
     assert sharing_of_pool({0: ("a/0",), 1: ("b/0",)}, slots=1) == ""
     assert "concurrency=4: the slots of a node share its 2 GPUs" in sharing_of_pool({0: ("a/0", "a/1")}, slots=4)
+    assert sharing_of_pool({0: ("a/0", "a/1")}, slots=2) == ""
+    assert "executor='thread'" in sharing_of_pool({0: ("a/0", "a/1")}, slots=2, are_threads=True)
+    uneven = sharing_of_pool({0: ("a/0", "a/1", "a/2")}, slots=2)
+    assert uneven.startswith("concurrency=2: each slot of a node has 1 of its 3 GPUs, and 1 of them stays unused;")
     assert "nodes=2: nodes on one machine share its 1 GPU," in sharing_of_pool({0: ("a/0",), 1: ("a/0",)}, slots=1)
 
 

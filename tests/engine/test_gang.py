@@ -10,6 +10,7 @@ from skyward.calls.options import CallOptions
 from skyward.engine.gang import Gang, make_ranks
 from skyward.engine.retries import Retries
 from skyward.errors import GangHung, NodeLost, RendezvousFailed, SlotLost, TaskTimeout, UsageError
+from skyward.values.launch import ProcessLaunch
 from skyward.values.topology import Peer
 
 
@@ -19,7 +20,7 @@ def gang(**options: Any) -> Gang:
     return Gang(
         id=1,
         name="train",
-        launch=nothing,
+        launch=ProcessLaunch(),
         launch_bytes=b"",
         function=nothing,
         payload=nothing,

@@ -139,7 +139,7 @@ def test_ports_stay_in_their_range_and_ipv6_addresses_are_bracketed() -> None:
     assert workers == ["[fd00::1]:29998", "[fd00::1]:29999", "[fd00::6]:20000", "[fd00::6]:20001"]
 
 
-def test_neighbours_divide_the_cores_and_the_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_divide_the_cores_and_leave_each_other_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
@@ -149,11 +149,11 @@ def test_neighbours_divide_the_cores_and_the_accelerators(monkeypatch: pytest.Mo
         return environment.get("CUDA_VISIBLE_DEVICES"), environment["TF_NUM_INTRAOP_THREADS"]
 
     assert chosen() == (None, "8")
-    assert chosen(accelerators=8, local_world_size=1, local_rank=0) == (None, "16")
-    assert chosen(accelerators=8) == ("4,5,6,7", "8")
-    assert chosen(accelerators=1) == ("0", "8")
+    assert chosen(accelerators=8, devices=tuple(range(8)), local_world_size=1, local_rank=0) == (None, "16")
+    assert chosen(accelerators=4, devices=(0, 1, 2, 3)) == (None, "8"), "its process sees no others"
+    assert chosen(accelerators=4, devices=(1, 3)) == ("1,3", "8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    assert chosen(accelerators=8) == ("GPU-b", "8")
+    assert chosen(accelerators=2, devices=(1,)) == ("GPU-b", "8")
 
 
 def test_the_users_choices_stay(monkeypatch: pytest.MonkeyPatch) -> None:

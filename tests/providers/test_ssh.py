@@ -19,7 +19,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachable, UsageError
-from skyward.events import Event, PhaseFailed, PoolStarted, ignore
+from skyward.events import Event, NodeReady, PhaseFailed, PoolStarted, ignore
 from skyward.providers import load, remote
 from skyward.providers.ssh import SSH, SSHHost
 from skyward.ssh import SSHTarget
@@ -27,6 +27,7 @@ from skyward.ssh.connect import Transport
 from skyward.values.machine import PoolSpec
 from tests.bootstrap.packages import serve
 from tests.providers.conftest import Hosts
+from tests.stand_in_gpus import GPUS, install_smi
 from tests.waiting import until
 
 # It travels by value, because this module is not on the nodes.
@@ -171,6 +172,31 @@ def test_nothing_secret_is_in_an_argv_or_the_log(sshds: Hosts) -> None:
                 assert b"s3cr3t-value" not in Path(f"/proc/{name}/cmdline").read_bytes()
         folder = Path(folder_of() >> pool)
         assert "s3cr3t-value" not in (folder / "agent.log").read_text()
+
+
+def test_slots_of_a_host_divide_its_gpus(sshds: Hosts, tmp_path: Path) -> None:
+    image = sky.Image(env={"PATH": install_smi(tmp_path, GPUS)})
+    events: list[Event] = []
+
+    def visible(folder: str, me: int) -> tuple[str, list[int]]:
+        import time  # it travels by value
+
+        Path(folder, str(me)).touch()
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.01)
+        info = sky.instance_info()
+        own = [device.index for device in info.devices] if info is not None else []  # pytest rewrites assertions
+        return os.environ["CUDA_VISIBLE_DEVICES"], own
+
+    met = tmp_path / "met"
+    met.mkdir()
+    ssh = sshds.ssh("host0")
+    with sky.ComputePool(provider=ssh, nodes=1, concurrency=2, image=image, on_event=events.append) as pool:
+        calls = [sky.compute(visible)(str(met), me) > pool for me in range(2)]
+        answers = sorted(call.result(60) for call in calls)
+    assert answers == [("0,1,2,3", [0, 1, 2, 3]), ("4,5,6,7", [4, 5, 6, 7])]
+    (ready,) = (event for event in events if isinstance(event, NodeReady))
+    assert ready.devices == "8x NVIDIA H100 80GB HBM3"
 
 
 def test_two_pools_share_a_host(sshds: Hosts) -> None:

@@ -42,7 +42,7 @@ class Agent:
         self._listener = listener
         self._loop = EventLoop()
         self._devices = find_devices(dict(config.env))
-        self._tasks = NodeTasks(self._loop, config, listener.getsockname(), first)
+        self._tasks = NodeTasks(self._loop, config, listener.getsockname(), self._devices, first)
         self._ports = PortLocks(config.address)
         send = self._tasks.send
         self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))
@@ -62,6 +62,7 @@ class Agent:
         tasks, placing, nested, channels = self._tasks, self._tasks.placing, self._nested, self._channels
         return {
             FrameKind.TASK: tasks.on_task,
+            FrameKind.GRANT: tasks.on_grant,
             FrameKind.FUNCTION: placing.add_function,
             FrameKind.BLOB: lambda frame: (nested.on_blob if frame.ident else placing.add_blob)(frame),
             FrameKind.DROP_BLOB: placing.drop_blob,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...values.devices import Device, Grant, Maker, share
+from ...values.devices import NO_GRANT, Device, Grant, Maker, share
 
 _SMI_LIMIT_S = 15.0
 """Seconds for `nvidia-smi`. Without its persistence mode the driver initialises every GPU first."""
@@ -56,6 +56,19 @@ CHOOSING_VARIABLES = frozenset(name for names in _CHOOSING.values() for name in 
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodePart:
+    """Part of a node that a process gets: its own devices, the number of visible ones, and the variables for them."""
+
+    grant: Grant = NO_GRANT
+    devices: tuple[Device, ...] = ()
+    visible: int = 0
+    env: tuple[tuple[str, str], ...] = ()
+
+
+NO_PART = NodePart()
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeDevices:
     """Devices that the processes of a node may use, all of one maker."""
 
@@ -79,6 +92,18 @@ class NodeDevices:
         if grant.devices is None:
             return replace(grant, devices=share(everything, part, parts))
         return replace(grant, devices=tuple(index for index in grant.devices if index < len(self.devices)))
+
+    def part_of(self, grant: Grant, visible: tuple[int, ...], env: Mapping[str, str]) -> NodePart:
+        """Return a process's part of the node.
+
+        Args:
+            grant: Grant that names its devices.
+            visible: Indexes of the devices that the process sees, in the order in which it counts them.
+            env: Environment of the node's processes.
+        """
+        own = tuple(self.devices[index] for index in grant.devices or ())
+        variables = {**self.environment(visible, env), **mps_environment(grant, env)}
+        return NodePart(grant=grant, devices=own, visible=len(visible), env=tuple(variables.items()))
 
     def environment(self, visible: tuple[int, ...], env: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of a process that sees only these devices.
@@ -227,12 +252,12 @@ def _neuron(root: Path) -> NodeDevices:
 
 def _tpus(root: Path) -> NodeDevices:
     """Find TPUs on the bus, or by their files where the bus cannot be read."""
-    from ...accelerators import Accelerator  # only here: its tables are needed on TPU machines alone
-
     chips = [path.parent for path in sorted(root.glob("sys/bus/pci/devices/*/vendor")) if _read(path) == _TPU_VENDOR]
     kinds = [_TPUS[kind] for chip in chips if (kind := _read(chip / "device")) in _TPUS]
     if not kinds:
         return _from_files(root, "google", "dev/accel[0-9]*", "TPU")
+    from ...accelerators import Accelerator  # only here: its tables are needed on TPU machines alone
+
     gb = Accelerator.from_name(kinds[0]).memory_gb or 0.0
     paths = [f"tpu{number}" for number in range(len(kinds))]
     return _listed("google", kinds[0], paths, gb * 1e9 / _GIB)

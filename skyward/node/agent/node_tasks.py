@@ -15,6 +15,7 @@ import time
 from typing import Literal
 
 from ...errors import InternalError
+from ...values.devices import NO_GRANT, Grant
 from ...values.topology import Rank
 from ...wire.failures import encode_failure
 from ...wire.frames import HAS_FD, KEPT, QUIET, Frame, FrameKind
@@ -23,7 +24,9 @@ from ..slot.link import blob_body
 from ..slot.page import CURRENT
 from .blobs import NodeBlobs
 from .complaints import complain
+from .devices import NodeDevices
 from .first_zygote import FirstZygote
+from .granted import GrantedSlots
 from .loop import EventLoop
 from .output import DISPLAYS
 from .placement import Placement
@@ -49,15 +52,26 @@ class NodeTasks:
     slots, and events of processes.
     """
 
-    def __init__(self, loop: EventLoop, config: NodeConfig, address: str, first: FirstZygote | None = None) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: NodeConfig,
+        address: str,
+        devices: NodeDevices,
+        first: FirstZygote | None = None,
+    ) -> None:
         self.client: Session | None = None
         """Session that receives results; None while nobody is connected, when only the lease ends the work."""
         self.spool = Spool(config.folder, config.blob_limit_bytes)
+        self._devices = devices
+        self._env = dict(config.env)
+        self._granted = GrantedSlots(self._resolve, self._renew)
         self.placing = Placement(
             loop,
             NodeBlobs(config.folder, config.blob_limit_bytes),
             on_readable=self.on_slot_readable,
-            on_recalled=lambda task: self.send(FrameKind.RECALLED, task),
+            on_recalled=self._on_recalled,
+            granted=self._granted,
         )
         self._loop = loop
         self._config = config
@@ -113,6 +127,13 @@ class NodeTasks:
             self._on_call_of_actor(frame)
             return
         self.placing.add(frame)
+
+    def on_grant(self, frame: Frame) -> None:
+        self._granted.add(frame.ident, Grant.parse(frame.body))
+
+    def _on_recalled(self, task: int) -> None:
+        self._granted.forget(task)
+        self.send(FrameKind.RECALLED, task)
 
     # The direct line --------------------------------------------------------------------------------------------------
 
@@ -306,9 +327,15 @@ class NodeTasks:
 
     # Slots and ranks --------------------------------------------------------------------------------------------------
 
-    def _start_slot(self, number: int) -> None:
+    def _resolve(self, grant: Grant, number: int) -> Grant:
+        """Return a grant that names its devices. All lanes of a thread slot have those of the node."""
+        return self._devices.of(grant, number, self._config.slots // self._lanes)
+
+    def _start_slot(self, number: int, request: Grant = NO_GRANT) -> None:
         config = self._config
         lanes = config.slots if config.executor == "thread" else 1
+        grant = self._resolve(request, number)
+        has_line = number == 0 and config.executor == "process" and request == NO_GRANT
         self._lines += 1
         try:
             slot = make_slot(
@@ -318,20 +345,25 @@ class NodeTasks:
                 workers_per_node=config.slots,
                 notice_file=config.notice_file,
                 volumes=config.volume_folders,
-                line_number=self._lines if number == 0 and config.executor == "process" else 0,
+                line_number=self._lines if has_line else 0,
                 agent=self._address,
+                part=self._devices.part_of(grant, grant.devices or (), self._env),
             )
         except OSError as error:
             complain(self._config.node, f"agent delays slot {number}: {error.strerror}")
-            self._loop.call_later(_AGAIN_S, lambda: self._start_again(number))
+            self._loop.call_later(_AGAIN_S, lambda: self._start_again(number, request))
             return
+        slot.request = request
         self.placing.slots.append(slot)
+        self._granted.started(slot)
         self._fork(slot, config.preload, b"")
         self._send_line(slot)
 
     def on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)
         env = (*_threads_of(order.rank, self._config), *order.env)
+        grant = self._devices.of(order.grant or NO_GRANT, order.rank.local_rank, order.rank.local_world_size)
+        visible = grant.devices if order.visible is None else order.visible
         try:
             slot = make_slot(
                 order.rank.local_rank,
@@ -341,6 +373,7 @@ class NodeTasks:
                 notice_file=self._config.notice_file,
                 volumes=self._config.volume_folders,
                 agent=self._address,
+                part=self._devices.part_of(grant, visible or (), self._env),
             )
         except OSError as error:
             self._failed_ranks[frame.ident] = self._lost_body(None, 1, why=f"{type(error).__name__}: {error}")
@@ -354,6 +387,7 @@ class NodeTasks:
     def on_start_actor(self, frame: Frame) -> None:
         order: ActorOrder = pickle.loads(frame.body)
         executor: Literal["process", "thread"] = "process" if order.lanes == 1 else "thread"
+        grant = self._devices.of(order.grant or NO_GRANT, 0, 1)
         self._lines += 1
         try:
             slot = make_slot(
@@ -364,6 +398,7 @@ class NodeTasks:
                 notice_file=self._config.notice_file,
                 line_number=self._lines if executor == "process" else 0,
                 agent=self._address,
+                part=self._devices.part_of(grant, grant.devices or (), self._env),
             )
         except OSError as error:
             self._tell_actor_gone(frame.ident, self._lost_body(None, 1, why=f"{type(error).__name__}: {error}"))
@@ -479,6 +514,7 @@ class NodeTasks:
 
     def _send_lost(self, task: int, body: bytes) -> None:
         self.spool.forget(task)
+        self._granted.forget(task)
         if self.client is not None:
             self.client.send_result(Frame(FrameKind.LOST, 0, 0, task, body))
 
@@ -496,17 +532,32 @@ class NodeTasks:
 
     def _replace(self, slot: SlotProcess) -> None:
         self.placing.slots.remove(slot)
+        self._granted.ended(slot)
+        if slot.renewed_as is not None:
+            self._start_again(slot.number, slot.renewed_as)
+            return
         if not slot.finished_any:
             self._early_deaths += 1
         if self._early_deaths < _MAX_EARLY_DEATHS:
-            self._start_again(slot.number)
+            self._start_again(slot.number, slot.request)
         else:
             # Slots die as soon as they start, so immediate restarts would only burn the machine. Retry slowly.
-            self._loop.call_later(_AGAIN_S, lambda: self._start_again(slot.number))
+            self._loop.call_later(_AGAIN_S, lambda: self._start_again(slot.number, slot.request))
 
-    def _start_again(self, number: int) -> None:
-        self._start_slot(number)
+    def _start_again(self, number: int, request: Grant) -> None:
+        self._start_slot(number, request)
         self.placing.dispatch()
+
+    def _renew(self, slot: SlotProcess) -> None:
+        """End an idle slot's process, behind the frames that are being handled; `_replace` starts the next one."""
+
+        def end() -> None:
+            if slot.running:  # a call of the direct line, which the client has just told
+                slot.renewed_as = None
+            else:
+                self._processes.kill(slot)
+
+        self._loop.call_later(0, end)
 
 
 def _threads_of(rank: Rank, config: NodeConfig) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,7 @@ from ...wire.tasks import TASK_HEAD, references
 from ..slot.link import read_blob_body
 from ..slot.mappings import LEAST_BYTES
 from .blobs import NodeBlobs
+from .granted import GrantedSlots
 from .loop import EventLoop
 from .slots import PendingSlot, SlotProcess
 
@@ -34,12 +35,14 @@ class Placement:
         *,
         on_readable: Callable[[SlotProcess], None],
         on_recalled: Callable[[int], None],
+        granted: GrantedSlots,
     ) -> None:
         self._loop = loop
         self._blobs = blobs
         blobs.on_closed = self._unmap
         self._on_readable = on_readable
         self._on_recalled = on_recalled
+        self._granted = granted
         self._functions: dict[bytes, bytes] = {}
         self._function_blobs: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
         self.slots: list[SlotProcess] = []
@@ -127,7 +130,7 @@ class Placement:
         """Place a new task."""
         function = frame.body[:16]
         needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[function]
-        if not needed and not self.queue:  # the common case, without a queue entry
+        if not needed and not self.queue and not self._granted.is_used:  # the common case, without a queue entry
             slot = self._slot_for(frame.ident)
             if slot is not None and function in slot.functions:
                 slot.running[frame.ident] = None
@@ -175,6 +178,7 @@ class Placement:
     def _give_out(self) -> None:
         """Give tasks to slots with room, oldest first. A task that waits for blobs does not block the others."""
         waiting: deque[PendingSlot] = deque()
+        self._granted.begin(self.slots)
         room = sum(slot.room for slot in self.slots)
         while self.queue and (room or self.ranks):
             pending = self.queue.popleft()
@@ -192,6 +196,8 @@ class Placement:
     def _slot_for(self, task: int) -> SlotProcess | None:
         if task in self.ranks:
             return self.ranks[task]
+        if self._granted.is_used:
+            return self._granted.slot_for(task, self.slots)
         best: SlotProcess | None = None
         most = 0
         for slot in self.slots:
@@ -275,6 +281,7 @@ class Placement:
         if pending is None:
             return False
         next(line for line in self._lines() if pending in line).remove(pending)
+        self._granted.forget(task)
         if was_shelved and self.queue:
             self.dispatch()
         return True
@@ -290,15 +297,15 @@ class Placement:
         for slot in self.slots:
             if slot.has_shelf_room:
                 self._take_back_overdue()
-                pending = self._take_first()
+                pending = self._take_first(slot)
                 if pending is None:
                     return
                 self._put_on_shelf(slot, pending)
 
-    def _take_first(self) -> PendingSlot | None:
+    def _take_first(self, slot: SlotProcess) -> PendingSlot | None:
         for pending in self.queue:
             if not pending.missing:
-                if not pending.may_wait_in_slot:
+                if not (pending.may_wait_in_slot and self._granted.fits(pending.frame.ident, slot)):
                     return None
                 self.queue.remove(pending)
                 return pending
@@ -358,6 +365,7 @@ class Placement:
     def ended(self, slot: SlotProcess, task: int) -> None:
         """Forget a task that its slot has finished."""
         self.by_task.pop(task, None)
+        self._granted.forget(task)
         slot.ended(task)
         if slot.shelved is None:
             for running in slot.running:

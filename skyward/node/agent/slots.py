@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...errors import InternalError
+from ...values.devices import NO_GRANT, Grant
 from ...values.topology import Rank
 from ...wire.channel import Channel, ChannelClosed
 from ...wire.frames import Frame
@@ -20,6 +21,7 @@ from ..slot.page import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READ
 from ..slot.shelf import Shelf
 from ..slot.slot import SlotConfig
 from ..slot.stacks import STACKS_AT
+from .devices import NO_PART, NodePart
 from .output import DISPLAYS, OutputReader
 
 
@@ -95,6 +97,10 @@ class SlotProcess:
     is_dead: bool = False
     failure: str = ""
     """Reason why its process could not be started."""
+    request: Grant = NO_GRANT
+    """Grant of the calls that it was started for; without devices: its number's share of them."""
+    renewed_as: Grant | None = None
+    """Grant of its successor, once it is to end because calls need another process; it takes no more."""
     page_fd: int = -1
     """File of the shared page, in process slots and ranks. The process writes its stacks behind the page."""
 
@@ -104,7 +110,7 @@ class SlotProcess:
 
     @property
     def room(self) -> int:
-        return 0 if self.is_dead else max(0, self.lanes - len(self.running))
+        return 0 if self.is_dead or self.renewed_as is not None else max(0, self.lanes - len(self.running))
 
     @property
     def has_shelf_room(self) -> bool:
@@ -118,7 +124,7 @@ class SlotProcess:
             and self.shelved is None
             and not self.is_shelf_spent
             and len(self.running) == 1
-            and not (self.held or self.is_dead or self.is_broken)
+            and not (self.held or self.is_dead or self.is_broken or self.renewed_as is not None)
         )
 
     @property
@@ -205,6 +211,7 @@ def make_slot(
     volumes: tuple[tuple[str, str], ...] = (),
     line_number: int = 0,
     agent: str = "",
+    part: NodePart = NO_PART,
 ) -> SlotProcess:
     """Create the agent's ends of a slot, and the child's ends, ready to be passed on.
 
@@ -220,6 +227,7 @@ def make_slot(
         volumes: folders of the volumes.
         line_number: number of its direct line; 0 for none.
         agent: path of the agent's socket.
+        part: part of the node that it gets.
 
     Raises:
         OSError: the machine has no room for the descriptors; then none is left open.
@@ -232,10 +240,13 @@ def make_slot(
         workers_per_node=workers_per_node,
         rank=rank,
         deliver=deliver,
-        env=env,
+        env=(*env, *part.env),
         notice_file=notice_file,
         volumes=volumes,
         agent=agent,
+        grant=part.grant,
+        devices=part.devices,
+        visible=part.visible,
     )
     with contextlib.ExitStack() as undo:
         slot = _with_ends(config, line_number, undo)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ...core.frozenmap import FrozenMap
 from ...errors import InitializerFailed
+from ...values.devices import Device, Grant
 from ...values.topology import InstanceInfo, NetworkInfo, Rank
 from ...wire.blobs import Blob
 from ...wire.frames import Frame, FrameKind
@@ -41,6 +42,12 @@ class SlotConfig:
     """See NodeConfig.volume_folders."""
     agent: str = ""
     """Path of the agent's socket."""
+    grant: Grant = field(default=Grant())
+    """Part of the node that its calls may use, with its devices named."""
+    devices: tuple[Device, ...] = ()
+    """Devices of the grant."""
+    visible: int = 0
+    """Number of devices that the process sees."""
 
 
 class Slot:
@@ -177,7 +184,7 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         worker=rank.local_rank if rank else config.number + lane,
         total_nodes=len(peers),
         workers_per_node=rank.local_world_size if rank else config.workers_per_node,
-        accelerators=topology.accelerators[topology.node],
+        accelerators=config.visible,
         total_accelerators=sum(topology.accelerators),
         head_addr=rank.head_addr if rank else peers[0].private_ip,
         head_port=rank.head_port if rank else 0,
@@ -193,4 +200,5 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         parts=rank.world_size if rank else None,
         notice_file=config.notice_file,
         volumes=FrozenMap(config.volumes),
+        devices=config.devices,
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from skyward.node.agent.devices import NodeDevices
 from skyward.node.agent.loop import EventLoop
 from skyward.node.agent.node_tasks import NodeTasks
 from skyward.node.agent.session import Session
@@ -84,7 +85,7 @@ def agent(tmp_path: Path) -> Any:
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=1, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    made: Any = NodeTasks(EventLoop(), config, address="")
+    made: Any = NodeTasks(EventLoop(), config, address="", devices=NodeDevices())
     made.client = Client()
     payload = encode(None, lambda data: pytest.fail("a blob")).body
     made.placing.add_function(Frame(FrameKind.FUNCTION, 0, 0, 0, FUNCTION + payload))

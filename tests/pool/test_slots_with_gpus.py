@@ -1,0 +1,219 @@
+"""Slots, ranks and calls on a node with eight GPUs. A stand-in for `nvidia-smi` lists them; nothing computes there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import skyward as sky
+from skyward.errors import SlotLost
+from skyward.integrations.base import IntegrationBase, integrate
+from skyward.integrations.torch import TorchIntegration
+from skyward.values.devices import Grant
+from skyward.values.topology import Rank
+from tests.engines import engine_of
+from tests.stand_in_gpus import GPUS, MIG, install_smi
+from tests.waiting import until
+
+Seen = tuple[str | None, list[int], int, int]
+"""CUDA_VISIBLE_DEVICES, indexes of the call's own devices, number of visible ones, process."""
+
+
+class Plain(IntegrationBase):
+    """Integration whose gang is only processes."""
+
+    name: ClassVar[str] = "plain-ranks"
+    extra: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class LikeTorchrun(Plain):
+    """Integration of a framework that chooses devices by LOCAL_RANK."""
+
+    name: ClassVar[str] = "like-torchrun"
+    sees_neighbours: ClassVar[bool] = TorchIntegration.sees_neighbours
+
+    def environment(self, rank: Rank) -> dict[str, str]:
+        return {"LOCAL_RANK": str(rank.local_rank)}
+
+
+def seen() -> Seen:
+    info = sky.instance_info()
+    assert info is not None
+    own = [device.index for device in info.devices]
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), own, info.accelerators, os.getpid()
+
+
+def seen_together(folder: str, me: int, count: int) -> Seen:
+    """Run at once with other calls, so that each has a slot of its own."""
+    Path(folder, str(me)).touch()
+    until(lambda: len(os.listdir(folder)) == count)
+    return seen()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, gpus: Any = GPUS, **options: Any) -> Iterator[sky.ComputePool]:
+    image = sky.Image(env={"PATH": install_smi(folder, gpus), **options.pop("env", {})})
+    with sky.ComputePool(sky.Local(), image=image, **options) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_choice_here() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sky.ComputePool]:
+    with opened(tmp_path_factory.mktemp("smi"), concurrency=4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def granted(pool: sky.ComputePool, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that sends a call with a grant, as the scheduler does."""
+    engine = engine_of(pool)
+    submit = engine.submit
+
+    def send(call: sky.PendingCompute[Any], **fields: Any) -> Any:
+        def with_grant(task: Any, **where: Any) -> None:
+            task.grant = Grant(**fields)
+            submit(task, **where)
+
+        monkeypatch.setattr(engine, "submit", with_grant)
+        try:
+            return call > pool
+        finally:
+            monkeypatch.setattr(engine, "submit", submit)
+
+    return send
+
+
+def test_slots_divide_the_devices_of_their_node(pool: sky.ComputePool, tmp_path: Path) -> None:
+    calls = [sky.compute(seen_together)(str(tmp_path), me, 4) > pool for me in range(4)]
+    answers = sorted(call.result(timeout=60)[:3] for call in calls)
+    assert answers == [(f"{a},{a + 1}", [a, a + 1], 2) for a in (0, 2, 4, 6)]
+
+
+def test_one_slot_has_all_devices_and_the_users_environment(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        assert (sky.compute(seen)() >> pool)[:3] == (None, list(range(8)), 8)
+        info = sky.compute(sky.instance_info)() >> pool
+        assert info is not None
+        assert info.devices[7].name == "NVIDIA H100 80GB HBM3"
+        assert (info.total_accelerators, info.accelerator and info.accelerator.count) == (8, 8)
+
+
+def test_a_call_runs_in_a_process_that_sees_only_its_devices(granted: Callable[..., Any]) -> None:
+    first = granted(sky.compute(seen)(), devices=(5, 2)).result(60)
+    assert first[:3] == ("5,2", [5, 2], 2)
+    again = granted(sky.compute(seen)(), devices=(5, 2)).result(60)
+    assert again == first, "the process is used again"
+    assert granted(sky.compute(seen)(), devices=()).result(60)[:3] == ("-1", [], 0)
+    assert granted(sky.compute(seen)(), devices=(2, 3)).result(60)[:3] == ("2,3", [2, 3], 2)
+
+
+def test_a_process_that_may_hold_memory_of_a_device_ends_before_another_gets_it(
+    granted: Callable[..., Any],
+) -> None:
+    holder = granted(sky.compute(seen)(), devices=(7,)).result(60)[3]
+
+    def is_alive(pid: int) -> bool:
+        return os.path.exists(f"/proc/{pid}")
+
+    assert is_alive(holder)
+    assert not granted(sky.compute(is_alive)(holder), devices=(6, 7)).result(60)
+
+
+def test_calls_with_and_without_grants_share_the_slots(granted: Callable[..., Any], pool: sky.ComputePool) -> None:
+    futures: list[tuple[Any, Any]] = []
+    for number in range(24):
+        if number % 3:
+            futures.append((None, sky.compute(seen)() > pool))
+        else:
+            devices = (number % 8, (number + 1) % 8)
+            futures.append((devices, granted(sky.compute(seen)(), devices=devices)))
+    for devices, future in futures:
+        variable, own, count, _ = future.result(120)
+        assert count == 2
+        assert variable == ",".join(map(str, own))
+        assert devices is None or own == list(devices)
+    sent = [sky.compute(seen)() > pool for _ in range(50)]
+    assert {tuple(future.result(60)[1]) for future in sent} <= {(0, 1), (2, 3), (4, 5), (6, 7)}
+
+
+def test_a_lost_call_with_a_grant_leaves_its_slot_to_others(granted: Callable[..., Any], pool: sky.ComputePool) -> None:
+    with pytest.raises(SlotLost):
+        granted(sky.compute(die)(), devices=(1,)).result(60)
+    assert granted(sky.compute(seen)(), devices=(1,)).result(60)[:3] == ("1", [1], 1)
+    assert (sky.compute(seen)() >> pool)[2] == 2
+
+
+def test_a_waiting_call_with_a_grant_can_be_cancelled(
+    granted: Callable[..., Any], pool: sky.ComputePool, tmp_path: Path
+) -> None:
+    blockers = [sky.compute(seen_together)(str(tmp_path), me, 5) > pool for me in range(4)]
+    until(lambda: len(os.listdir(tmp_path)) == 4)
+    waiting = granted(sky.compute(seen)(), devices=(3,))
+    assert waiting.cancel()
+    (tmp_path / "4").touch()
+    for blocker in blockers:
+        blocker.result(60)
+    assert (sky.compute(seen)() >> pool)[2] == 2
+
+
+def test_ranks_of_a_gang_get_their_equal_share(pool: sky.ComputePool) -> None:
+    gang: Any = sky.compute(integrate(seen, Plain(processes_per_node=4, returns="ranks")))
+    assert [answer[:3] for answer in gang() >> pool] == [
+        ("0,1", [0, 1], 2),
+        ("2,3", [2, 3], 2),
+        ("4,5", [4, 5], 2),
+        ("6,7", [6, 7], 2),
+    ]
+    auto: Any = sky.compute(integrate(seen, Plain(processes_per_node="auto", returns="ranks")))
+    assert [answer[0] for answer in auto() >> pool] == list("01234567")
+
+
+def test_a_framework_that_counts_by_local_rank_finds_the_ranks_own_device_there(pool: sky.ComputePool) -> None:
+    def own_by_local_rank() -> tuple[str, int, int]:
+        info = sky.instance_info()
+        assert info is not None
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
+        return visible[int(os.environ["LOCAL_RANK"])], info.devices[0].index, len(visible)
+
+    for ranks in (4, 8):
+        gang: Any = sky.compute(integrate(own_by_local_rank, LikeTorchrun(processes_per_node=ranks, returns="ranks")))
+        answers = gang() >> pool
+        assert [int(name) for name, _, _ in answers] == [own for _, own, _ in answers]
+        assert {count for _, _, count in answers} == {8}
+
+
+def test_instances_of_mig_are_named_by_identifier(tmp_path: Path) -> None:
+    with opened(tmp_path, MIG, concurrency=3) as pool:
+        folder = tmp_path / "met"
+        folder.mkdir()
+        calls = [sky.compute(seen_together)(str(folder), me, 3) > pool for me in range(3)]
+        assert {call.result(60)[0] for call in calls} == {"MIG-00000000-0", "MIG-00000000-1", "1"}
+
+
+def test_the_users_choice_restricts_the_node(tmp_path: Path) -> None:
+    with opened(tmp_path, env={"CUDA_VISIBLE_DEVICES": "6,3"}, concurrency=2) as pool:
+        folder = tmp_path / "met"
+        folder.mkdir()
+        calls = [sky.compute(seen_together)(str(folder), me, 2) > pool for me in range(2)]
+        assert sorted(call.result(60)[:3] for call in calls) == [("3", [1], 1), ("6", [0], 1)]
