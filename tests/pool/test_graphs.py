@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.errors import NodeLost, UsageError
+from skyward.errors import NodeLost, RefLost, UsageError
 from skyward.testing import Faults
 from tests.waiting import lines_of, until
 
@@ -218,6 +218,28 @@ def test_a_lost_node_fails_the_graph_unless_its_call_may_run_again(tmp_path: Pat
                     future.result(60)
                 assert "Graph of calls: where <- once_lost, which failed" in caught.value.__notes__
             faults.wait_until_whole()
+
+
+def test_a_chain_whose_middle_loses_its_node_fails_with_its_path(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+
+    @sky.compute(retries=1)
+    def middle(array: Any, path: Path) -> Any:
+        if not path.exists():
+            path.write_text(str(node()))
+            until(lambda: False, 60)
+        return array
+
+    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
+        faults = Faults(pool)
+        future = where(middle(large(), began)) > pool
+        until(lambda: began.exists() and began.read_text())
+        faults.kill_node(int(began.read_text()))  # it runs where its argument lies, and nowhere else has it
+        with pytest.raises(RefLost) as caught:
+            future.result(60)
+        assert "Graph of calls: where <- middle, which failed" in caught.value.__notes__
+        faults.wait_until_whole()
+        assert where(middle(large(), began)) @ pool
 
 
 def test_closing_the_pool_waits_for_graphs_and_cancelling_ends_them(tmp_path: Path) -> None:
