@@ -227,7 +227,7 @@ NAMES = [
     Mistake("sky.Spec", lambda _: untyped.Spec, AttributeError, ("ComputePool(any_of=[",)),
     Mistake("sky.volumes", lambda _: untyped.volumes, AttributeError, ("volumes={", "sky.Volume(")),
     Mistake("sky.storage", lambda _: untyped.storage, AttributeError, ("sky.Volume(",)),
-    Mistake("sky.actor", lambda _: untyped.actor, AttributeError, ("do not exist yet", "sky.dict(name)", "sky.once")),
+    Mistake("sky.Actor", lambda _: untyped.Actor, AttributeError, ("write @sky.actor above the class",)),
     Mistake("sky.function", lambda _: untyped.function, AttributeError, ("@sky.compute",)),
     Mistake("sky.remote", lambda _: untyped.remote, AttributeError, ("@sky.compute",)),
     Mistake("sky.Compute", lambda _: untyped.Compute, AttributeError, ("sky.ComputePool(...)", ".named(")),

@@ -14,7 +14,7 @@ _SHOWN = 12
 """Most names that a message lists; for longer lists it points to the help."""
 
 _ELSEWHERE = "does not exist yet; use sky.AWS, sky.Local, or sky.SSH for any machine that ssh reaches"
-_ACTOR = "remote objects do not exist yet; share values with sky.dict(name), or keep one on pool.node(0) with sky.once"
+_ACTOR = "write @sky.actor above the class; Model(...) >> pool makes an object"
 _VOLUME = 'write ComputePool(volumes={"/data": sky.Volume("cache")})'
 _UPLOAD = 'write pool.upload("data"), or pool.upload("here", "there")'
 _DETACHED = "pools do not outlive their program yet; open one with `with sky.ComputePool(...) as pool:`"
@@ -56,7 +56,7 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("Client server App Session", _DETACHED),
         **_each("function remote task delayed", f"write @sky.compute above the function, and {_SEND}"),
         **_each("init pool connect", _OPEN),
-        **_each("Actor actor cls", _ACTOR),
+        **_each("Actor cls", _ACTOR),
         **_each("Queue", "write sky.queue(name)"),
         **_each("Offer offers InstanceType", "write pool.offers(), or `skyward offers` in a shell"),
         **_each("get run submit broadcast", _SEND),
