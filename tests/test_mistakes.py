@@ -328,7 +328,7 @@ OPTIONS = [
     Mistake("Local(nodes=)", lambda _: untyped.Local(nodes=2), UsageError, ("set this option of the pool",)),
     Mistake("lease=", lambda _: untyped.Local(lease=2), UsageError, ("did you mean lease_s=?",)),
     Mistake("retry=", lambda _: untyped.compute(retry=2), UsageError, ("write retries=3",)),
-    Mistake("gpu=", lambda _: untyped.compute(gpu=2), UsageError, ("ComputePool(accelerator=",)),
+    Mistake("gpu=", lambda _: untyped.compute(gpu=2), UsageError, ("write gpus=1",)),
     Mistake(
         "retries={}", lambda _: untyped.compute(retries={"max": 2}), UsageError, ("whole number", "set retry_delay_s=2")
     ),

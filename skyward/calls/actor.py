@@ -425,6 +425,11 @@ class ActorHandle:
             return [*_prototypes(self._cls.cls), *_OF_HANDLES]
 
 
+def life_of(handle: ActorHandle) -> ActorLife:
+    """Return the actor behind a handle, whose own public names are those of the user's class."""
+    return handle._life
+
+
 @functools.lru_cache(maxsize=256)
 def _prototypes(cls: type) -> dict[str, ActorMethod[..., Any]]:
     """Return the public methods of a class, without an actor."""
@@ -475,7 +480,7 @@ class ActorMethod(ComputeFunction[P, T_co]):
         made.__dict__.update(changes)
         return made
 
-    def with_options(self, **options: Any) -> ActorMethod[P, T_co]:
+    def with_options(self, **options: Any) -> ActorMethod[P, T_co]:  # type: ignore[override]  # no option changes its type
         """Return a copy with other options; see `CallOptions`. Raises UsageError."""
         return self.of(self.actor, options=replace(self.options, **proper_options(options)))
 
@@ -500,6 +505,9 @@ class ActorMethod(ComputeFunction[P, T_co]):
 
 def check_method_options(options: CallOptions, name: str) -> None:
     """Raise UsageError for options that a method of an actor cannot have."""
+    for option in ("nodes", "cpus", "gpus", "memory_gib", "accelerator"):
+        if (value := getattr(options, option)) is not None:
+            raise _refused(option, value, f"{name!r} is a method of an actor and runs where that lives; leave it out")
     for option in _RERUNS:
         if value := getattr(options, option):
             raise _refused(

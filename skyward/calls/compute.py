@@ -30,6 +30,7 @@ from typing import (
     overload,
 )
 
+from ..accelerators import Accelerator
 from ..core.html import card
 from ..core.signatures import check_arguments, innermost, name_of
 from ..core.spellings import advice
@@ -161,7 +162,15 @@ class ComputeFunction(Generic[P, T_co]):
         """Run the original function here and now, and return its value."""
         return self.fn(*args, **kwargs)
 
-    def with_options(self, **options: Any) -> ComputeFunction[P, T_co]:
+    @overload
+    def with_options(
+        self: ComputeFunction[P, RankValues[T]], *, nodes: int, **options: Any
+    ) -> ComputeFunction[P, RankValues[T]]: ...
+    @overload
+    def with_options(self, *, nodes: int, **options: Any) -> ComputeFunction[P, list[T_co]]: ...
+    @overload
+    def with_options(self, **options: Any) -> ComputeFunction[P, T_co]: ...
+    def with_options(self, **options: Any) -> ComputeFunction[P, Any]:
         """Return a copy with other options; see `CallOptions`. Raises UsageError."""
         return ComputeFunction(self.fn, replace(self.options, **proper_options(options)))
 
@@ -277,6 +286,10 @@ def compute(
     hang_timeout_s: float | None = None,
     name: str | None = None,
     timeout: float | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    memory_gib: float | None = None,
+    accelerator: str | Accelerator | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
 def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make calls of a function lazy, so that an operator can send them to a pool.
@@ -411,7 +424,15 @@ class PendingCompute(Unrun, Generic[T_co]):
         """Name of the call in logs and errors."""
         return self.options.name or self.fn.__name__
 
-    def with_options(self, **options: Any) -> PendingCompute[T_co]:
+    @overload
+    def with_options(
+        self: PendingCompute[RankValues[T]], *, nodes: int, **options: Any
+    ) -> PendingCompute[RankValues[T]]: ...
+    @overload
+    def with_options(self, *, nodes: int, **options: Any) -> PendingCompute[list[T_co]]: ...
+    @overload
+    def with_options(self, **options: Any) -> PendingCompute[T_co]: ...
+    def with_options(self, **options: Any) -> PendingCompute[Any]:
         """Return a copy with other options; see `CallOptions`. Raises UsageError."""
         return replace(self, options=replace(self.options, **proper_options(options)))
 

@@ -155,6 +155,7 @@ class Future(concurrent.futures.Future[T]):
         is_strict: bool = False,
         lead: Callable[[int, Future[Any]], None] | None = None,
         failures: Failures | None = None,
+        why: Callable[[int], str] | None = None,
     ) -> None:
         """Make a future. `call_id` is the engine's number of the call, 0 for several; `stop` and `lead` receive it."""
         super().__init__()
@@ -166,6 +167,8 @@ class Future(concurrent.futures.Future[T]):
         self.call_id = call_id
         self.failures = failures
         """Counter of this future while it has failed and nobody has read it."""
+        self.why = why
+        """Function that tells why the call of this number waits."""
         self.shown: Callable[[], None] | None = None
         """Wait briefly until the call's output is shown, so that the output comes before the value."""
 
@@ -197,6 +200,14 @@ class Future(concurrent.futures.Future[T]):
         if is_new:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
         return True
+
+    @property
+    def why_waiting(self) -> str:
+        """Reason why the call has not begun, such as "waits for 2 GPUs: 1 free"; empty once it has begun, or ended.
+
+        It is looked up now, and may have changed when you read it. Inside tasks it is always empty.
+        """
+        return "" if self.why is None or self.done() else self.why(self.call_id)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Call `fn` with this future when it is done, or at once if it is.
@@ -399,7 +410,10 @@ def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Futu
     def stop(_: int = 0) -> None:
         _stop(futures)
 
-    all_of_them: Future[tuple[Any, ...]] = Future(stop, failures=failures)
+    def why(_: int) -> str:
+        return next((reason for future in futures if (reason := future.why_waiting)), "")
+
+    all_of_them: Future[tuple[Any, ...]] = Future(stop, failures=failures, why=why)
     left = len(futures)
     lock = threading.Lock()
 
@@ -423,6 +437,10 @@ def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Futu
     return all_of_them
 
 
+def _why_behind_others(_: int) -> str:
+    return "waits for the calls among its arguments"
+
+
 def followed(
     first: Future[T],
     send: Callable[[T], Future[Any]],
@@ -436,7 +454,7 @@ def followed(
     def stop(_: int = 0) -> None:
         _stop(open_ones)
 
-    last: Future[Any] = Future(stop, is_strict=is_strict, failures=failures)
+    last: Future[Any] = Future(stop, is_strict=is_strict, failures=failures, why=_why_behind_others)
 
     # Neither callback refers to the future that calls it, and `open_ones` ends empty: in a cycle, values would stay in
     # memory until the garbage collector finds them.
@@ -453,7 +471,7 @@ def followed(
                 last.settle_error(error)
                 return
             open_ones.append(sent)
-            last.call_id = sent.call_id
+            last.call_id, last.why = sent.call_id, sent.why
             last.set_running()
             if last.cancelled():  # between the two steps
                 stop()

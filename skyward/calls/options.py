@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..accelerators import Accelerator
 from ..core.bounds import is_positive
 from ..core.signatures import checked_options, repeated
 from ..core.spellings import advice
 from ..errors import UsageError
+from ..schedule.resources import Need
+from .needs import check_node_count, need_of
 
 
 @checked_options
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """Options of one call: time limit, retries, restarts and name.
+    """Options of one call: time limit, retries, restarts, name and resources.
 
     The keyword arguments of `@sky.compute(...)` and `.with_options(...)` are these fields.
 
@@ -35,6 +39,15 @@ class CallOptions:
             is stopped with GangHung, which names the missing rank and holds each rank's Python stack. None: the gang
             is never stopped, and the stacks are logged once, after 5 minutes.
         name: Name of the call in logs and errors. Default: the function's name.
+        cpus: Processors that the call books on its node, > 0, such as 2 or 0.5. None: none. `concurrency` stays the
+            upper bound of the calls on a node.
+        gpus: Devices that the call books and sees: a whole number, a share of one below 1, or 0 to hide all. None: the
+            equal share of its slot, which is all of them with one slot. A gang books this number on each node, for all
+            of its ranks there.
+        memory_gib: Memory that the call books, in GiB, > 0. None: none.
+        accelerator: Kind of these devices, such as "A100"; for nodes that differ. Without `gpus`, it books one.
+        nodes: Number of nodes, >= 1. The call then runs as a gang on any of them that are free, wherever it is sent,
+            and its value is the list of theirs. None: one node, and one value.
 
     Raises:
         UsageError: An option is unknown or outside its range.
@@ -52,8 +65,15 @@ class CallOptions:
     max_restarts: int = 0
     hang_timeout_s: float | None = None
     name: str | None = None
+    cpus: float | None = None
+    gpus: float | None = None
+    memory_gib: float | None = None
+    accelerator: str | Accelerator | None = None
+    nodes: int | None = None
 
     def __post_init__(self) -> None:
+        check_node_count(self.nodes)
+        need_of(self.cpus, self.gpus, self.memory_gib, self.accelerator)
         for field_name, seconds in (("timeout_s", self.timeout_s), ("hang_timeout_s", self.hang_timeout_s)):
             if seconds is not None and not is_positive(seconds):
                 raise UsageError(
@@ -86,6 +106,11 @@ class CallOptions:
                     value=kind,
                 )
         object.__setattr__(self, "retry_on", kinds)
+
+    @functools.cached_property  # read for every call
+    def need(self) -> Need | None:
+        """Return the resources that the call books; None if it says no numbers."""
+        return need_of(self.cpus, self.gpus, self.memory_gib, self.accelerator)
 
     @property
     def allow_reruns(self) -> bool:

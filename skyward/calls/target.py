@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..values.launch import RankValues
 from .compute import ComputeFunction, PendingCompute, PendingComputeGroup, pending_of
 from .futures import Failures, Future, joined, streamed, values_of
+from .needs import check_node_count
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,6 +75,22 @@ class CallTarget:
         calls of others and the task itself use slots too.
         """
         return self._sender.slots
+
+    def any(self, count: int) -> AnyNodes:
+        """Return any `count` of these nodes as a target: `f(x) @ pool.any(2)` is a gang on the first two that are free.
+
+        Args:
+            count: Number of nodes, >= 1.
+
+        Raises:
+            UsageError: The number is illegal. A call that needs more nodes than there are is refused when it is sent.
+
+        Example:
+            future = train(data) > pool.any(2)
+            print(future.why_waiting)
+        """
+        check_node_count(count)
+        return AnyNodes(self, count)
 
     @overload
     def run(self, call: PendingCompute[T], /) -> T: ...
@@ -207,6 +224,77 @@ class CallTarget:
                 known = [member for member in dir(type(self)) if not member.startswith("_")]
                 text = f"{text}; {advice('pool', name, known, shown='{}')}"
             raise AttributeError(text, name=name, obj=self)
+
+
+class AnyNodes(CallTarget):
+    """A number of any nodes of a target. Made by `pool.any(count)`; valid while the pool is.
+
+    Every call runs as a gang, on nodes that are chosen when enough of them are free. Its value is the list of those of
+    the nodes, with each of `>>`, `>` and `@`. A plain function then runs in a new process on each node.
+
+    Example:
+        >>> import skyward as sky
+        >>> with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+        ...     sorted(sky.compute(lambda: sky.instance_info().node)() @ pool.any(2))
+        [0, 1]
+    """
+
+    def __init__(self, target: CallTarget, count: int) -> None:
+        self._target = target
+        self._count = count
+        self._sender = AnySender(target._sender, count)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AnyNodes, (self._target, self._count)
+
+    def __repr__(self) -> str:
+        return f"<any {self._count} nodes of {self._target!r}>"
+
+    def _submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
+        return self._target._submit_parts(group.with_options(nodes=self._count))
+
+
+class AnySender:
+    """Sends calls with the option `nodes`; see `Sender`."""
+
+    def __init__(self, sender: Sender, count: int) -> None:
+        self._sender = sender
+        self._count = count
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self._sender.numbers
+
+    @property
+    def slots(self) -> int:
+        return self._sender.slots
+
+    def run(self, pending: PendingCompute[T]) -> T:
+        return self._sender.run(self._widened(pending))
+
+    def submit(self, pending: PendingCompute[T]) -> Future[T]:
+        return self._sender.submit(self._widened(pending))
+
+    def submit_part(self, pending: PendingCompute[Any]) -> Future[Any]:
+        return self._sender.submit_part(self._widened(pending))
+
+    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
+        return self._sender.broadcast(self._widened(pending))
+
+    def failures(self) -> Failures | None:
+        return self._sender.failures()
+
+    def _widened(self, pending: PendingCompute[T]) -> PendingCompute[T]:
+        """Return the call for some nodes. To type checkers its value stays that of one node."""
+        if pending.options.nodes not in (None, self._count):
+            raise UsageError(
+                f"nodes={pending.options.nodes}: {short(pending)} has its number of nodes, and was sent to any "
+                f"{self._count}; say it once",
+                field="nodes",
+                value=pending.options.nodes,
+            )
+        widened: PendingCompute[Any] = pending.with_options(nodes=self._count)
+        return widened
 
 
 def refuse_operand(value: object, operator: str) -> NoReturn:

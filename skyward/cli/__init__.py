@@ -79,7 +79,6 @@ Decorate a Python function, choose where it runs at the call site, get its value
 This command manages your pools and machines. You start the work itself from Python:
 
     import skyward as sky
-
     @sky.compute
     def hello(name):
         return f"hello {name}"

@@ -116,6 +116,8 @@ class Counts:
     queued: int
     ended: int
     failed: int
+    why: str = ""
+    """What the oldest waiting call lacks, if it is more than a slot."""
     running: tuple[RunningTask, ...] = ()
     progress: tuple[Progress, ...] = ()
 

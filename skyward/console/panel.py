@@ -307,7 +307,7 @@ def _calls(pool: PoolState, counts: Counts | None, width: int, style: Style) -> 
         return style.paint(fitted(indent + text, width, style.ellipsis), 2)
     parts = [f"{counts.busy} of {counts.slots} slot{'s' if counts.slots != 1 else ''} busy"]
     if counts.queued:
-        parts.append(f"{counts.queued:,} queued")
+        parts.append(f"{counts.queued:,} queued" + (f" (the oldest {counts.why})" if counts.why else ""))
     done = counts.ended - counts.failed
     parts.append(f"{done:,} call{'s' if done != 1 else ''} done")
     text = fitted(f"{indent}{style.dot.join(parts)}", width, style.ellipsis)

@@ -22,7 +22,6 @@ _ELASTIC = "write nodes=(2, 8): the pool grows while calls wait, and shrinks whe
 _IDLE = "write idle_timeout_s=600: an idle pool gives its machines back"
 _SEVERAL = "write ComputePool(any_of=[sky.SSH(hosts=[...]), sky.AWS()]); its machines come from one of them"
 _DEVICES = 'write accelerator="A100", or accelerator=sky.accelerators.A100(count=8) for 8 per node'
-_OF_A_CALL = "set resources on the pool: ComputePool(accelerator=..., vcpus=..., memory_gib=...)"
 _OF_THE_POOL = "set this option of the pool: sky.ComputePool(...)"
 _OF_THE_IMAGE = "set this option of the image: ComputePool(image=sky.Image(...))"
 _OF_THE_PROVIDER = "set this option of the provider: sky.AWS(region=..., instance_types=[...])"
@@ -113,12 +112,14 @@ FOREIGN: dict[str, dict[str, str]] = {
         "with_retries": "write f.with_options(retries=3)",
     },
     "a call": {
-        **_each("gpu gpus num_gpus cpu cpus num_cpus memory accelerator", _OF_A_CALL),
+        **_each("gpu num_gpus", "write gpus=1"),
+        **_each("cpu num_cpus cores vcpus", "write cpus=2"),
+        **_each("memory memory_gb ram", "write memory_gib=16"),
+        **_each("num_nodes world_size", "write nodes=2"),
         **_each("image concurrency provider executor", _OF_THE_POOL),
         **_each("retry max_retries num_retries", "write retries=3"),
         **_each("backoff delay retry_delay", "write retry_delay_s=2, the seconds before the first retry; they double"),
         **_each("retry_on_interruption retry_on_preemption", "write retries_on_loss=3"),
-        "nodes": "write f(x) @ pool for all nodes, or f(x) @ pool.nodes([0, 2]) for those two",
         "ttl": _LEASES,
     },
     "ComputePool": {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..errors import UsageError
+from ..schedule.resources import UNIT
 from ..values.launch import ProcessLaunch
 from ..wire.payloads import Encoded
 from ..wire.tasks import CallKind, Mode, TaskHead
@@ -109,11 +110,11 @@ class TaskBuilder:
         launch_bytes: bytes,
         *,
         nodes: tuple[int, ...] | None,
-        one_of: tuple[int, ...] | None,
+        some_of: tuple[int, ...] | None,
         mode: int = Mode.CALL,
         is_nested: bool = False,
     ) -> Gang:
-        """Build the gang of a call under an integration, on all of `nodes` or on one of `one_of`; see `Gang`.
+        """Build the gang of a call under an integration, on `nodes` or on some of `some_of`; see `Gang`.
 
         Raises:
             UsageError: The options of the integrations are too large.
@@ -138,13 +139,21 @@ class TaskBuilder:
             head=TaskHead(call.function.digest, mode, CallKind.GANG, 0, 0),
             options=options,
             nodes=nodes,
-            one_of=one_of,
-            ranks_per_node=self._ranks_per_node(launch),
+            some_of=some_of,
+            count=options.nodes if nodes is None else None,
+            ranks_per_node=self._ranks(launch, options),
             future=Future(self._cancel_gang, call_id=gang_id),
             retries=Retries(options),
             restarts_left=options.max_restarts,
             is_nested=is_nested,
         )
+
+    def _ranks(self, launch: ProcessLaunch, options: CallOptions) -> int:
+        """Return the number of ranks per node. "auto" counts the devices that the call books, if it says a number."""
+        devices = options.need.devices if options.need is not None else None
+        if launch.ranks_per_node == "auto" and devices is not None:
+            return max(1, devices // UNIT)
+        return self._ranks_per_node(launch)
 
 
 def refuse_gang_options(options: CallOptions, name: str) -> None:

@@ -326,7 +326,16 @@ class DirectEngine:
         with self.ledger.lock:
             busy, queued = self.ledger.scheduler.counts()
             ended, failed = self._task_events.calls_ended, self._task_events.calls_failed
-        return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed)
+            why = self.ledger.scheduler.why_oldest() if queued else ""
+        return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed, why=why)
+
+    def why_waiting(self, call: int) -> str:
+        with self.ledger.lock:
+            if why := self.ledger.scheduler.why_waiting(call):
+                return why
+            task = self.ledger.tasks.get(call)
+            is_paused = task is not None and self.ledger.scheduler.node_of(call) is None
+        return "waits for the pause before its next run" if is_paused else ""
 
     def running(self) -> tuple[RunningTask, ...]:
         with self.ledger.lock:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ..calls.futures import Future
 from ..console.activity import RunningTask
 from ..errors import SkywardError
+from ..schedule.resources import Need
 from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
 from ..values.devices import Device, NodeResources
@@ -33,6 +34,10 @@ class NodeFacts(Protocol):
     @property
     def round_trip_s(self) -> float:
         """Longest round trip to a node; 0 on this machine, or before it is measured."""
+        ...
+
+    def refusal(self, nodes: tuple[int, ...] | None, need: Need | None, count: int) -> str:
+        """Return why this number of nodes can never hold a need; "" if they can, or if a node is not known yet."""
         ...
 
     def ranks_per_node(self, launch: ProcessLaunch) -> int:
@@ -333,6 +338,10 @@ class Engine(Protocol):
 
     def counts(self) -> TaskCounts:
         """Return how many slots are busy, and how many calls wait, ended and failed."""
+        ...
+
+    def why_waiting(self, call: int) -> str:
+        """Return why a call has not begun, in one sentence; "" if it has."""
         ...
 
     def running(self) -> tuple[RunningTask, ...]:

@@ -45,9 +45,9 @@ _ADVICE = re.compile(r"(?: \(the pool continues\))?; set (?:retries|max_restarts
 class Gang:
     """Gang call.
 
-    It runs on all of `nodes`, and then `future` gets a list of values. If `nodes` is None, it runs on one node of
-    `one_of`, or on any node without a role if that is None too, and `future` gets one value. `launch.returns` chooses
-    the ranks; the value of all ranks of one node is a list, too.
+    It runs on all of `nodes`, and then `future` gets a list of values. If `nodes` is None, it runs on any `count` nodes
+    of `some_of`, or of those without a role if that is None too. Without a `count` it runs on one of them, and `future`
+    gets one value. `launch.returns` chooses the ranks; the value of all ranks of one node is a list, too.
     """
 
     id: int
@@ -59,7 +59,8 @@ class Gang:
     head: TaskHead
     options: CallOptions
     nodes: tuple[int, ...] | None
-    one_of: tuple[int, ...] | None = None
+    some_of: tuple[int, ...] | None = None
+    count: int | None = None
     ranks_per_node: int
     future: Future[Any]
     retries: Retries
@@ -92,6 +93,11 @@ class Gang:
     """Reason of each earlier start's failure, in one line."""
 
     @property
+    def is_on_one(self) -> bool:
+        """Return whether the caller gets one value instead of a list."""
+        return self.nodes is None and self.count is None
+
+    @property
     def is_complete(self) -> bool:
         return self.values.keys() == {rank for rank, task in self.tasks.items() if task.delivers}
 
@@ -99,7 +105,7 @@ class Gang:
         """Return whether the caller gets the value of a rank."""
         if self.launch.returns == "ranks":
             return True
-        is_of_each_node = self.launch.returns == "nodes" and self.nodes is not None
+        is_of_each_node = self.launch.returns == "nodes" and not self.is_on_one
         return rank.local_rank == 0 if is_of_each_node else rank.rank == 0
 
     def value(self) -> Any:
@@ -107,7 +113,7 @@ class Gang:
         values = [self.values[rank].decode() for rank in sorted(self.values)]
         if self.launch.returns == "ranks":
             return RankValues(chain.from_iterable(values))
-        return values[0] if self.nodes is None else values
+        return values[0] if self.is_on_one else values
 
     def wait_shown(self) -> None:
         """Wait briefly until the output of its ranks is shown."""

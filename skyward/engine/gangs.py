@@ -62,7 +62,13 @@ class Gangs:
 
     def _submit(self, gang: Gang) -> list[Action]:
         return self._ledger.scheduler.submit_gang(
-            gang.id, nodes=gang.nodes, some_of=gang.one_of, places=gang.ranks_per_node, parent=gang.parent
+            gang.id,
+            nodes=gang.nodes,
+            some_of=gang.some_of,
+            count=gang.count or 1,
+            places=gang.ranks_per_node,
+            parent=gang.parent,
+            need=gang.options.need,
         )
 
     def drop(self, gang: Gang) -> None:
@@ -88,6 +94,8 @@ class Gangs:
         """Ask the first node for a rendezvous port, now that the nodes have room for the gang."""
         gang = self._ledger.gangs[action.gang]
         gang.placed = action.nodes
+        booked = zip(action.nodes, action.devices, strict=False)
+        gang.devices = {node: own for node, own in booked if own is not None}
         if gang.is_cancelled:
             self._end(gang)
             return

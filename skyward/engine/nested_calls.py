@@ -135,7 +135,7 @@ class NestedCalls:
             "one of them for this call; send it to another node, reserve a node for it with roles={...}, or give the "
             "pool more slots with concurrency="
         )
-        error = UsageError(f"{name!r}: {action.why or why}")
+        error = UsageError(f"{name!r}: {action.why or why}")  # words: ok
         if task is not None:
             self._dispatcher.forget(task)
             self._ledger.after.append(lambda: task.on_failed(error))
@@ -263,7 +263,7 @@ class NestedCalls:
             pickle.loads(request.launch),
             request.launch,
             nodes=request.nodes if request.is_on_all else None,
-            one_of=None if request.is_on_all else request.nodes,
+            some_of=None if request.is_on_all else request.nodes,
             is_nested=True,
         )
 
@@ -329,7 +329,7 @@ def _of_gang(gang: Gang) -> Encoded:
     values = [gang.values[rank] for rank in sorted(gang.values)]
     if gang.launch.returns == "ranks":
         return _of_values("ranks", values)
-    return _of_values("value" if gang.nodes is None else "values", values)
+    return _of_values("value" if gang.is_on_one else "values", values)
 
 
 def _of_values(status: str, values: list[Received]) -> Encoded:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..events import Emit, NodeReady
+from ..schedule.resources import PLAIN, Need, Supply
 from ..values.devices import Device, NodeResources, describe
 from ..values.launch import ProcessLaunch
 from ..values.machine import Machine
@@ -33,6 +34,11 @@ def _accelerator_info(devices: tuple[Device, ...]) -> AcceleratorInfo | None:
     first = devices[0]
     memory_gb = first.memory_gib * 2**30 / 1e9 if first.memory_gib else None
     return AcceleratorInfo(type=first.name, count=len(devices), memory_gb=memory_gb, is_trainium=first.kind == "aws")
+
+
+def _supply(resources: NodeResources) -> Supply:
+    names = tuple(device.name for device in resources.devices)
+    return Supply(cpus=resources.cpus, memory_gib=resources.memory_gib, devices=names)
 
 
 def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
@@ -89,7 +95,8 @@ class NodeLinks:
             link.send(FrameKind.USAGE, lane=self._usage_tenths)
         devices = describe(link.resources.devices)
         self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip, devices=devices))
-        self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots))
+        supply = _supply(link.resources)
+        self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots, supply))
         for on_up in self.on_up:
             on_up(machine.node)
 
@@ -164,6 +171,11 @@ class NodeLinks:
         """Return what the calls of a node share; None while it is down."""
         link = self._ledger.links.get(node)
         return link.resources if link else None
+
+    def refusal(self, nodes: tuple[int, ...] | None, need: Need | None, count: int) -> str:
+        """Return why this number of nodes can never hold a need; "" if they can, or if a node is not known yet."""
+        with self._ledger.lock:
+            return self._ledger.scheduler.refusal(nodes, need or PLAIN, count)
 
     def ranks_per_node(self, launch: ProcessLaunch) -> int:
         """Return the number of ranks per node; for "auto", the fewest accelerators of any node, and at least 1."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..schedule.scheduler import Action, FailTask, Recall, Send
+from ..values.devices import Grant
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
 from ..wire.frames import Frame, FrameKind
@@ -124,6 +125,7 @@ class TaskDispatcher:
             parent=parent,
             is_rerun=task.attempt > 0,
             prefer=self.places_of(task.payload.blobs) if task.payload.blobs else (),
+            need=task.options.need,
         )
 
     def rerun_failed(self, task: Task, node: int) -> bool:
@@ -160,6 +162,10 @@ class TaskDispatcher:
         for action in actions:
             if isinstance(action, Send):
                 task = self._ledger.tasks[action.task]
+                if action.devices is not None:
+                    task.grant = _grant(action.devices, task.options.gpus)
+                elif task.attempt:  # the devices of an earlier run, perhaps on another node
+                    task.grant = None
                 actions += self.send(task, action.node, is_alone=task is alone)
             elif isinstance(action, FailTask):
                 actions += self._fail(action)
@@ -334,3 +340,7 @@ class TaskDispatcher:
             link.release(task)
             if link.channel.has_output:
                 self._ledger.dirty.add(link)
+
+
+def _grant(devices: tuple[int, ...], gpus: float | None) -> Grant:
+    return Grant(devices=devices, gpu_share=gpus if gpus is not None and 0 < gpus < 1 else 1.0)

@@ -24,12 +24,16 @@ from .tasks import Task
 
 @dataclass(frozen=True, kw_only=True)
 class TaskCounts:
-    """Numbers of an engine: `busy` slots, `queued` tasks, and calls that have `ended` and `failed` so far."""
+    """Numbers of an engine: `busy` slots, `queued` tasks, and calls that have `ended` and `failed` so far.
+
+    `why` says what the oldest waiting call lacks, if it is more than a slot.
+    """
 
     busy: int
     queued: int
     ended: int
     failed: int
+    why: str = ""
 
 
 class TaskEvents:

@@ -6,7 +6,7 @@ import concurrent.futures
 import threading
 from typing import Any
 
-from ..calls.actor import ActorHandle, ActorLife, PendingActor
+from ..calls.actor import ActorHandle, ActorLife, PendingActor, life_of
 from ..calls.futures import Future, value_of
 from ..calls.hosted import Construct, EndObject
 from ..calls.options import CallOptions
@@ -116,7 +116,7 @@ class PoolActors:
     def _take_name(self, name: str, handle: ActorHandle) -> None:
         with self._lock:
             other = self._named.get(name)
-            if other is not None and other._life.state != "gone":
+            if other is not None and life_of(other).state != "gone":
                 raise UsageError(
                     f"name={name!r}: an actor of this pool has this name; use pool.actor({name!r}), or close it first",
                     field="name",
@@ -132,8 +132,8 @@ class PoolActors:
         """Return the actor with that name. Raises UsageError if there is none."""
         with self._lock:
             found = self._named.get(name)
-            names = ", ".join(repr(n) for n, handle in self._named.items() if handle._life.state != "gone")
-        if found is None or found._life.state == "gone":
+            names = ", ".join(repr(n) for n, handle in self._named.items() if life_of(handle).state != "gone")
+        if found is None or life_of(found).state == "gone":
             hint = f"there are {names}" if names else "make one: Model.with_options(name=...)(...) >> pool"
             raise UsageError(f"name={name!r}: no actor of this pool has this name; {hint}", field="name", value=name)
         return found

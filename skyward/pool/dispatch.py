@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ..calls.actor import ActorMethod, check_method_options
+from ..calls.actor import ActorMethod, check_method_options, life_of
 from ..calls.compute import PendingCompute
 from ..calls.futures import Failures, Future, followed, value_of
+from ..calls.options import CallOptions
 from ..console.activity import Progress, ProgressBoard
 from ..engine.builder import PackedCall, Place
 from ..engine.engine import Engine
@@ -120,11 +121,14 @@ class Dispatch:
         seen: SeenArrays | None = None,
         failures: Failures | None = None,
     ) -> Future[Any]:
-        if pending.fn.launch.is_gang:
-            return self._gang(pending, nodes=None, one_of=nodes, failures=failures)
+        options = pending.options
         kind, place = CallKind.PLAIN, _ALONE
         if isinstance(pending.fn, ActorMethod):
             kind, place, nodes = CallKind.ACTOR, self._place_of(pending.fn, pending), None
+        elif options.need is not None or options.nodes is not None:
+            self.refuse_unfit(options, pending.name, nodes)
+        if pending.fn.launch.is_gang or options.nodes is not None:
+            return self._gang(pending, nodes=None, some_of=nodes, failures=failures)
         return self._call(
             pending,
             kind=kind,
@@ -139,7 +143,7 @@ class Dispatch:
     def _place_of(self, method: ActorMethod[..., Any], pending: PendingCompute[Any]) -> Place:
         """Return the place of a call of an actor. Raises UsageError."""
         check_method_options(pending.options, pending.name)
-        life = method.actor._life
+        life = life_of(method.actor)
         if not self.actors.has(life):
             raise UsageError(f"{pending.name!r}: {method.actor!r} lives in another pool; send the call to that one")
         return actor_place(life.number)
@@ -147,12 +151,23 @@ class Dispatch:
     def _send_to_each(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
         if isinstance(pending.fn, ActorMethod):
             raise UsageError(f"`@`: {pending.name!r} is a method of one object on one node; send it with `>> pool`")
+        if pending.options.nodes is not None:
+            return [self._send_to_one(pending, nodes=nodes)]
+        if pending.options.need is not None:
+            self.refuse_unfit(pending.options, pending.name, nodes, len(nodes))
         if pending.fn.launch.is_gang:
             return [self._gang(pending, nodes=nodes)]
         return [
             self._call(pending, kind=CallKind.BROADCAST, nodes=(node,), place=(part, len(nodes), nodes[0]))
             for part, node in enumerate(nodes)
         ]
+
+    def refuse_unfit(
+        self, options: CallOptions, name: str, nodes: tuple[int, ...] | None, count: int | None = None
+    ) -> None:
+        """Raise UsageError if no node, or not enough of them, can ever hold a call with these options."""
+        if why := self._engine.nodes.refusal(nodes, options.need, count or options.nodes or 1):
+            raise UsageError(f"{name!r}: {why}")  # words: ok
 
     def _call(
         self,
@@ -177,6 +192,7 @@ class Dispatch:
             is_strict=is_strict,
             lead=None if leads else engine.leader.lead,
             failures=failures,
+            why=engine.why_waiting,
         )
         task: Task
         if sources or pending.fn.is_generator:
@@ -187,7 +203,7 @@ class Dispatch:
             task = self._streaming(pending, future, call, sources, kind, place)
         else:
             # Buffers stay in this process's memory only while the caller waits. A retry may come after that.
-            may_repeat = options.allow_reruns or options.retry_on
+            may_repeat = options.allow_reruns or options.retry_on or options.need is not None
             may_stay = engine.leader.may_pull if leads and not may_repeat and not pending.is_kept else None
             payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
             call = PackedCall(name, self._function(pending), payload, options)
@@ -263,19 +279,22 @@ class Dispatch:
         pending: PendingCompute[Any],
         *,
         nodes: tuple[int, ...] | None,
-        one_of: tuple[int, ...] | None = None,
+        some_of: tuple[int, ...] | None = None,
         failures: Failures | None = None,
     ) -> Future[Any]:
         packing, launch, name = self.packing, pending.fn.launch, pending.name
         if pending.fn.is_generator:
             raise UsageError(
-                f"{name!r}: is a generator function under an integration, but ranks cannot stream; return the "
+                f"{name!r}: is a generator function that runs as a gang, but ranks cannot stream; return the "
                 "result, or print progress"
             )
         function = packing.function(pending.fn, name)
         call = PackedCall(name, function, packing.arguments(pending.args, pending.kwargs, name), pending.options)
-        gang = self._builder.gang(call, launch, packed_launch(launch), nodes=nodes, one_of=one_of, mode=_mode(pending))
+        gang = self._builder.gang(
+            call, launch, packed_launch(launch), nodes=nodes, some_of=some_of, mode=_mode(pending)
+        )
         gang.future.failures = failures
+        gang.future.why = self._engine.why_waiting
         self._engine.submit_gang(gang)
         return gang.future
 

@@ -445,6 +445,7 @@ class PoolLife:
             queued=now.queued,
             ended=now.ended,
             failed=now.failed,
+            why=now.why,
             running=engine.running(),
             progress=dispatch.board.entries(),
         )

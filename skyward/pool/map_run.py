@@ -11,7 +11,7 @@ import heapq
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -33,6 +33,8 @@ from .packer import Packer
 
 _BUFFERED = 4
 """Chunks per slot that a lazy map reads ahead of its consumer, including values that wait for an earlier one."""
+
+_RESOURCES = ("cpus", "gpus", "memory_gib", "accelerator")
 
 Chunk = int | Literal["auto"]
 
@@ -376,7 +378,7 @@ class MapRun:
 
 def _without_retries(options: CallOptions) -> CallOptions:
     """Return options without retries: a map counts them per call, not per chunk."""
-    return CallOptions(name=options.name)
+    return replace(CallOptions(name=options.name), **{field: getattr(options, field) for field in _RESOURCES})
 
 
 def _length(iterables: tuple[Iterable[Any], ...]) -> int | None:

@@ -25,6 +25,7 @@ from ..errors import UsageError
 from ..wire.seen import SeenArrays
 from .actor_map import map_actors, methods_of
 from .dispatch import Dispatch
+from .gang_map import map_gangs
 from .map_run import Chunk, MapRun, check_chunk
 
 T = TypeVar("T")
@@ -179,8 +180,8 @@ class PoolSender:
     def _ready_for(self, pending: PendingCompute[Any]) -> Dispatch:
         """Return the dispatch. A gang's number of ranks depends on the nodes, so a pool that rests comes back first."""
         dispatch = self._running()[1]
-        if pending.fn.launch.is_gang:
-            self._wake(1)
+        if pending.fn.launch.is_gang or pending.options.nodes is not None:
+            self._wake(pending.options.nodes or 1)
         return dispatch
 
     def run(self, pending: PendingCompute[T]) -> T:
@@ -216,7 +217,7 @@ class PoolSender:
         dispatch = self._running()[1]
         self._wake(len(self._numbers()))  # a pool that rests has no nodes for it to go to
         futures = dispatch.on_each_node(pending, self._numbers())
-        if pending.fn.launch.is_gang:
+        if pending.fn.launch.is_gang or pending.options.nodes is not None:
             values: list[T] = value_of(futures[0])
             return values
         return values_of(futures)
@@ -260,6 +261,8 @@ class PoolSender:
         options = function.options
         name = options.name or function.__name__
         refuse_gang_options(options, name)
+        if options.need is not None:
+            dispatch.refuse_unfit(options, name, self._nodes)
         return MapRun(
             engine=engine,
             packing=dispatch.packing,
@@ -350,6 +353,8 @@ class PoolTarget(CallTarget):
             ...     pool.map(pow, [2, 3], [3, 2])
             [8, 9]
         """
+        if isinstance(fn, ComputeFunction) and fn.options.nodes is not None:
+            return list(self._map_gangs(fn, iterables, ordered, return_exceptions))
         try:
             if methods := methods_of(fn):
                 return list(self._map_actors(methods, iterables, chunk, ordered, return_exceptions))
@@ -402,6 +407,8 @@ class PoolTarget(CallTarget):
             for value in pool.imap(transform, read_forever()):
                 write(value)
         """
+        if isinstance(fn, ComputeFunction) and fn.options.nodes is not None:
+            return self._map_gangs(fn, iterables, ordered, return_exceptions)
         if methods := methods_of(fn):
             return self._map_actors(methods, iterables, chunk, ordered, return_exceptions)
         return self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True).results()
@@ -423,6 +430,16 @@ class PoolTarget(CallTarget):
         self._sender.require_open()
         send = self._sender.submit_part
         return map_actors(send, methods, iterables, ordered=ordered, return_exceptions=return_exceptions)
+
+    def _map_gangs(
+        self,
+        fn: ComputeFunction[..., Any],
+        iterables: tuple[Iterable[Any], ...],
+        ordered: bool,
+        return_exceptions: bool,
+    ) -> Iterator[Any]:
+        calls = (fn(*items) for items in zip(*iterables, strict=False))
+        return map_gangs(calls, self._sender.submit_part, ordered=ordered, return_exceptions=return_exceptions)
 
     def executor(self) -> PoolExecutor:
         """Return a standard `concurrent.futures.Executor` on these nodes. Raises PoolClosed.

@@ -251,7 +251,7 @@ class NodeTable:
         return node.is_withheld(turn) if self.closings else node.is_chosen_before(turn)
 
     def pick_some(self, group: Group, turn: Turn, count: int) -> list[NodeEntry]:
-        """Return that many nodes with room for an entry, those with the most room first; none if there are too few."""
+        """Return that many nodes with room for an entry, those with the most room; none if there are too few."""
         if self.closings and group.is_closed_to(turn):
             return []
         chosen: list[tuple[int, NodeEntry]] = []
@@ -259,7 +259,8 @@ class NodeTable:
             free = ((room, node) for room in sorted(rooms.by_room, reverse=True) if room > 0 for node in rooms.at(room))
             chosen += islice((pair for pair in free if not pair[1].is_withheld(turn)), count)
         chosen.sort(key=lambda pair: -pair[0])
-        return [node for _, node in chosen[:count]] if len(chosen) >= count else []
+        nodes = [node for _, node in chosen[:count]] if len(chosen) >= count else []
+        return sorted(nodes, key=lambda node: node.id)
 
     def pick_to_reserve(self, group: Group, turn: Turn, count: int) -> tuple[NodeEntry, ...]:
         """Return the nodes that lack least for an entry, or none if older entries reserve too many."""

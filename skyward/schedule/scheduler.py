@@ -396,9 +396,11 @@ class Scheduler:
         return ""
 
     def why_oldest(self) -> str:
-        """Return why the oldest waiting call has not begun; "" if none waits."""
+        """Return what the oldest waiting call lacks; "" if none waits, or only for a slot."""
         oldest = min(self._waiting.lines, key=lambda line: line.first.turn, default=None)
-        return "" if oldest is None else why_blocked(oldest, self._nodes, is_first=True)
+        if oldest is None or oldest.first.need is None:
+            return ""
+        return why_blocked(oldest, self._nodes, is_first=True)
 
     # Placing --------------------------------------------------------------------------------------------------------
 

@@ -383,13 +383,14 @@ def torch_model_roundtrip() -> None:
         def forward(self, x: Any) -> Any:
             return self.layer(x)
 
-    refused("PipIndex", "pip_extra_index_url")
+    index = sky.PipIndex(url="https://download.pytorch.org/whl/cpu", packages=["torch"])
+    image = sky.Image(pip=["torch"], pip_indexes=[index])
     torch.manual_seed(0)
     x = torch.randn(64, 4)
     y = x.sum(dim=1, keepdim=True)
     model = Classifier()
     before = float(torch.nn.functional.mse_loss(model(x), y))
-    with sky.ComputePool(provider=sky.Local(), memory_gb=1) as pool:
+    with sky.ComputePool(provider=sky.Local(), memory_gb=1, image=image) as pool:
         trained = fit(model, x, y, epochs=50) >> pool
     assert type(trained) is Classifier
     assert float(torch.nn.functional.mse_loss(trained(x), y)) < before / 4

@@ -171,7 +171,8 @@ def test_decorating_a_coroutine_function_is_refused() -> None:
 
 
 def test_a_decorated_method_is_bound() -> None:
-    pending = Scaled(3).times(2)
+    with pytest.warns(UserWarning, match=r"sends a copy of its object.*@sky\.actor"):
+        pending = Scaled(3).times(2)
     assert pending.fn.fn(*pending.args) == 6
     assert Scaled.times.local(Scaled(2), 5) == 10
 

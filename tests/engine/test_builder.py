@@ -35,7 +35,7 @@ def task_timeout_s(builder: TaskBuilder, call: PackedCall) -> float | None:
 
 
 def gang_timeout_s(builder: TaskBuilder, call: PackedCall) -> float | None:
-    return builder.gang(call, ProcessLaunch(), b"", nodes=None, one_of=None).options.timeout_s
+    return builder.gang(call, ProcessLaunch(), b"", nodes=None, some_of=None).options.timeout_s
 
 
 @pytest.mark.parametrize("timeout_s", [task_timeout_s, gang_timeout_s])
@@ -59,16 +59,16 @@ def test_a_plain_call_must_not_have_options_of_gangs(builder: TaskBuilder, optio
 
 
 def test_a_gang_starts_with_the_limits_of_its_options(builder: TaskBuilder) -> None:
-    gang = builder.gang(packed(retries=1, max_restarts=3), ProcessLaunch(), b"", nodes=(0, 1), one_of=None)
+    gang = builder.gang(packed(retries=1, max_restarts=3), ProcessLaunch(), b"", nodes=(0, 1), some_of=None)
     assert (gang.retries.spend(is_node_loss=False), gang.restarts_left, gang.ranks_per_node) == (0.0, 3, 2)
 
 
 def test_cancelling_the_future_of_a_gang_cancels_the_gang(builder: TaskBuilder) -> None:
-    gang = builder.gang(packed(), ProcessLaunch(), b"", nodes=None, one_of=(2,))
+    gang = builder.gang(packed(), ProcessLaunch(), b"", nodes=None, some_of=(2,))
     gang.future.cancel()
     assert [gang.id] == CANCELLED
 
 
 def test_a_launch_that_is_too_large_for_one_packet_is_refused(builder: TaskBuilder) -> None:
     with pytest.raises(UsageError, match="65537 bytes exceed the limit of 65536"):
-        builder.gang(packed(), ProcessLaunch(), bytes(64 * 1024 + 1), nodes=None, one_of=None)
+        builder.gang(packed(), ProcessLaunch(), bytes(64 * 1024 + 1), nodes=None, some_of=None)

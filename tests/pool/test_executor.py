@@ -8,6 +8,7 @@ import functools
 import operator
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,18 @@ class Adder:
     __hash__ = None  # type: ignore[assignment]
 
 
+def bound_method() -> Callable[..., Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a copy of its object is sent, which is fine here
+        return Adder(3).times
+
+
 CALLABLES: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
     (functools.partial(pow, 2), (3,), 8),
     (functools.partial(functools.partial(pow), 2, exp=3), (), 8),
     (Adder(3), (4,), 7),
     (Adder, (3,), Adder(3)),
-    (Adder(3).times, (4,), 12),
+    (bound_method(), (4,), 12),
     (operator.itemgetter(0), ([7],), 7),
     (operator.attrgetter("real"), (3,), 3),
     (operator.methodcaller("upper"), ("a",), "A"),

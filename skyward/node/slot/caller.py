@@ -86,7 +86,8 @@ class Caller:
             ArgumentNotPicklable: the function or an argument cannot be sent.
         """
         function, arguments = _payloads(pending)
-        launch = pickle.dumps(pending.fn.launch) if pending.fn.launch.is_gang else b""
+        is_gang = pending.fn.launch.is_gang or pending.options.nodes is not None
+        launch = pickle.dumps(pending.fn.launch) if is_gang else b""
         options = cloudpickle.dumps(pending.options)
         futures = []
         for place in where:

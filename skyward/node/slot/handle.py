@@ -92,9 +92,13 @@ class TaskSender:
         if not isinstance(there, Caller):
             return there.broadcast(pending)
         _refuse_streams(pending)
+        if pending.options.nodes is not None:
+            future: Future[Any] = self._send(there, pending)
+            chosen: list[T] = value_of(future)
+            return chosen
         if pending.fn.launch.is_gang:
-            (future,) = there.submit(pending, [{"kind": int(CallKind.GANG), "nodes": self.numbers, "is_on_all": True}])
-            values: list[T] = value_of(future)
+            (of_gang,) = there.submit(pending, [{"kind": int(CallKind.GANG), "nodes": self.numbers, "is_on_all": True}])
+            values: list[T] = value_of(of_gang)
             return values
         shared = {"kind": int(CallKind.BROADCAST), "parts": len(self.numbers), "first_node": self.numbers[0]}
         where = [{**shared, "nodes": (node,), "part": part} for part, node in enumerate(self.numbers)]
@@ -105,7 +109,8 @@ class TaskSender:
 
     def _send(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
         _refuse_streams(pending)
-        kind = int(CallKind.GANG if pending.fn.launch.is_gang else CallKind.PLAIN)
+        is_gang = pending.fn.launch.is_gang or pending.options.nodes is not None
+        kind = int(CallKind.GANG if is_gang else CallKind.PLAIN)
         (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self.is_whole else self.numbers}])
         return future
 
