@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..model.access import Actor, Right, Role
-from ..model.names import check_name
+from ..model.names import check_name, check_text
 from ..model.refusal import Reason, Refusal
 from ..model.tokens import NewToken, new_token
 from ..store import identities
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ..store.transaction import ReadSnapshot, Transaction
 
 
+DESCRIPTION_LENGTH = 5_000
+"""Characters of a project's description."""
+
+
 @dataclass(frozen=True, slots=True)
 class Project:
     """A project: what belongs together and is seen by the same people."""
@@ -26,6 +30,7 @@ class Project:
     id: int
     name: str
     created_at: int
+    description: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,26 @@ class People:
         """List the projects that the actor may read."""
         return await self._database.read(_projects, actor)
 
-    async def create_project(self, actor: Actor, name: str) -> Project:
+    async def create_project(self, actor: Actor, name: str, description: str | None = None) -> Project:
         """Create a project. Only owners may."""
         actor.require(Right.OWN)
-        return await self._database.write(_create_project, actor, name)
+        return await self._database.write(_create_project, actor, name, description)
 
-    async def delete_project(self, actor: Actor, name: str) -> None:
-        """Hide a project and all that is in it. Only owners may."""
+    async def describe_project(self, actor: Actor, name: str, description: str) -> None:
+        """Set the description of a project. Only owners may."""
         actor.require(Right.OWN)
-        await self._database.write(_delete_project, actor, name)
+        await self._database.write(_describe_project, actor, name, description)
+
+    async def delete_project(self, actor: Actor, name: str, *, only_empty: bool = False) -> None:
+        """Hide a project and all that is in it. Its name is free again. Only owners may.
+
+        Args:
+            actor: Who asks.
+            name: Name of the project.
+            only_empty: Refuse a project that holds anything.
+        """
+        actor.require(Right.OWN)
+        await self._database.write(_delete_project, actor, name, only_empty)
         self._access.forget()
 
     async def members(self, actor: Actor, project: str) -> list[Member]:
@@ -177,20 +193,41 @@ def _token_of(snapshot: ReadSnapshot, actor: Actor) -> TokenRow | None:
     return None if actor.token is None else identities.find_token(snapshot, actor.token)
 
 
-def _create_project(tx: Transaction, actor: Actor, name: str) -> Project:
-    number = identities.add_project(tx, actor.organization, check_name("project", name))
+def _create_project(tx: Transaction, actor: Actor, name: str, description: str | None) -> Project:
+    if description is not None:
+        _check_description(description)
+    number = identities.add_project(tx, actor.organization, check_name("project", name), description)
     if number is None:
         raise Refusal(Reason.EXISTS, f"project={name}: exists; choose another name", field="project")
     audit.record(tx, actor, "project.create", name)
-    return Project(number, name, tx.now)
+    return Project(number, name, tx.now, description)
 
 
-def _delete_project(tx: Transaction, actor: Actor, name: str) -> None:
+def _check_description(description: str) -> None:
+    check_text("description", description)
+    if len(description) > DESCRIPTION_LENGTH:
+        problem = f"has {len(description)} characters; use at most {DESCRIPTION_LENGTH}"
+        raise Refusal(Reason.INVALID, f"description: {problem}", field="description")
+
+
+def _describe_project(tx: Transaction, actor: Actor, name: str, description: str) -> None:
+    number = identities.project_named(tx, actor.organization, name)
+    if number is None:
+        raise unknown_project(name)
+    _check_description(description)
+    identities.describe_project(tx, number, description)
+    audit.record(tx, actor, "project.describe", name)
+
+
+def _delete_project(tx: Transaction, actor: Actor, name: str, only_empty: bool) -> None:
     number = identities.project_named(tx, actor.organization, name)
     if number is None:
         raise unknown_project(name)
     if number == 1:
         raise Refusal(Reason.INVALID, "project=default: cannot be deleted; delete its experiments", field="project")
+    if only_empty and identities.is_used(tx, number):
+        problem = "still has experiments, models or pools; delete it with mode=CASCADE"
+        raise Refusal(Reason.CONFLICT, f"project={name}: {problem}", field="project")
     identities.delete_project(tx, number)
     audit.record(tx, actor, "project.delete", name)
 

@@ -111,8 +111,8 @@ def first_project(snapshot: ReadSnapshot, account: int) -> int | None:
     return row[0] if row else None
 
 
-def projects(snapshot: ReadSnapshot, organization: int, account: int | None) -> list[tuple[int, str, int]]:
-    """List open projects as (id, name, created_at).
+def projects(snapshot: ReadSnapshot, organization: int, account: int | None) -> list[Any]:
+    """List open projects as (id, name, created_at, description).
 
     Args:
         snapshot: View of the database.
@@ -122,30 +122,45 @@ def projects(snapshot: ReadSnapshot, organization: int, account: int | None) -> 
     if account is None:
         return list(
             snapshot.execute(
-                "SELECT id, name, created_at FROM project WHERE organization = ? AND deleted_at IS NULL ORDER BY name",
+                "SELECT id, name, created_at, description FROM project"
+                " WHERE organization = ? AND deleted_at IS NULL ORDER BY name",
                 (organization,),
             ).fetchall()
         )
     return list(
         snapshot.execute(
-            "SELECT p.id, p.name, p.created_at FROM membership m JOIN project p ON p.id = m.project"
+            "SELECT p.id, p.name, p.created_at, p.description FROM membership m JOIN project p ON p.id = m.project"
             " WHERE m.account = ? AND p.organization = ? AND p.deleted_at IS NULL ORDER BY p.name",
             (account, organization),
         ).fetchall()
     )
 
 
-def add_project(tx: Transaction, organization: int, name: str) -> int | None:
+def add_project(tx: Transaction, organization: int, name: str, description: str | None) -> int | None:
     """Add a project and return its id. None: the name is taken."""
     row = tx.execute(
-        "INSERT INTO project (organization, name, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING id",
-        (organization, name, tx.now),
+        "INSERT INTO project (organization, name, description, created_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT DO NOTHING RETURNING id",
+        (organization, name, description, tx.now),
     ).fetchone()
     return int(row[0]) if row else None
 
 
 def delete_project(tx: Transaction, project: int) -> None:
-    tx.execute("UPDATE project SET deleted_at = ? WHERE id = ?", (tx.now, project))
+    tx.execute("UPDATE project SET deleted_at = ?, name = name || '#' || id WHERE id = ?", (tx.now, project))
+
+
+def describe_project(tx: Transaction, project: int, description: str) -> None:
+    tx.execute("UPDATE project SET description = ? WHERE id = ?", (description, project))
+
+
+def is_used(snapshot: ReadSnapshot, project: int) -> bool:
+    """Tell whether a project has experiments, models or pools, those in the bin among them."""
+    tables = ("experiment", "registered_model", "pool")
+    return any(
+        snapshot.execute(f"SELECT 1 FROM {table} WHERE project = ? LIMIT 1", (project,)).fetchone() is not None
+        for table in tables
+    )
 
 
 def members(snapshot: ReadSnapshot, project: int) -> list[tuple[str, str, int, int]]:

@@ -55,7 +55,8 @@ project = Table(
     metadata,
     identity(),
     Column("organization", INTEGER, ForeignKey("organization.id"), nullable=False),
-    Column("name", Text, nullable=False),
+    Column("name", Text, nullable=False),  # a deleted one's has its id added, so that the name is free again
+    Column("description", Text),
     Column("created_at", BigInteger, nullable=False),
     Column("deleted_at", BigInteger),
     UniqueConstraint("organization", "name"),

@@ -67,7 +67,7 @@ async def fill(hub: Hub) -> str:
 
 
 async def add_people(hub: Hub, owner: Actor) -> None:
-    await hub.people.create_project(owner, "vision")
+    await hub.people.create_project(owner, "vision", "Sees.")
     await hub.people.create_user(owner, "ada")
     await hub.people.set_member(owner, "vision", "ada", Role.RESEARCHER)
     await hub.people.create_user(owner, "robot", is_service=True)

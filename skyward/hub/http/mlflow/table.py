@@ -268,7 +268,7 @@ SERVER = (
     route(
         "POST",
         "mlflow/workspaces",
-        wire.Workspace,
+        wire.NewWorkspace,
         wire.WorkspaceAnswer,
         Right.OWN,
         "project",
@@ -287,6 +287,29 @@ SERVER = (
         server.workspace,
         "Get a project.",
         version="3.0",
+    ),
+    route(
+        "PATCH",
+        "mlflow/workspaces/{name}",
+        wire.WorkspaceUpdate,
+        wire.WorkspaceAnswer,
+        Right.OWN,
+        "project",
+        server.update_workspace,
+        "Describe a project.",
+        version="3.0",
+    ),
+    route(
+        "DELETE",
+        "mlflow/workspaces/{name}",
+        wire.WorkspaceDeletion,
+        Empty,
+        Right.OWN,
+        "project",
+        server.delete_workspace,
+        "Delete a project.",
+        version="3.0",
+        status=204,
     ),
 )
 

@@ -338,6 +338,21 @@ class Workspace(Struct):
     description: str | UnsetType = UNSET
 
 
+class NewWorkspace(Struct):
+    name: str
+    description: str | UnsetType = UNSET
+    default_artifact_root: str | UnsetType = UNSET
+
+
+class WorkspaceUpdate(Struct):
+    description: str | UnsetType = UNSET
+    default_artifact_root: str | UnsetType = UNSET
+
+
+class WorkspaceDeletion(Struct):
+    mode: str = "RESTRICT"
+
+
 class WorkspacesAnswer(Struct):
     workspaces: list[Workspace]
 
