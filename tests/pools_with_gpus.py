@@ -63,11 +63,11 @@ def opened(**options: Any) -> tuple[list[str], list[Any], list[bool], list[str]]
     return [str(w.message) for w in caught], seen, shared, [os.path.basename(w.filename) for w in caught]
 
 
-def two_gangs() -> tuple[list[str], list[str]]:
+def two_gangs(concurrency: int) -> tuple[list[str], list[str]]:
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        options: dict[str, Any] = {"concurrency": 2, "accelerator": "H100"}
+        options: dict[str, Any] = {"concurrency": concurrency, "accelerator": "H100"}
         with sky.ComputePool(sky.Local(), logs=lambda line: lines.append(line.text), **options) as pool:
             gang = sky.compute(integrate(meet, Plain()))
             for _ in range(2):
@@ -101,7 +101,8 @@ def main() -> None:
         "two nodes": opened(nodes=2),
         "three nodes": opened(nodes=3),
         "chosen": opened(nodes=2, image=sky.Image(env={"CUDA_VISIBLE_DEVICES": "1"})),
-        "two gangs": two_gangs(),
+        "two gangs": two_gangs(2),
+        "two gangs of four slots": two_gangs(4),
         "imported ahead": imported_ahead(),
     }
     try:

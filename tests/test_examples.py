@@ -240,6 +240,13 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"first call: node 0 of 1\nresting with 0 nodes; the next call: \['node 0 of 2', 'node 1 of 2'\]",
     ),
     "44_volumes": (r"first pool: made\nsecond pool: found \[5, 5\]",),
+    "41_resources": (
+        r"two nodes, any: \['lr=0\.3 on node 0', 'lr=0\.3 on node 1'\]",
+        r"a training: \['lr=0\.01 on node 0', 'lr=0\.01 on node 1'\]",
+        r"the second call waits for .* CPUs: .* free",
+        r"the first call has ended and the second ran: lr=0\.03 on node 0",
+        r"refused: 'train': no node can ever hold 64 GPUs and 0\.0996 GiB of memory; the nodes have 2 x",
+    ),
     "42_gpu_sharing": (r"no GPU here: calls see none\nlr=0\.1: on the CPU\nlr=0\.01: on the CPU",),
     "38_files": (
         r"first: Transfer\(files=2, copied=2, bytes=\d+\)\nagain: Transfer\(files=2, copied=0, bytes=0\)",

@@ -67,7 +67,7 @@ def _lack(node: NodeEntry, need: Need) -> str:
     if stock.cpus < need.cpus:
         return f"{number(need.cpus)} CPU{'s' if need.cpus != UNIT else ''}: {number(stock.cpus)} free"
     if stock.memory_mib < need.memory_mib:
-        return f"{need.memory_mib / 1024:g} GiB of memory: {stock.memory_mib / 1024:.1f} free"
+        return f"{need.memory_mib / 1024:.3g} GiB of memory: {stock.memory_mib / 1024:.3g} free"
     return f"{gpus(stock.amount(need), need.accelerator)}: {_free(stock, need)}"
 
 

@@ -56,7 +56,7 @@ class Need(NamedTuple):
         if self.cpus:
             parts.append(f"{number(self.cpus)} CPU{'s' if self.cpus != UNIT else ''}")
         if self.memory_mib:
-            parts.append(f"{self.memory_mib / 1024:g} GiB of memory")
+            parts.append(f"{self.memory_mib / 1024:.3g} GiB of memory")
         return " and ".join(parts) or ("a slot" if self.slots == 1 else f"{self.slots} slots")
 
 

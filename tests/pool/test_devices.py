@@ -57,10 +57,11 @@ def test_shared_gpus_are_reported_and_nodes_of_one_machine_divide_them(tmp_path:
     assert said["refused"].startswith(
         "local: accelerator=2x H100 80GB for each of 2 nodes, but tasks on this machine see 2"
     )
-    warnings, lines = said["two gangs"]
-    assert warnings == [], "each slot has a GPU of its own"
+    assert said["two gangs"] == [[], []], "each slot has a GPU of its own, and so has each gang"
+    (warning,), lines = said["two gangs of four slots"]
+    assert warning.startswith("concurrency=4:"), "two slots share a GPU"
     assert len(lines) == 1, "once for two functions"
-    assert "'meet' starts beside 'meet', which runs on the same 2 GPUs of node 0" in lines[0]
+    assert "'meet' starts beside 'meet', which runs on the same 1 GPU of node 0" in lines[0]
 
 
 @pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
