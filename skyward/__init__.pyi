@@ -16,6 +16,7 @@ from .calls.actor import ActorHandle as ActorHandle
 from .calls.actor import ActorOptions as ActorOptions
 from .calls.actor import PendingActor as PendingActor
 from .calls.actor import actor as actor
+from .calls.batching import batched as batched
 from .calls.compute import ComputeFunction as ComputeFunction
 from .calls.compute import PendingCompute as PendingCompute
 from .calls.compute import PendingComputeGroup as PendingComputeGroup

@@ -387,3 +387,25 @@ def test_a_method_of_a_plain_class_warns_once() -> None:
         Plain().step()
     (warning,) = warned
     assert "Plain.step: @sky.compute on a method sends a copy" in str(warning.message)
+
+
+class Scorer(sky.ActorBase):
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    @sky.batched(max_size=4, wait_s=30)
+    def score(self, xs: list[int]) -> list[int]:
+        self.sizes.append(len(xs))
+        return [2 * x for x in xs]
+
+    def seen(self) -> list[int]:
+        return self.sizes
+
+
+def test_calls_of_a_batched_method_are_gathered(pool: sky.ComputePool) -> None:
+    scorer: Any = Scorer.with_options(concurrency=8)() >> pool
+    with scorer:
+        futures = [scorer.score(x) > pool for x in range(8)]
+        assert [future.result(LIMIT_S) for future in futures] == [2 * x for x in range(8)]
+        assert pool.map(scorer.score, range(4)) == [0, 2, 4, 6]
+        assert scorer.seen() >> pool == [4, 4, 4]
