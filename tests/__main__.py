@@ -50,7 +50,7 @@ PARTS: dict[str, Groups] = {
 }
 # A browser drops its connections whenever a network interface comes or goes, and tests of hosts make many of them.
 # Tests of machines watch leases of seconds: they begin when fewer groups run.
-AFTER = {"pages": ("hosts", "rented"), "machines": ("hosts", "rented")}
+AFTER = {"pages": ("hosts", "rented"), "machines": ("integrations", "rented")}
 # Further processes beside a part's groups. mypy keeps one core busy for a minute or two.
 COMMANDS = {"promises": {"lint": ["make", "--no-print-directory", "lint"]}, "rest": {}}
 HOSTS = PARTS["rest"]["hosts"] + PARTS["rest"]["rented"]  # conftest.py refuses tests of hosts elsewhere
