@@ -70,6 +70,7 @@ def test_a_volume_outlives_the_pool_and_is_shared_by_all_of_its_nodes(data: Path
 def test_processes_of_ranks_and_threads_see_volumes() -> None:
     with opened(nodes=2, executor="thread", concurrency=2) as pool:
         assert len(set(add("/data", "a", "1") @ pool)) == 1
+        assert len(set(add.with_options(nodes=2)("/data", "b", "2") >> pool)) == 1, "ranks are processes of their own"
 
 
 def test_an_unknown_volume_is_named_with_the_nearest() -> None:
