@@ -118,7 +118,8 @@ def _gc(arguments: argparse.Namespace) -> int:
             database.close()
     word = "would delete" if arguments.dry_run else "deleted"
     rows = f"{purged.runs} runs, {purged.logged_models} logged models, {purged.experiments} experiments"
-    return tell(arguments, fields(purged), [f"{word} {rows}, {purged.blobs} blobs of {purged.bytes} bytes"])
+    blobs = f"{purged.blobs} blobs of {purged.bytes} bytes"
+    return tell(arguments, fields(purged), [f"{word} {rows}, {purged.projects} projects, {blobs}"])
 
 
 def _migrate(arguments: argparse.Namespace) -> int:

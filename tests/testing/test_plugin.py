@@ -73,6 +73,25 @@ def test_fixtures_of_a_users_test_run_work(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=6)
 
 
+def test_each_test_that_takes_a_hub_has_an_empty_one(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from skyward import hub
+
+        @pytest.mark.parametrize("loss", [0.5, 0.25])
+        def test_mine(sky_hub, loss):
+            with hub.start_run(run_name="short"):
+                hub.log_metric("loss", loss)
+            (run,) = hub.runs()
+            assert (run.status, run.metrics) == ("completed", {"loss": loss})
+            hub.disconnect()
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
+    result.assert_outcomes(passed=2)
+
+
 def test_a_run_that_requests_no_pool_opens_none(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import sys\ndef test_nothing(): assert 'skyward.pool.pool' not in sys.modules\n")
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=1)

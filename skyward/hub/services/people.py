@@ -81,7 +81,7 @@ class People:
         await self._database.write(_describe_project, actor, name, description)
 
     async def delete_project(self, actor: Actor, name: str, *, only_empty: bool = False) -> None:
-        """Hide a project and all that is in it. Its name is free again. Only owners may.
+        """Hide a project and all that is in it, until `gc` deletes it. Its name is free again. Only owners may.
 
         Args:
             actor: Who asks.

@@ -1,8 +1,10 @@
-"""Deletion for good: runs, models and experiments that were in the bin for long, and bytes that nothing names."""
+"""Deletion for good: runs, models, experiments and projects deleted long ago, and bytes that nothing names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import journal
 from .blobs import Blobs
@@ -26,13 +28,28 @@ _NAMES_MODEL = (
     " AND model_version.deleted_at IS NULL"
     " AND replace(location, '/models/' || logged_model.id || '/artifacts', '') <> location)"
 )
-_OLD_RUNS = f"deleted_at < ? AND NOT {_NAMES_RUN}"
+_OLD_PROJECT = "project IN (SELECT old.id FROM project AS old WHERE old.deleted_at < ?)"
+_OLD_RUNS = f"((deleted_at < ? AND NOT {_NAMES_RUN}) OR run.{_OLD_PROJECT})"
 # A deleted one never changes again, so the time of its last change is that of its deletion.
-_OLD_MODELS = f"lifecycle = 'deleted' AND updated_at < ? AND NOT {_NAMES_MODEL}"
+_OLD_MODELS = f"((lifecycle = 'deleted' AND updated_at < ? AND NOT {_NAMES_MODEL}) OR logged_model.{_OLD_PROJECT})"
 _OLD_EXPERIMENTS = (
-    "deleted_at < ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM run"
+    "((deleted_at < ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM run"
     f" WHERE run.experiment = experiment.id AND (run.deleted_at IS NULL OR run.deleted_at >= ? OR {_NAMES_RUN}))"
-    f" AND NOT EXISTS (SELECT 1 FROM logged_model WHERE logged_model.experiment = experiment.id AND {_NAMES_MODEL})"
+    f" AND NOT EXISTS (SELECT 1 FROM logged_model WHERE logged_model.experiment = experiment.id AND {_NAMES_MODEL}))"
+    f" OR experiment.{_OLD_PROJECT})"
+)
+# Children first. Runs, logged models and experiments have conditions of their own, and are gone before.
+_REGISTRY_OF_PROJECT = (
+    *(
+        f"DELETE FROM {name} WHERE model IN (SELECT id FROM registered_model WHERE project = ?)"
+        for name in ("model_alias", "model_version_tag", "model_version", "registered_model_tag")
+    ),
+    "DELETE FROM registered_model WHERE project = ?",
+)
+_REST_OF_PROJECT = (
+    "DELETE FROM pool_event WHERE pool IN (SELECT pk FROM pool WHERE project = ?)",
+    *(f"DELETE FROM {name} WHERE project = ?" for name in ("pool", "key", "membership", "token", "event")),
+    "DELETE FROM project WHERE id = ?",
 )
 
 
@@ -44,6 +61,7 @@ class Purged:
         runs: Runs with their points and artifacts.
         logged_models: Logged models of these runs and experiments, and those that were in the bin themselves.
         experiments: Experiments without runs.
+        projects: Projects, of which the audit stays.
         blobs: Blobs that nothing names.
         bytes: Their bytes.
     """
@@ -51,6 +69,7 @@ class Purged:
     runs: int
     logged_models: int
     experiments: int
+    projects: int
     blobs: int
     bytes: int
 
@@ -63,23 +82,28 @@ def find_garbage(snapshot: ReadSnapshot, before: int) -> Purged:
         before: Milliseconds since 1970. Things that were deleted later are kept.
     """
     count = "SELECT count(*) FROM"
-    runs = snapshot.execute(f"{count} run WHERE {_OLD_RUNS}", (before,)).fetchone()[0]
-    models = snapshot.execute(
+    runs = _ask(snapshot, f"{count} run WHERE {_OLD_RUNS}", before)[0][0]
+    models = _ask(
+        snapshot,
         f"{count} logged_model WHERE ({_OLD_MODELS}) OR EXISTS (SELECT 1 FROM run WHERE"
         f" run.project = logged_model.project AND run.id = logged_model.run_id AND {_OLD_RUNS} AND NOT {_NAMES_MODEL})"
         f" OR experiment IN (SELECT id FROM experiment WHERE {_OLD_EXPERIMENTS})",
-        (before, before, before, before),
-    ).fetchone()[0]
-    experiments = snapshot.execute(f"{count} experiment WHERE {_OLD_EXPERIMENTS}", (before, before)).fetchone()[0]
+        before,
+    )[0][0]
+    experiments = _ask(snapshot, f"{count} experiment WHERE {_OLD_EXPERIMENTS}", before)[0][0]
+    projects = len(_old_projects(snapshot, before))
     blobs = _unnamed_blobs(snapshot, before)
     size = sum(size for _, _, size in blobs)
-    return Purged(runs=runs, logged_models=models, experiments=experiments, blobs=len(blobs), bytes=size)
+    return Purged(
+        runs=runs, logged_models=models, experiments=experiments, projects=projects, blobs=len(blobs), bytes=size
+    )
 
 
 def purge(database: Database, blobs: Blobs, before: int) -> Purged:
-    """Delete runs, models and experiments that were moved to the bin before a moment, and bytes that nothing names.
+    """Delete runs, models, experiments and projects that were deleted before a moment, and bytes that nothing names.
 
     Runs and logged models that a version in the registry was made from stay, until the version is deleted too.
+    A project goes with all that it held.
 
     Servers on PostgreSQL may run at the same time. With SQLite, `Database` has refused already where one runs.
 
@@ -88,6 +112,9 @@ def purge(database: Database, blobs: Blobs, before: int) -> Purged:
         blobs: Bytes of artifacts.
         before: Milliseconds since 1970. Blobs that are younger are kept too: a client may be about to name them.
     """
+    projects = database.read_and_wait(_old_projects, before)
+    for project, _ in projects:  # first: a version keeps the run that it was made from
+        database.write_and_wait(_execute_each, _REGISTRY_OF_PROJECT, project)
     runs = models = 0
     while (deleted := database.write_and_wait(_purge_runs, before))[0]:
         runs, models = runs + deleted[0], models + deleted[1]
@@ -99,15 +126,37 @@ def purge(database: Database, blobs: Blobs, before: int) -> Purged:
     for project, sha256, length in database.read_and_wait(_unnamed_blobs, before):
         if database.write_and_wait(_forget_blob, blobs, project, sha256, before):
             count, size = count + 1, size + length
-    return Purged(runs=runs, logged_models=models, experiments=experiments, blobs=count, bytes=size)
+    for project, name in projects:
+        database.write_and_wait(_purge_project, project, name)
+    return Purged(
+        runs=runs, logged_models=models, experiments=experiments, projects=len(projects), blobs=count, bytes=size
+    )
+
+
+def _ask(snapshot: ReadSnapshot, sql: str, before: int) -> list[Any]:
+    """Return the rows of a query in which each parameter is `before`."""
+    return list(snapshot.execute(sql, (before,) * sql.count("?")).fetchall())
+
+
+def _old_projects(snapshot: ReadSnapshot, before: int) -> list[tuple[int, str]]:
+    return list(snapshot.execute("SELECT id, name FROM project WHERE deleted_at < ?", (before,)).fetchall())
+
+
+def _execute_each(tx: Transaction, statements: Sequence[str], project: int) -> None:
+    for sql in statements:
+        tx.execute(sql, (project,))
+
+
+def _purge_project(tx: Transaction, project: int, name: str) -> None:
+    """Delete what is left of a project: its pools, members, tokens and names."""
+    _record(tx, project, "project.purge", name)
+    _execute_each(tx, _REST_OF_PROJECT, project)
 
 
 def _purge_runs(tx: Transaction, before: int) -> tuple[int, int]:
     """Delete some runs, and the logged models that they made. Returns the number of both."""
-    rows = tx.execute(
-        f"SELECT pk, id, project FROM run WHERE {_OLD_RUNS} ORDER BY deleted_at LIMIT {_RUNS}{tx.for_update}",
-        (before,),
-    ).fetchall()
+    sql = f"SELECT pk, id, project FROM run WHERE {_OLD_RUNS} ORDER BY deleted_at LIMIT {_RUNS}{tx.for_update}"
+    rows = _ask(tx, sql, before)
     tables = [
         table.name
         for table in metadata.sorted_tables
@@ -125,7 +174,8 @@ def _purge_runs(tx: Transaction, before: int) -> tuple[int, int]:
 
 
 def _purge_models_in_bin(tx: Transaction, before: int) -> int:
-    return _purge_models(tx, f"pk IN (SELECT pk FROM logged_model WHERE {_OLD_MODELS} LIMIT {_MODELS})", (before,))
+    condition = f"pk IN (SELECT pk FROM logged_model WHERE {_OLD_MODELS} LIMIT {_MODELS})"
+    return _purge_models(tx, condition, (before,) * condition.count("?"))
 
 
 def _purge_models(tx: Transaction, condition: str, values: tuple[object, ...]) -> int:
@@ -143,7 +193,7 @@ def _purge_models(tx: Transaction, condition: str, values: tuple[object, ...]) -
 
 def _purge_experiments(tx: Transaction, before: int) -> tuple[int, int]:
     """Delete experiments and the logged models that no run of them made. Returns the number of both."""
-    rows = tx.execute(f"SELECT id, project FROM experiment WHERE {_OLD_EXPERIMENTS}", (before, before)).fetchall()
+    rows = _ask(tx, f"SELECT id, project FROM experiment WHERE {_OLD_EXPERIMENTS}", before)
     rows = [row for row in rows if tx.execute("SELECT 1 FROM run WHERE experiment = ?", (row[0],)).fetchone() is None]
     models = 0
     for number, project in rows:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from skyward.hub.http.app import create_app
+from skyward.hub.http.settings import local_settings
 from tests.hub.http.server_processes import ServerProcess, free_port, owner_token
 
 
@@ -58,3 +62,13 @@ def test_requests_are_counted_and_logged_without_secrets(server: ServerProcess, 
     assert (answered["level"], answered["route"], answered["status"]) == ("debug", "/v1/runs", 201)
     assert {"time", "logger", "message", "ms"} <= answered.keys()
     assert token not in server.log.read_text()
+
+
+def test_application_is_ready_on_an_empty_folder_within_0_3_s(tmp_path: Path) -> None:
+    async def seconds(folder: Path) -> float:
+        began = time.perf_counter()
+        app = create_app(local_settings(folder, port=0))
+        async with app.router.lifespan_context(app):
+            return time.perf_counter() - began
+
+    assert min(asyncio.run(seconds(tmp_path / str(number))) for number in range(5)) < 0.3

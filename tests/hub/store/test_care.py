@@ -6,6 +6,7 @@ import asyncio
 import io
 import tarfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from skyward.errors import UsageError
 from skyward.hub.model.access import Actor
 from skyward.hub.model.registry import ModelMetric
 from skyward.hub.services.hub import Hub
+from skyward.hub.store import identities
 from skyward.hub.store.backup import BackupContent, backup, restore
 from skyward.hub.store.check import check_hub
 from skyward.hub.store.database import Database
@@ -98,9 +100,10 @@ def test_runs_deleted_long_ago_are_gone_with_their_bytes(database_url: str, tmp_
     blobs = FolderBlobs(tmp_path / "blobs")
     fill(database_url, tmp_path / "blobs")
     database = Database(database_url)
-    assert purge(database, blobs, 1) == Purged(runs=0, logged_models=0, experiments=0, blobs=0, bytes=0)
+    nothing = Purged(runs=0, logged_models=0, experiments=0, projects=0, blobs=0, bytes=0)
+    assert purge(database, blobs, 1) == nothing
     assert database.read_and_wait(find_garbage, FOREVER).runs == 1
-    assert purge(database, blobs, FOREVER) == Purged(runs=1, logged_models=0, experiments=0, blobs=1, bytes=4)
+    assert purge(database, blobs, FOREVER) == replace(nothing, runs=1, blobs=1, bytes=4)
     left = database.read_and_wait(lambda snapshot: snapshot.execute("SELECT id FROM run").fetchall())
     database.close()
     assert [row[0] for row in left] == ["kept"]
@@ -203,10 +206,38 @@ def test_models_of_a_purged_experiment_go_with_it(database_url: str, tmp_path: P
         await hub.tracking.delete_experiment(ADMIN, number)
 
     asyncio.run(log())
-    expected = Purged(runs=0, logged_models=1, experiments=1, blobs=0, bytes=0)
+    expected = Purged(runs=0, logged_models=1, experiments=1, projects=0, blobs=0, bytes=0)
     assert database.read_and_wait(find_garbage, FOREVER) == expected
     assert purge(database, FolderBlobs(tmp_path / "blobs"), FOREVER) == expected
     asyncio.run(hub.close())
+
+
+@pytest.mark.parametrize("target", ["sqlite", "postgresql"])
+def test_project_deleted_long_ago_goes_with_all_that_it_held(
+    tmp_path: Path, target: str, request: pytest.FixtureRequest
+) -> None:
+    data = unpack_hub(HEAD, tmp_path)  # it has rows in each table
+    url, blobs = f"sqlite:///{data}/hub.db", FolderBlobs(data / "blobs")
+    if target == "postgresql":
+        backup(url, blobs, tmp_path / "b")
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        url = postgres.new_database()
+        restore(url, blobs, tmp_path / "b")
+    database = Database(url)
+    database.write_and_wait(identities.delete_project, 1)
+    assert purge(database, blobs, 1).projects == 0
+    held = {table: database.read_and_wait(count_rows, table) for table in ("run", "logged_model", "experiment", "blob")}
+    garbage = database.read_and_wait(find_garbage, FOREVER)
+    purged = purge(database, blobs, FOREVER)
+    database.close()
+    assert (purged.runs, purged.logged_models, purged.experiments, purged.blobs) == tuple(held.values())
+    assert (garbage.runs, garbage.logged_models, garbage.experiments, garbage.projects) == (*list(held.values())[:3], 1)
+    left = {name for name, rows in rows_of(url).items() if rows}
+    assert left <= {"organization", "project", "account", "membership", "token", "audit", "event"}
+    assert [row[2] for row in rows_of(url)["project"]] == ["vision"]
+    assert not [path for path in (data / "blobs").rglob("*") if path.is_file()]
+    with snapshot_of(url) as snapshot:
+        assert list(check_hub(snapshot, blobs)) == []
 
 
 def test_retention_beside_an_sqlite_server_is_refused_with_its_pid(tmp_path: Path) -> None:
