@@ -58,7 +58,7 @@ class Batches(Metrics):
             raise Refusal(
                 Reason.INVALID, "client: must be an id of at most 64 characters, and first at least 1; mend it"
             )
-        return await self.database.write(self._accept, actor, run_id, batch)
+        return await self.database.write_to_run((actor.project, run_id), self._accept, actor, run_id, batch)
 
     async def send_command(self, actor: Actor, run_id: str, action: str) -> Command:
         """Order a running training to save, stop or abort. Its sender collects the command with its next answer."""

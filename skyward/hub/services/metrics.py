@@ -24,7 +24,7 @@ class Metrics(Runs):
         """Log points of any metrics of a run. Equal points count once."""
         actor.require(Right.WRITE)
         check_points(columns)
-        await self.database.write(self._log_points, actor, run_id, columns)
+        await self.database.write_to_run((actor.project, run_id), self._log_points, actor, run_id, columns)
 
     async def log_batch(
         self, actor: Actor, run_id: str, columns: PointColumns, params: Mapping[str, str], tags: Mapping[str, str]
@@ -34,7 +34,8 @@ class Metrics(Runs):
         check_points(columns)
         legal_params = cut_values("params", params, PARAM_LENGTH) if params else {}
         legal_tags = cut_values("tags", tags, TAG_LENGTH) if tags else {}
-        await self.database.write(self._log_batch, actor, run_id, columns, legal_params, legal_tags)
+        run = (actor.project, run_id)
+        await self.database.write_to_run(run, self._log_batch, actor, run_id, columns, legal_params, legal_tags)
 
     async def history(
         self,

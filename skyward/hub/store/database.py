@@ -93,6 +93,25 @@ class Database:
         """
         return await asyncio.wrap_future(self._submit(operation, arguments, options))
 
+    async def write_to_run(
+        self,
+        run: tuple[int, str],
+        operation: Callable[Concatenate[Transaction, P], T],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Do what `write` does, for an operation that begins with `find_run`.
+
+        Operations that wait at the same time share the look-up of their runs.
+
+        Args:
+            run: Number of its project, and its id.
+            operation: As for `write`.
+            *arguments: As for `write`.
+            **options: As for `write`.
+        """
+        return await asyncio.wrap_future(self._writer.submit(operation, arguments, options, run))
+
     def write_and_wait(
         self, operation: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **options: P.kwargs
     ) -> T:

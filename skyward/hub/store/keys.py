@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from .transaction import ReadSnapshot, Transaction
+
+T = TypeVar("T")
 
 BATCH = 500
 """Names in one query."""
@@ -56,8 +59,8 @@ def _find(tx: Transaction, project: int, names: list[str]) -> dict[str, int]:
     return found
 
 
-def batches(names: list[str], size: int = BATCH) -> Iterable[list[str]]:
-    """Split names into lists that one query takes."""
+def batches(names: Sequence[T], size: int = BATCH) -> Iterable[Sequence[T]]:
+    """Split names or numbers into lists that one query takes."""
     for start in range(0, len(names), size):
         yield names[start : start + size]
 

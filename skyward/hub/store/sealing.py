@@ -6,6 +6,7 @@ deleted by number, and the numbers must agree: a second sealer or a cut makes th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,15 @@ import numpy as np
 
 from .chunks import Columns, Float64s, Int64s, decode, encode, merge
 from .history import unpack
+from .keys import batches
 from .points import pack_arrays
 from .transaction import ReadSnapshot, Transaction
 
 CHUNK_POINTS = 65_536
 """Points of a chunk at most: a reader of a page must not decode a whole history."""
+
+DELETED = 100
+"""Chunks that one statement deletes."""
 
 _ADD_CHUNK = (
     "INSERT INTO chunk (run, key, number, points, first_at, last_at, least_step, greatest_step, body)"
@@ -94,13 +99,11 @@ def apply_merge(tx: Transaction, run: int, merged: Sequence[Merged]) -> None:
     Raises:
         Moved: One of them is gone.
     """
-    for item in merged:
-        deleted = 0
-        for number in item.numbers:
-            deleted += tx.execute(
-                "DELETE FROM chunk WHERE run = ? AND key = ? AND number = ?", (run, item.key, number)
-            ).rowcount
-        if deleted != len(item.numbers):
+    replaced = [(item.key, number) for item in merged for number in item.numbers]
+    for names in batches(replaced, DELETED):
+        marks = ", ".join(["(?, ?)"] * len(names))
+        sql = f"DELETE FROM chunk WHERE run = ? AND (key, number) IN (VALUES {marks})"
+        if tx.execute(sql, (run, *itertools.chain(*names))).rowcount != len(names):
             raise Moved
     _add_chunks(tx, run, [row for item in merged for row in item.chunks])
 

@@ -27,12 +27,14 @@ class ReadSnapshot:
     Attributes:
         connection: SQLAlchemy's connection, in a transaction. Never commit or close it.
         is_postgresql: The dialect. False is SQLite.
+        known_runs: Rows of runs by project and id, see `runs.look_up`.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._driver: Any = connection.connection.driver_connection
         self.is_postgresql = connection.dialect.name == "postgresql"
+        self.known_runs: dict[tuple[int, str], Sequence[Any]] = {}
 
     @property
     def connection(self) -> Connection:
@@ -118,10 +120,12 @@ class Transaction(ReadSnapshot):
         except Exception as error:
             raise value_fault(error) or error from None
 
-    def execute_raw(self, sql: str, parameters: Sequence[object]) -> None:
-        """Run one statement with the placeholders of the driver."""
+    def execute_at_once(self, *statements: tuple[str, Sequence[object]]) -> None:
+        """Run statements of PostgreSQL, with the placeholders of its driver, in one round trip."""
         self._mark()
-        self._driver.execute(sql, parameters)
+        with self._driver.pipeline():
+            for sql, parameters in statements:
+                self._driver.execute(sql, parameters)
 
     @property
     def for_update(self) -> str:
@@ -176,6 +180,7 @@ class Transaction(ReadSnapshot):
         return self._callbacks
 
     def _mark(self) -> None:
+        self.known_runs.clear()  # the statement that follows may change them
         if self._marks is not None and not self._has_savepoint:
             self._has_savepoint = True
             self._driver.execute("SAVEPOINT operation")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 
 from ..model.refusal import Reason, Refusal
+from . import runs
 from .failures import Failure, breaks_transaction, classify, unavailable
 from .key_cache import KeyCache
 from .points import flush_points
@@ -39,6 +40,7 @@ class _Work:
     operation: Callable[..., Any]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+    run: tuple[int, str] | None
     future: Future[Any] = field(default_factory=Future)
     value: Any = None
     error: BaseException | None = None
@@ -61,11 +63,24 @@ class GroupWriter:
         self._thread = threading.Thread(target=self._run, name="skyward-hub-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, operation: Callable[..., T], arguments: tuple[Any, ...], options: dict[str, Any]) -> Future[T]:
-        """Queue an operation. The future gets its value after the commit."""
+    def submit(
+        self,
+        operation: Callable[..., T],
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+        run: tuple[int, str] | None = None,
+    ) -> Future[T]:
+        """Queue an operation. The future gets its value after the commit.
+
+        Args:
+            operation: Function of a transaction.
+            arguments: Its further arguments.
+            options: Its named arguments.
+            run: Project and id of a run that it looks up.
+        """
         if self._queue.qsize() > WAITING:
             raise Refusal(Reason.LIMITED, f"database: {WAITING} writes wait already; try again later")
-        work = _Work(operation, arguments, options)
+        work = _Work(operation, arguments, options, run)
         with self._gate:
             if not self._is_open:
                 raise Refusal(Reason.UNAVAILABLE, "database: the hub is shutting down; try again later")
@@ -164,6 +179,7 @@ class GroupWriter:
             self._connection = self._engine.connect()
         self._connection.begin()
         tx = Transaction(self._connection, self._clock(), self._keys, self._runs_with_points)
+        runs.look_up(tx, {work.run for work in group if work.run})
         for work in group:
             self._run_operation(tx, work)
         flush_points(tx)

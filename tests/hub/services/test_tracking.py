@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,9 +12,10 @@ import pytest
 
 from skyward.hub.model.access import Actor
 from skyward.hub.model.refusal import Reason, Refusal
-from skyward.hub.model.runs import DatasetInput, Lifecycle, ModelLink, RunState
+from skyward.hub.model.runs import DatasetInput, LatestMetric, Lifecycle, ModelLink, RunState
 from skyward.hub.services.tracking import Tracking
 from skyward.hub.store.database import Database
+from skyward.hub.store.points import MANY
 from skyward.hub.store.transaction import Transaction
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project, columns
 
@@ -170,6 +172,31 @@ def test_a_deleted_run_takes_no_points(database: Database) -> None:
     asyncio.run(tracking.log_points(ADA, made.id, columns(("a", 1, 1, 1.0))))
 
 
+def test_a_run_that_the_same_commit_deletes_takes_no_points_from_then_on(database: Database) -> None:
+    tracking = Tracking(database)
+    runs = [asyncio.run(tracking.create_run(ADA, "0")).id for _ in range(2)]
+    point, is_waiting, goes_on = columns(("a", 1, 1, 1.0)), threading.Event(), threading.Event()
+
+    def wait(_tx: Transaction) -> None:
+        is_waiting.set()
+        goes_on.wait(30)
+
+    async def log() -> list[object]:
+        held = asyncio.create_task(database.write(wait))
+        await asyncio.to_thread(is_waiting.wait, 30)
+        calls = [tracking.log_points(ADA, run, point) for run in runs]
+        calls += [tracking.delete_run(ADA, runs[0]), tracking.log_points(ADA, runs[0], point)]
+        tasks = [asyncio.create_task(call) for call in calls]
+        await asyncio.sleep(0)
+        goes_on.set()
+        await held
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    *done, refusal = asyncio.run(log())
+    assert done == [None] * 3
+    assert "must be in the 'active' state" in str(refusal)
+
+
 def test_things_of_another_project_are_missing(database: Database) -> None:
     tracking = Tracking(database)
     made = asyncio.run(tracking.create_run(ADA, "0"))
@@ -210,6 +237,23 @@ def test_latest_is_the_greatest_by_step_time_and_value(database: Database) -> No
         ("a", 5, 2, 0.5),
         ("b", 1, 1, 1.7976931348623157e308),
     ]
+
+
+def test_many_points_have_the_same_latest_as_few(database: Database) -> None:
+    tracking = Tracking(database)
+    few, many = (asyncio.run(tracking.create_run(ADA, "0")).id for _ in range(2))
+    numbers = (math.nan, -0.0, 0.0, 1.5, -1.5, math.inf, -math.inf)
+    points = [(f"m{place % 5}", place * 7 % 11 - 5, place * 3 % 4, numbers[place * 5 % 7]) for place in range(MANY * 4)]
+
+    async def log() -> list[list[LatestMetric]]:
+        for point in points:
+            await tracking.log_points(ADA, few, columns(point))
+        await tracking.log_points(ADA, many, columns(*points))
+        return [sorted((await tracking.run(ADA, run)).metrics, key=lambda metric: metric.key) for run in (few, many)]
+
+    one_by_one, at_once = asyncio.run(log())
+    assert len(at_once) == 5
+    assert repr(at_once) == repr(one_by_one)  # NaN is not equal to itself
 
 
 def test_a_dataset_has_bounds(database: Database) -> None:

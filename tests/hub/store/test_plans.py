@@ -66,6 +66,7 @@ def look(tx: Recorder) -> None:
     """Run the statements that requests for single things run."""
     row = runs.find_run(tx, 1, "r3")
     assert row is not None
+    runs.look_up(tx, {(1, "r3"), (1, "r4")})
     runs.load_run(tx, 1, "r3")
     has_points(tx, row.pk)
     read_history(tx, 1, row.pk, "loss", start=0, end=9, limit=5)
