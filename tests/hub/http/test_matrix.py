@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from skyward.hub.http.reply import Bytes
 from skyward.hub.model.access import NEEDED_ROLE, Right, Role
+from skyward.hub.store.transaction import ReadSnapshot
 from skyward.testing.hub import HubServer
 from tests.hub.http.samples import Sample, Things, make_things, samples
 
@@ -147,6 +149,32 @@ def test_token_of_a_run_reaches_no_other_run_and_nothing_of_its_project(world: W
                 wrong[str(sample)] = answer.status_code, text_of(answer)
     assert wrong == {}
     assert world.shown() == before
+
+
+NO_CHANGE = frozenset({"runs/log-batch", "runs/log-metric", "metrics", "runs/update", "params", "tags", "batches"})
+"""Ends of paths whose samples change nothing, or log points: those are in the audit once for each run."""
+
+
+def test_each_change_and_each_read_of_a_file_is_in_the_audit(world: World) -> None:
+    things = make_things(world.owner, world.owner, "audited", "audited")
+    wrong, audited = {}, 0
+    asked = [sample for sample in closed(things) if sample.template == sample.route.path]
+    for sample in sorted(asked, key=lambda sample: sample.method == "DELETE" or "delete" in sample.path):
+        reads_file = sample.method == "GET" and sample.route.answer is Bytes and "artifacts/" in sample.path
+        is_change = sample.method != "GET" and not sample.path.endswith(("/search", "/get-latest-versions"))
+        before = world.server.hub.database.read_and_wait(last_audit)
+        is_success = sample.send(world.owner).is_success
+        entries = world.server.hub.database.read_and_wait(last_audit) - before
+        is_empty = sample.path.endswith(tuple(NO_CHANGE)) or (sample.method == "PATCH" and not sample.body)
+        if entries != (is_success and (reads_file or is_change)) and not is_empty:
+            wrong[str(sample)] = entries
+        audited += entries
+    assert wrong == {}
+    assert audited > 30
+
+
+def last_audit(snapshot: ReadSnapshot) -> int:
+    return int(snapshot.execute("SELECT max(id) FROM audit").fetchone()[0])
 
 
 def text_of(answer: httpx.Response) -> str:

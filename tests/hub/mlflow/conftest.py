@@ -10,13 +10,21 @@ import pytest
 from skyward.testing.hub import HubServer
 
 from .oracle import Oracle
-from .programs import mlflow_server
+from .programs import Scripts, mlflow_server
 
 
 @pytest.fixture(scope="session")
 def mlflow_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with mlflow_server(tmp_path_factory.mktemp("mlflow")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[Scripts]:
+    """Run scripts of MLflow's clients."""
+    scripts = Scripts()
+    yield scripts
+    scripts.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -75,6 +77,51 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
         except httpx.HTTPError:
             time.sleep(0.2)
     raise AssertionError(f"mlflow server did not start: {log.read_text()[-3000:]}")
+
+
+class Scripts:
+    """Scripts of MLflow's clients, each in a fork of a process of its version that has imported MLflow.
+
+    No plugin is in these processes: an MLflow finds its plugins when it is imported.
+    """
+
+    def __init__(self) -> None:
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+
+    def run(self, version: str, path: Path, folder: Path, environment: Mapping[str, str], *arguments: str) -> str:
+        """Run a script in a folder to its end and return its output."""
+        process = self._process(version)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        output = folder / f"{path.stem}.out"
+        job = {"path": str(path), "folder": str(folder), "environment": dict(environment), "output": str(output)}
+        print(json.dumps(job | {"arguments": arguments}), file=process.stdin, flush=True)
+        if not select.select([process.stdout], [], [], READY_S)[0]:
+            self.close()
+        code = process.stdout.readline().strip()
+        printed = output.read_text() if output.exists() else ""
+        assert code == "0", f"{path.name} ended with {code or 'no code'}: {printed[-6000:]}"
+        return printed
+
+    def close(self) -> None:
+        """End the processes, and what runs in them."""
+        for process in self._processes.values():
+            os.killpg(process.pid, signal.SIGKILL)
+            with process:
+                pass
+        self._processes.clear()
+
+    def _process(self, version: str) -> subprocess.Popen[str]:
+        if version not in self._processes:
+            self._processes[version] = subprocess.Popen(
+                [program(version, "python"), str(Path(__file__).with_name("scripts") / "warm.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=quiet({}),
+                text=True,
+                start_new_session=True,
+            )
+        return self._processes[version]
 
 
 def run_program(version: str, arguments: list[str], folder: Path, environment: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from skyward.testing.hub import HubServer
 
-from .programs import NEW, OLD, ROOT, run_program
+from .programs import NEW, OLD, ROOT, Scripts, run_program
 
 pytestmark = pytest.mark.timeout(600)  # a test runs up to three programs, and a busy machine imports MLflow in a minute
 
@@ -23,9 +23,9 @@ def variables(server: HubServer) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", [OLD, NEW])
 def test_fluent_api_autologging_and_commands_work_unchanged(
-    version: str, hub_server: HubServer, tmp_path: Path
+    version: str, scripts: Scripts, hub_server: HubServer, tmp_path: Path
 ) -> None:
-    printed = run_program(version, ["python", str(SCRIPTS / "fluent.py")], tmp_path, variables(hub_server))
+    printed = scripts.run(version, SCRIPTS / "fluent.py", tmp_path, variables(hub_server))
     _, run, experiments, runs = (part.strip() for part in printed.split("=== "))
     run = run.removeprefix("run ")
     with httpx.Client(base_url=hub_server.url, headers=hub_server.headers) as client:
@@ -52,17 +52,19 @@ def test_registry_works_behind_the_hubs_own_scheme(version: str, hub_server: Hub
     assert [model["name"] for model in asked["models"]] == ["iris"]
 
 
-def test_trainer_of_hugging_face_and_logger_of_lightning_work_unchanged(hub_server: HubServer, tmp_path: Path) -> None:
-    script = [str(SCRIPTS / "frameworks.py"), sysconfig.get_path("purelib")]
-    run_program(NEW, ["python", *script], tmp_path, variables(hub_server))
+def test_trainer_of_hugging_face_and_logger_of_lightning_work_unchanged(
+    scripts: Scripts, hub_server: HubServer, tmp_path: Path
+) -> None:
+    packages = sysconfig.get_path("purelib")
+    scripts.run(NEW, SCRIPTS / "frameworks.py", tmp_path, variables(hub_server), packages)
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
 def test_parts_of_mlflow_that_are_not_the_hubs_are_refused_at_once(
-    version: str, hub_server: HubServer, tmp_path: Path
+    version: str, scripts: Scripts, hub_server: HubServer, tmp_path: Path
 ) -> None:
-    """A client repeats some statuses for four minutes, which is longer than the program may take."""
-    printed = run_program(version, ["python", str(SCRIPTS / "foreign.py")], tmp_path, variables(hub_server))
+    """A client repeats some statuses for four minutes, which is longer than a script may take."""
+    printed = scripts.run(version, SCRIPTS / "foreign.py", tmp_path, variables(hub_server))
     answers = dict(line.split(": ", 1) for line in printed.split("=== ")[1:])
     assert set(answers) >= {"register_prompt", "traces"}
     assert [name for name, text in answers.items() if "MLflow's own server" not in text] == []

@@ -23,19 +23,19 @@ from skyward.testing.hub import HubServer
 from tests.hub.services.hubs import ADMIN
 from tests.hub.store.sources import mlflow_database
 
-from .programs import NEW, OLD, ROOT, mlflow_server, run_program
+from .programs import NEW, OLD, ROOT, Scripts, mlflow_server
 
 pytestmark = pytest.mark.timeout(600)  # a busy machine imports MLflow in a minute
 
 
 WORKSPACE = "imported"
+MAKE = ROOT / "tests/hub/assets/make_mlflow.py"
 
 
-def test_everything_on_a_live_server_is_imported(mlflow_url: str, tmp_path: Path) -> None:
+def test_everything_on_a_live_server_is_imported(mlflow_url: str, scripts: Scripts, tmp_path: Path) -> None:
     """The server is that of other tests, so all is in a workspace of its own."""
     httpx.post(f"{mlflow_url}/api/3.0/mlflow/workspaces", json={"name": WORKSPACE}).raise_for_status()
-    script = ["python", str(ROOT / "tests/hub/assets/make_mlflow.py"), mlflow_url]
-    run_program(NEW, script, tmp_path, {"MLFLOW_WORKSPACE": WORKSPACE})
+    scripts.run(NEW, MAKE, tmp_path, {"MLFLOW_WORKSPACE": WORKSPACE}, mlflow_url)
     source = MlflowServer(mlflow_url, workspace=WORKSPACE)
     database = Database(f"sqlite:///{tmp_path}/hub.db")
     blobs = FolderBlobs(tmp_path / "blobs")
@@ -65,12 +65,14 @@ def test_everything_on_a_live_server_is_imported(mlflow_url: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["database", "folder"])
-def test_server_of_the_older_mlflow_and_its_own_store_hold_the_same(kind: str, tmp_path: Path) -> None:
+def test_server_of_the_older_mlflow_and_its_own_store_hold_the_same(
+    kind: str, scripts: Scripts, tmp_path: Path
+) -> None:
     store = f"sqlite:///{tmp_path}/mlflow.db" if kind == "database" else str(tmp_path / "mlruns")
     database = Database(f"sqlite:///{tmp_path}/hub.db")
     blobs = FolderBlobs(tmp_path / "blobs")
     with mlflow_server(tmp_path, OLD, store) as url:
-        run_program(OLD, ["python", str(ROOT / "tests/hub/assets/make_mlflow.py"), url], tmp_path, {})
+        scripts.run(OLD, MAKE, tmp_path, {}, url)
         served = import_runs(MlflowServer(url), database, blobs, ADMIN)
         assert served.problems == []
         assert served.source == served.hub
@@ -104,14 +106,14 @@ def rows(folder: Path) -> dict[str, list[tuple[object, ...]]]:
 
 @pytest.mark.parametrize("client", [OLD, NEW])
 @pytest.mark.parametrize("source", [OLD, NEW])
-def test_clients_download_imported_versions(client: str, source: str, tmp_path: Path) -> None:
+def test_clients_download_imported_versions(client: str, source: str, scripts: Scripts, tmp_path: Path) -> None:
     url = mlflow_database(source, tmp_path)
     assert main(["hub", "import", url, "--data", str(tmp_path / "hub")]) == 0
     second = dict.fromkeys(["models:/digits/2", "models:/digits/3", "models:/digits/5", "models:/digits@champion"], "1")
     expected = {"models:/digits/1": "logged" if source == NEW else "0", **second}
     with HubServer(tmp_path / "hub") as server:
         variables = {"MLFLOW_TRACKING_URI": server.url, "MLFLOW_TRACKING_TOKEN": server.token}
-        script = str(Path(__file__).parent / "scripts/downloads.py")
-        printed = run_program(client, ["python", script, *expected], tmp_path, variables)
+        script = Path(__file__).parent / "scripts/downloads.py"
+        printed = scripts.run(client, script, tmp_path, variables, *expected)
     lines = [line for line in printed.splitlines() if line.startswith("models:")]
     assert dict(line.rsplit(" ", 1) for line in lines) == expected
