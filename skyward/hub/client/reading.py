@@ -65,7 +65,7 @@ class LoggedRun:
         Args:
             key: name of the metric.
             start: first step; None: the run's first.
-            end: step behind the last one; None: all.
+            end: last step; None: the run's last.
             at_most: number of points to thin the history to; its extremes are kept. None: all points.
 
         Raises:

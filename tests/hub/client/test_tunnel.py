@@ -50,6 +50,7 @@ def test_a_run_of_a_node_without_a_hub_goes_through_the_program(
     (run,) = hub.runs()
     assert (run.id, run.name, run.status, run.params) == (run_id, "far", "completed", {"lr": "0.1"})
     assert list(run.history("loss").values) == [float(step) for step in range(100)]
+    assert list(run.history("loss", start=3, end=5).values) == [3.0, 4.0, 5.0]
     assert "through" in [row["name"] for row in hub.experiments()]
     assert run.download("weights.bin", tmp_path / "copy").stat().st_size == 3 << 20
 

@@ -88,8 +88,10 @@ def test_every_acknowledged_point_of_a_killed_writer_is_there_once(tmp_path: Pat
 
 FILLER = """
 import sys
+from pathlib import Path
 from skyward.hub.model.refusal import Refusal
 from skyward.hub.store.database import Database
+from skyward.hub.store.folder_blobs import FolderBlobs
 database = Database(sys.argv[1])
 def add(tx, number):
     tx.execute("INSERT INTO project (organization, name, created_at) VALUES (1, ?, 0)", (str(number) + "x" * 50_000,))
@@ -102,6 +104,15 @@ except Refusal as refusal:
     print(refusal.reason.name, refusal.message)
 print(kept, database.read_and_wait(lambda s: s.execute("SELECT count(*) - 1 FROM project").fetchone())[0])
 database.close()
+blobs = FolderBlobs(Path(sys.argv[2]))
+writer = blobs.writer()
+try:
+    for _ in range(8):
+        writer.write(bytes(1 << 20))
+except Refusal as refusal:
+    print(refusal.reason.name, refusal.message)
+writer.abort()
+print(sum(path.is_file() for path in Path(sys.argv[2]).rglob("*")))
 """
 
 
@@ -111,18 +122,20 @@ def test_a_full_disk_refuses_writes_in_words_and_reads_go_on(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
 
     child = subprocess.run(
-        [sys.executable, "-c", FILLER, f"sqlite:///{tmp_path}/hub.db"],
+        [sys.executable, "-c", FILLER, f"sqlite:///{tmp_path}/hub.db", str(tmp_path / "blobs")],
         preexec_fn=limit,
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    refusal, counts = child.stdout.splitlines()
+    refusal, counts, of_blob, left = child.stdout.splitlines()
     kept, found = counts.split()
     assert refusal.startswith("UNAVAILABLE database: the hub's d")
     assert refusal.endswith("try again later")
     assert int(kept) == int(found) > 0
+    assert of_blob.startswith("UNAVAILABLE blob: the hub cannot write it now")
+    assert left == "0"
 
 
 @pytest.mark.parametrize("lock", ["hub.db.lock"])

@@ -5,6 +5,7 @@ A test asks for `page` last, so that the browser leaves before the server stops.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,30 @@ def test_a_run_shows_where_it_comes_from_and_what_it_cost(hub: HubServer, owner:
     expect(page.get_by_role("main")).to_contain_text("1.25")
     page.goto(f"{hub.url}/runs/{parent}?tab=lineage")
     expect(page.get_by_role("link", name="fork", exact=True)).to_be_visible()
+
+
+def test_a_run_shows_its_output_load_checkpoints_and_evaluations(
+    hub: HubServer, owner: httpx.Client, signed_in: Page
+) -> None:
+    from playwright.sync_api import expect
+
+    run = owner.post("/v1/runs", json={"experiment": "parts", "name": "all"}).json()["id"]
+    facts = {"path": "/checkpoints/checkpoint-40", "step": 40, "digest": "0123456789abcdef", "bytes": 2048}
+    files = {"output/train.log": "epoch 1 of 3\n", "checkpoints/checkpoint-40.json": json.dumps(facts)}
+    for key, text in files.items():
+        owner.post(f"/v1/runs/{run}/artifacts", params={"key": key}, content=text).raise_for_status()
+    names = ("eval/accuracy", "system/rank0/cpu_percent")
+    metrics = [{"key": name, "value": 0.75, "step": 40} for name in names]
+    owner.post(f"/v1/runs/{run}/metrics", json={"metrics": metrics}).raise_for_status()
+    page = signed_in
+    page.goto(f"{hub.url}/runs/{run}?tab=output")
+    expect(page.locator("pre.output")).to_have_text("epoch 1 of 3")
+    page.get_by_role("link", name="System").click()
+    expect(page.get_by_role("article", name="cpu_percent")).to_have_attribute("data-points", "1")
+    page.get_by_role("link", name="Checkpoints").click()
+    expect(page.get_by_role("row").last).to_contain_text("0123456789ab")
+    page.get_by_role("link", name="Evaluations").click()
+    expect(page.get_by_role("row").last).to_contain_text("0.75")
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/runs/1/nothing", "/ui/nothing"])
