@@ -15,35 +15,33 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..calls.active import PoolLike, pop_active, push_active
 from ..console.activity import Counts
 from ..console.announcer import Announcer, observe
-from ..console.console import Console, open_console
 from ..console.logs import LogFiles, LogLines
 from ..core import interrupts
 from ..core.user_lines import warn_user
-from ..engine.devices import sharing_of_pool
-from ..engine.direct import DirectEngine
-from ..engine.engine import Engine
-from ..engine.task_events import TaskCounts
 from ..errors import NodeLost, PoolClosed, SkywardError, UsageError
 from ..events import Event, Overlooked, PoolReady, PoolStarted
 from ..events import PoolClosed as ClosedEvent
 from ..providers.base import Provider, least_billed_s
-from ..providers.termination import shielded
 from ..schedule.scaling import Bounds
 from ..state.live import LivePool
 from ..state.presence import Presence
 from ..values.machine import LogSink, Machine, PoolSpec
-from .dispatch import Dispatch
 from .guests import Guests
 from .machines import PoolMachines
 from .oversights import Oversights
-from .packer import packed_initializer
 from .replacement import Replaceable, make_way, withdraw
 from .scaler import PoolScaler, Sizing
+
+if TYPE_CHECKING:  # `_import_engine` imports them while the machines start
+    from ..console.console import Console
+    from ..engine.engine import Engine
+    from ..engine.task_events import TaskCounts
+    from .dispatch import Dispatch
 
 _log = logging.getLogger(__name__)
 
@@ -140,25 +138,23 @@ class PoolLife:
         with self._ending, self._lock:
             if self._engine is not None:
                 raise UsageError(f"{pool!r}: is open already; close it first, or make another pool")
-            self.spec = dataclasses.replace(self.spec, stop=threading.Event())
+            self.spec = dataclasses.replace(self.spec, stop=threading.Event(), meanwhile=_import_engine)
             self._check_image()
             make_way(pool, self.label, frame)
             self._ended_by = None
             presence = self._make_presence()
             machines = self._machines = self._make_machines(presence)
             self._lines = None if self._logs is False else LogLines(self._logs, presence.kept_output())
-            engine = self._make_engine()
             self._owner = os.getpid()
             self._began_at = time.monotonic()
+            initializer = self._pack_initializer()  # before anything costs money, because it may fail
+            engine: Engine | None = None
             try:
-                self._start_all(engine, machines, presence)
+                launched = self._launch(machines, presence)
+                engine = self._make_engine(initializer)
+                self._connect(engine, launched, machines)
             except BaseException as error:  # Ctrl-C too
-                try:
-                    self._tear_down(engine)
-                finally:
-                    self._flush_lines()
-                    self._announce_end(_describe(self._ended_by or error))
-                    self.announcer.close()
+                self._undo_start(engine, error)
                 if self._ended_by is not None and error is not self._ended_by:
                     raise self._ended_by from error
                 if _lacks_room(error):
@@ -174,11 +170,19 @@ class PoolLife:
             self.announcer.emit(PoolReady(pool=self.name, seconds=time.monotonic() - self._began_at))
             self._oversights = Oversights()
             self._dispatch = self._make_dispatch(engine)
-        # The budget's thread, or a request to end, may have come between the check in `_start_all` and here.
+        # The budget's thread, or a request to end, may have come between the check in `_connect` and here.
         if self._ended_by is not None:
             self.close(cancel=True)
             raise self._ended_by
         push_active(pool)
+
+    def _undo_start(self, engine: Engine | None, error: BaseException) -> None:
+        try:
+            self._tear_down(engine)
+        finally:
+            self._flush_lines()
+            self._announce_end(_describe(self._ended_by or error))
+            self.announcer.close()
 
     def give_way(self, why: str) -> None:
         """Close in favour of another pool: open and later calls raise PoolClosed."""
@@ -310,32 +314,48 @@ class PoolLife:
             on_overspent=lambda error: _call_if_alive(end_early(), error),
         )
 
-    def _make_engine(self) -> Engine:
+    def _pack_initializer(self) -> bytes | None:
+        if self._initializer is None:
+            return None
+        from .packer import packed_initializer
+
+        return packed_initializer(self._initializer)
+
+    def _make_engine(self, initializer: bytes | None) -> Engine:
+        from ..engine.direct import DirectEngine
+
         return DirectEngine(
             self.name,
             cancel_grace_s=self.spec.cancel_grace_s,
             lines=self._lines,
             mask=self.spec.image.masker(),
-            initializer=packed_initializer(self._initializer),
+            initializer=initializer,
             emit=self.announcer.emit,
             kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
         )
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:
+        from .dispatch import Dispatch
+
         dispatch = Dispatch(engine, self._oversights.failures)
         if self._console is not None:
             dispatch.board.on_end = self._console.settle
         return dispatch
 
-    def _start_all(self, engine: Engine, machines: PoolMachines, presence: Presence) -> None:
+    def _launch(self, machines: PoolMachines, presence: Presence) -> list[Machine]:
         self._presence = presence
         presence.open()
         self._open_console()
         self.announcer.open()
         observe(self.announcer)
         self.announcer.emit(PoolStarted(pool=self.name, provider=self.provider.name, nodes=self.spec.nodes))
-        engine.start(machines.launch(), machines)
+        return machines.launch()
+
+    def _connect(self, engine: Engine, launched: list[Machine], machines: PoolMachines) -> None:
+        from ..engine.devices import sharing_of_pool
+
+        engine.start(launched, machines)
         if self._ended_by is not None:
             raise self._ended_by
         devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
@@ -345,6 +365,8 @@ class PoolLife:
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: cancel them instead), then end the machines. Idempotent."""
+        from ..providers.termination import shielded
+
         engine = self._engine  # read once, because another thread may end the pool meanwhile
         if engine is None:
             if self._owner == os.getpid():
@@ -424,6 +446,8 @@ class PoolLife:
         return Presence(pool, lambda reason: _call_if_alive(this(), PoolClosed(reason)))
 
     def _open_console(self) -> None:
+        from ..console.console import open_console
+
         is_quick = self.provider.shares_files and not self.provider.is_rented
         self._console = open_console(
             self._wants_console, name=self.label or self.name, is_quick=is_quick, counts=self._count_calls
@@ -456,7 +480,7 @@ class PoolLife:
         if pool is not None:
             forget(pool)
 
-    def _tear_down(self, engine: Engine) -> None:
+    def _tear_down(self, engine: Engine | None) -> None:
         machines = self._machines
         if self._owner != os.getpid() or machines is None:
             return  # a fork of the client: the machines belong to the parent
@@ -466,8 +490,9 @@ class PoolLife:
                 scaler.stop()
             self._guests.end_all(self._why_closed())
             machines.stop()
-            engine.close()
-            machines.ask_to_end(were_told=engine.was_started)
+            if engine is not None:
+                engine.close()
+            machines.ask_to_end(were_told=engine is not None and engine.was_started)
         finally:
             machines.end()
             if scaler is not None:
@@ -492,6 +517,15 @@ class PoolLife:
         code = gather(self.spec.image)
         check(self.spec.image, code, architecture=self.spec.architecture, resolves=self.provider.is_rented)
         self.spec = dataclasses.replace(self.spec, code=code)
+
+
+def _import_engine() -> None:
+    """Import the larger half of the client, which takes as long as an agent needs to start."""
+    from ..console import console
+    from ..engine import direct
+    from . import dispatch
+
+    del console, direct, dispatch
 
 
 def _lacks_room(error: BaseException) -> bool:

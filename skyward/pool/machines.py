@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..engine.keeper import Keeper
-from ..engine.opener import ask_to_end
 from ..errors import (
     BudgetExceeded,
     NoCapacity,
@@ -23,7 +22,6 @@ from ..errors import (
 )
 from ..events import Emit, Event
 from ..providers.base import Provider, as_rented, least_billed_s
-from ..state.journal import state_folder
 from ..values.machine import Gone, Machine, Offer, PoolSpec
 from .cost import Spending, affordable
 
@@ -112,6 +110,8 @@ class PoolMachines:
         self._offers = self._affordable(self._provider.offers(self._spec), nodes, self._budget_usd)
         # The keeper must know the pool before anything is rented: this process may be killed during the launch.
         if self._rented is not None:
+            from ..state.journal import state_folder
+
             reaper, log_path = self._rented.reaper(self._pool), os.path.join(state_folder(), "keeper.log")
             Keeper.of_this_process().guard(self._pool, reaper, log_path=log_path)
         machines = self._launched(list(range(nodes))) if nodes else []
@@ -176,7 +176,7 @@ class PoolMachines:
                     self._on_changed(list(self))
                     return machines
             # The pool was closed during the launch, so `end` does not know these machines.
-            ask_to_end(machines, _ASK_S)
+            _ask_to_end(machines)
             self._terminate(*machines)
             raise PoolClosed("pool: closed while nodes were added; open a new one")
 
@@ -208,7 +208,7 @@ class PoolMachines:
                     self._on_changed(list(self))
                     return machine
             # The pool was closed during the launch, so `end` does not know this machine.
-            ask_to_end([machine], _ASK_S)
+            _ask_to_end([machine])
             self._terminate(machine)
             return None
 
@@ -311,7 +311,7 @@ class PoolMachines:
     def ask_to_end(self, *, were_told: bool) -> None:
         """Ask the agents to end, unless the engine did (`were_told`). It may not have reached a new replacement."""
         if not were_told or self._replacements:
-            ask_to_end(self._left, _ASK_S)
+            _ask_to_end(self._left)
 
     def end(self) -> None:
         """End the machines and all other rented resources of the pool. Raises TerminateFailed, which names the rest."""
@@ -342,3 +342,9 @@ class PoolMachines:
         finally:
             for machine in machines:
                 Keeper.of_this_process().forget(machine)
+
+
+def _ask_to_end(machines: Sequence[Machine]) -> None:
+    from ..engine.opener import ask_to_end  # with the engine, while the machines start
+
+    ask_to_end(machines, _ASK_S)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..console.activity import Progress
 from ..errors import UsageError
-from .file_transfer import Transfer, TransferRun, Work, check_remote, fetching, select_here, sending
-from .forwarding import ForwardedPort, check_port
 from .life import PoolLife
 from .options import check_nodes
+
+if TYPE_CHECKING:
+    from .file_transfer import Transfer, Work
+    from .forwarding import ForwardedPort
 
 
 class NodeAccess:
@@ -52,6 +55,8 @@ class NodeAccess:
             pool.upload("data/train.csv")  # tasks open "data/train.csv"
             pool.upload("~/corpora/wiki", "/mnt/scratch/wiki", nodes=[0])
         """
+        from .file_transfer import check_remote, select_here, sending
+
         shown = os.fspath(path)
         selection, default = select_here(shown)
         into = default if remote is None else check_remote("remote", remote)
@@ -88,6 +93,8 @@ class NodeAccess:
             pool.download("checkpoints", "checkpoints")
             pool.download("logs/*.txt", "logs", nodes=[0, 1])  # logs/node-0/..., logs/node-1/...
         """
+        from .file_transfer import check_remote, fetching
+
         path, into = check_remote("remote", remote), os.fspath(local)
         if not into:
             raise UsageError("local='': is not a path; pass a name, or '.'", field="local", value=local)
@@ -129,6 +136,8 @@ class NodeAccess:
             with pool.forward(8888, node=1) as jupyter:
                 input(f"{jupyter.url}; Enter to close")
         """
+        from .forwarding import ForwardedPort, check_port
+
         remote = check_port("port", port)
         (chosen,) = self._numbers([node])
         if local is not None:
@@ -152,6 +161,8 @@ class NodeAccess:
         return self._life.nodes() if nodes is None else check_nodes("nodes", nodes, self._life.spec.most_nodes)
 
     def _transfer(self, field: str, path: str, work: dict[int, Work], bars: Sequence[Progress]) -> Transfer:
+        from .file_transfer import TransferRun
+
         life = self._life
         _, dispatch = life.running()
         for progress in bars:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..calls.active import activity, open_pools
 from ..calls.futures import Failures
-from ..engine.engine import Engine
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 
 class Oversights:

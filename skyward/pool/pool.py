@@ -12,20 +12,17 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from ..accelerators import Accelerator
 from ..calls.compute import PendingCompute
-from ..calls.control import Client
 from ..console.announcer import EventStream
 from ..console.words import usd
 from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
-from ..engine.engine import SharedStore
 from ..errors import ArgumentNotPicklable, SkywardError, UsageError
 from ..events import Event
-from ..node.slot.handle import TargetHandle
 from ..providers.any_of import Selection
 from ..providers.base import Provider, least_billed_s
 from ..values.allocation import AllocationStrategy
@@ -34,17 +31,19 @@ from ..values.machine import LogSink, Offer, PoolSpec
 from ..values.nodes import Nodes
 from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
-from ..wire.task_channel import TaskChannel, check_name
-from .config import of_file, pool_fields
 from .cost import Forecast, forecast
 from .life import PoolLife
 from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
-from .remote_control import control_of
 from .scaler import Sizing
 from .shared_names import SharedNames
 from .sources import source_of
 from .targets import PoolSender, PoolTarget
+
+if TYPE_CHECKING:
+    from ..calls.control import Client
+    from ..engine.engine import SharedStore
+    from ..wire.task_channel import TaskChannel
 
 T = TypeVar("T")
 
@@ -225,6 +224,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             UsageError: There is no such pool, or a file has a mistake. The message names the file, the key and the fix.
             MissingDependency: The provider needs an extra that is not installed.
         """
+        from .config import of_file, pool_fields
+
         fields = pool_fields(name, cls.__init__)
         overrides = {ALIASES.get(key, key): value for key, value in overrides.items()}
         if not overrides.keys().isdisjoint(("provider", "any_of")):  # one stands for the other
@@ -337,6 +338,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the pool as a handle, which is a target of calls inside tasks; see `TargetHandle`."""
+        from ..node.slot.handle import TargetHandle
+
         return TargetHandle, (self.job_id, self.node_numbers, True, "the whole", self.total_slots)
 
     @property
@@ -472,6 +475,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             run.save(wait_s=60)
         """
         self._life.running()
+        from .remote_control import control_of
+
         return control_of(lambda: self._life.running()[0], task, job_id, start_s)
 
     def channel(self, name: str, timeout_s: float | None = None) -> TaskChannel:
@@ -493,6 +498,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
                 for message in channel:
                     print(message.decode())
         """
+        from ..wire.task_channel import check_name
+
         return self._life.running()[0].channels.accept(check_name(name), timeout_s)
 
     def shared_store(self) -> SharedStore:
@@ -565,6 +572,8 @@ class NodeTarget(PoolTarget):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the target as a handle, which is a target of calls inside tasks; see `TargetHandle`."""
+        from ..node.slot.handle import TargetHandle
+
         return TargetHandle, (self._pool.job_id, self.node_numbers, False, self._label, self.total_slots)
 
     def __repr__(self) -> str:

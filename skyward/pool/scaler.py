@@ -13,15 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..core import interrupts
-from ..engine.engine import Engine
 from ..errors import BudgetExceeded, NoCapacity, PoolClosed, QuotaExceeded, SkywardError
 from ..events import Emit, PoolScaled, ScalingFailed
 from ..schedule.scaling import REFUSAL_S, Bounds, Demand, Situation, decide
 from ..values.nodes import Nodes
 from .machines import PoolMachines
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 _log = logging.getLogger(__name__)
 

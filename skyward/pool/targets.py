@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..calls.actor import ActorMethod, PendingActor
 from ..calls.compute import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute
@@ -19,14 +19,15 @@ from ..calls.target import CallTarget
 from ..core import interrupts
 from ..core.signatures import check_arguments
 from ..core.user_lines import drop_our_frames
-from ..engine.builder import refuse_gang_options
-from ..engine.engine import Engine
 from ..errors import UsageError
-from ..wire.seen import SeenArrays
 from .actor_map import map_actors, methods_of
-from .dispatch import Dispatch
 from .gang_map import map_gangs
-from .map_run import Chunk, MapRun, check_chunk
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..wire.seen import SeenArrays
+    from .dispatch import Dispatch
+    from .map_run import Chunk, MapRun
 
 T = TypeVar("T")
 
@@ -246,6 +247,9 @@ class PoolSender:
     ) -> MapRun:
         """Check the arguments of a map and prepare it. Raises UsageError."""
         engine, dispatch = self._running()
+        from ..engine.builder import refuse_gang_options
+        from .map_run import MapRun, check_chunk
+
         check_chunk(chunk)
         if not iterables:
             raise UsageError("map(): no arguments; pass at least one iterable")

@@ -113,6 +113,7 @@ class Local:
         try:
             for config in configs:
                 started.append((config, _start(config)))  # start them all first, so that they boot in parallel
+            spec.meanwhile()
             return [_ready(config, process, self.lease_s) for config, process in started]
         except BaseException:  # includes KeyboardInterrupt: a failed launch must leave no process behind
             for config, process in started:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -165,6 +164,8 @@ class Image:
         content = {name: _plain(getattr(self, name)) for name in names}
         content["python"] = self.python_version
         text = json.dumps([_HASH_FORMAT, content], sort_keys=True, separators=(",", ":"))
+        import hashlib  # loads OpenSSL, which nodes on this machine do not need
+
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def with_pip(self, *requirements: str) -> Image:

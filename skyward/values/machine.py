@@ -16,6 +16,10 @@ from .topology import Peer
 from .volume import Volume
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolSpec:
     """Request of a pool to its provider. `ComputePool` documents the fields; None means any.
@@ -42,6 +46,8 @@ class PoolSpec:
     """User code to send (`skyward.bootstrap.code.Code`); None if nodes read the client's files."""
     stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     """Set when nobody waits for the machines anymore. Machines that are still launching are then ended."""
+    meanwhile: Callable[[], object] = field(default=_nothing, compare=False, repr=False)
+    """Called once the machines start, if the launching thread would only wait for them."""
 
     @property
     def most_nodes(self) -> int:
