@@ -126,6 +126,7 @@ class TaskDispatcher:
             is_rerun=task.attempt > 0,
             prefer=self.places_of(task.payload.blobs) if task.payload.blobs else (),
             need=task.options.need,
+            in_bulk=task.in_bulk,
         )
 
     def rerun_failed(self, task: Task, node: int) -> bool:

@@ -135,6 +135,8 @@ class Task:
     """Set while it is open if it may be submitted again."""
     actor: int = 0
     """Number of the actor whose call it is; 0: none. The scheduler knows no such task."""
+    in_bulk: bool = True
+    """Whether it may be sent in advance with many others. False: its future cannot be cancelled once it is sent."""
     may_move: bool = True
     """Whether it can be sent again. False if its input, or items already delivered, cannot be repeated."""
 

@@ -222,6 +222,8 @@ class Dispatch:
                 task = self._builder.task(CallTask, task_id, call, kind, place, mode=_mode(pending), future=future)
         if kind == CallKind.ACTOR:
             task.actor = task.head.actor
+        if is_strict:
+            task.in_bulk = False
         if leads and not sources:
             engine.leader.submit(task, future, nodes)
         else:

@@ -25,6 +25,12 @@ _SHORT_ROUND_TRIPS = 32
 _LEAST_AHEAD = 2
 _MOST_AHEAD = 1024
 """Most tasks on a node beyond its slots: 5,000 per second at a round trip of 200 ms. They wait in the agent."""
+_TINY_TASK_NS = 1_000_000
+"""Running mean, in nanoseconds, below which a slot gets several tasks in advance, so that one write carries many."""
+_TINY_WORK_NS = 2_000_000
+"""Their work for each slot, in nanoseconds."""
+_TINY_AHEAD = 100
+"""Most of them for each slot."""
 _LEAST_MEAN_NS = 100_000
 """Cost of the shortest task for its slot, overhead included."""
 _MEAN_WEIGHT = 0.2
@@ -182,7 +188,7 @@ class NodeTable:
     def _is_short(self) -> bool:
         return self._has_mean and self._mean_ns < SHORT_TASK_NS
 
-    def most_ahead(self, kind: Kind) -> int:
+    def most_ahead(self, kind: Kind, *, in_bulk: bool = True) -> int:
         """Return how many tasks a node of that kind gets beyond its slots; 0 if tasks are long.
 
         Slots that start together end together, so each slot needs a task in advance.
@@ -193,19 +199,22 @@ class NodeTable:
         if not self._is_short and self._mean_ns >= _SHORT_ROUND_TRIPS * round_trip_ns:
             return 0
         if not round_trip_ns:  # on this machine; a fast path, because this runs for each call
+            if in_bulk and self._mean_ns < _TINY_TASK_NS:
+                return slots * min(int(_TINY_WORK_NS / max(self._mean_ns, 1.0)) + 1, _TINY_AHEAD)
             return max(_LEAST_AHEAD, slots)
         on_the_way = slots * round_trip_ns / max(self._mean_ns, _LEAST_MEAN_NS)
         return min(max(_LEAST_AHEAD, slots) + math.ceil(on_the_way), max(_MOST_AHEAD, slots))
 
     # Room -----------------------------------------------------------------------------------------------------------
 
-    def pick(self, group: Group, turn: Turn, *, ahead: bool) -> NodeEntry | None:
+    def pick(self, group: Group, turn: Turn, *, ahead: bool, in_bulk: bool = True) -> NodeEntry | None:
         """Return the node with the most room for a task, in turns among equals.
 
         Args:
             group: Nodes that the task may go to.
             turn: Turn of the task. Older waiting entries may keep nodes from it.
             ahead: Whether a free slot is not required.
+            in_bulk: Whether it may be one of many that the node gets in advance.
         """
         if self.closings and group.is_closed_to(turn):
             return None
@@ -215,11 +224,11 @@ class NodeTable:
             room = rooms.top
             if best is not None and room <= best_room:
                 continue
-            if room > 0 or (ahead and room > -self.most_ahead(rooms.kind)):
+            if room > 0 or (ahead and room > -self.most_ahead(rooms.kind, in_bulk=in_bulk)):
                 if not self.closings and not self.chosen:
                     best, best_room = rooms.first(room), room
                     continue
-                least = 0 if not ahead or self.closings else -self.most_ahead(rooms.kind)
+                least = 0 if not ahead or self.closings else -self.most_ahead(rooms.kind, in_bulk=in_bulk)
                 node = self._first(rooms, turn, least)
                 if node is not None and (best is None or group.room_of(node) > best_room):
                     best, best_room = node, group.room_of(node)

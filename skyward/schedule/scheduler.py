@@ -239,6 +239,7 @@ class Scheduler:
         is_rerun: bool = False,
         prefer: tuple[int, ...] = (),
         need: Need | None = None,
+        in_bulk: bool = True,
     ) -> list[Action]:
         """Queue a task, and place it if there is room.
 
@@ -253,11 +254,12 @@ class Scheduler:
             is_rerun: Whether it has run before and goes before all tasks that wait.
             prefer: Nodes that it goes to if one of them has a free slot when it is placed.
             need: Its resources, if it has any numbers of its own. Such a task is not sent in advance.
+            in_bulk: Whether it may be one of many tiny tasks that are sent in advance. False: there are few of them.
         """
         are_shorter = expected_ns is not None and self._nodes.expect(expected_ns)
         # Nested calls are never sent in advance: behind a task that waits for them they would never start.
         made = TaskEntry(task, nodes, in_advance and parent is None and need is None, parent=parent, need=need)
-        made.prefer = prefer
+        made.prefer, made.in_bulk = prefer, in_bulk
         if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         if need is not None and (why := self.refusal(nodes, need)):
@@ -322,12 +324,46 @@ class Scheduler:
 
     def finished(self, task: int, elapsed_ns: int | None = None) -> list[Action]:
         """Record that a task ended, well or badly, and will not run again."""
-        if task not in self._tasks:
+        ended = self._tasks.get(task)
+        if ended is None:
             return []
         if elapsed_ns is not None and self._nodes.took(elapsed_ns):
             self._waiting.wake(self._nodes.open)
+        elif (successor := self._let_next_follow(ended)) is not None:
+            return [successor]
         self.drop(task)
         return self._place()
+
+    def _let_next_follow(self, ended: TaskEntry) -> Send | None:
+        """Put the next waiting task in the place of one that has ended, if `drop` and `_place` would do the same.
+
+        That is so while many plain calls wait, and nothing else: all nodes are full before and after. No node changes
+        its room, so none is filed, and the line is not tried in vain.
+        """
+        node = self._nodes.by_id.get(-1 if ended.node is None else ended.node)
+        line = self._waiting.only_blocked_line
+        if node is None or line is None or line.key is not None or ended.parent is not None:
+            return None
+        first, then = islice(line.entries.values(), 2)
+        if (
+            not (isinstance(first, TaskEntry) and isinstance(then, TaskEntry) and first.in_advance and then.in_advance)
+            or first.prefer
+            or first.in_bulk != then.in_bulk
+            or not node.takes_more
+            or node.id not in line.group.members
+            or (node.stock is not None and node.stock.devices)
+            or -node.room != self._nodes.most_ahead(node.kind, in_bulk=first.in_bulk)
+            or node.sent.get(ended.id, ended) is not None
+        ):
+            return None
+        del self._tasks[ended.id], node.sent[ended.id]
+        self._waiting.drop_first(line)
+        self._nodes.release(line.group)
+        first.node, first.is_recalled = node.id, False
+        node.sent[first.id] = None
+        if node.room < 0:
+            self._recalls.sent_in_advance(first, line.group, node)
+        return Send(first.id, node.id)
 
     def drop(self, task: int) -> None:
         """Forget a task like `finished`, but leave its place empty, because the loss of its node comes next."""
@@ -431,7 +467,7 @@ class Scheduler:
 
     def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
         node = self._nodes.preferred(task.prefer, group, task.turn) if task.prefer else None
-        node = node or self._nodes.pick(group, task.turn, ahead=task.in_advance)
+        node = node or self._nodes.pick(group, task.turn, ahead=task.in_advance, in_bulk=task.in_bulk)
         if node is None:
             return False
         task.node = node.id

@@ -26,6 +26,7 @@ class TaskEntry:
     id: int
     nodes: tuple[int, ...] | None  # allowed nodes; None for any that is not kept
     in_advance: bool = True  # may be sent before a slot is free
+    in_bulk: bool = True  # may be one of many that a node gets in advance
     node: int | None = None
     is_recalled: bool = False
     parent: int | None = None
@@ -141,6 +142,20 @@ class WaitingLines:
         elif was_first:
             self.make_ready(line)
         return line
+
+    @property
+    def only_blocked_line(self) -> Line | None:
+        """Return the line, if there is one only, it is known to be blocked, and several entries wait in it."""
+        if len(self._by_key) != 1 or len(self._of_entry) < 2:
+            return None
+        (line,) = self._by_key.values()
+        return line if not line.is_ready and line.place is line.group and line.blocked is line.first else None
+
+    def drop_first(self, line: Line) -> None:
+        """Remove the first entry of a line of several. The next one is known to be blocked too."""
+        number, _ = line.entries.popitem(last=False)
+        del self._of_entry[number]
+        line.blocked = line.first
 
     def line_of(self, number: int) -> Line | None:
         """Return the line of the waiting entry with that number, or None."""

@@ -198,6 +198,11 @@ def references(body: bytes, start: int = 0) -> tuple[tuple[bytes, int], ...]:
     return tuple(REFERENCE.iter_unpack(memoryview(body)[first : first + count * REFERENCE.size]))
 
 
+def elapsed_ns(body: bytes) -> int:
+    """Return the duration in the payload of a result."""
+    return int.from_bytes(body[3:11], "little")
+
+
 def parse(body: bytes, start: int = 0) -> Parsed:
     flags, count, elapsed_ns = HEAD.unpack_from(body, start)
     if not count:

@@ -61,7 +61,7 @@ class Decisions(RuleBasedStateMachine):
             self.nodes[number] = PlainNode(count)
             self.scheduler.node_up(number, count)
         self.scheduler.submit(-1)
-        self.scheduler.finished(-1, 1000)  # tasks are short
+        self.scheduler.finished(-1, 2_000_000)  # tasks are short
 
     # The plain model -------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Decisions(RuleBasedStateMachine):
             self.waiting.append(entry)
             self.check(self.scheduler.lost(number, started=False))
         else:
-            self.check(self.scheduler.finished(number, 1000))
+            self.check(self.scheduler.finished(number, 2_000_000))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())

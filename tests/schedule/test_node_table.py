@@ -78,8 +78,15 @@ def test_an_estimate_counts_only_if_it_is_shorter_than_the_measured_time() -> No
     kind = nodes.by_id[0].kind
     nodes.expect(1e12)
     assert nodes.most_ahead(kind) == 0
-    nodes.expect(1000.0)
+    nodes.expect(5e6)
     assert nodes.most_ahead(kind) == 2
+
+
+@pytest.mark.parametrize(("mean_ns", "ahead"), [(5e6, 2), (5e5, 2 * 5), (1000.0, 2 * 100)])
+def test_the_shorter_the_tasks_the_more_a_slot_has_in_advance(mean_ns: float, ahead: int) -> None:
+    nodes = of(2)
+    nodes.expect(mean_ns)
+    assert nodes.most_ahead(nodes.by_id[0].kind) == ahead
 
 
 def test_a_group_follows_its_nodes_also_when_others_have_taken_its_place() -> None:

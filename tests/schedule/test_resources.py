@@ -155,7 +155,7 @@ class Resources(RuleBasedStateMachine):
         if places[0][1].is_gang:
             self.follow(self.scheduler.gang_finished(number))
         else:
-            self.follow(self.scheduler.finished(number, 1000))
+            self.follow(self.scheduler.finished(number, 2_000_000))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())

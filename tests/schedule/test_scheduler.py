@@ -28,7 +28,7 @@ def up(*slots: int, kept: tuple[int, ...] = ()) -> Scheduler:
 def make_short(scheduler: Scheduler) -> None:
     """Make the scheduler believe that tasks are short, so that it sends in advance."""
     scheduler.submit(-1)
-    scheduler.finished(-1, 1000)
+    scheduler.finished(-1, 2_000_000)
 
 
 def submit(scheduler: Scheduler, count: int, **options: Any) -> list[Action]:
@@ -546,7 +546,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.perform(self.scheduler.submit_gang(number, nodes=nodes, some_of=one_of, places=places))
 
     @precondition(lambda self: self.sent())
-    @rule(data=st.data(), elapsed_ns=st.sampled_from([None, 1000, 10 * SHORT_TASK_NS]))
+    @rule(data=st.data(), elapsed_ns=st.sampled_from([None, 2_000_000, 10 * SHORT_TASK_NS]))
     def finish(self, data: st.DataObject, elapsed_ns: int | None) -> None:
         number = data.draw(st.sampled_from(self.sent()))
         self.forget_sent(number)
@@ -711,7 +711,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 if number in self.tasks and self.tasks[number].node is not None:
                     self.forget_sent(number)
                     del self.tasks[number]
-                    self.perform(self.scheduler.finished(number, 1000))
+                    self.perform(self.scheduler.finished(number, 2_000_000))
             for number in [n for n, g in self.gangs.items() if g.on]:
                 del self.gangs[number]
                 self.perform(self.scheduler.gang_finished(number))

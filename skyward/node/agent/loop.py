@@ -34,6 +34,10 @@ class EventLoop:
         self._callbacks: dict[int, tuple[Callable[[], object], Callable[[], object] | None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
+        self._at_end: dict[Callable[[], object], None] = {}
+        """Callbacks for the end of this turn, in order."""
+        self.pause_s: Callable[[], float] = lambda: 0.0
+        """Function that returns how long to pause before the next turn, so that it has more to do at once."""
         self._is_stopped = False
 
     def watch(self, file: Any, read: Callable[[], object], write: Callable[[], object] | None = None) -> None:
@@ -57,12 +61,18 @@ class EventLoop:
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), timer))
         return timer
 
+    def at_end_of_turn(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once when all that is ready now was handled, however often it is passed here."""
+        self._at_end[callback] = None
+
     def stop(self) -> None:
         self._is_stopped = True
 
     def run(self) -> None:
         callbacks = self._callbacks
         while not self._is_stopped:
+            if pause_s := self.pause_s():
+                time.sleep(pause_s)
             for fd, events in self._poll.poll(self._timeout()):
                 # An earlier callback of this round may have forgotten this descriptor.
                 read, write = callbacks.get(fd, (None, None))
@@ -70,11 +80,19 @@ class EventLoop:
                     write()
                 if read is not None and events & ~_WRITE and fd in callbacks:
                     read()
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        while self._at_end:
+            at_end, self._at_end = self._at_end, {}
+            for callback in at_end:
+                callback()
 
     def _timeout(self) -> float | None:
         if not self._timers:
             return None
         wait_s = self._run_timers()
+        self._end_turn()
         return wait_s if wait_s is None or self._has_epoll else wait_s * 1000
 
     def _run_timers(self) -> float | None:

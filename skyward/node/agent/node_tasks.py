@@ -19,7 +19,7 @@ from ...values.devices import NO_GRANT, Grant
 from ...values.topology import Rank
 from ...wire.failures import encode_failure
 from ...wire.frames import HAS_FD, KEPT, QUIET, Frame, FrameKind
-from ...wire.tasks import TASK_KIND_AT, ActorOrder, CallKind, NodeConfig, RankOrder, unpack_task
+from ...wire.tasks import TASK_KIND_AT, ActorOrder, CallKind, NodeConfig, RankOrder, elapsed_ns, unpack_task
 from ..slot.link import blob_body
 from ..slot.page import CURRENT
 from .blobs import NodeBlobs
@@ -250,6 +250,8 @@ class NodeTasks:
             if slot.kept:
                 frame = self._settle_kept(slot, frame)
             self.forward(frame)
+            if kind == FrameKind.RESULT:
+                self.placing.took(elapsed_ns(frame.body))
             self.placing.ended(slot, frame.ident)
             slot.has_replied = True
             self._early_deaths = 0

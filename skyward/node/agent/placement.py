@@ -12,11 +12,21 @@ from ...wire.frames import ON_SHELF, Frame, FrameKind, pack
 from ...wire.tasks import TASK_HEAD, references
 from ..slot.link import read_blob_body
 from ..slot.mappings import LEAST_BYTES
+from ..slot.shelf import MOST
 from .blobs import NodeBlobs
 from .granted import GrantedSlots
 from .loop import EventLoop
 from .slots import PendingSlot, SlotProcess
 
+_SHELF_NS = 1_000_000
+"""Work in nanoseconds that a shelf is for. A slot always has its next task, so only tiny tasks wait several at once."""
+_TINY_NS = 50_000
+"""Least duration of a task in nanoseconds, with what it costs its slot besides."""
+_MEAN_WEIGHT = 0.2
+_PAUSE_S = 1e-4
+"""Pause of the agent while all shelves hold work for several times as long, in seconds."""
+_PAUSE_SHELVED = 6
+"""Tasks on each shelf that are as much work."""
 _OVERDUE_S = 0.25
 """Time on a shelf, while other slots go on, after which another slot may have the task, in seconds."""
 
@@ -55,6 +65,9 @@ class Placement:
         """Slots by task, for tasks that were sent to a slot."""
         self.shelved: dict[int, SlotProcess] = {}
         """Slots by task, for tasks on a shelf, oldest first."""
+        self._mean_ns = float(_SHELF_NS)
+        """Running mean of the duration of tasks."""
+        loop.pause_s = self._pause_s
 
     # Functions and blobs --------------------------------------------------------------------------------------------
 
@@ -170,7 +183,7 @@ class Placement:
         """Place waiting tasks so that no slot idles while a task could run, and busy slots have their next task."""
         self._give_out()
         while self.shelved and any(slot.room for slot in self.slots):
-            self.take_back(next(iter(self.shelved)))
+            self.take_back(next(iter(self.shelved.values())))
             self._give_out()
         if self.queue:
             self._fill_shelves()
@@ -209,6 +222,7 @@ class Placement:
     def _begin(self, slot: SlotProcess, pending: PendingSlot) -> None:
         slot.running[pending.frame.ident] = None
         self._give(slot, pending)
+        self.flush(slot)
 
     def _give(self, slot: SlotProcess, pending: PendingSlot, *, flags: int = 0) -> None:
         frame = pending.frame
@@ -227,7 +241,6 @@ class Placement:
         slot.channel.queue(frame.kind, frame.ident, frame.body, flags=flags, lane=pending.shelf_number if flags else 0)
         for following in pending.following:
             self._queue_stream_frame(slot, following)
-        self.flush(slot)
 
     def _send_blob(self, slot: SlotProcess, digest: bytes) -> None:
         blob = self._blobs.get(digest)
@@ -276,7 +289,7 @@ class Placement:
         """Remove a task that has not begun. Returns False if it may have begun, or was never here."""
         was_shelved = task in self.shelved
         if was_shelved:
-            self.take_back(task)
+            self.take_back(self.shelved[task])
         pending = self.pending(task)
         if pending is None:
             return False
@@ -294,13 +307,33 @@ class Placement:
         A task that waits for blobs does not block the others. But nothing overtakes a task that must wait for a free
         slot: with every shelf full, no slot would ever be free.
         """
+        most = min(int(_SHELF_NS / max(self._mean_ns, _TINY_NS)), MOST, -(-len(self.queue) // len(self.slots)))
         for slot in self.slots:
-            if slot.has_shelf_room:
-                self._take_back_overdue()
+            # A shelf is filled up once it is half empty: one write for many tasks.
+            if not slot.may_shelve or 2 * len(slot.shelved) >= max(1, most):
+                continue
+            self._take_back_overdue()
+            while slot.may_shelve and len(slot.shelved) < max(1, most):
                 pending = self._take_first(slot)
                 if pending is None:
+                    self.flush(slot)
                     return
                 self._put_on_shelf(slot, pending)
+            self.flush(slot)
+
+    def took(self, elapsed_ns: int) -> None:
+        """Record how long a task took."""
+        self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)
+
+    def _pause_s(self) -> float:
+        """Return how long the agent may sleep while no slot can run out of tasks.
+
+        Tiny tasks come in great numbers. Each would wake the agent, which would handle one at a time, and take the
+        processor from the slots.
+        """
+        if len(self.shelved) < _PAUSE_SHELVED * len(self.slots):  # also wherever tasks are not tiny
+            return 0.0
+        return _PAUSE_S if all(len(slot.shelved) >= _PAUSE_SHELVED for slot in self.slots) else 0.0
 
     def _take_first(self, slot: SlotProcess) -> PendingSlot | None:
         for pending in self.queue:
@@ -313,32 +346,31 @@ class Placement:
 
     def _put_on_shelf(self, slot: SlotProcess, pending: PendingSlot) -> None:
         assert slot.shelf is not None
-        pending.shelf_number = slot.shelf.put()
-        slot.shelved, slot.shelved_at = pending, time.monotonic()
+        pending.shelf_number, pending.shelved_at = slot.shelf.put(), time.monotonic()
+        slot.shelved.append(pending)
         self.shelved[pending.frame.ident] = slot
         self._give(slot, pending, flags=ON_SHELF)
 
     def _take_back_overdue(self) -> None:
         """Take back tasks that wait behind a long one while other slots go on."""
         while self.shelved:
-            task, slot = next(iter(self.shelved.items()))
-            if time.monotonic() - slot.shelved_at < _OVERDUE_S:
+            slot = next(iter(self.shelved.values()))
+            if time.monotonic() - slot.shelved[0].shelved_at < _OVERDUE_S:
                 return
-            self.take_back(task)
+            self.take_back(slot)
 
-    def take_back(self, task: int) -> None:
-        """Move a task from its shelf to the front of the queue, unless its slot has begun it."""
-        slot = self.shelved.pop(task)
-        pending = slot.shelved
-        assert pending is not None
+    def take_back(self, slot: SlotProcess) -> None:
+        """Move the tasks of a shelf to the front of the queue, except those that the slot has begun."""
         assert slot.shelf is not None
         numbers = slot.shelf.take_back()
-        # The slot read the number first, so it has the task.
-        if pending.shelf_number not in numbers:
+        for pending in slot.shelved:
+            del self.shelved[pending.frame.ident]
+        # The slot read the number of the first ones before, so it has these.
+        while slot.shelved and slot.shelved[0].shelf_number not in numbers:
             slot.take_from_shelf()
-            return
-        slot.shelved, slot.is_shelf_spent = None, True
-        self._requeue(pending)
+        slot.is_shelf_spent |= bool(slot.shelved)
+        while slot.shelved:
+            self._requeue(slot.shelved.pop())
         for running in list(slot.running.values()):
             # This one left the shelf on paper only: the slot has not begun it, and its number was just taken back too.
             if running is not None and running.shelf_number in numbers:
@@ -357,8 +389,8 @@ class Placement:
 
     def give_up(self, slot: SlotProcess) -> None:
         """Settle the shelf of a dead slot, and drop the blobs of values that will not come."""
-        if slot.shelved is not None:
-            self.take_back(slot.shelved.frame.ident)
+        if slot.shelved:
+            self.take_back(slot)
         for task in list(slot.kept):
             self.drop_kept(slot, task)
 
@@ -367,6 +399,6 @@ class Placement:
         self.by_task.pop(task, None)
         self._granted.forget(task)
         slot.ended(task)
-        if slot.shelved is None:
+        if self.shelved:
             for running in slot.running:
                 self.shelved.pop(running, None)

@@ -229,14 +229,9 @@ class Session:
         flags = frame.flags & ~(HAS_FD | QUIET)
         priority = self._priority(frame)
         if frame.fd < 0 and not self._logs and not self._is_blocked:
-            try:
-                is_empty = self._channel.send(
-                    pack(frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane), priority
-                )
-            except ChannelClosed:
-                # Not closed here: `_read` does, after the frames that the peer sent before it left, such as SHUTDOWN.
-                return
-            self._set_blocked(not is_empty)
+            # Results of several slots, or several of one, leave together.
+            self._channel.queue(frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane, priority=priority)
+            self._loop.at_end_of_turn(self.flush)
             return
         self._queue_logs()
         self._channel.queue(
@@ -276,7 +271,8 @@ class Session:
                 self._queue_logs()
                 is_empty = self._channel.flush()
         except ChannelClosed:
-            return  # `_read` closes the session, as in send_result
+            # Not closed here: `_read` does, after the frames that the peer sent before it left, such as SHUTDOWN.
+            return
         self._set_blocked(not is_empty)
 
     def _set_blocked(self, is_blocked: bool) -> None:

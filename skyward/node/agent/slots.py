@@ -35,6 +35,7 @@ class PendingSlot:
     following: list[Frame] = field(default_factory=list)
     shelf_number: int = 0
     """Number under which it was put on a slot's shelf."""
+    shelved_at: float = 0.0
 
     @property
     def may_wait_in_slot(self) -> bool:
@@ -64,7 +65,7 @@ class SlotProcess:
     line_number: int = 0
     pid: int | None = None
     running: dict[int, PendingSlot | None] = field(default_factory=dict)
-    """Tasks sent to the slot that have not ended, except the one on its shelf.
+    """Tasks sent to the slot that have not ended, except those on its shelf.
 
     Tasks that left the shelf keep their entry as value, because the slot may not have begun them."""
     held: int = 0
@@ -75,11 +76,10 @@ class SlotProcess:
     """Calls of the actor that have not begun, in order."""
     shelf: Shelf | None = None
     """Shelf of a process slot; None for ranks and thread slots."""
-    shelved: PendingSlot | None = None
-    """Task that waits in the slot's socket for the end of the running one."""
-    shelved_at: float = 0.0
+    shelved: deque[PendingSlot] = field(default_factory=deque)
+    """Tasks that wait in the slot's socket for the end of the running one, in order."""
     is_shelf_spent: bool = False
-    """Whether a shelved task was taken back. That leaves a void frame in the socket, at most one per running task."""
+    """Whether its shelf was taken back. That leaves void frames in the socket, at most one shelf per running task."""
     kept: dict[int, list[bytes]] = field(default_factory=dict)
     """Digests of blobs that stay on the node, by the task whose value is still to come."""
     functions: set[bytes] = field(default_factory=set)
@@ -113,15 +113,14 @@ class SlotProcess:
         return 0 if self.is_dead or self.renewed_as is not None else max(0, self.lanes - len(self.running))
 
     @property
-    def has_shelf_room(self) -> bool:
-        """Return whether a task may wait in its socket.
+    def may_shelve(self) -> bool:
+        """Return whether tasks may wait in its socket.
 
         Never behind a task of the direct line. Only the client learns of that one's end, so the agent could not tell
         which of the two had begun.
         """
         return (
             self.shelf is not None
-            and self.shelved is None
             and not self.is_shelf_spent
             and len(self.running) == 1
             and not (self.held or self.is_dead or self.is_broken or self.renewed_as is not None)
@@ -132,7 +131,7 @@ class SlotProcess:
         return self.has_replied or any(self.page[lane * PAGE_GROUP + ENDED] for lane in range(self.lanes))
 
     def ended(self, task: int) -> None:
-        """Note the end of a task. The task on the shelf is the next to run."""
+        """Note the end of a task. The first task on the shelf is the next to run."""
         self.running.pop(task, None)
         self.cancelled.discard(task)
         if self.held == task:
@@ -142,9 +141,9 @@ class SlotProcess:
             self.take_from_shelf()
 
     def take_from_shelf(self) -> None:
-        """Count the shelved task as sent: the slot has begun it, or is about to."""
-        pending, self.shelved = self.shelved, None
-        if pending is not None:
+        """Count the first shelved task as sent: the slot has begun it, or is about to."""
+        if self.shelved:
+            pending = self.shelved.popleft()
             self.running[pending.frame.ident] = pending
 
     def lane_of(self, task: int) -> int | None:

@@ -1,7 +1,8 @@
-"""Shelf: a task that waits in a busy slot's socket, and the decision who has it.
+"""Shelf: tasks that wait in a busy slot's socket, and the decision who has them.
 
-A busy slot is sent its next task early, so that it continues without a round trip. Until the slot begins that task, the
-agent may want it back, for an idle slot or for a cancel. The two must never both have it.
+A busy slot is sent its next task early, so that it continues without a round trip; and several, if tasks are tiny.
+Until the slot begins a task, the agent may want it back, for an idle slot or for a cancel. The two must never both have
+it.
 
 A pipe decides. The agent writes a number to it, the same as in the task's frame, and whoever reads the number has the
 task. Numbers on the shared page cannot decide: each side would write one and then read the other's, and processors may
@@ -14,7 +15,10 @@ import os
 
 _NUMBER = 2
 """Length of a number in bytes. Reads and writes of a few numbers are atomic."""
-_ALL = 16 * _NUMBER
+MOST = 15
+"""Most tasks that wait on a shelf."""
+_ALL = 2 * (MOST + 1) * _NUMBER
+"""More than the pipe ever holds: a full shelf, and the task that runs next."""
 
 
 class Shelf:

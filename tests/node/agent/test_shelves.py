@@ -16,7 +16,7 @@ from skyward.node.agent.loop import EventLoop
 from skyward.node.agent.node_tasks import NodeTasks
 from skyward.node.agent.slots import make_slot
 from skyward.node.slot.page import CURRENT
-from skyward.node.slot.shelf import Claims
+from skyward.node.slot.shelf import MOST, Claims
 from skyward.wire.channel import Channel
 from skyward.wire.frames import ON_SHELF, QUIET, Frame, FrameKind
 from skyward.wire.payloads import encode
@@ -218,7 +218,7 @@ def test_a_task_that_had_begun_in_a_dying_slot_is_lost_and_runs_nowhere(
 def test_a_task_does_not_wait_indefinitely_behind_a_long_one(agent: Any, first: Worker, second: Worker) -> None:
     send(agent, *range(1, 10))
     assert second.tasks() == [2, 4]
-    first.slot.shelved_at -= 60
+    first.slot.shelved[0].shelved_at -= 60
     second.ends(2)
     assert second.tasks() == [3]
     assert first.tasks() == [1]
@@ -249,6 +249,65 @@ def test_a_slot_is_left_one_void_frame_for_each_task(agent: Any, first: Worker, 
     assert second.tasks() == [2, 3]
     send(agent, 4, 5)
     assert second.tasks() == [4]
-    assert first.slot.shelved is None
+    assert not first.slot.shelved
     assert [pending.frame.ident for pending in agent.placing.queue] == [5]
     assert first.tasks() == [1]
+
+
+@pytest.fixture
+def tiny(agent: Any) -> None:
+    """Let the agent learn that tasks are tiny."""
+    for _ in range(40):
+        agent.placing.took(1000)
+
+
+@pytest.mark.usefixtures("tiny")
+class TestTinyTasks:
+    def test_many_wait_in_a_busy_slot(self, agent: Any, first: Worker) -> None:
+        send(agent, *range(1, 40))
+        assert first.tasks() == list(range(1, 1 + 1 + MOST))
+        for task in range(1, 8):
+            first.ends(task)
+        assert first.tasks() == []  # the shelf is filled up again once it is half empty
+        first.ends(8)
+        assert first.tasks() == list(range(2 + MOST, 10 + MOST))
+        assert heard(agent, FrameKind.RESULT) == list(range(1, 9))
+
+    def test_those_that_have_not_begun_go_to_a_slot_that_falls_idle(
+        self, agent: Any, first: Worker, second: Worker
+    ) -> None:
+        send(agent, *range(1, 20))
+        begun: list[int] = []
+        while tasks := second.tasks():
+            begun += tasks
+            for task in tasks:
+                second.ends(task)
+        assert sorted(begun) == list(range(2, 20))
+        assert first.tasks() == [1]
+
+    def test_all_are_settled_when_their_slot_dies(self, agent: Any, first: Worker, second: Worker) -> None:
+        send(agent, *range(1, 20))
+        first.ends(1)
+        first.ends(3)
+        began = first.tasks()[:4]
+        first.dies(in_task=began[-1])
+        lost = [frame.ident for frame in agent.client.heard if frame.kind == FrameKind.LOST]
+        assert not first.slot.shelved
+        assert set(lost) <= set(range(1, 20))
+        left = {pending.frame.ident for pending in agent.placing.queue} | set(agent.placing.by_task)
+        assert left | set(lost) | set(heard(agent, FrameKind.RESULT)) == set(range(1, 20))
+        assert not left & set(lost)
+        assert all(agent.placing.by_task[task] is second.slot for task in agent.placing.by_task)
+
+    def test_one_that_waits_is_cancelled_and_the_others_run(self, agent: Any, first: Worker) -> None:
+        send(agent, *range(1, 8))
+        first.ends(1)
+        agent.on_cancel(Frame(FrameKind.CANCEL, 0, 10, 5, b""))
+        assert heard(agent, FrameKind.RECALLED) == [5]
+        ran = []
+        for _ in range(10):
+            for task in first.tasks():
+                ran.append(task)
+                if task != 1:
+                    first.ends(task)
+        assert ran == [1, 2, 3, 4, 6, 7]
