@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import signal
 import socket
@@ -178,7 +177,7 @@ class Dialler:
         self.channel = StreamChannel(checks_blobs=False)
         self._argv = tuple(argv)
         self._hello: dict[str, Any] = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
-        self._hello["token"] = secrets.token_hex(8)
+        self._hello["token"] = os.urandom(8).hex()
         self._is_known = False
         self._closed = threading.Event()
         self._lock = threading.Lock()

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import time
@@ -130,6 +129,8 @@ class LocalNode:
         if hasattr(signal, "pidfd_send_signal"):
             with contextlib.suppress(ProcessLookupError):  # the node has ended
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        import shutil  # only here: it imports every compression
+
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:

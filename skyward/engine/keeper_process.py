@@ -12,8 +12,7 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .keeper_nodes import KeptNode, LocalNode, RemoteNode, node_of
 
@@ -29,8 +28,7 @@ _REAP_TRIES = 3
 _REAP_AGAIN_S = 5.0
 
 
-@dataclass(frozen=True)
-class _Guarded:
+class _Guarded(NamedTuple):
     """Command to run after the client's death."""
 
     argv: list[str]

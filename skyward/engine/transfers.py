@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import secrets
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ class _Transfer:
     blob: Blob
     source: NodeLink
     target: NodeLink
-    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    secret: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False)
     is_pulled: bool = False
     """Whether the target was asked, and will answer."""
     is_over: bool = False

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import InitVar, field
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from ..core.printable import printable_lines
+
+if TYPE_CHECKING:  # the keeper needs no dataclasses, which would be a quarter of its memory
+    from dataclasses import InitVar, field
+else:
+    field = None
 
 
 # An explicit `__init__` per class would repeat the fields of its bases. Real dataclasses would replace the pickling,

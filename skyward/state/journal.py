@@ -13,7 +13,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import hashlib
 import json
 import os
 import platform
@@ -407,6 +406,8 @@ def _host_before() -> str:
 
 def _digest(text: str) -> str:
     """Hash a text: a machine's id should stay on it, and others can read tags."""
+    import hashlib  # loads OpenSSL, which pools on this machine do not need
+
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import glob
-import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
@@ -41,6 +39,8 @@ class Lock:
     @property
     def digest(self) -> str:
         """SHA-256 of the contents."""
+        import hashlib  # here, as `tomllib` below: both take long to import, and most pools have no lock file
+
         return hashlib.sha256(repr(sorted(self.texts.items())).encode()).hexdigest()
 
     @functools.cached_property
@@ -93,6 +93,8 @@ def _projects(lock: str, packages: Iterable[Mapping[str, Any]]) -> dict[str, str
 
 
 def _packages(kind: str, text: str) -> list[dict[str, Any]]:
+    import tomllib
+
     packages: list[dict[str, Any]] = tomllib.loads(text).get("package" if kind == "uv" else "packages", [])
     return packages
 
@@ -101,7 +103,7 @@ def _check_toml(path: str, kind: str, text: str) -> None:
     try:
         packages = _packages(kind, text)
         names = [str(package["name"]) for package in packages]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # ValueError: not TOML
         _refuse(path, f"cannot be read ({error!r})")
     if kind == "uv":
         return

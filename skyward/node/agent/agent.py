@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import RendezvousFailed
 from ...wire.channel import Channel
@@ -23,9 +23,11 @@ from .node_tasks import NodeTasks
 from .notice import NoticeWatch
 from .relays import CallRelay, ChannelRelay, QuestionRelay
 from .session import Session
-from .transfers import BlobExchange
 from .usage import UsageMeter
 from .watchdog import Lease
+
+if TYPE_CHECKING:
+    from .transfers import BlobExchange
 
 _AGAIN_S = 1.0
 """Pause before retrying a step that the machine has no room for now, in seconds."""
@@ -51,9 +53,7 @@ class Agent:
         self._usage = UsageMeter(
             self._loop, lambda: self._tasks.placing.blob_bytes, lambda body: send(FrameKind.USAGE, body=body)
         )
-        self._transfers = BlobExchange(
-            self._loop, config.address, blob=self._tasks.placing.blob, add=self._tasks.placing.add_blob, send=send
-        )
+        self._transfers: BlobExchange | None = None
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._handlers = self._handlers_of_client()
 
@@ -67,8 +67,8 @@ class Agent:
             FrameKind.BLOB: lambda frame: (nested.on_blob if frame.ident else placing.add_blob)(frame),
             FrameKind.DROP_BLOB: placing.drop_blob,
             FrameKind.FETCH: tasks.on_fetch,
-            FrameKind.OFFER: self._transfers.on_offer,
-            FrameKind.PULL: self._transfers.on_pull,
+            FrameKind.OFFER: lambda frame: self._exchange().on_offer(frame),
+            FrameKind.PULL: lambda frame: self._exchange().on_pull(frame),
             FrameKind.DROP_FUNCTION: placing.drop_function,
             FrameKind.CANCEL: tasks.on_cancel,
             FrameKind.RECALL: tasks.on_recall,
@@ -194,6 +194,17 @@ class Agent:
             why = str(error).encode()
         self._tasks.send(FrameKind.PORT, frame.ident, why, lane=port)
 
+    def _exchange(self) -> BlobExchange:
+        """Return the exchange with other nodes, which most pools never need: it loads OpenSSL."""
+        if self._transfers is None:
+            from .transfers import BlobExchange
+
+            placing, send = self._tasks.placing, self._tasks.send
+            self._transfers = BlobExchange(
+                self._loop, self._config.address, blob=placing.blob, add=placing.add_blob, send=send
+            )
+        return self._transfers
+
     def _tell_notice(self, notice: bytes) -> bool:
         self._tasks.send(FrameKind.NOTICE, body=notice)
         return self._tasks.client is not None
@@ -202,6 +213,7 @@ class Agent:
         self._listener.close()
         self._tasks.close()
         self._usage.close()
-        self._transfers.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self._notice.close()
         self._ports.release_all()

@@ -8,14 +8,12 @@ files and sysfs tell. Nothing here loads a driver.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
-import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ...values.devices import NO_GRANT, Device, Grant, Maker, share
 
@@ -142,13 +140,14 @@ class NodeDevices:
         return self.environment(share(tuple(range(len(self.devices))), node, nodes), env)
 
 
-def find_devices(env: Mapping[str, str], root: Path = Path("/")) -> NodeDevices:
+def find_devices(env: Mapping[str, str], root: str | os.PathLike[str] = "/") -> NodeDevices:
     """Find the devices that a process with `env` sees.
 
     Args:
         env: Environment of the user's processes: its PATH leads to `nvidia-smi`, and its variables choose devices.
         root: Folder of the machine's files.
     """
+    root = os.fspath(root)
     finders: tuple[Callable[[], NodeDevices], ...] = (
         lambda: _from_smi(env),
         lambda: _from_files(root, "nvidia", "dev/nvidia[0-9]*", _nvidia_name(root)),
@@ -176,7 +175,7 @@ def mps_environment(grant: Grant, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _from_smi(env: Mapping[str, str]) -> NodeDevices:
-    program = shutil.which("nvidia-smi", path=env.get("PATH"))
+    program = _program("nvidia-smi", env)
     if program is None:
         return NodeDevices()
     text = _output([program, f"--query-gpu={_SMI_FIELDS},mig.mode.current", "--format=csv,noheader,nounits"], env)
@@ -198,6 +197,13 @@ def _from_smi(env: Mapping[str, str]) -> NodeDevices:
     return NodeDevices(devices=tuple(devices), names=tuple(names))
 
 
+def _program(name: str, env: Mapping[str, str]) -> str | None:
+    """Do what `shutil.which` does, without its imports: every agent comes here."""
+    folders = env.get("PATH", os.defpath).split(os.pathsep)
+    paths = (os.path.join(folder, name) for folder in folders)
+    return next((path for path in paths if os.access(path, os.X_OK) and os.path.isfile(path)), None)
+
+
 def _slices(listing: str) -> dict[str, list[tuple[str, str]]]:
     """Return (profile, UUID) of the MIG instances in the listing of `nvidia-smi -L`, by the number of their GPU."""
     slices: dict[str, list[tuple[str, str]]] = {}
@@ -212,6 +218,8 @@ def _slices(listing: str) -> dict[str, list[tuple[str, str]]]:
 
 def _output(command: list[str], env: Mapping[str, str]) -> str:
     """Return what a command prints, or "" if it fails or does not end. It may never end: the kernel can hold it."""
+    import subprocess  # only here: most machines have no such command
+
     try:
         process = subprocess.Popen(
             command,
@@ -233,8 +241,8 @@ def _output(command: list[str], env: Mapping[str, str]) -> str:
     return output.decode(errors="replace") if process.returncode == 0 else ""
 
 
-def _nvidia_name(root: Path) -> str:
-    for path in root.glob("proc/driver/nvidia/gpus/*/information"):
+def _nvidia_name(root: str) -> str:
+    for path in _paths(root, "proc/driver/nvidia/gpus/*/information"):
         for line in _read(path).splitlines():
             if line.startswith("Model:"):
                 return line.partition(":")[2].strip()
@@ -244,16 +252,17 @@ def _nvidia_name(root: Path) -> str:
 # Other makers ---------------------------------------------------------------------------------------------------------
 
 
-def _neuron(root: Path) -> NodeDevices:
+def _neuron(root: str) -> NodeDevices:
     found = _from_files(root, "aws", "dev/neuron[0-9]*", "Neuron")
-    cores = _read(root / "sys/devices/virtual/neuron_device/neuron0/core_count").strip()
+    cores = _read(os.path.join(root, "sys/devices/virtual/neuron_device/neuron0/core_count"))
     return replace(found, cores=int(cores)) if found and cores.isdecimal() else found
 
 
-def _tpus(root: Path) -> NodeDevices:
+def _tpus(root: str) -> NodeDevices:
     """Find TPUs on the bus, or by their files where the bus cannot be read."""
-    chips = [path.parent for path in sorted(root.glob("sys/bus/pci/devices/*/vendor")) if _read(path) == _TPU_VENDOR]
-    kinds = [_TPUS[kind] for chip in chips if (kind := _read(chip / "device")) in _TPUS]
+    vendors = sorted(_paths(root, "sys/bus/pci/devices/*/vendor"))
+    chips = [os.path.dirname(path) for path in vendors if _read(path) == _TPU_VENDOR]
+    kinds = [_TPUS[kind] for chip in chips if (kind := _read(os.path.join(chip, "device"))) in _TPUS]
     if not kinds:
         return _from_files(root, "google", "dev/accel[0-9]*", "TPU")
     from ...accelerators import Accelerator  # only here: its tables are needed on TPU machines alone
@@ -263,30 +272,31 @@ def _tpus(root: Path) -> NodeDevices:
     return _listed("google", kinds[0], paths, gb * 1e9 / _GIB)
 
 
-def _amd(root: Path) -> NodeDevices:
+def _amd(root: str) -> NodeDevices:
     """Find AMD's GPUs in the kernel driver's topology, in the order in which ROCm counts them."""
-    nodes = [p.parent for p in root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id") if _read(p) not in ("", "0")]
+    identities = _paths(root, "sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+    nodes = [os.path.dirname(path) for path in identities if _read(path) not in ("", "0")]
     devices = []
-    for at, node in enumerate(sorted(nodes, key=lambda node: int(node.name))):
-        facts = _fields(node / "properties")
-        banks = [_fields(path) for path in node.glob("mem_banks/*/properties")]
+    for at, node in enumerate(sorted(nodes, key=lambda node: int(os.path.basename(node)))):
+        facts = _fields(os.path.join(node, "properties"))
+        banks = [_fields(path) for path in _paths(node, "mem_banks/*/properties")]
         size = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in ("1", "2"))
         minor = facts.get("drm_render_minor", "")
         card = f"sys/class/drm/{_RENDER_NODE}{minor}/device/product_name"
         unique = int(facts.get("unique_id", 0))
-        identity = f"GPU-{unique:016x}" if unique else f"{_boot()}/{node.relative_to(root)}"
-        name = _read(root / card) or "AMD"
+        identity = f"GPU-{unique:016x}" if unique else f"{_boot()}/{os.path.relpath(node, root)}"
+        name = _read(os.path.join(root, card)) or "AMD"
         devices.append(Device(index=at, id=identity, kind="amd", name=name, memory_gib=size / _GIB))
     return NodeDevices(devices=tuple(devices), names=tuple(map(str, range(len(devices)))))
 
 
-def _fields(path: Path) -> dict[str, str]:
+def _fields(path: str) -> dict[str, str]:
     lines = [line.split() for line in _read(path).splitlines()]
     return {line[0]: line[1] for line in lines if len(line) == 2}
 
 
-def _from_files(root: Path, maker: Maker, pattern: str, name: str) -> NodeDevices:
-    paths = sorted((str(path.relative_to(root)) for path in root.glob(pattern)), key=_by_number)
+def _from_files(root: str, maker: Maker, pattern: str, name: str) -> NodeDevices:
+    paths = sorted(glob.glob(pattern, root_dir=root), key=_by_number)
     return _listed(maker, name, paths, 0.0)
 
 
@@ -334,11 +344,16 @@ def _by_number(path: str) -> list[int]:
 
 
 def _boot() -> str:
-    return _read(Path("/proc/sys/kernel/random/boot_id")) or socket.gethostname()
+    return _read("/proc/sys/kernel/random/boot_id") or socket.gethostname()
 
 
-def _read(path: Path) -> str:
+def _paths(root: str, pattern: str) -> list[str]:
+    return glob.glob(os.path.join(glob.escape(root), pattern))
+
+
+def _read(path: str) -> str:
     try:
-        return path.read_text(errors="replace").strip()
+        with open(path, errors="replace") as file:
+            return file.read().strip()
     except OSError:  # no such file, so another kind of machine
         return ""

@@ -10,10 +10,9 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...wire.tasks import NodeConfig
 from ..slot.zygote import ForkOrder, ZygoteConfig, send_order
@@ -22,6 +21,9 @@ from .first_zygote import FirstZygote
 from .loop import EventLoop
 from .slots import SlotProcess
 from .watchdog import kill_session
+
+if TYPE_CHECKING:
+    import subprocess
 
 _PACKET = 1 << 20
 _BOOT = """
@@ -116,6 +118,8 @@ class Zygote:
 
 def _execute(node: NodeConfig) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start an interpreter that becomes a zygote, and return our end of its socket with it."""
+    import subprocess  # only here: the first zygote of a local node is forked
+
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, contextlib.ExitStack() as undo:
         undo.callback(ours.close)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 from collections import deque
 from collections.abc import Iterator
@@ -235,7 +234,7 @@ def make_slot(
         number=number,
         lanes=lanes,
         executor=executor,
-        token=secrets.token_bytes(16),
+        token=os.urandom(16),
         workers_per_node=workers_per_node,
         rank=rank,
         deliver=deliver,

@@ -10,12 +10,13 @@ import contextlib
 import glob
 import json
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .loop import EventLoop, Timer
+
+if TYPE_CHECKING:
+    import subprocess
 
 _MIB_PER_GIB = 1024
 _BYTES_PER_GIB = 1024**3
@@ -85,8 +86,13 @@ class UsageMeter:
     # Devices --------------------------------------------------------------------------------------------------------
 
     def _start_smi(self) -> None:
+        if not glob.glob("/dev/nvidia[0-9]*"):
+            return
+        import shutil  # only here: idle agents of most machines need neither
+        import subprocess
+
         program = shutil.which("nvidia-smi")
-        if program is None or not glob.glob("/dev/nvidia[0-9]*"):
+        if program is None:
             return
         every_s = str(max(1, round(self._interval_s)))
         try:
@@ -119,13 +125,15 @@ class UsageMeter:
             self._devices[int(device["index"])] = device
 
     def _end_smi(self, process: subprocess.Popen[bytes]) -> None:
+        from subprocess import TimeoutExpired
+
         assert process.stdout is not None
         self._smi = None
         self._devices.clear()
         self._loop.forget(process.stdout)
         process.stdout.close()
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the driver holds it; the watchdog will reap it
+        with contextlib.suppress(TimeoutExpired):  # the driver holds it; the watchdog will reap it
             process.wait(0.5)
 
 

@@ -273,9 +273,7 @@ class TestTinyTasks:
         assert first.tasks() == list(range(2 + MOST, 10 + MOST))
         assert heard(agent, FrameKind.RESULT) == list(range(1, 9))
 
-    def test_those_that_have_not_begun_go_to_a_slot_that_falls_idle(
-        self, agent: Any, first: Worker, second: Worker
-    ) -> None:
+    def test_waiting_tasks_go_to_a_slot_that_falls_idle(self, agent: Any, first: Worker, second: Worker) -> None:
         send(agent, *range(1, 20))
         begun: list[int] = []
         while tasks := second.tasks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def _run(lent: Blob | LentBlob, write: bool, leave: bool) -> tuple[int, Any]:
     if write:
         array[-1] = 0
     return array.ctypes.data, array if leave else None
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_other_tests() -> None:
+    """Unmap the shared pages of slots that other tests have left to the garbage collector."""
+    gc.collect()
 
 
 def mapped() -> int:
