@@ -35,9 +35,9 @@ import torch.distributed as dist
 import xxhash
 from checkpoint_methods import Method, Orbax, State, lightning_async, methods, raw, state_of
 
+from skyward.stores.folders import LocalFolder
+from skyward.stores.hashed_file import HashingFile
 from skyward.training.checkpoint.commit import LocalStaging, new_token
-from skyward.training.checkpoint.folders import LocalFolder
-from skyward.training.checkpoint.hashed_file import HashingFile
 from skyward.training.checkpoint.writer import serialise
 from skyward.training.snapshot import SnapshotPool
 

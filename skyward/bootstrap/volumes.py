@@ -14,7 +14,10 @@ _LIMIT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class StoredVolume:
-    """Volume on a machine's disk. `used` is the day of its last use, or empty."""
+    """Volume on a machine's disk: its name, or the URL of a store that is cached there.
+
+    `used` is the day of its last use, or empty.
+    """
 
     name: str
     folder: str
@@ -24,7 +27,7 @@ class StoredVolume:
 
 
 def list_volumes(run: Runner) -> list[StoredVolume]:
-    """Return this user's volumes on a machine, by name.
+    """Return this user's volumes and caches of object stores on a machine.
 
     Raises:
         ProviderError: The machine's shell does not answer, or lacks `flock`.
@@ -34,7 +37,7 @@ def list_volumes(run: Runner) -> list[StoredVolume]:
 
 
 def remove_volume(run: Runner, name: str) -> StoredVolume:
-    """Delete a volume with all its files, unless a pool uses it. Returns what it was.
+    """Delete a volume, or the cache of an object store, unless a pool uses it. Returns what it was.
 
     Raises:
         UsageError: There is no volume of that name, or a pool uses it.
@@ -66,9 +69,9 @@ def _asked(run: Runner, action: str, name: str = "") -> list[tuple[str, str]]:
 
 
 def _stored(text: str) -> StoredVolume:
-    size, used, state, folder = text.split(" ", 3)
+    size, used, state, name, folder = text.split(" ", 4)
     return StoredVolume(
-        name=folder.rpartition("/")[2],
+        name=name,
         folder=folder,
         size_gib=int(size) / 2**20,
         used="" if used == "-" else used,

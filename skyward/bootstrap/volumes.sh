@@ -5,6 +5,7 @@ case $data in
 *) data=$HOME/.local/share ;;
 esac
 folders=$data/skyward/volumes
+caches=$data/skyward/volume-caches
 locks=$data/skyward/volume-locks
 
 if ! command -v flock >/dev/null; then
@@ -13,34 +14,49 @@ if ! command -v flock >/dev/null; then
 fi
 rm -rf "$folders"/.removed-* # what an interrupted removal left
 
+show() { # FOLDER LOCK NAME
+    used=-
+    [ ! -e "$2" ] || used=$(date -r "$2" +%F)
+    state=free
+    (flock -n -x 9 || exit 1) 9>>"$2" || state=used
+    say volume "$(du -sk "$1" | cut -f 1) $used $state $3 $1"
+}
+
 list() {
     for folder in "$folders"/*; do
-        [ -d "$folder" ] && [ ! -L "$folder" ] || continue
-        lock=$locks/${folder##*/}
-        used=-
-        [ ! -e "$lock" ] || used=$(date -r "$lock" +%F)
-        state=free
-        (flock -n -x 9 || exit 1) 9>>"$lock" || state=used
-        say volume "$(du -sk "$folder" | cut -f 1) $used $state $folder"
+        if [ -d "$folder" ] && [ ! -L "$folder" ]; then show "$folder" "$locks/${folder##*/}" "${folder##*/}"; fi
+    done
+    for folder in "$caches"/*; do
+        if [ -s "$folder/source" ]; then show "$folder" "$locks/caches-${folder##*/}" "$(cat "$folder/source")"; fi
     done
 }
 
 remove() {
     folder=$folders/$name
+    lock=$locks/$name
+    case $name in
+    *://*) # the cache of an object store
+        for folder in "$caches"/* ""; do
+            [ "$(cat "$folder/source" 2>/dev/null)" != "$name" ] || break
+        done
+        lock=$locks/caches-${folder##*/}
+        ;;
+    esac
     if [ ! -d "$folder" ] || [ -L "$folder" ]; then
         say missing "$name"
         return
     fi
-    exec 9>>"$locks/$name"
+    exec 9>>"$lock"
     if ! flock -n -x 9; then
         say used "$name"
         return
     fi
-    old=$folders/.removed-$name-$$
+    old=$folders/.removed-${folder##*/}-$$
     size=$(du -sk "$folder" | cut -f 1)
+    mkdir -p "$folders"
     mv "$folder" "$old" || return
     exec 9>&- # a pool may make the volume again
-    rm -rf "$old" && say removed "$size - free $folder"
+    rm -rf "$old" && say removed "$size - free $name $folder"
 }
 
 mkdir -p "$locks"

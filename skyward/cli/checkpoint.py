@@ -106,7 +106,7 @@ def _refusing(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    from ..training.checkpoint.folders import folder_at
+    from ..stores.folders import folder_at
     from ..training.checkpoint.layout import checkpoints_in, manifest_at
     from .screen import table
 
@@ -125,7 +125,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from ..training.checkpoint.folders import folder_at
+    from ..stores.folders import folder_at
     from ..training.checkpoint.inspection import describe
     from ..training.checkpoint.layout import manifest_at
     from .screen import table

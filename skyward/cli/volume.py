@@ -33,13 +33,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, run, text, epilog in (
         ("list", _list, "list volumes", "example: skyward volume list --host gpu1"),
-        ("remove", _remove, "delete a volume with its files", "example: skyward volume remove cache"),
+        (
+            "remove",
+            _remove,
+            "delete a volume with its files, or a cache",
+            "example: skyward volume remove cache",
+        ),
     ):
         action = actions.add_parser(
             name, help=text, description=text.capitalize() + ".", epilog=epilog, formatter_class=_LAYOUT
         )
         if run is _remove:
-            action.add_argument("name", metavar="NAME", help="name of the volume")
+            action.add_argument("name", metavar="NAME", help="name of the volume, or URL of the store")
         action.add_argument(
             "--host",
             action="append",

@@ -156,6 +156,27 @@ class TransferFailed(NodeError):
     path: str = ""
 
 
+class VolumeFailed(NodeError):
+    """The files of a volume could not be fetched from its object store, or saved to it.
+
+    A call whose volume cannot be fetched does not begin. When its changes cannot be saved, it has run, and the files
+    stay on the node until its pool ends: `commit` of a later call tries again.
+
+    Attributes:
+        path: Path under which the pool names the volume.
+        files: Files that were changed here and in the store; empty for other failures.
+
+    Example:
+        try:
+            train() >> pool
+        except sky.errors.VolumeFailed as error:
+            print(f"{error.path}: others have changed {error.files}")
+    """
+
+    path: str = ""
+    files: tuple[str, ...] = ()
+
+
 class BootstrapFailed(NodeError):
     r"""Setting up the image's environment on a machine failed.
 

@@ -1,6 +1,8 @@
 """Folders of volumes on this machine's disk, and the locks by which several pools share them.
 
     $XDG_DATA_HOME/skyward/volumes/NAME         files of a volume, mode 0700 (default: ~/.local/share)
+    $XDG_DATA_HOME/skyward/volume-caches/ID     files of a read-only object store, its URL and an index
+    $XDG_DATA_HOME/skyward/volume-copies/ID     files of a writable object store, for one node; they end with it
     $XDG_DATA_HOME/skyward/volume-locks/NAME    held shared by each agent that uses the volume, alone by its removal
 
 The lock of a link, `link-DIGEST`, is held the same way: the last node that uses a link removes it. Kernels free the
@@ -13,11 +15,16 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..core.ownership import make_private_folder
 from ..errors import ProviderError, UsageError
+
+if TYPE_CHECKING:  # every agent and watchdog imports this module, and few have volumes
+    from ..values.volume import PlacedVolume, Volume
 
 _RECORD = "links.json"
 """Links that a node has made, in its folder: {"links": {link: target}, "unlinked": {path: reason}}."""
@@ -39,19 +46,19 @@ def _data_folder() -> str:
 class AttachedVolumes:
     """Volumes of one node. Its process holds their locks as long as it lives.
 
-    `paths` has the folder of each volume by the path that the user wrote. `unlinked` says why there is no link.
+    `unlinked` says why the volume of a path has no link.
     """
 
-    paths: dict[str, str] = field(default_factory=dict)
+    places: list[PlacedVolume] = field(default_factory=list)
     unlinked: dict[str, str] = field(default_factory=dict)
     locks: list[int] = field(default_factory=list)
 
 
-def attach(names: Mapping[str, str], folder: str, cwd: str | None) -> AttachedVolumes:
+def attach(volumes: Mapping[str, Volume], folder: str, cwd: str | None) -> AttachedVolumes:
     """Create the folders of volumes where they are missing, and lock them for the life of this process.
 
     Args:
-        names: Path as the user wrote it -> name of the volume.
+        volumes: Path as the user wrote it -> volume.
         folder: Folder of the node, which keeps the record for `detach`.
         cwd: Working folder of the tasks. Links are made at the users' paths, if nothing is there. None: no links.
 
@@ -59,26 +66,85 @@ def attach(names: Mapping[str, str], folder: str, cwd: str | None) -> AttachedVo
         ProviderError: A folder cannot be created.
     """
     attached = AttachedVolumes()
-    for path, name in names.items():
+    if not volumes:
+        return attached
+    from ..values.volume import PlacedVolume
+
+    for path, volume in volumes.items():
         try:
-            root = volumes_folder()
-            attached.locks.append(_locked(name))
-            attached.paths[path] = make_private_folder(os.path.join(root, name))
+            attached.places.append(PlacedVolume(path, _placed(path, volume, folder, attached.locks), volume))
         except (OSError, UsageError) as error:
-            why = str(error) if isinstance(error, UsageError) else f"{error.strerror or error}: {_data_folder()}"
-            raise ProviderError(
-                f"volumes[{path!r}]: the folder of volume {name!r} cannot be created: {why}; free disk space, or set "
-                "XDG_DATA_HOME for this login to a folder that it may write"
-            ) from error
+            why = f"{error}"
+            if isinstance(error, OSError):
+                why = (
+                    f"{error.strerror or error}: {_data_folder()}; free disk space, or set XDG_DATA_HOME for this "
+                    "login to a folder that it may write"
+                )
+            raise ProviderError(f"volumes[{path!r}]: the folder of {volume!r} cannot be created: {why}") from error
     if cwd is not None:
-        for path, target in attached.paths.items():
-            _link(path, target, cwd, attached, folder)
+        for place in attached.places:
+            _link(place.path, place.folder, cwd, attached, folder)
         _write_record(folder, {**_record_of(folder), "unlinked": attached.unlinked})
     return attached
 
 
+def _placed(path: str, volume: Volume, node: str, locks: list[int]) -> str:
+    """Create and lock the folder of a volume. Raises OSError; UsageError."""
+    if not volume.is_store:
+        root = volumes_folder()
+        locks.append(_locked(volume.source))
+        return make_private_folder(os.path.join(root, volume.source))
+    if volume.read_only is False:
+        _remove_copies()
+        kind, name = "copies", f"{os.path.basename(node)}-{_digest(path)}"
+    else:
+        kind, name = "caches", _digest(volume.source)
+    locks.append(_locked(f"{kind}-{name}"))
+    home = make_private_folder(os.path.join(_data_folder(), f"volume-{kind}", name))
+    with open(os.path.join(home, "source"), "w", encoding="utf-8") as file:
+        file.write(volume.source)
+    return make_private_folder(os.path.join(home, "files"))
+
+
+def _remove_copies() -> None:
+    """Remove the copies of nodes that are gone."""
+    for name in _names_in("volume-copies"):
+        with contextlib.suppress(OSError), _alone(f"copies-{name}"):  # its node lives
+            shutil.rmtree(os.path.join(_data_folder(), "volume-copies", name), ignore_errors=True)
+
+
+def make_room(needed: int, limit: int) -> None:
+    """Remove caches that no node uses, least recently used first, until `needed` more bytes fit into the limit."""
+    root = os.path.join(_data_folder(), "volume-caches")
+    caches = []
+    for name in _names_in("volume-caches"):
+        with contextlib.suppress(OSError):  # another process removed it
+            index = os.stat(os.path.join(root, name, "index.json"))
+            caches.append((index.st_mtime, name, _size(os.path.join(root, name, "files"))))
+    total = needed + sum(size for _, _, size in caches)
+    for _, name, size in sorted(caches):
+        if total <= limit:
+            return
+        with contextlib.suppress(OSError), _alone(f"caches-{name}"):  # a node uses it
+            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+            total -= size
+
+
+def _names_in(kind: str) -> list[str]:
+    try:
+        return os.listdir(os.path.join(_data_folder(), kind))
+    except OSError:  # there are none
+        return []
+
+
+def _size(folder: str) -> int:
+    paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
+    return sum(os.lstat(path).st_size for path in paths)
+
+
 def detach(folder: str) -> None:
-    """Remove the links of a node whose processes are gone, except those that another node uses. Idempotent."""
+    """Remove the links and copies of a node whose processes are gone, unless another node uses them. Idempotent."""
+    _remove_copies()
     for link, target in _record_of(folder).get("links", {}).items():
         with contextlib.suppress(OSError), _alone(_lock_of(link)):  # in use, or already gone
             if os.readlink(link) == target:
@@ -109,7 +175,7 @@ def _remove_stale(link: str, target: str, lock: str) -> None:
     """Remove a link to another volume that a node left here when all its processes were killed at once."""
     with contextlib.suppress(OSError):  # there is no link, or a node uses it
         old = os.readlink(link)
-        if old != target and os.path.dirname(old) == os.path.dirname(target):
+        if old != target and old.startswith(os.path.join(_data_folder(), "volume")):
             with _alone(lock):
                 os.unlink(link)
 
@@ -139,9 +205,13 @@ def _write_record(folder: str, record: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def _lock_of(link: str) -> str:
-    import hashlib  # every watchdog imports this module, and few need it
+    return f"link-{_digest(link)}"
 
-    return f"link-{hashlib.sha256(link.encode(errors='surrogateescape')).hexdigest()[:24]}"
+
+def _digest(text: str) -> str:
+    import hashlib  # as above
+
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
 
 
 def _open_lock(name: str) -> int:

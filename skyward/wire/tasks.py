@@ -25,7 +25,7 @@ from ..values.devices import Grant
 from ..values.topology import AcceleratorInfo, Peer, Rank
 
 if TYPE_CHECKING:  # agents of pools without volumes start sooner
-    from ..values.volume import Volume
+    from ..values.volume import PlacedVolume, Volume
 
 TASK_HEAD = struct.Struct("<16sBBHIHHH")
 TASK_KIND_AT = 17
@@ -136,8 +136,8 @@ class NodeConfig:
     """Volumes by the paths that the user wrote."""
     links_volumes: bool = False
     """Whether the node makes links at those paths. Not on the user's own machine."""
-    volume_folders: tuple[tuple[str, str], ...] = ()
-    """Folders of the volumes by those paths. The agent sets it."""
+    placed_volumes: tuple[PlacedVolume, ...] = ()
+    """Volumes with their folders. The agent sets it."""
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0
     """Most bytes of blobs in memory; the rest is spilled to `folder`. 0: a quarter of the machine's memory."""

@@ -36,7 +36,7 @@ def test_every_place_that_raises_it_passes_the_name() -> None:
         ("joblib", "import skyward; skyward.integrations.joblib_backend"),
         ("paramiko", "from skyward.ssh.pure import pure; pure(None)"),
         ("tqdm", "from skyward.training import ProgressCallback; ProgressCallback(use_tqdm=True)"),
-        ("s3fs", "from skyward.training.checkpoint.folders import folder_at; folder_at('s3://bucket/run')"),
+        ("s3fs", "from skyward.stores.folders import folder_at; folder_at('s3://bucket/run')"),
     ],
 )
 def test_it_names_what_is_missing(blocked: str, call: str) -> None:

@@ -85,7 +85,7 @@ def test_an_unknown_volume_is_named_with_the_nearest() -> None:
 def test_a_folder_that_cannot_be_created_ends_the_start(tmp_path: Path, data: Path) -> None:
     data.parent.mkdir(parents=True)
     data.write_text("a file")
-    with pytest.raises(ProviderError, match=r"volumes\['/data'\]: the folder of volume 'cache' cannot be created"):
+    with pytest.raises(ProviderError, match=r"volumes\['/data'\]: the folder of Volume\('cache'\) cannot be created"):
         opened().start()
 
 

@@ -273,7 +273,7 @@ def _is_legal(key: object) -> bool:
 
 def _facts_of_checkpoint(path: Any) -> dict[str, Any]:
     """Return digest, size and ranks from a checkpoint's manifest; empty for a framework's own checkpoint."""
-    from ...training.checkpoint.folders import folder_at
+    from ...stores.folders import folder_at
     from ...training.checkpoint.manifest import MANIFEST
 
     try:

@@ -79,8 +79,8 @@ def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
             first = fork_zygote(config, listener)
         from .agent import Agent
 
-        volumes = _attach_volumes(config)
-        agent = Agent(replace(config, volume_folders=volumes), lease, listener, first)
+        attached = attach(dict(config.volumes), config.folder, config.cwd if config.links_volumes else None)
+        agent = Agent(replace(config, placed_volumes=tuple(attached.places)), lease, listener, first)
         _say(listener.getsockname())
     except BrokenPipeError:  # the parent is gone, so nobody waits for this agent
         return 1
@@ -89,14 +89,6 @@ def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
         return 1
     agent.run()
     return 0
-
-
-def _attach_volumes(config: NodeConfig) -> tuple[tuple[str, str], ...]:
-    """Create and lock the folders of the volumes. The locks end with this process, the agent."""
-    if not config.volumes:
-        return ()
-    names = {path: volume.source for path, volume in config.volumes}
-    return tuple(attach(names, config.folder, config.cwd if config.links_volumes else None).paths.items())
 
 
 def _start_apart(config: NodeConfig) -> NoReturn:

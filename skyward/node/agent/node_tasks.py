@@ -346,7 +346,7 @@ class NodeTasks:
                 executor=config.executor,
                 workers_per_node=config.slots,
                 notice_file=config.notice_file,
-                volumes=config.volume_folders,
+                volumes=config.placed_volumes,
                 line_number=self._lines if has_line else 0,
                 agent=self._address,
                 part=self._devices.part_of(grant, grant.devices or (), self._env),
@@ -373,7 +373,7 @@ class NodeTasks:
                 deliver=bool(frame.lane),
                 env=env,
                 notice_file=self._config.notice_file,
-                volumes=self._config.volume_folders,
+                volumes=self._config.placed_volumes,
                 agent=self._address,
                 part=self._devices.part_of(grant, visible or (), self._env),
             )

@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...errors import InternalError
 from ...values.devices import NO_GRANT, Grant
@@ -22,6 +22,9 @@ from ..slot.slot import SlotConfig
 from ..slot.stacks import STACKS_AT
 from .devices import NO_PART, NodePart
 from .output import DISPLAYS, OutputReader
+
+if TYPE_CHECKING:  # as in wire.tasks
+    from ...values.volume import PlacedVolume
 
 
 @dataclass(eq=False)
@@ -206,7 +209,7 @@ def make_slot(
     deliver: bool = True,
     env: tuple[tuple[str, str], ...] = (),
     notice_file: str = "",
-    volumes: tuple[tuple[str, str], ...] = (),
+    volumes: tuple[PlacedVolume, ...] = (),
     line_number: int = 0,
     agent: str = "",
     part: NodePart = NO_PART,
@@ -222,7 +225,7 @@ def make_slot(
         deliver: whether anybody wants the rank's value.
         env: variables of a rank.
         notice_file: file that announces a preemption.
-        volumes: folders of the volumes.
+        volumes: volumes with their folders.
         line_number: number of its direct line; 0 for none.
         agent: path of the agent's socket.
         part: part of the node that it gets.

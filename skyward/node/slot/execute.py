@@ -94,6 +94,8 @@ class TaskRun:
     """Whether anybody wants the value; if not, an empty one is sent."""
     before: Callable[[], None] | None = None
     """Runs first, as part of the task: integrations, and the pool's initializer."""
+    after: Callable[[], None] | None = None
+    """Runs when user code has returned, as part of the task: writable volumes are saved."""
     at_end: Callable[[int], int] = lambda task: 0
     """Runs after user code and before the last frame. Marks the end of the output, and returns the frame's flags."""
     _thread: int = 0
@@ -116,6 +118,9 @@ class TaskRun:
                 result = self._run_stream(function, payload, head)
             else:
                 result = self._run_call(function, payload, head)
+            if self.after is not None:
+                with self.guard.user_code():
+                    self.after()
         except BaseException as error:
             self._send_error(error)
         else:

@@ -6,7 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ...core.frozenmap import FrozenMap
 from ...errors import InitializerFailed
@@ -21,6 +21,9 @@ from .link import Link, Replies, read_blob_body
 from .mappings import Mappings
 from .runtime import RunningCall, call_endings, enter_call
 from .stdio import ProcessStreams, ThreadStreams
+
+if TYPE_CHECKING:  # as in wire.tasks
+    from ...values.volume import PlacedVolume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,8 @@ class SlotConfig:
     env: tuple[tuple[str, str], ...] = field(default=())
     notice_file: str = ""
     """See NodeConfig."""
-    volumes: tuple[tuple[str, str], ...] = ()
-    """See NodeConfig.volume_folders."""
+    volumes: tuple[PlacedVolume, ...] = ()
+    """See NodeConfig.placed_volumes."""
     agent: str = ""
     """Path of the agent's socket."""
     grant: Grant = field(default=Grant())
@@ -117,6 +120,10 @@ class Slot:
         with self._initialize_lock:
             if self._initialized:
                 return
+            if self.config.volumes:
+                from .volumes import fetch_volumes
+
+                fetch_volumes(self.config.volumes, self.config.agent)
             if self._prepare is not None:
                 self._prepare()
             assert self.topology is not None
@@ -127,6 +134,11 @@ class Slot:
             except Exception as error:
                 raise InitializerFailed(f"the pool's initializer raised {type(error).__name__}: {error}") from error
             self._initialized = True
+
+    def _save_volumes(self) -> None:
+        from .volumes import save_volumes
+
+        save_volumes(self.config.volumes)
 
     def run(
         self,
@@ -162,6 +174,7 @@ class Slot:
                     guard=guard,
                     deliver=self.config.deliver,
                     before=None if self._initialized else self.initialize,
+                    after=self._save_volumes if self.config.volumes else None,
                     at_end=streams.end,
                 ).run()
                 has_answered = True
@@ -199,6 +212,6 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         part=rank.rank if rank else None,
         parts=rank.world_size if rank else None,
         notice_file=config.notice_file,
-        volumes=FrozenMap(config.volumes),
+        volumes=FrozenMap({place.path: place.folder for place in config.volumes}),
         devices=config.devices,
     )

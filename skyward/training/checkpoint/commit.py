@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ...core.process import start_time
-from .folders import Folder, LocalFolder, flush_folder
+from ...stores.folders import Folder, LocalFolder, flush_folder
+from ...stores.objects import ObjectFolder
 from .layout import OLD, STAGING, name_of, put_back
 from .manifest import MANIFEST, Manifest
-from .objects import ObjectFolder
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from ...errors import CheckpointNotFound, UsageError
+from ...stores.folders import folder_at
 from ..agree import Ranks, ranks_of_this_process
 from ..snapshot import SnapshotPool
 from .files import FileCheckpoints, OnBusy, sweep_folder
-from .folders import folder_at
 from .layout import checkpoints_in, name_of
 from .load import LoadReport, Resharder
 from .manifest import manifest_fields

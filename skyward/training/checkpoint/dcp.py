@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
 
 from ...errors import CheckpointCorrupt, UsageError
-from .folders import Folder
-from .hashed_file import HashingFile
+from ...stores.folders import Folder
+from ...stores.hashed_file import HashingFile
 from .plain import to_plain
 from .writer import load_plain
 

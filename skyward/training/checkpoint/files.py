@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from ...errors import CheckpointSaveFailed
+from ...stores.folders import Folder, folder_at
 from ..agree import Alone, Ranks, TorchRanks
 from ..snapshot import Snapshot, SnapshotPool, common_pool
 from .commit import sweep
-from .folders import Folder, folder_at
 from .layout import checkpoints_in, name_of
 from .load import LoadReport, LoadRequest, Resharder, perform_load
 from .manifest import manifest_fields

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError
+from ...stores.folders import folder_at
 from ..nested import leaves_of
-from .folders import folder_at
 from .layout import manifest_at
 from .manifest import MANIFEST, Manifest
 from .sharded import read_whole

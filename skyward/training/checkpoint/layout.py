@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...errors import CheckpointNotFound
-from .folders import Folder, LocalFolder, folder_at
+from ...stores.folders import Folder, LocalFolder, folder_at
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
 
 _log = logging.getLogger(__name__)

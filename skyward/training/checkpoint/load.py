@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
+from ...stores.folders import Folder, folder_at
 from ..agree import Ranks
-from .folders import Folder, folder_at
 from .layout import manifest_at
 from .manifest import FileEntry, Manifest
 from .patterns import SharingPattern, StateComponent

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import CheckpointCorrupt
-from .hashed_file import digest_of
+from ...stores.hashed_file import digest_of
 
 MANIFEST = "checkpoint_manifest.json"
 FORMAT_VERSION = 2

@@ -15,8 +15,8 @@ import torch
 
 from ..._version import __version__
 from ...errors import CheckpointNotFound, UsageError
+from ...stores.folders import Folder, folder_at
 from .commit import discard, new_token, staging_in
-from .folders import Folder, folder_at
 from .inspection import states_in
 from .layout import PREFIX, manifest_at, next_commit_number
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from ...errors import CheckpointError
+from ...stores.folders import Folder, LocalFolder, folder_at
 from ..agree import Ranks
 from .commit import new_token
-from .folders import Folder, LocalFolder, folder_at
 from .layout import STAGING, FoundCheckpoint, checkpoints_in
 from .manifest import MANIFEST
 from .verdicts import together

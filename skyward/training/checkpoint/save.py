@@ -9,12 +9,12 @@ from typing import Any
 
 from ..._version import __version__
 from ...errors import UsageError
+from ...stores.folders import folder_at
 from ..agree import Ranks
 from ..nested import leaves_of
 from ..parts import is_dtensor
 from .commit import Staging, discard, new_token, staging_in
 from .finite import losses_are_finite
-from .folders import folder_at
 from .layout import name_of, next_commit_number
 from .manifest import ComponentEntry, FileEntry, Manifest
 from .patterns import SharingPattern, StateComponent, ValidationLevel

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError, SkywardError
+from ...stores.folders import Folder
 from ..agree import Alone, Ranks
 from .commit import Staging
-from .folders import Folder
 from .manifest import FileEntry
 from .patterns import StateComponent
 from .verdicts import together

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 
 from ...errors import CheckpointCorrupt, UsageError
-from .folders import Folder, LocalFolder, digest_of_file
-from .hashed_file import HashingFile, digest_of
+from ...stores.folders import Folder, LocalFolder, digest_of_file
+from ...stores.hashed_file import HashingFile, digest_of
 from .manifest import FileEntry
 from .plain import from_plain, to_plain
 

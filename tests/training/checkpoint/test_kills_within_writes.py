@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from skyward.stores.folders import folder_at
 from skyward.training.checkpoint import (
     CheckpointCoordinator,
     CheckpointManager,
@@ -27,7 +28,6 @@ from skyward.training.checkpoint import (
     latest_checkpoint,
     problems,
 )
-from skyward.training.checkpoint.folders import folder_at
 from tests.training.checkpoint.crew import error_of, run_cases
 from tests.training.checkpoint.s3_server import S3, When, s3_server
 from tests.training.checkpoint.states import Box, part, same, shard

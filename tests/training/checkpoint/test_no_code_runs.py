@@ -18,6 +18,7 @@ import torch
 
 from skyward.cli import main
 from skyward.errors import SkywardError, UsageError
+from skyward.stores.folders import digest_of_file, folder_at
 from skyward.training import TrainingArguments
 from skyward.training.checkpoint import (
     CheckpointCoordinator,
@@ -32,7 +33,6 @@ from skyward.training.checkpoint import (
     problems,
     prune,
 )
-from skyward.training.checkpoint.folders import digest_of_file, folder_at
 from skyward.training.checkpoint.sharded import write_whole
 from skyward.training.checkpoint.writer import check_is_zip
 from skyward.training.frameworks.lightning.checkpoint_io import lightning_checkpoint_io

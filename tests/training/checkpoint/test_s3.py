@@ -14,6 +14,7 @@ import torch
 
 from skyward.cli import main
 from skyward.errors import CheckpointCorrupt, CheckpointNotFound, CheckpointSaveFailed, UsageError
+from skyward.stores.folders import folder_at
 from skyward.training.checkpoint import (
     CheckpointCoordinator,
     CheckpointManager,
@@ -24,7 +25,6 @@ from skyward.training.checkpoint import (
     prune,
 )
 from skyward.training.checkpoint.commit import new_token
-from skyward.training.checkpoint.folders import folder_at
 from tests.training.checkpoint.crew import error_of, run_cases
 from tests.training.checkpoint.s3_server import S3, s3_server
 from tests.training.checkpoint.states import Box, Unwritable, part, same, shard

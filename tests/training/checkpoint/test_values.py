@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from skyward.errors import CheckpointCorrupt, UsageError
+from skyward.stores.folders import folder_at
 from skyward.training.agree import Alone
 from skyward.training.checkpoint import CheckpointCoordinator, FileCheckpoints, export_checkpoint
-from skyward.training.checkpoint.folders import folder_at
 from skyward.training.checkpoint.inspection import states_in
 from skyward.training.checkpoint.sharded import read_whole, write_whole
 from tests.training.checkpoint.states import Box, part

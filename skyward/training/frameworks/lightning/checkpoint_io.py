@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ....stores.folders import folder_at
 from ...agree import Alone
 from ...checkpoint.coordinator import CheckpointCoordinator
-from ...checkpoint.folders import folder_at
 from ...checkpoint.patterns import SharingPattern, StateComponent
 from ...checkpoint.retention import delete_checkpoint
 

@@ -1,4 +1,4 @@
-"""Places of checkpoints: folders of a file system, or prefixes of an object store by a URL that fsspec knows.
+"""Folders of files: those of a file system, or prefixes of an object store by a URL that fsspec knows.
 
 A file that `create` wrote is durable once it is closed without an error. It is hashed while it is written.
 """
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol
 
 import xxhash
 
-from ...errors import MissingDependency, UsageError
+from ..errors import MissingDependency, UsageError
 from .hashed_file import HashingFile
 
 _CHUNK = 8 << 20

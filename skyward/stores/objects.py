@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, by a URL that fsspec knows, such as `s3://bucket/run`.
+"""Folders in an object store, by a URL that fsspec knows, such as `s3://bucket/run`.
 
 Nothing here relies on a client's cache of a store, because another process may have written since.
 """
@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
-from ...errors import UsageError
+from ..errors import UsageError
 from .hashed_file import HashingFile
+
+
+class StoredFile(NamedTuple):
+    """Size of a file in bytes, and a text that differs when its content does."""
+
+    size: int
+    version: str
 
 
 class ObjectFolder:
@@ -54,6 +61,33 @@ class ObjectFolder:
         with self._translating_errors():
             root = self._system._strip_protocol(self._path).rstrip("/")
             return sorted(self._system._strip_protocol(path)[len(root) + 1 :] for path in self._system.find(self._path))
+
+    def entries(self) -> dict[str, StoredFile]:
+        """Return the size and the version of every file below it."""
+        with self._translating_errors():
+            root = self._system._strip_protocol(self._path).rstrip("/")
+            try:
+                found = self._system.find(self._path, detail=True)
+            except FileNotFoundError as error:
+                if _code(error) == "NoSuchBucket":
+                    raise
+                return {}
+            return {
+                self._system._strip_protocol(path)[len(root) + 1 :]: StoredFile(
+                    int(info.get("size") or 0), _version(info)
+                )
+                for path, info in found.items()
+            }
+
+    def fetch(self, name: str, path: str) -> None:
+        """Copy a file to a path on the disk."""
+        with self._translating_errors():
+            self._system.get_file(self._at(name), path)
+
+    def delete(self, name: str) -> None:
+        """Delete one file; do nothing if it does not exist."""
+        with self._translating_errors(), suppress(FileNotFoundError):
+            self._system.rm_file(self._at(name))
 
     def size(self, name: str) -> int:
         with self._translating_errors():
@@ -173,6 +207,14 @@ class ObjectFolder:
             raise OSError(f"{self._url}: {error}") from error
         except Exception as error:
             raise OSError(f"{self._url}: {type(error).__name__}: {error}") from error
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    """Return the store's own mark of a version. Each client of fsspec has other names for it."""
+    for key in ("ETag", "etag", "generation", "md5Hash", "content_settings", "LastModified", "mtime", "created"):
+        if info.get(key):
+            return str(info[key])
+    return str(info.get("size"))
 
 
 def _code(error: BaseException) -> str:
