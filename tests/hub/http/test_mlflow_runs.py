@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import httpx
 
+from skyward.hub.store import runs
+from skyward.testing.hub import HubServer
+
 API = "/api/2.0/mlflow"
 
 
@@ -113,3 +116,22 @@ def test_model_is_recorded_whatever_the_tag_of_models_holds(owner: httpx.Client)
         tag = {"run_id": run_id, "key": "mlflow.log-model.history", "value": junk}
         owner.post(f"{API}/runs/set-tag", json=tag).raise_for_status()
         owner.post(f"{API}/runs/log-model", json={"run_id": run_id, "model_json": model}).raise_for_status()
+
+
+def test_lost_run_is_running_with_a_tag_until_it_is_heard_again(server: HubServer, owner: httpx.Client) -> None:
+    run_id = "1" * 32
+    beat = {"client": "c", "first": 1, "records": [["run", {"name": "silent", "experiment": "lost"}]]}
+    owner.post(f"/v1/runs/{run_id}/batches", json=beat).raise_for_status()
+    assert server.hub.database.write_and_wait(runs.mark_lost, 2**60)
+
+    def seen() -> tuple[str, list[str], str]:
+        run = owner.get(f"{API}/runs/get", params={"run_id": run_id}).raise_for_status().json()["run"]
+        search = {"experiment_ids": [run["info"]["experiment_id"]], "filter": "attributes.status = 'RUNNING'"}
+        found = owner.post(f"{API}/runs/search", json=search).json()["runs"]
+        assert found == [run]
+        states = [tag["value"] for tag in run["data"]["tags"] if tag["key"] == "skyward.state"]
+        return run["info"]["status"], states, owner.get(f"/v1/runs/{run_id}").json()["status"]
+
+    assert seen() == ("RUNNING", ["lost"], "lost")
+    owner.post(f"/v1/runs/{run_id}/batches", json={**beat, "first": 2, "records": []}).raise_for_status()
+    assert seen() == ("RUNNING", [], "running")
