@@ -15,7 +15,7 @@ TARGET_NS = 25_000_000
 """Target work of a chunk in nanoseconds: long compared with a round trip, short enough for a smooth progress bar."""
 LEAST_NS = 2_000_000
 """Least work of a chunk in nanoseconds, while enough is left: several times the cost of sending it."""
-GROWTH = 64
+GROWTH = 512
 MAX_ITEMS = 1 << 16
 _AHEAD = 2
 """Chunks in flight per slot: one that runs and one that waits. A round trip adds more."""

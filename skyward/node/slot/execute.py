@@ -32,9 +32,10 @@ from .runtime import free_leases, leases
 FLUSH_NS = 5_000_000
 """Longest interval between sends of a chunk's results, in nanoseconds. When a slot dies, at most the results of the
 last few milliseconds are lost."""
-TINY_NS = 20_000
-"""Calls shorter than this, in nanoseconds, run in blocks, because reading the clock would cost more than the call."""
-BLOCK = 32
+BLOCK_NS = 50_000
+"""Duration of a block of calls, in nanoseconds. Short calls run in blocks, because reading the clock would cost more
+than the call."""
+BLOCK = 128
 """Most calls per block. When a slot dies within a block, all of its calls count as begun."""
 
 _OURS = os.path.join(PACKAGE_ROOT, "skyward") + os.sep
@@ -192,8 +193,7 @@ class TaskRun:
                 if self.guard.is_copy:  # user code forked this process; the remaining calls belong to the original
                     break
                 now = clock()
-                # Grow step by step, shrink at once: a block delays the flush, the limit, and the record of begun calls.
-                block = min(2 * block, BLOCK) if now - began < block * TINY_NS else 1
+                block = _next_block(block, now - began)
                 began = now
                 if now >= flush_at and sent + len(results) < end:
                     with self.guard.our_code():
@@ -314,6 +314,16 @@ class TaskRun:
         body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
         flags = self.at_end(self.frame.ident)
         self.link.send(FrameKind.ERROR, self.frame.ident, body, flags=flags)
+
+
+def _next_block(block: int, took_ns: int) -> int:
+    """Return the number of calls of the next block of a chunk.
+
+    Grow step by step, shrink at once: a block delays the flush, the limit, and the record of begun calls.
+    """
+    if took_ns < BLOCK_NS:
+        return min(2 * block, BLOCK)
+    return block if took_ns <= 2 * BLOCK_NS else 1
 
 
 def _why_not(value: Any, error: Exception) -> str:
