@@ -71,6 +71,14 @@ METRICS: tuple[Metric, ...] = (
         higher_is_better=True,
     ),
     Metric(
+        key="pipelined_cpu",
+        title="Processor time of a pipelined no-op",
+        unit="us",
+        scale=1e6,
+        sample="pipelined_cpu",
+        note="client and workers together; other load of the machine hardly matters",
+    ),
+    Metric(
         key="map",
         title="Map of {map_items} tiny calls",
         unit="ms",
