@@ -325,6 +325,7 @@ OPTIONS = [
     Mistake("pip_indexes=", lambda _: untyped.Image(pip_indexes=["x"]), UsageError, ("sky.PipIndex(",)),
     Mistake("PipIndex(package=)", lambda _: untyped.PipIndex("https://x", package="a"), UsageError, ("packages",)),
     Mistake("lockfile=", lambda _: untyped.Image(lockfile="uv.lock"), UsageError, ('write lock="uv.lock"',)),
+    Mistake("docker_image=", lambda _: untyped.Image(docker_image="a"), UsageError, ('container="debian:12"',)),
     Mistake("SSH(list)", lambda _: untyped.SSH(["gpu1"]), UsageError, ('hosts=["gpu1"]',)),
     Mistake("SSH()", lambda _: untyped.SSH(), UsageError, ("hosts: SSH requires it", "hosts=[")),
     Mistake("SSH(host=)", lambda _: untyped.SSH(host="gpu1"), UsageError, ("hosts=[",)),

@@ -56,9 +56,9 @@ class Ours:
         return wheels, others
 
 
-def ours_for(image: Image) -> Ours:
+def ours_for(image: Image, base: str = "") -> Ours:
     versions = [importlib.metadata.version(project) for project in _COMPANIONS]
-    return Ours(name="ours-" + _hash(own_wheel().digest, versions, image.python_version))
+    return Ours(name="ours-" + _hash(own_wheel().digest, versions, image.python_version, *filter(None, [base])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +78,13 @@ class Users:
     """Local paths of wheels that belong to the requirements, by their path in the requirements."""
 
 
-def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users:
+def users_for(image: Image, variables: Mapping[str, str] | None = None, base: str = "") -> Users:
     """Return the user's environment.
 
     Args:
         image: The image.
         variables: Values of `image.shell_vars` on the node; None: not known yet.
+        base: Name of the container image that the environment belongs to; empty for none.
 
     Raises:
         UsageError: A requirement of `image.pip` cannot be used.
@@ -99,8 +100,7 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
     pip, files = _with_files(image.pip)
     setup: list[object] = [image.run] if image.run else []
     lists = _lists(image)
-    if lists:
-        setup.append(lists)
+    setup += [part for part in (lists, base) if part]
     name = "user-" + _hash(pip, image.pip_index_url, image.pip_extra_index_url, image.python_version, *setup)
     used = {name for text in image.pip for name in _names_in(text)}
     for unknown in sorted(used - set(image.shell_vars)):

@@ -78,6 +78,7 @@ def prepare(
     folder: str,
     host: str = "",
     code: Code | None = None,
+    base: str = "",
     cache_limit_gib: float = CACHE_LIMIT_GIB,
     deadline: float | None = None,
 ) -> Ready:
@@ -94,6 +95,7 @@ def prepare(
         folder: Name of the pool's folder on the machine.
         host: Name of the machine for errors.
         code: Result of `gather`, which is the same for all nodes; None: no code is sent.
+        base: Name of the container image that the commands run in, by its content; empty for none.
         cache_limit_gib: Limit of the cache on the machine, for all pools of this user.
         deadline: Time to give up, by time.monotonic(); by default `image.bootstrap_timeout_s` from now.
 
@@ -108,6 +110,7 @@ def prepare(
         phases=_Phases(emit, node, _masking(image), host),
         folder=folder,
         code=code,
+        base=base,
         cache_limit_gib=cache_limit_gib,
         deadline=time.monotonic() + image.bootstrap_timeout_s if deadline is None else deadline,
     ).go()
@@ -120,12 +123,13 @@ class _Bootstrap:
     phases: _Phases
     folder: str
     code: Code | None
+    base: str
     cache_limit_gib: float
     deadline: float
 
     def __post_init__(self) -> None:
-        self._ours = ours_for(self.image)
-        self._users = users_for(self.image)
+        self._ours = ours_for(self.image, self.base)
+        self._users = users_for(self.image, base=self.base)
 
     def go(self) -> Ready:
         facts = self._probe()
@@ -133,7 +137,7 @@ class _Bootstrap:
             self._install_apt(facts.missing_apt)
             facts = self._probe()
         self._check_variables(facts)
-        self._users = users_for(self.image, facts.variables)
+        self._users = users_for(self.image, facts.variables, self.base)
         if facts.folder and self._users.name not in facts.users:
             facts = self._probe()  # the environments found so far belong to other values of the variables
         if facts.ours and self._users.name in facts.users and facts.is_unpacked:

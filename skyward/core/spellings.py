@@ -155,7 +155,7 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("extra_index_url index", 'write pip_extra_index_url="https://..."'),
         **_each("lockfile lock_file uv_lock uv_sync", 'write lock="uv.lock"'),
         **_each("commands setup setup_commands run_commands", 'write run=["make data"]'),
-        **_each("base docker docker_image container image", "container images do not exist yet; use pip= and apt="),
+        **_each("base docker docker_image image", 'write container="debian:12"'),
         **_each("environment envs env_vars environ", 'write env={"NAME": "value"}'),
         **_each("files include copy workdir", 'write includes=["folder"]'),
         **_each("apt_packages apt_install system_packages", 'write apt=["git"]'),

@@ -508,6 +508,14 @@ class PoolLife:
 
     def _check_image(self) -> None:
         """Warn of ineffective fields and likely failures, and collect the user's code, before anything costs money."""
+        image, acting = self.spec.image, self.provider.acts_on_image
+        if image.container and "container" not in acting:
+            raise UsageError(
+                f"Image.container={image.container!r}: {self.provider!r} runs calls in this interpreter; install "
+                'podman, and use sky.SSH(hosts=["localhost"])',
+                field="container",
+                value=image.container,
+            )
         self._warn_unused()
         if self.provider.shares_files or "pip" not in self.provider.acts_on_image:
             return

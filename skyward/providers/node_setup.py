@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from ..bootstrap.code import Code
+from ..bootstrap.containers import Container, find_container, remove_command
 from ..bootstrap.prepare import Ready, prepare
-from ..bootstrap.scripts import marked, undo
+from ..bootstrap.scripts import Runner, marked, undo
 from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
 from ..node.agent import attach
@@ -79,12 +80,19 @@ class RemoteNodeHandle:
     """Command of the agent's interpreter."""
     path: tuple[str, ...]
     place: Place
+    container: Container | None = None
 
 
 def end_agent(node: RemoteNodeHandle, by_itself_s: float) -> None:
     """Let a node that was told to end exit by itself for some seconds, then kill it. Raises what `run` raises."""
     arguments = (str(node.watchdog), node.started, node.folder, str(by_itself_s))
-    node.connection.run(python_line(node.python, node.path, "end", arguments), timeout_s=_END_LIMIT_S)
+    line = python_line(node.python, node.path, "end", arguments)
+    if node.container is None:
+        node.connection.run(line, timeout_s=_END_LIMIT_S)
+        return
+    node.connection.run(node.container.inside(line), timeout_s=_END_LIMIT_S)
+    remove = remove_command(node.container.runtime, [node.container.folder])
+    node.connection.run(remove, timeout_s=_END_LIMIT_S)
 
 
 def python_line(
@@ -125,6 +133,8 @@ class NodeSetup:
         self._connection: Connection | None = None
         self._begun: list[str] = []
         """Names of the folders on the machine; the last one belongs to the current attempt."""
+        self._runtime = ""
+        """Container runtime of the machine, once a container may run there."""
         self._has_waited = False
 
     def go(self) -> None:
@@ -154,7 +164,7 @@ class NodeSetup:
             try:
                 connection = self._connection or connect(self._place.target, transport=self._orders.transport)
                 self._connection = connection
-                undo(connection.run, self._begun)
+                self._undo(connection.run)
                 return
             except Unreachable as error:
                 if error.is_final or time.monotonic() + pause_s > deadline:
@@ -162,6 +172,11 @@ class NodeSetup:
                 self._disconnect()
             time.sleep(pause_s)
             pause_s *= 2
+
+    def _undo(self, run: Runner) -> None:
+        if self._runtime:
+            run(remove_command(self._runtime, self._begun), timeout_s=_END_LIMIT_S)
+        undo(run, self._begun)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -193,10 +208,11 @@ class NodeSetup:
             )
         with self._holding_lease(connection):
             if self._begun:  # an earlier attempt lost its connection, and may still be running there
-                undo(functools.partial(connection.run, stop=self._orders.stop), self._begun)
+                self._undo(functools.partial(connection.run, stop=self._orders.stop))
             folder = f"{self._orders.pool}-{self.node}-{os.urandom(3).hex()}"
             self._begun.append(folder)
-            run = functools.partial(self._run, connection, folder)
+            container = self._find_container(connection, folder)
+            run = functools.partial(self._run, connection, folder, container.once if container else None)
             ready = prepare(
                 run,
                 self._orders.spec.image,
@@ -205,14 +221,35 @@ class NodeSetup:
                 host=str(self._place.target),
                 code=self._orders.code,
                 folder=folder,
+                base=container.image_id if container else "",
             )
-            self._check_watchdog(run)
+            self._check_watchdog(functools.partial(self._run, connection, folder, None))
             self._wait_for_the_others()
         with self._phase("agent"):
+            if container:
+                container.start(functools.partial(connection.run, stop=self._orders.stop), ready.folder)
+                run = functools.partial(self._run, connection, folder, container.inside)
             reply = self._start_agent(run, ready)
             self._check(ready, reply)
             self._warn_of_links(reply.get("unlinked", {}))
-        return self._made(connection, ready, reply)
+        return self._made(connection, ready, reply, container)
+
+    def _find_container(self, connection: Connection, folder: str) -> Container | None:
+        """Return the container of the image, if it has one. It is pulled within the time limit of the bootstrap."""
+        image = self._orders.spec.image
+        if not image.container:
+            return None
+        with self._phase("container", image.container):
+            container = find_container(
+                functools.partial(connection.run, stop=self._orders.stop),
+                image.container,
+                folder=folder,
+                lease_file=self._orders.lease_file,
+                has_volumes=bool(self._orders.spec.volumes),
+                limit_s=image.bootstrap_timeout_s,
+            )
+        self._runtime = container.runtime
+        return container
 
     def _say_retry(self, error: SkywardError) -> None:
         self._orders.emit(PhaseOutput(node=self.node, phase="connect", text=f"{error}; retrying"))
@@ -221,15 +258,21 @@ class NodeSetup:
         self,
         connection: Connection,
         folder: str,
+        within: Callable[[str], str] | None,
         command: str,
         *,
         input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
     ) -> SSHResult:
-        """Run a command for the node, marked so that `undo` finds its processes. `stop` ends it."""
+        """Run a command for the node, marked so that `undo` finds its processes. `stop` ends it.
+
+        `within` puts it into a container. The runtime's own processes are unmarked, because they must clean up.
+        """
         stop = self._orders.stop
-        done = connection.run(marked(command, folder), input=input, timeout_s=timeout_s, on_line=on_line, stop=stop)
+        line = marked(command, folder)
+        line = within(line) if within else line
+        done = connection.run(line, input=input, timeout_s=timeout_s, on_line=on_line, stop=stop)
         # None of our commands exits with 255, so it is ssh's own. `Connection.run` cannot decide that, because its
         # holder process may not have noticed the loss yet.
         if done.code == _NO_CONNECTION:
@@ -364,9 +407,15 @@ class NodeSetup:
                 "another machine"
             )
 
-    def _made(self, connection: Connection, ready: Ready, reply: dict[str, Any]) -> Machine:
+    def _made(
+        self, connection: Connection, ready: Ready, reply: dict[str, Any], container: Container | None
+    ) -> Machine:
         command = attach.command(ready.agent_python, reply["root"], reply["socket"])
+        channel = "exec " + shlex.join(command)
         files = python_line((ready.agent_python,), ready.agent_path, "serve", (ready.cwd,), module="file_server")
+        files = marked(files, os.path.basename(ready.folder))
+        if container:
+            channel, files = container.inside(channel), container.inside(files)
         return Machine(
             node=self.node,
             socket_path=reply["socket"],
@@ -380,10 +429,10 @@ class NodeSetup:
             slots=self._orders.spec.concurrency,
             lease_s=self._orders.lease_s,
             interface=reply["interface"],
-            channel=tuple(connection.argv("exec " + shlex.join(command))),
+            channel=tuple(connection.argv(channel)),
             terminal=tuple(connection.terminal()),
             dial=connection.dial,
-            files=tuple(connection.argv(marked(files, os.path.basename(ready.folder)))),
+            files=tuple(connection.argv(files)),
             handle=RemoteNodeHandle(
                 connection=connection,
                 watchdog=reply["pid"],
@@ -392,5 +441,6 @@ class NodeSetup:
                 python=(ready.agent_python,),
                 path=ready.agent_path,
                 place=self._place,
+                container=container,
             ),
         )

@@ -27,7 +27,7 @@ LOCAL_FIELDS = frozenset({"env", "includes", "excludes"})
 _BOOTSTRAP_TIMEOUT_S = 300.0
 _OLDEST_PYTHON = (3, 11)
 _HASH_FORMAT = "skyward-image-1"
-_NEW_FIELDS = frozenset({"run", "lock", "pip_indexes"})
+_NEW_FIELDS = frozenset({"run", "lock", "pip_indexes", "container"})
 """Fields that count in the hash only when they are set, so that older images keep their hashes."""
 
 _PYTHON = re.compile(r"3\.(\d{1,2})(\.\d{1,3})?")
@@ -37,6 +37,8 @@ _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?([=/][A-Za-z0-9.+:~-]+)?")
 # Source: PEP 508: a requirement starts with a name; an extra, a version, a marker or " @ url" follows.
 _PROJECT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?=$|[\[(<>=!~;@\s])")
 
+# Source: distribution's reference grammar: [domain[:port]/]path[:tag][@digest].
+_CONTAINER = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?", re.ASCII)
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _INCLUDE = re.compile(r"(?:-r|--requirement)[=\s]*(\S.*)")
 
@@ -70,6 +72,8 @@ class Image:
             groups. Together with `pip`, `requirements` or `pip_indexes` it is refused.
         pip_indexes: Indexes for some packages alone, as `sky.PipIndex`. The packages come from there only, and all
             others never do.
+        container: Image of a container that everything on the nodes runs in, such as "debian:12". A host needs podman
+            or docker, and the image needs tar, gzip and timeout. Together with `apt` it is refused.
         apt: Debian packages, as `name`, `name=version` or `name:arch`.
         run: Lines of sh that finish the environment, after its packages are installed. They run once for each node and
             content, in the environment's folder with its Python first on PATH, as the login's user. A command that
@@ -98,6 +102,7 @@ class Image:
     pip_extra_index_url: tuple[str, ...]
     lock: Lock | None
     pip_indexes: tuple[PipIndex, ...]
+    container: str
     apt: tuple[str, ...]
     run: tuple[str, ...]
     env: FrozenMap[str | Secret]
@@ -118,6 +123,7 @@ class Image:
         requirements: str | os.PathLike[str] | None = None,
         lock: str | os.PathLike[str] | Lock | None = None,
         pip_indexes: Sequence[PipIndex] = (),
+        container: str = "",
         apt: Sequence[str] = (),
         run: Sequence[str] = (),
         env: Mapping[str, str | Secret] | Mapping[str, str] | None = None,
@@ -136,6 +142,7 @@ class Image:
             "pip_extra_index_url": _strings("pip_extra_index_url", indexes, _url),
             "lock": read_lock(lock),
             "pip_indexes": _indexes(pip_indexes),
+            "container": _container(container) if container != "" else "",
             "apt": _strings("apt", apt, _apt_package),
             "run": _strings("run", run, _command),
             "env": _variables("env", env, may_be_secret=True),
@@ -145,6 +152,7 @@ class Image:
             "bootstrap_timeout_s": _seconds("bootstrap_timeout_s", timeout_s),
         }
         _check_lock(values)
+        _check_container(values)
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -340,6 +348,23 @@ def _indexes(values: object) -> tuple[PipIndex, ...]:
             if owners.setdefault(package, index) is not index:
                 _refuse("pip_indexes", package, f"one index for each package; {package} has two")
     return indexes
+
+
+def _container(value: object) -> str:
+    legal = 'the name of a container image, such as "debian:12" or "ghcr.io/me/train:v3"'
+    if not _CONTAINER.fullmatch(_text("container", value, legal)):
+        _refuse("container", value, legal)
+    return str(value)
+
+
+def _check_container(values: Mapping[str, Any]) -> None:
+    if values["container"] and values["apt"]:
+        raise UsageError(
+            f"Image.apt={list(values['apt'])!r}: together with container=, which has its own system; install the "
+            "packages in the container image",
+            field="apt",
+            value=values["apt"],
+        )
 
 
 def _check_lock(values: Mapping[str, Any]) -> None:

@@ -17,13 +17,15 @@ from tests.ssh.server import Server, needs_sshd
 class Hosts:
     """Several sshds. Each logs in to this machine, so they share its files and processes."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, *, environment: str = "") -> None:
         self.folder = folder
         self.cache = folder / "cache"
         self.data = folder / "data"
         self.servers = [
             Server(
-                folder / f"host{n}", f"host{n}", options=f"SetEnv XDG_CACHE_HOME={self.cache} XDG_DATA_HOME={self.data}"
+                folder / f"host{n}",
+                f"host{n}",
+                options=f"SetEnv XDG_CACHE_HOME={self.cache} XDG_DATA_HOME={self.data} {environment}",
             )
             for n in range(count)
         ]

@@ -54,6 +54,7 @@ def test_every_field_is_kept_and_lists_become_tuples() -> None:
         "pip_extra_index_url": ("https://download.pytorch.org/whl/cpu",),
         "lock": None,
         "pip_indexes": ({"url": "https://example.org/own", "packages": ("own",), "username": "", "password": None},),
+        "container": "",
         "apt": ("git", "libgl1=1.6.0-1"),
         "run": ("make data",),
         "env": {"A": "1", "B": "2"},
@@ -103,7 +104,7 @@ def test_content_hash_is_the_same_in_every_process() -> None:
     assert seen == {Image(python="3.12", pip=["torch"], env={"A": "1", "B": "2"}).content_hash()}
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Image) if f.name != "lock"])
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Image) if f.name not in ("lock", "container")])
 def test_content_hash_reflects_the_environment(field: str) -> None:
     changed = dataclasses.replace(FULL, **{field: getattr(DEFAULT_IMAGE, field)})
     assert (changed.content_hash() == FULL.content_hash()) is (field == "bootstrap_timeout_s")
@@ -388,3 +389,18 @@ def test_a_package_has_one_index() -> None:
     twice = [PipIndex("https://x", packages=["a"]), PipIndex("https://y", packages=["A"])]
     with pytest.raises(UsageError, match="a has two"):
         Image(pip_indexes=twice)
+
+
+@pytest.mark.parametrize("name", ["", "debian:12", "ghcr.io/me/train:v3", "localhost:5000/a/b@sha256:00ff"])
+def test_a_container_is_named_as_runtimes_name_it(name: str) -> None:
+    image = Image(container=name)
+    assert image.container == name
+    assert (image.content_hash() == Image().content_hash()) is (name == "")
+
+
+def test_a_container_that_is_wrong_is_refused() -> None:
+    for name in ("-v/:/host", "a b", "$(x)", "http://x/y"):
+        with pytest.raises(UsageError, match=r"Image\.container="):
+            Image(container=name)
+    with pytest.raises(UsageError, match=r"Image\.apt=\['git'\]: together with container="):
+        Image(container="debian:12", apt=["git"])

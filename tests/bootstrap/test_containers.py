@@ -1,0 +1,65 @@
+"""Container runtimes on a machine: what is found there, and what is said about what is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from skyward.bootstrap.containers import Container, find_container
+from skyward.errors import ProviderError
+from tests.bootstrap.scratch import ScratchNode
+
+WORKS = """#!/bin/sh
+case "$*" in
+version) ;;
+"image inspect"*) echo sha256:0123 ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def machine(folder: Path, **runtimes: str) -> ScratchNode:
+    """Return a machine with these runtimes only, each a script."""
+    node = ScratchNode(folder)
+    for path in (*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()):
+        link = node.bin / path.name
+        if path.name not in ("podman", "docker") and not os.path.lexists(link):
+            link.symlink_to(path)
+    for name, text in runtimes.items():
+        (node.bin / name).write_text(text)
+        (node.bin / name).chmod(0o755)
+    node.variables["PATH"] = str(node.bin)
+    return node
+
+
+def find(node: ScratchNode, *, has_volumes: bool = False) -> Container:
+    return find_container(node, "debian:12", folder="pool-0-a", lease_file="", has_volumes=has_volumes, limit_s=20)
+
+
+def test_a_machine_without_a_runtime_is_told_what_to_install(tmp_path: Path) -> None:
+    refused = r"Image.container='debian:12': podman and docker are missing on this machine; install podman there"
+    with pytest.raises(ProviderError, match=refused):
+        find(machine(tmp_path))
+
+
+def test_a_runtime_that_refuses_this_user_is_quoted(tmp_path: Path) -> None:
+    docker = "#!/bin/sh\necho 'permission denied: /var/run/docker.sock' >&2\nexit 1\n"
+    with pytest.raises(ProviderError, match=r"not usable by \w+ \(permission denied: /var/run/docker.sock\)"):
+        find(machine(tmp_path, docker=docker))
+
+
+def test_docker_is_taken_where_podman_does_not_work(tmp_path: Path) -> None:
+    found = find(machine(tmp_path, podman="#!/bin/sh\nexit 1\n", docker=WORKS))
+    assert (found.runtime, found.image_id) == ("docker", "0123")
+    assert f"--user={os.getuid()}:{os.getgid()}" in found.options
+
+
+def test_the_folder_of_volumes_is_mounted_if_there_are_any(tmp_path: Path) -> None:
+    node = machine(tmp_path, podman=WORKS)
+    data = node.home / ".local" / "share" / "skyward"
+    mount = f"--volume={data}:{data}"
+    assert mount not in find(node).options
+    assert mount in find(node, has_volumes=True).options
+    assert data.is_dir()

@@ -1,0 +1,90 @@
+"""Container runtime for tests: podman with storage of its own, and an image of the hosts' Debian."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.base import base
+from tests.hosts.fixtures import REQUIRE, require_hosts
+
+__all__ = ["IMAGE", "Podman"]
+
+IMAGE = "localhost/skyward-test:1"
+_PARTS = (
+    "bin",
+    "lib",
+    "lib64",
+    "etc/passwd",
+    "etc/group",
+    "etc/alternatives",
+    "tmp",
+    "usr/bin",
+    "usr/lib",
+    "usr/lib64",
+    "usr/sbin",
+    "sbin",
+)
+
+
+class Podman:
+    """podman whose images and containers are in a folder of the test. `options` belong into sshd's configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        require_hosts()
+        if shutil.which("podman") is None:
+            if os.environ.get(REQUIRE):
+                pytest.fail(f"podman is not installed, and {REQUIRE} is set", pytrace=False)
+            pytest.skip("no podman here: install podman and runc")
+        self.storage = folder / "storage.conf"
+        self.storage.write_text(
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/images"\nrunroot = "{folder}/run"\n'
+        )
+        # podman raises limits by default, which even root may not do everywhere.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = [f"nofile={soft}:{hard}", "nproc=4096:4096"]
+        self.settings = folder / "containers.conf"
+        self.settings.write_text(
+            f'[containers]\ndefault_ulimits = {limits!r}\n[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n'
+            'events_logger = "none"\n'
+        )
+        self.environment = {
+            "CONTAINERS_STORAGE_CONF": str(self.storage),
+            "CONTAINERS_CONF": str(self.settings),
+        }
+
+    @property
+    def options(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.environment.items())
+
+    def __call__(self, *words: str) -> str:
+        done = subprocess.run(
+            ["podman", *words], env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def make_image(self) -> None:
+        """Import the parts of the hosts' Debian that a node needs."""
+        root = base()
+        parts = [part for part in _PARTS if os.path.lexists(root / part)]
+        archive = subprocess.Popen(["tar", "-C", str(root), "-c", *parts], stdout=subprocess.PIPE)
+        with archive:
+            done = subprocess.run(
+                ["podman", "import", "-q", "-", IMAGE],
+                stdin=archive.stdout,
+                env={**os.environ, **self.environment},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == 0, done.stderr
+        assert archive.returncode == 0
+
+    def containers(self) -> list[str]:
+        return self("ps", "-aq").split()

@@ -1,0 +1,115 @@
+"""Pools whose nodes run in containers: a real podman behind a real sshd."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ProviderError
+from tests.hosts.containers import IMAGE, Podman
+from tests.providers.conftest import Hosts
+from tests.waiting import until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+
+root_of = sky.compute(lambda: sorted(os.listdir("/")))
+keep = sky.compute(lambda text: Path("/kept/text").write_text(text))
+
+
+@pytest.fixture(scope="module")
+def podman() -> Iterator[Podman]:
+    folder = Path(tempfile.mkdtemp(prefix="sky-pod-", dir="/tmp"))
+    try:
+        made = Podman(folder)
+        made.make_image()
+        yield made
+        assert made.containers() == []
+    finally:
+        subprocess.run(["umount", "-l", folder / "images" / "overlay"], capture_output=True, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def host(podman: Podman) -> Iterator[Hosts]:
+    folder = Path(tempfile.mkdtemp(prefix="sky-hosts-", dir="/tmp"))
+    made = Hosts(folder, 1, environment=podman.options)
+    yield made
+    made.stop()
+    shutil.rmtree(folder)
+
+
+def test_calls_run_in_the_container_and_it_ends_with_the_pool(host: Hosts, podman: Podman) -> None:
+    image = sky.Image(container=IMAGE)
+    with sky.ComputePool(host.ssh(), image=image, volumes={"/kept": sky.Volume("kept")}) as pool:
+        there = root_of() >> pool
+        keep("by the container") >> pool
+        assert "mnt" not in there
+        assert set(there) >= {"bin", "proc", "tmp", "kept"}
+        (name,) = podman("ps", "--format", "{{.Names}}").split()
+        assert name.startswith("skyward-")
+    assert podman.containers() == []
+    assert (host.data / "skyward/volumes/kept/text").read_text() == "by the container"
+    assert not os.path.lexists("/kept"), "the link is in the container"
+
+
+def parents_and_agent(container: str) -> list[int]:
+    """Return standby, watchdog and agent of the node in a container."""
+    marked = subprocess.run(
+        ["grep", "-slF", f"SKYWARD_NODE={container.removeprefix('skyward-')}", *glob.glob("/proc/[0-9]*/environ")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    pids = sorted(int(path.split("/")[2]) for path in marked.stdout.split())
+    mains = [pid for pid in pids if b"skyward.node.agent.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(mains) == 3
+    return mains
+
+
+CLIENT = """
+import sys, skyward as sky
+hosts = sky.SSH(hosts=["host0"], config_file=sys.argv[1])
+with sky.ComputePool(hosts, image=sky.Image(container=sys.argv[2])) as pool:
+    print((sky.compute(lambda: 7))() >> pool, flush=True)
+    (sky.compute(lambda: __import__("signal").pause()))() >> pool
+"""
+
+
+def test_a_killed_client_leaves_no_container(host: Hosts, podman: Podman) -> None:
+    client = subprocess.Popen([sys.executable, "-c", CLIENT, host.config, IMAGE], stdout=subprocess.PIPE)
+    with client:
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"7\n"
+            assert len(podman.containers()) == 1
+        finally:
+            client.kill()
+    until(lambda: podman.containers() == [], within_s=60)
+
+
+@pytest.mark.parametrize("index", range(3), ids=["standby", "watchdog", "agent"])
+def test_a_killed_process_of_the_agent_leaves_no_container(host: Hosts, podman: Podman, index: int) -> None:
+    with sky.ComputePool(host.ssh(), image=sky.Image(container=IMAGE)) as pool:
+        root_of() >> pool
+        (name,) = podman("ps", "--format", "{{.Names}}").split()
+        os.kill(parents_and_agent(name)[index], signal.SIGKILL)
+        until(lambda: name not in podman("ps", "-a", "--format", "{{.Names}}").split(), within_s=60)
+
+
+def test_an_image_that_cannot_be_pulled_is_named(host: Hosts, podman: Podman) -> None:
+    with (
+        pytest.raises(ProviderError, match=r"Image.container='localhost/none:1': podman cannot pull it: .*; log in"),
+        sky.ComputePool(host.ssh(), image=sky.Image(container="localhost/none:1")),
+    ):
+        pass
+    assert podman.containers() == []
