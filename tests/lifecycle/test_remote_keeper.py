@@ -66,16 +66,16 @@ def test_a_keeper_that_is_killed_is_replaced_before_the_leases_end(sandbox: Sand
     client = sandbox.client(  # a process of its own: this process's keeper may serve pools of other tests too
         RELAYED
         + """
-with sky.ComputePool(Relayed(lease_s=3.0), nodes=2, logs=False) as pool:
+with sky.ComputePool(Relayed(lease_s=8.0), nodes=2, logs=False) as pool:
     before = pid() @ pool
     say("ready")
-    time.sleep(5)  # the keeper is killed meanwhile, and this is longer than the lease
+    time.sleep(10)  # the keeper is killed meanwhile, and this is longer than the lease
     assert pid() @ pool == before
 """
     )
     client.says("ready")
     sandbox.kills("keeper")
-    assert client.ends(30) == (0, [])
+    assert client.ends(40) == (0, [])
     sandbox.proves_nothing_is_left()
 
 

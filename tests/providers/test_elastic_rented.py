@@ -19,6 +19,9 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(90)
 
+LEASE_S = 9000.0
+"""Half a minute by the clock below: a loaded machine renews it late, and no test waits for its end."""
+
 
 class PerSecond(FakeCloud):
     """A cloud that bills by the second from the first on, so that no test waits for a minute to be over."""
@@ -49,7 +52,7 @@ def cloud() -> Iterator[FakeCloud]:
 
 def test_nodes_are_rented_and_given_back_one_by_one(cloud: FakeCloud) -> None:
     events: list[Event] = []
-    provider = FakeProvider(api=cloud, has_agents=True)
+    provider = FakeProvider(api=cloud, has_agents=True, lease_s=LEASE_S)
     with sky.ComputePool(
         provider, nodes=(1, 3), idle_timeout_s=60, logs=False, console=False, on_event=events.append
     ) as pool:
@@ -66,7 +69,7 @@ def test_nodes_are_rented_and_given_back_one_by_one(cloud: FakeCloud) -> None:
 
 
 def test_a_resting_pool_costs_nothing_and_the_next_call_rents_again(cloud: FakeCloud) -> None:
-    provider = FakeProvider(api=cloud, has_agents=True)
+    provider = FakeProvider(api=cloud, has_agents=True, lease_s=LEASE_S)
     with sky.ComputePool(provider, nodes=2, idle_timeout_s=0.3, logs=False, console=False) as pool:
         until(lambda: cloud.billed() == [])
         until(lambda: cloud.networks == {})
@@ -78,7 +81,7 @@ def test_a_resting_pool_costs_nothing_and_the_next_call_rents_again(cloud: FakeC
 
 def test_max_hourly_cost_and_lack_of_capacity_bound_the_growth(cloud: FakeCloud) -> None:
     events: list[Event] = []
-    provider = FakeProvider(api=cloud, has_agents=True)
+    provider = FakeProvider(api=cloud, has_agents=True, lease_s=LEASE_S)
     with sky.ComputePool(
         provider,
         nodes=(1, 8),
@@ -100,7 +103,7 @@ def test_max_hourly_cost_and_lack_of_capacity_bound_the_growth(cloud: FakeCloud)
 
 
 def test_a_pool_that_ends_while_machines_boot_leaves_none(cloud: FakeCloud) -> None:
-    provider = FakeProvider(api=cloud, has_agents=True)
+    provider = FakeProvider(api=cloud, has_agents=True, lease_s=LEASE_S)
     with sky.ComputePool(provider, nodes=(0, 2), logs=False, console=False) as pool:
         cloud.faults = FakeFaults(boot_s=3600.0)
         future = place() > pool
