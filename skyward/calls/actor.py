@@ -21,6 +21,7 @@ from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
 from ..values.launch import ProcessLaunch
 from .active import Target, resolve_target
+from .batching import check_concurrency
 from .compute import ComputeFunction, find_by_name, is_importable
 from .hosted import CallMethod
 from .options import CallOptions, proper_options
@@ -129,6 +130,7 @@ class ActorClass(Generic[P, C_co]):
         init = cast(Any, self.cls).__init__
         if isinstance(init, types.FunctionType):
             check_arguments(types.MethodType(_named(init, self.name), object()), args, kwargs)
+        check_concurrency(cast(Any, self.cls), self.options.concurrency)
         return PendingActor(self, args, kwargs)
 
     @property

@@ -16,6 +16,8 @@ A = TypeVar("A")
 X = TypeVar("X")
 Y = TypeVar("Y")
 
+_MOST = "_skyward_max_size"
+"""Attribute of a batched method: the most items in a list."""
 _LOOK_S = 0.05
 """Pause after which a waiting call looks whether it was cancelled: Python raises that in a thread between two waits."""
 
@@ -24,7 +26,8 @@ def batched(*, max_size: int, wait_s: float) -> Callable[[Callable[[A, list[X]],
     """Gather calls of an actor's method: it gets a list of items, and each caller gets one value.
 
     A model is often as fast for 32 inputs as for one. Callers send single items, and the method sees lists. The actor
-    needs `concurrency` > 1, because only calls that run at once can be gathered. It runs one list at a time.
+    needs `concurrency` > 1, because only calls that run at once can be gathered. With 1 it is refused, unless
+    `max_size` is 1. It runs one list at a time.
 
     Args:
         max_size: Most items in a list, >= 1. At most `concurrency` of the actor can come together.
@@ -68,12 +71,26 @@ def batched(*, max_size: int, wait_s: float) -> Callable[[Callable[[A, list[X]],
         del call_one.__dict__["__wrapped__"]
         name = _parameter(method)
         one = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        setattr(call_one, _MOST, max_size)
         call_one.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # read by inspect.signature
             [one, inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)]
         )
         return call_one
 
     return decorate
+
+
+def check_concurrency(cls: type, concurrency: int) -> None:
+    """Refuse an actor that runs one call at a time if a method wants to gather several. Raises UsageError."""
+    for name in dir(cls):
+        most = getattr(inspect.getattr_static(cls, name), _MOST, 1)
+        if concurrency == 1 and most > 1:
+            raise UsageError(
+                f"concurrency=1: {cls.__name__}.{name} gathers up to {most} calls, but they come one at a time; write "
+                f"@sky.actor(concurrency={most})",
+                field="concurrency",
+                value=concurrency,
+            )
 
 
 def _parameter(method: Callable[..., Any]) -> str:

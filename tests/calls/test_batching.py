@@ -106,6 +106,15 @@ def test_a_method_of_another_shape_is_refused() -> None:
         sky.batched(max_size=2, wait_s=0)(_two_lists)  # type: ignore[arg-type]
 
 
+def test_an_actor_that_runs_one_call_at_a_time_cannot_gather() -> None:
+    one_at_a_time = sky.actor(Doubler)
+    words = r"concurrency=1: Doubler\.(at_once|\w+) gathers up to 4 calls, .* write @sky\.actor\(concurrency=4\)"
+    with pytest.raises(UsageError, match=words):
+        one_at_a_time()
+    one_at_a_time.with_options(concurrency=4)()
+    assert one_at_a_time.local().at_once(5) == 10
+
+
 def _two_lists(self: object, xs: list[int], ys: list[int]) -> list[int]:
     raise AssertionError("never called")
 
