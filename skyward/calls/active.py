@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Protocol
 
 from ..core.unrun import short
 from ..errors import NoActivePool, UsageError
+from .futures import Future
 
 
 class PoolLike(Protocol):

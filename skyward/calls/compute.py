@@ -40,6 +40,7 @@ from ..errors import UsageError
 from ..values.launch import ProcessLaunch, RankValues
 from ..values.ref import Ref
 from .active import Target, activity, resolve_target
+from .futures import Future
 from .options import CallOptions, proper_options
 
 P = ParamSpec("P")
@@ -448,7 +449,7 @@ class PendingCompute(Unrun, Generic[T_co]):
             raise
         return value
 
-    def __gt__(self, target: Target) -> StdFuture[T_co]:
+    def __gt__(self, target: Target) -> Future[T_co]:
         return resolve_target(target).submit(self)
 
     @overload  # one value of all ranks is a list already, so it is not put in another one
@@ -542,7 +543,7 @@ class PendingComputeGroup(Unrun):
             drop_our_frames(error)
             raise
 
-    def __gt__(self, target: Target) -> StdFuture[tuple[Any, ...]]:
+    def __gt__(self, target: Target) -> Future[tuple[Any, ...]]:
         return resolve_target(target).submit_group(self)
 
     def __len__(self) -> int:

@@ -65,12 +65,12 @@ def test_a_call_waits_for_booked_processors_and_says_so(pool: sky.ComputePool) -
     booked = hold.with_options(cpus=cpus)("booked") > node
     assert pool.queue("booked-begun").get() == ""
     waiting = place.with_options(cpus=0.5)(6) > node
-    assert waiting.why_waiting == "waits for 0.5 CPUs: 0 free"  # type: ignore[attr-defined]  # a future of ours
-    assert booked.why_waiting == ""  # type: ignore[attr-defined]
+    assert waiting.why_waiting == "waits for 0.5 CPUs: 0 free"
+    assert booked.why_waiting == ""
     assert place(7) >> pool.node(1) == (1, 7), "others are not delayed"
     pool.queue("booked-end").put("")
     assert waiting.result() == (0, 6)
-    assert waiting.why_waiting == ""  # type: ignore[attr-defined]
+    assert waiting.why_waiting == ""
     booked.result()
 
 

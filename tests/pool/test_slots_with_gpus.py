@@ -243,7 +243,7 @@ def test_a_call_says_that_it_waits_for_gpus(pool: sky.ComputePool, tmp_path: Pat
     seven = sky.compute(hold).with_options(gpus=7)(str(tmp_path)) > pool
     until((tmp_path / "began").exists)
     waiting = sky.compute(seen).with_options(gpus=2)() > pool
-    assert waiting.why_waiting == "waits for 2 GPUs: 1 free"  # type: ignore[attr-defined]  # a future of ours
+    assert waiting.why_waiting == "waits for 2 GPUs: 1 free"
     (tmp_path / "go").touch()
     seven.result(timeout=60)
     assert len(waiting.result(timeout=60)[1]) == 2

@@ -38,6 +38,8 @@ joined(stacked(1), ["a"])  # error: arg-type
 pool = sky.ComputePool(provider=sky.Local())
 number: int = bare(2) >> pool  # error: assignment
 one: list[str] = bare(2) @ pool  # error: assignment
+(bare(2) > pool).why_waits  # error: attr-defined
+waited: float = (bare(2) > pool).why_waiting  # error: assignment
 value: bytes = bare(2)  # error: assignment
 bare >> pool  # error: operator
 bare(pool.put("two"))  # error: arg-type

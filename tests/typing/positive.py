@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future as StdFuture
-from typing import assert_type
+from typing import Any, assert_type
 
 import skyward as sky
 
@@ -102,7 +101,9 @@ with sky.ComputePool(provider=sky.Local(lease_s=2.0), nodes=2, concurrency=2) as
     assert_type(bare(2) >> pool, list[str])
     assert_type(bare(2) >> sky, list[str])
     assert_type(bare(2) @ pool, list[list[str]])
-    assert_type(bare(2) > pool, StdFuture[list[str]])
+    assert_type(bare(2) > pool, sky.Future[list[str]])
+    assert_type((bare(2) > sky).why_waiting, str)
+    assert_type((bare(2) & bare(3)) > pool, sky.Future[tuple[Any, ...]])
     assert_type(pool.run(trained(1)), dict[str, float])
     assert_type(pool.submit(stacked(1)), sky.Future[bytes])
     assert_type(pool.broadcast(stacked(1)), list[bytes])

@@ -83,7 +83,7 @@ class TaskSender:
         there = self._there()
         if isinstance(there, Caller):
             return self._send(there, pending)
-        return there.submit(pending)  # type: ignore[return-value]  # a pool returns our own futures
+        return there.submit(pending)
 
     submit_part = submit
 
