@@ -24,6 +24,13 @@ class PoolLike(Protocol):
     def run_async(self, call: Any, /) -> Coroutine[Any, Any, Any]: ...
 
 
+class GangTarget(PoolLike, Protocol):
+    """Target whose calls all run on several nodes, so that each has a list of values: `pool.any(2)`."""
+
+    @property
+    def gang_size(self) -> int: ...
+
+
 Target = PoolLike | ModuleType
 
 # A context variable knows the innermost pool of this context. Other threads and notebook cells have contexts of their

@@ -39,7 +39,7 @@ from ..core.user_lines import drop_our_frames, warn_user
 from ..errors import UsageError
 from ..values.launch import ProcessLaunch, RankValues
 from ..values.ref import Ref
-from .active import Target, activity, resolve_target
+from .active import GangTarget, Target, activity, resolve_target
 from .futures import Future
 from .options import CallOptions, proper_options
 
@@ -441,15 +441,27 @@ class PendingCompute(Unrun, Generic[T_co]):
         """Return a copy that may run `timeout_s` seconds."""
         return self.with_options(timeout_s=timeout_s)
 
-    def __rshift__(self, target: Target) -> T_co:
+    @overload
+    def __rshift__(self: PendingCompute[RankValues[T]], target: GangTarget) -> RankValues[T]: ...
+    @overload  # a target of the next one, too; a call that already has nodes= gets one list, not two
+    def __rshift__(self, target: GangTarget) -> list[T_co]: ...
+    @overload
+    def __rshift__(self, target: Target) -> T_co: ...
+    def __rshift__(self, target: Target) -> Any:
         try:
-            value: T_co = resolve_target(target).run(self)
+            value: Any = resolve_target(target).run(self)
         except Exception as error:
             drop_our_frames(error)
             raise
         return value
 
-    def __gt__(self, target: Target) -> Future[T_co]:
+    @overload
+    def __gt__(self: PendingCompute[RankValues[T]], target: GangTarget) -> Future[RankValues[T]]: ...
+    @overload
+    def __gt__(self, target: GangTarget) -> Future[list[T_co]]: ...
+    @overload
+    def __gt__(self, target: Target) -> Future[T_co]: ...
+    def __gt__(self, target: Target) -> Future[Any]:
         return resolve_target(target).submit(self)
 
     @overload  # one value of all ranks is a list already, so it is not put in another one

@@ -244,6 +244,11 @@ class AnyNodes(CallTarget):
         self._count = count
         self._sender = AnySender(target._sender, count)
 
+    @property
+    def gang_size(self) -> int:
+        """Number of nodes of each call."""
+        return self._count
+
     def __reduce__(self) -> tuple[Any, ...]:
         return AnyNodes, (self._target, self._count)
 

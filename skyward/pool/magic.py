@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..calls.active import Target
 from ..calls.cell import names_read, run_source
 from ..calls.compute import compute
 from ..core.user_lines import drop_our_frames
@@ -42,7 +43,7 @@ def run_cell(shell: Any, line: str, cell: str) -> Any:
         UsageError: `line` is wrong.
     """
     expression, is_each, outputs = _options(line)
-    target = eval(expression, shell.user_ns) if expression else sys.modules["skyward"]
+    target: Target = eval(expression, shell.user_ns) if expression else sys.modules["skyward"]
     hidden = shell.user_ns_hidden
     wanted = names_read(cell)
     names = {name: shell.user_ns[name] for name in wanted if name in shell.user_ns and name not in hidden}

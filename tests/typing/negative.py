@@ -38,6 +38,7 @@ joined(stacked(1), ["a"])  # error: arg-type
 pool = sky.ComputePool(provider=sky.Local())
 number: int = bare(2) >> pool  # error: assignment
 one: list[str] = bare(2) @ pool  # error: assignment
+of_one: list[str] = bare(2) >> pool.any(2)  # error: assignment
 (bare(2) > pool).why_waits  # error: attr-defined
 waited: float = (bare(2) > pool).why_waiting  # error: assignment
 value: bytes = bare(2)  # error: assignment
