@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..core.ownership import make_private_folder
+from ..core.ownership import check_path, make_private_folder
 from ..errors import ProviderError, UsageError
 
 if TYPE_CHECKING:  # every agent and watchdog imports this module, and few have volumes
@@ -131,9 +131,11 @@ def make_room(needed: int, limit: int) -> None:
 
 
 def _names_in(kind: str) -> list[str]:
+    folder = os.path.join(_data_folder(), kind)
     try:
-        return os.listdir(os.path.join(_data_folder(), kind))
-    except OSError:  # there are none
+        check_path(folder)
+        return os.listdir(folder)
+    except (OSError, UsageError):  # there are none, or another user made the folder
         return []
 
 

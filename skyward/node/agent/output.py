@@ -161,11 +161,18 @@ class LogBuffer:
             for start in range(0, len(text), _READ_SIZE):
                 yield task, stream, text[start : start + _READ_SIZE]
 
-    def drop(self) -> None:
-        """Drop everything, and count the lines."""
-        self._dropped += sum(_lines_in(stream, text) for _, stream, text in self._items)
-        self._items.clear()
-        self._bytes = 0
+    def trim(self, size: int) -> None:
+        """Drop the oldest output until `size` bytes are left, and count the lines. Keep whole lines."""
+        while self._bytes > size:
+            task, stream, text = self._items.popleft()
+            self._bytes -= weight(stream, text)
+            left = b""
+            if stream != DISPLAYS and self._bytes < size:
+                _, _, left = text[self._bytes - size - 1 :].partition(b"\n")
+            self._dropped += _lines_in(stream, text[: len(text) - len(left)])
+            if left:
+                self._items.appendleft((task, stream, left))
+                self._bytes += len(left)
 
     def __bool__(self) -> bool:
         return bool(self._items) or self._dropped > 0

@@ -307,6 +307,8 @@ class Placement:
         A task that waits for blobs does not block the others. But nothing overtakes a task that must wait for a free
         slot: with every shelf full, no slot would ever be free.
         """
+        if not self.slots:  # all have died
+            return
         most = min(int(_SHELF_NS / max(self._mean_ns, _TINY_NS)), MOST, -(-len(self.queue) // len(self.slots)))
         for slot in self.slots:
             # A shelf is filled up once it is half empty: one write for many tasks.

@@ -18,6 +18,8 @@ from .output import DISPLAYS, LogBuffer, weight
 
 _PIPE_SIZE = 1 << 20
 _MESSAGES = (FrameKind.CHANNEL, FrameKind.MESSAGE, FrameKind.END_CHANNEL)
+_LAST_WORDS = 8 << 10
+"""Bytes of output that go ahead of each value, even to a peer that does not read."""
 _FINAL = (FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST, FrameKind.UNCALL, FrameKind.FETCHED)
 
 
@@ -293,12 +295,14 @@ class Session:
             self.flush()
 
     def _queue_logs(self) -> None:
-        """Queue output ahead of the next value. Output for a peer that does not read is dropped beyond the limit."""
+        """Queue output ahead of the next value.
+
+        If the peer does not read, output beyond the limit is dropped except its last lines: they say why a task failed.
+        """
         if not self._channel.has_output:
             self._waiting_logs = 0
         if self._waiting_logs >= self._log_limit_bytes:
-            self._logs.drop()
-            return
+            self._logs.trim(_LAST_WORDS)
         for task, stream, text in self._logs.take():
             self._waiting_logs += weight(stream, text)
             kind = FrameKind.DISPLAY if stream == DISPLAYS else FrameKind.LOG

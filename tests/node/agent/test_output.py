@@ -202,3 +202,19 @@ class TestLogBuffer:
         assert stream == 1
         assert b"lines of output were dropped" in note
         assert kept == [(1, DISPLAYS, piece)] * 10
+
+    @pytest.mark.parametrize("pieces", [[b"".join(b"%d\n" % n for n in range(10))], [b"%d\n" % n for n in range(10)]])
+    def test_the_last_whole_lines_stay_when_it_is_trimmed(self, pieces: list[bytes]) -> None:
+        buffer = LogBuffer(1000)
+        for piece in pieces:
+            buffer.add(1, 0, piece)
+        buffer.trim(7)
+        (_, _, note), *kept = buffer.take()
+        assert b"7 lines of output were dropped" in note
+        assert b"".join(text for _, _, text in kept) == b"7\n8\n9\n"
+
+    def test_nothing_but_the_count_stays_of_a_longer_line(self) -> None:
+        buffer = LogBuffer(1000)
+        buffer.add(1, 0, b"a line that is too long\n")
+        buffer.trim(7)
+        assert [text[:18] for _, _, text in buffer.take()] == [b"[skyward: 1 lines "]
