@@ -12,10 +12,10 @@ from ._version import __version__ as __version__
 from .accelerators import Accelerator as Accelerator
 from .calls.actor import ActorBase as ActorBase
 from .calls.actor import ActorClass as ActorClass
-from .calls.actor import ActorHandle as ActorHandle
 from .calls.actor import ActorOptions as ActorOptions
 from .calls.actor import PendingActor as PendingActor
 from .calls.actor import actor as actor
+from .calls.actor_handle import ActorHandle as ActorHandle
 from .calls.batching import batched as batched
 from .calls.compute import ComputeFunction as ComputeFunction
 from .calls.compute import PendingCompute as PendingCompute

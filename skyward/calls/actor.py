@@ -6,35 +6,29 @@ runs them.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future as StdFuture
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..core.signatures import check_arguments, checked_options
-from ..core.spellings import advice
+from ..core.spellings import no_attribute
 from ..core.unrun import Unrun, short
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
-from ..values.launch import ProcessLaunch
 from .active import Target, resolve_target
 from .batching import check_concurrency
-from .compute import ComputeFunction, find_by_name, is_importable
-from .hosted import CallMethod
-from .options import CallOptions, proper_options
+from .compute import find_by_name, is_importable
 
 P = ParamSpec("P")
 C = TypeVar("C")
 C_co = TypeVar("C_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 
-_OF_HANDLES = ("close",)
-"""Names that the handle has itself."""
-_RERUNS = ("retries", "retries_on_loss", "retry_on", "max_restarts", "hang_timeout_s")
-"""Options of calls that a method cannot have, because its object may not be as before."""
+HANDLE_NAMES = ("close",)
+"""Names that handles have themselves."""
 
 
 def _check_options(options: Any) -> None:
@@ -73,30 +67,6 @@ class ActorOptions:
     max_restarts: int = 0
     name: str | None = None
     concurrency: int = 1
-
-
-class ActorLife(Protocol):
-    """Actor in an open pool, as its handle sees it. Thread-safe."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def node(self) -> int | None:
-        """Node that it lives on; None while it waits for one, or is gone."""
-        ...
-
-    @property
-    def state(self) -> str:
-        """State in one word: "starting", "alive" or "gone"."""
-        ...
-
-    def close(self) -> None:
-        """End it when its calls have ended, and wait for that. Idempotent."""
-        ...
-
-    def forget(self) -> None:
-        """End it soon, in another thread, because its last handle is gone."""
-        ...
 
 
 class ActorClass(Generic[P, C_co]):
@@ -165,10 +135,7 @@ class ActorClass(Generic[P, C_co]):
     if not TYPE_CHECKING:  # type checkers must find these mistakes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_"):
-                text = f"{text}; {advice('class', name, ('local', 'with_options'), shown='{}')}"
-            raise AttributeError(text, name=name, obj=self)
+            raise no_attribute(self, name, "class", ("local", "with_options"))
 
 
 def _with_options(module: str, name: str, options: ActorOptions) -> ActorClass[..., Any]:
@@ -255,7 +222,7 @@ def actor(cls: Any = None, /, **options: Any) -> Any:
 
 
 def _check_class(cls: type) -> None:
-    for name in _OF_HANDLES:
+    for name in HANDLE_NAMES:
         if inspect.isroutine(getattr(cls, name, None)) and getattr(cls, name) is not getattr(ActorBase, name, None):
             raise UsageError(f"{cls.__name__}.{name}: is a name of the handle; use another, or __exit__ for the end")
 
@@ -363,158 +330,3 @@ def _maker(target: Target, pending: PendingActor[Any]) -> _Maker:
     if not hasattr(pool, "make_actor"):
         raise UsageError(f"{pending.as_written}: actors are made by the program, not in a task; make it there")
     return cast(_Maker, pool)
-
-
-class ActorHandle:
-    """Handle of an actor, made by `Model(...) >> pool`. It has the methods of the class, and their calls are pending.
-
-    Every thread may use it. `close()`, or the end of `with handle:`, ends the actor after its calls. So does the
-    garbage collection of the last handle, unless the actor has a name.
-
-    Args:
-        cls: Class of the object.
-        args: Shown arguments of its constructor.
-        life: The actor in its pool.
-
-    Example:
-        with Model("weights.pt") >> pool as model:
-            score = model.predict(1.0) >> pool
-    """
-
-    def __init__(self, cls: ActorClass[..., Any], life: ActorLife) -> None:
-        self._cls = cls
-        self._life = life
-
-    def close(self) -> None:
-        """Wait for the calls that were sent, then end the actor. Idempotent. Raises the error of its `__exit__`."""
-        self._life.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        life = getattr(self, "_life", None)
-        if life is not None and self._cls.options.name is None:
-            life.forget()
-
-    def __repr__(self) -> str:
-        life, name = self._life, self._cls.options.name or self._cls.name
-        where = "" if life.node is None else f" on node {life.node}"
-        return f"<actor {name}{where}, {life.state}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise UsageError(
-            f"{self!r}: the handle of an actor cannot travel to a task; call its methods in the program, and pass on "
-            "their values"
-        )
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            prototypes = _prototypes(self._cls.cls)
-            prototype = prototypes.get(name)
-            if prototype is None:
-                text = f"{self._cls.name!r} has no method {name!r}"
-                if not name.startswith("_"):
-                    text = f"{text}; {advice('actor', name, tuple(prototypes), shown='{}')}"
-                raise AttributeError(text, name=name, obj=self)
-            return prototype.of(self)
-
-        def __dir__(self) -> Iterable[str]:
-            return [*_prototypes(self._cls.cls), *_OF_HANDLES]
-
-
-def life_of(handle: ActorHandle) -> ActorLife:
-    """Return the actor behind a handle, whose own public names are those of the user's class."""
-    return handle._life
-
-
-@functools.lru_cache(maxsize=256)
-def _prototypes(cls: type) -> dict[str, ActorMethod[..., Any]]:
-    """Return the public methods of a class, without an actor."""
-    found: dict[str, ActorMethod[..., Any]] = {}
-    for name in dir(cls):
-        value = inspect.getattr_static(cls, name)
-        if name.startswith("_") or name in _OF_HANDLES or (name in vars(ActorBase) and issubclass(cls, ActorBase)):
-            continue
-        if isinstance(value, ComputeFunction):
-            found[name] = ActorMethod(name, value.fn, value.options)
-        elif inspect.isroutine(value):
-            found[name] = ActorMethod(name, value, CallOptions())
-    return found
-
-
-class ActorMethod(ComputeFunction[P, T_co]):
-    """Method of an actor. Its calls are pending; an operator sends them to the actor.
-
-    Example:
-        score = model.predict(1.0) >> pool
-        best = model.predict.with_timeout(60)(1.0) >> pool
-    """
-
-    actor: ActorHandle
-    wire: Any = None
-    """Its function as it travels, once it was packed."""
-
-    def __init__(self, name: str, function: Any, options: CallOptions) -> None:
-        self.fn = cast(Any, CallMethod(name))
-        self.options = options
-        self.launch = ProcessLaunch()
-        self.function = function
-        self._fitting = set()
-        self.__name__ = name
-        self.__qualname__ = str(getattr(function, "__qualname__", name))
-        self.__module__ = str(getattr(function, "__module__", ""))
-        self.__doc__ = getattr(function, "__doc__", None)
-        inner = ComputeFunction(function, options) if callable(function) else None
-        self.is_generator = inner is not None and inner.is_generator
-        self.iterator_parameters = () if inner is None else inner.iterator_parameters
-        self.prototype = self
-
-    def of(self, handle: ActorHandle, **changes: Any) -> ActorMethod[P, T_co]:
-        """Return the method of an actor."""
-        made: ActorMethod[P, T_co] = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made.actor = handle
-        made.__dict__.update(changes)
-        return made
-
-    def with_options(self, **options: Any) -> ActorMethod[P, T_co]:  # type: ignore[override]  # no option changes its type
-        """Return a copy with other options; see `CallOptions`. Raises UsageError."""
-        return self.of(self.actor, options=replace(self.options, **proper_options(options)))
-
-    def local(self, /, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: the object is not here."""
-        raise UsageError(
-            f"{self.__name__}.local(): the object lives on a node; send the call with `>> pool`, or make an object "
-            f"here: {self.actor._cls.name}.local(...)"
-        )
-
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if isinstance(self.function, types.FunctionType):
-            check_arguments(types.MethodType(self.function, self.actor), args, kwargs)
-        self._fitting.add((len(args), *kwargs))
-
-    def __reduce__(self) -> Any:
-        return self.actor.__reduce__()
-
-    def __repr__(self) -> str:
-        return f"<method {self.__name__} of {self.actor!r}>"
-
-
-def check_method_options(options: CallOptions, name: str) -> None:
-    """Raise UsageError for options that a method of an actor cannot have."""
-    for option in ("nodes", "cpus", "gpus", "memory_gib", "accelerator"):
-        if (value := getattr(options, option)) is not None:
-            raise _refused(option, value, f"{name!r} is a method of an actor and runs where that lives; leave it out")
-    for option in _RERUNS:
-        if value := getattr(options, option):
-            raise _refused(
-                option,
-                value,
-                f"{name!r} is a method of an actor and runs at most once; catch ActorLost, and call it again if it may "
-                "run twice",
-            )

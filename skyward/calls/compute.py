@@ -33,7 +33,7 @@ from typing import (
 from ..accelerators import Accelerator
 from ..core.html import card
 from ..core.signatures import check_arguments, innermost, name_of
-from ..core.spellings import advice
+from ..core.spellings import no_attribute
 from ..core.unrun import Unrun, short
 from ..core.user_lines import drop_our_frames, warn_user
 from ..errors import UsageError
@@ -204,10 +204,7 @@ class ComputeFunction(Generic[P, T_co]):
     if not TYPE_CHECKING:  # type checkers must find these mistakes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_"):
-                text = f"{text}; {advice('function', name, ('local', 'with_options', 'with_timeout'), shown='{}')}"
-            raise AttributeError(text, name=name, obj=self)
+            raise no_attribute(self, name, "function", ("local", "with_options", "with_timeout"))
 
     def __reduce__(self) -> Any:
         # By name if the name leads back here, otherwise by value.

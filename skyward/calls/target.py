@@ -11,7 +11,7 @@ from concurrent.futures import Future as StdFuture
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from ..core.signatures import name_of
-from ..core.spellings import advice
+from ..core.spellings import no_attribute
 from ..core.unrun import Unrun, short
 from ..errors import UsageError
 from ..values.launch import RankValues
@@ -219,11 +219,8 @@ class CallTarget:
             refuse_operand(value, ">")
 
         def __getattr__(self, name: str) -> NoReturn:
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_"):
-                known = [member for member in dir(type(self)) if not member.startswith("_")]
-                text = f"{text}; {advice('pool', name, known, shown='{}')}"
-            raise AttributeError(text, name=name, obj=self)
+            known = [member for member in dir(type(self)) if not member.startswith("_")]
+            raise no_attribute(self, name, "pool", known)
 
 
 class AnyNodes(CallTarget):

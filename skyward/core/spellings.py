@@ -215,3 +215,14 @@ def advice(place: str, name: str, known: Iterable[str], *, shown: str = "{}=") -
     if near is not None:
         return f"did you mean {shown.format(near)}?"
     return f"use one of {', '.join(known)}" if len(known) <= _SHOWN else f"see help(sky.{place})"
+
+
+def no_attribute(owner: object, name: str, place: str, known: Iterable[str], *, problem: str = "") -> AttributeError:
+    """Return the error for a name that an object does not have, with advice for names that people write.
+
+    `problem` is the first part of the message; by default Python's own words.
+    """
+    text = problem or f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if not name.startswith("_"):  # libraries probe for such names, and show no message
+        text = f"{text}; {advice(place, name, known, shown='{}')}"
+    return AttributeError(text, name=name, obj=owner)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from ..calls.actor import ActorMethod
+from ..calls.actor_handle import ActorMethod
 from ..calls.compute import PendingCompute
 from ..calls.futures import Future, value_of
 from ..core import interrupts

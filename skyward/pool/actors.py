@@ -6,7 +6,8 @@ import concurrent.futures
 import threading
 from typing import Any
 
-from ..calls.actor import ActorHandle, ActorLife, PendingActor, life_of
+from ..calls.actor import PendingActor
+from ..calls.actor_handle import ActorHandle, ActorLife, life_of
 from ..calls.futures import Future, value_of
 from ..calls.hosted import Construct, EndObject
 from ..calls.options import CallOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ..calls.actor import ActorMethod, check_method_options, life_of
+from ..calls.actor_handle import ActorMethod, check_method_options, life_of
 from ..calls.compute import PendingCompute
 from ..calls.futures import Failures, Future, followed, value_of
 from ..calls.options import CallOptions

@@ -12,7 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ..calls.actor import ActorMethod, PendingActor
+from ..calls.actor import PendingActor
+from ..calls.actor_handle import ActorMethod
 from ..calls.compute import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute
 from ..calls.futures import Failures, Future, refuse_to_wait, value_of, values_of
 from ..calls.target import CallTarget
