@@ -16,8 +16,9 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from skyward.schedule.actions import Action, Send, StartGang
 from skyward.schedule.resources import Need, Supply
-from skyward.schedule.scheduler import Action, Scheduler, Send, StartGang
+from skyward.schedule.scheduler import Scheduler
 
 SLOTS = 8
 TASK_NS = 10_000_000

@@ -13,7 +13,7 @@ import pickle
 
 from ..calls.futures import Undecoded
 from ..errors import InternalError, NodeLost, RendezvousFailed
-from ..schedule.scheduler import Action, FailGang, StartGang
+from ..schedule.actions import Action, FailGang, StartGang
 from ..wire.frames import Frame, FrameKind
 from ..wire.tasks import RankOrder
 from .devices import sharing_of_gangs

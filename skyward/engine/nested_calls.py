@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, SkywardError, UsageError
-from ..schedule.scheduler import Refuse
+from ..schedule.actions import Refuse
 from ..wire.blobs import Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.failures import encode_exception

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..schedule.scheduler import Action, FailTask, Recall, Send
+from ..schedule.actions import Action, FailTask, Recall, Send
 from ..values.devices import Grant
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed

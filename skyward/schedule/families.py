@@ -7,21 +7,12 @@ start. The remaining calls wait for each other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from .groups import NodeEntry
-from .resources import UNIT, Booking, Need
-
-
-class NestedEntry(Protocol):
-    """Task or gang."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def parent(self) -> int | None: ...
+from .node_table import NodeTable
+from .resources import PLAIN, UNIT, Booking, Need
+from .waiting_lines import Entry, GangEntry, TaskEntry
 
 
 @dataclass(slots=True)
@@ -67,29 +58,24 @@ class TakenPlaces:
         return has_room and not self.users and self.devices + stock.amount(need) <= len(stock.devices) * UNIT
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Nodes and what calls have of them. `held`: parent -> node -> its part. `needs`: see `Scheduler._needs`."""
-
-    nodes: dict[int, NodeEntry]
-    held: dict[int, dict[int, TakenPlaces]]
-    needs: Callable[[NestedEntry], tuple[tuple[int, ...], Need, int] | None]
+Gangs = dict[int, dict[int, tuple[int, Booking | None]]]
+"""Slots and resources of running gangs, by node."""
 
 
 class Family:
-    """Open calls by the task that made them."""
+    """Open calls by the task that made them. The arguments are the scheduler's own: they change, and are only read."""
 
-    def __init__(self) -> None:
-        self._calls: dict[int, NestedEntry] = {}
+    def __init__(self, nodes: NodeTable, tasks: dict[int, TaskEntry], gangs: Gangs) -> None:
+        self._nodes = nodes
+        self._tasks = tasks
+        self._gangs = gangs
+        self._calls: dict[int, Entry] = {}
         self._by_parent: dict[int, set[int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def parents(self) -> list[int]:
-        return list(self._by_parent)
-
-    def add(self, parent: int | None, entry: NestedEntry) -> None:
+    def add(self, parent: int | None, entry: Entry) -> None:
         assert parent is not None
         self._calls[entry.id] = entry
         self._by_parent.setdefault(parent, set()).add(entry.id)
@@ -104,39 +90,62 @@ class Family:
         if not of_parent:
             del self._by_parent[entry.parent]
 
-    def is_stuck(self, entry: NestedEntry, places: Places) -> bool:
-        """Return whether a waiting call can never start.
+    def nodes_of(self, entry: Entry) -> tuple[int, ...]:
+        """Return the nodes that a call may go to."""
+        numbers = entry.nodes or entry.some_of if isinstance(entry, GangEntry) else entry.nodes
+        return tuple(node.id for node in self._nodes.candidates(numbers))
+
+    def is_stuck(self, entry: Entry) -> bool:
+        """Return whether a call waits that can never start.
 
         Simulates the best case: parents whose calls can all start are assumed to end and free their places. This
         repeats until the call fits, or no further parent can end.
         """
-        held = {node: TakenPlaces() for node in places.nodes}
-        for of_parent in places.held.values():
+        if self._has_begun(entry):
+            return False
+        places = self._places_by_parent()
+        held = {node: TakenPlaces() for node in self._nodes.by_id}
+        for of_parent in places.values():
             for node, part in of_parent.items():
                 held[node].add(part)
         waiting = set(self._by_parent)
-        while not self._may_start(entry, held, places):
+        while not self._may_start(entry, held):
             going_on = [
                 parent
                 for parent in waiting
-                if all(self._goes_on(self._calls[call], waiting, held, places) for call in self._by_parent[parent])
+                if all(self._goes_on(self._calls[call], waiting, held) for call in self._by_parent[parent])
             ]
             if not going_on:
                 return True
             for parent in going_on:
                 waiting.discard(parent)
-                for node, part in places.held.get(parent, {}).items():
+                for node, part in places.get(parent, {}).items():
                     held[node].add(part, -1)
         return False
 
-    def _goes_on(self, entry: NestedEntry, waiting: set[int], held: dict[int, TakenPlaces], places: Places) -> bool:
-        if places.needs(entry) is None:
+    def _goes_on(self, entry: Entry, waiting: set[int], held: dict[int, TakenPlaces]) -> bool:
+        if self._has_begun(entry):
             return entry.id not in waiting
-        return self._may_start(entry, held, places)
+        return self._may_start(entry, held)
 
-    def _may_start(self, entry: NestedEntry, held: dict[int, TakenPlaces], places: Places) -> bool:
-        wanted = places.needs(entry)
-        if wanted is None:
-            return True
-        nodes, need, count = wanted
-        return sum(held[n].leaves_room(places.nodes[n], need) for n in nodes) >= count
+    def _may_start(self, entry: Entry, held: dict[int, TakenPlaces]) -> bool:
+        need, count = entry.need or PLAIN, 1
+        if isinstance(entry, GangEntry):
+            count = entry.count if entry.nodes is None else len(entry.nodes)
+        return sum(held[n].leaves_room(self._nodes.by_id[n], need) for n in self.nodes_of(entry)) >= count
+
+    def _has_begun(self, entry: Entry) -> bool:
+        return entry.id in self._gangs or (isinstance(entry, TaskEntry) and entry.node is not None)
+
+    def _places_by_parent(self) -> dict[int, dict[int, TakenPlaces]]:
+        """Return the places of tasks and gangs with calls of their own, by node."""
+        held: dict[int, dict[int, TakenPlaces]] = {}
+        for parent in self._by_parent:
+            task = self._tasks.get(parent)
+            if task is not None and task.node is not None:
+                node = self._nodes.by_id.get(task.node)
+                held[parent] = {task.node: TakenPlaces.of(1, None if node is None else node.sent.get(task.id))}
+            elif parent in self._gangs:
+                of_gang = self._gangs[parent]
+                held[parent] = {n: TakenPlaces.of(*part) for n, part in of_gang.items() if n in self._nodes.by_id}
+        return held

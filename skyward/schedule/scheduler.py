@@ -21,74 +21,19 @@ The owner feeds events and carries out the returned actions. It calls every meth
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from itertools import islice
 
-from .families import Family, NestedEntry, Places, TakenPlaces
+from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
+from .families import Family, Gangs
 from .groups import Group, NodeEntry, Turn
 from .node_table import NodeTable
-from .reasons import cannot_hold, why_blocked
+from .reasons import why_blocked
 from .recalls import Recalls
+from .refusals import Refusals
 from .resources import PLAIN, Booking, Need, Supply
 from .scaling import Demand
 from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
 from .waiting_order import WaitingOrder
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    task: int
-    node: int
-    devices: tuple[int, ...] | None = None
-    """Devices of the node that the task may use; None for those of its slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    task: int
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailTask:
-    """Failure of a task that cannot run, or run again. `started`: True, False, or None if nobody knows."""
-
-    task: int
-    node: int | None
-    started: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class StartGang:
-    gang: int
-    nodes: tuple[int, ...]
-    devices: tuple[tuple[int, ...] | None, ...] = ()
-    """Devices of each node that the gang may use; empty where no node has any."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailGang:
-    """Failure of a waiting gang that can never start, because nodes that it needs are gone."""
-
-    gang: int
-    node: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Refusal of a call that can never start.
-
-    `why` says what no node can ever hold. Without it, the call is nested, and tasks that wait for calls of their own
-    hold all its places.
-    """
-
-    call: int
-    nodes: tuple[int, ...]
-    why: str = ""
-
-
-Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
-
 
 _ANY_TURN: Turn = (1, 0)
 """Turn of an entry that does not wait, while nothing else does."""
@@ -101,9 +46,9 @@ class Scheduler:
         self._nodes = NodeTable(kept)
         self._tasks: dict[int, TaskEntry] = {}
         self._waiting = WaitingLines()
-        self._gangs: dict[int, dict[int, tuple[int, Booking | None]]] = {}
-        """Places and resources of running gangs, by node."""
-        self._family = Family()
+        self._gangs: Gangs = {}
+        self._family = Family(self._nodes, self._tasks, self._gangs)
+        self._refusals = Refusals(self._nodes, self._waiting)
         self._recalls = Recalls(self._nodes, self._tasks)
         self._order = WaitingOrder(self._nodes, self._waiting)
 
@@ -185,7 +130,7 @@ class Scheduler:
             held.pop(node, None)
         if not will_return:
             self._nodes.remove(node)
-            actions += self._fail_unplaceable(node)
+            actions += self._fail_homeless(node)
             actions += self._refuse_unfit()
             actions += self._refuse_stuck()
         return actions + self._place()
@@ -262,7 +207,7 @@ class Scheduler:
         made.prefer, made.in_bulk = prefer, in_bulk
         if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
-        if need is not None and (why := self.refusal(nodes, need)):
+        if need is not None and (why := self._refusals.why(nodes, need)):
             return [Refuse(task, (), why)]
         self._tasks[task] = made
         if parent is not None:
@@ -305,20 +250,20 @@ class Scheduler:
         """
         need = (need or PLAIN)._replace(slots=places, is_gang=True)
         made = GangEntry(gang, nodes, some_of, need, count, parent)
-        if self._cannot_start(made):
+        if self._refusals.is_homeless(made):
             wanted = nodes or some_of or ()
             return [FailGang(gang, next((n for n in wanted if n not in self._nodes.by_id), None))]
-        if why := self.refusal(nodes or some_of, need, len(nodes) if nodes else count):
+        if why := self._refusals.why(nodes or some_of, need, len(nodes) if nodes else count):
             return [Refuse(gang, (), why)]
         if parent is not None:
             return self._submit_nested(made)
-        self._order.wait(made, self._group_of(made))
+        self._order.wait(made, self._refusals.group_of(made))
         return self._place()
 
-    def _submit_nested(self, made: TaskEntry | GangEntry) -> list[Action]:
+    def _submit_nested(self, made: Entry) -> list[Action]:
         """Queue a call of a task before all waiting entries. Refused if it cannot start, now or later."""
         self._family.add(made.parent, made)
-        self._order.wait(made, self._group_of(made), is_urgent=True)
+        self._order.wait(made, self._refusals.group_of(made), is_urgent=True)
         actions = self._place()
         return actions + self._refuse_stuck(made)
 
@@ -420,6 +365,10 @@ class Scheduler:
     @property
     def queued(self) -> int:
         return len(self._waiting)
+
+    def refusal(self, nodes: tuple[int, ...] | None, need: Need, count: int = 1) -> str:
+        """Return why this number of nodes can never hold a need; "" if they can, or if a node is not known yet."""
+        return self._refusals.why(nodes, need, count)
 
     def why_waiting(self, call: int) -> str:
         """Return why a task or gang has not begun, in one sentence; "" if it has, or is not known."""
@@ -547,104 +496,39 @@ class Scheduler:
         self._nodes.hold(group)
         self._waiting.append_left(task, group)
 
-    def _group_of(self, entry: Entry) -> Group:
-        """Return the nodes that an entry may go to, or needs."""
+    # Calls that can never start -------------------------------------------------------------------------------------
+
+    def _drop_waiting(self, entry: Entry) -> None:
+        self._order.stop_waiting(entry)
         if isinstance(entry, TaskEntry):
-            return self._nodes.group(entry.nodes, entry.need)
-        if entry.nodes is None:
-            return self._nodes.group(entry.some_of, entry.need)
-        return self._nodes.group(entry.nodes)
+            self._forget(entry.id)
+        else:
+            self._family.remove(entry.id)
 
-    def _cannot_start(self, gang: GangEntry) -> bool:
-        if gang.nodes is None:
-            return self._nodes.are_gone(gang.some_of)
-        return any(n not in self._nodes.by_id for n in gang.nodes)
-
-    def _fail_unplaceable(self, node: int) -> list[Action]:
+    def _fail_homeless(self, node: int) -> list[Action]:
+        """Fail the waiting calls that need a node that is gone."""
         actions: list[Action] = []
-        for entry in sorted(self._waiting, key=lambda entry: entry.turn):
-            if isinstance(entry, GangEntry):
-                if self._cannot_start(entry):
-                    self._order.stop_waiting(entry)
-                    self._family.remove(entry.id)
-                    actions.append(FailGang(entry.id, node))
-            elif self._nodes.are_gone(entry.nodes):
-                self._order.stop_waiting(entry)
-                self._forget(entry.id)
-                actions.append(FailTask(entry.id, node, False))
+        for entry in self._refusals.homeless():
+            self._drop_waiting(entry)
+            is_gang = isinstance(entry, GangEntry)
+            actions.append(FailGang(entry.id, node) if is_gang else FailTask(entry.id, node, False))
         return actions
-
-    # Calls that no node can hold ------------------------------------------------------------------------------------
-
-    def refusal(self, nodes: tuple[int, ...] | None, need: Need, count: int = 1) -> str:
-        """Return why this number of nodes can never hold a need; "" if they can, or if a node is not known yet."""
-        able = self._nodes.group(nodes, need).members
-        if len(able) >= count:
-            return ""
-        return cannot_hold(self._nodes.candidates(nodes), need, count, len(able))
 
     def _refuse_unfit(self) -> list[Action]:
         """Refuse waiting calls whose nodes have turned out to hold too little."""
         actions: list[Action] = []
-        for line in tuple(self._waiting.lines):
-            first = line.first
-            need = first.need
-            if need is None:
-                continue
-            count = 1 if isinstance(first, TaskEntry) else first.count if first.nodes is None else len(first.nodes)
-            nodes = first.nodes if isinstance(first, TaskEntry) else first.nodes or first.some_of
-            if not (why := self.refusal(nodes, need, count)):
-                continue
-            for entry in tuple(line.entries.values()):
-                self._order.stop_waiting(entry)
-                self._forget(entry.id)
-                self._family.remove(entry.id)
-                actions.append(Refuse(entry.id, (), why))
+        for entry, why in self._refusals.unfit():
+            self._drop_waiting(entry)
+            actions.append(Refuse(entry.id, (), why))
         return actions
 
-    # Nested calls ---------------------------------------------------------------------------------------------------
-
-    def _refuse_stuck(self, made: TaskEntry | GangEntry | None = None) -> list[Action]:
+    def _refuse_stuck(self, made: Entry | None = None) -> list[Action]:
         """Refuse waiting nested calls that can never start; with `made`, check only that one."""
         if not self._family:
             return []
         actions: list[Action] = []
-        waiting = [e for e in self._waiting if e.parent is not None] if made is None else [made]
-        for entry in waiting:
-            if self._has_begun(entry) or not self._family.is_stuck(entry, self._places()):
-                continue
-            self._order.stop_waiting(entry)
-            if isinstance(entry, TaskEntry):
-                self._forget(entry.id)
-                nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes))
-            else:
-                self._family.remove(entry.id)
-                nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.some_of))
-            actions.append(Refuse(entry.id, nodes))
+        for entry in [e for e in self._waiting if e.parent is not None] if made is None else [made]:
+            if self._family.is_stuck(entry):
+                self._drop_waiting(entry)
+                actions.append(Refuse(entry.id, self._family.nodes_of(entry)))
         return actions
-
-    def _has_begun(self, entry: NestedEntry) -> bool:
-        return entry.id in self._gangs or (isinstance(entry, TaskEntry) and entry.node is not None)
-
-    def _places(self) -> Places:
-        """Return the places held by tasks and gangs with calls of their own, and the needs of the waiting calls."""
-        held: dict[int, dict[int, TakenPlaces]] = {}
-        for parent in self._family.parents():
-            task = self._tasks.get(parent)
-            if task is not None and task.node is not None:
-                node = self._nodes.by_id.get(task.node)
-                held[parent] = {task.node: TakenPlaces.of(1, None if node is None else node.sent.get(task.id))}
-            elif parent in self._gangs:
-                of_gang = self._gangs[parent]
-                held[parent] = {n: TakenPlaces.of(*part) for n, part in of_gang.items() if n in self._nodes.by_id}
-        return Places(nodes=self._nodes.by_id, held=held, needs=self._needs)
-
-    def _needs(self, entry: NestedEntry) -> tuple[tuple[int, ...], Need, int] | None:
-        """Return (nodes, need, number of these nodes that must have room) of a waiting call; None if it has begun."""
-        if self._has_begun(entry):
-            return None
-        if isinstance(entry, GangEntry):
-            numbers = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.some_of))
-            return numbers, entry.need, entry.count if entry.nodes is None else len(entry.nodes)
-        assert isinstance(entry, TaskEntry)
-        return tuple(n.id for n in self._nodes.candidates(entry.nodes)), entry.need or PLAIN, 1

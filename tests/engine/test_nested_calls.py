@@ -12,7 +12,7 @@ from skyward.calls.options import CallOptions
 from skyward.engine.builder import TaskBuilder
 from skyward.engine.nested_calls import NestedCalls
 from skyward.errors import UsageError
-from skyward.schedule.scheduler import Refuse
+from skyward.schedule.actions import Refuse
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import Frame, FrameKind
 from skyward.wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, message_of, packed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import NodeLost, PoolClosed, Preempted, TaskTimeout
-from skyward.schedule.scheduler import FailTask, StartGang
+from skyward.schedule.actions import FailTask, StartGang
 from skyward.wire.frames import Frame, FrameKind
 from tests.engine.parts import GRACE_S, Parts
 

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from skyward.schedule.scheduler import Action, Recall, Scheduler, Send, StartGang
+from skyward.schedule.actions import Action, Recall, Send, StartGang
+from skyward.schedule.scheduler import Scheduler
 
 KEPT = 4
 """The number of a node that takes only tasks that name it."""

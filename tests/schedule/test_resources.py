@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from skyward.accelerators import Accelerator
+from skyward.schedule.actions import Action, Recall, Refuse, Send, StartGang
 from skyward.schedule.resources import UNIT, Need, Supply
-from skyward.schedule.scheduler import Action, Recall, Refuse, Scheduler, Send, StartGang
+from skyward.schedule.scheduler import Scheduler
 
 NEEDS = [
     None,

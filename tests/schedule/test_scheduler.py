@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from skyward.schedule.actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
 from skyward.schedule.node_table import SHORT_TASK_NS
-from skyward.schedule.scheduler import Action, FailGang, FailTask, Recall, Refuse, Scheduler, Send, StartGang
+from skyward.schedule.scheduler import Scheduler
 
 AHEAD = 2
 """Tasks that a node may be sent beyond its slots while tasks are short."""

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from skyward.schedule.scheduler import Scheduler, Send
+from skyward.schedule.actions import Send
+from skyward.schedule.scheduler import Scheduler
 
 _MANY = 100_000
 

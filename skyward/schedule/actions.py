@@ -1,0 +1,60 @@
+"""Decisions of the scheduler, as values that the owner carries out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    task: int
+    node: int
+    devices: tuple[int, ...] | None = None
+    """Devices of the node that the task may use; None for those of its slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    task: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailTask:
+    """Failure of a task that cannot run, or run again. `started`: True, False, or None if nobody knows."""
+
+    task: int
+    node: int | None
+    started: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartGang:
+    gang: int
+    nodes: tuple[int, ...]
+    devices: tuple[tuple[int, ...] | None, ...] = ()
+    """Devices of each node that the gang may use; empty where no node has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailGang:
+    """Failure of a waiting gang that can never start, because nodes that it needs are gone."""
+
+    gang: int
+    node: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Refusal of a call that can never start.
+
+    `why` says what no node can ever hold. Without it, the call is nested, and tasks that wait for calls of their own
+    hold all its places.
+    """
+
+    call: int
+    nodes: tuple[int, ...]
+    why: str = ""
+
+
+Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
