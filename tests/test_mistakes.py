@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,7 +139,12 @@ def test_libraries_that_probe_a_call_get_the_answer_they_expect() -> None:
 
 
 SENT = [
-    Mistake("in a map", lambda p: p.map(passed, [area(1)]), ArgumentNotPicklable, ("item between 0 and 0",)),
+    Mistake(
+        "in an object of a map",
+        lambda p: p.map(passed, [SimpleNamespace(call=area(1))]),
+        ArgumentNotPicklable,
+        ("item between 0 and 0",),
+    ),
     Mistake("as a value", lambda p: returns_call() >> p, ResultNotPicklable, ("returned a list", ".local(...)")),
     Mistake("as a value of a map", lambda p: p.map(lambda x: area(x, 2), [1, 2]), ResultNotPicklable, (".local(...)",)),
 ]

@@ -40,7 +40,7 @@ LISTED = {
     "wire/blobs.py:_Spares._drop_later": "closes a descriptor; nothing can raise",
     "wire/pull.py:pull": "the copy is incomplete, and the call is sent again",
     "pool/streams.py:InputFeed.start": "the call that reads the iterator fails",
-    "pool/graphs.py:Graphs.resolve": "logged; the thread goes on with other graphs",
+    "pool/graphs.py:Graphs.prepare": "logged; the thread goes on with other graphs",
     "pool/scaler.py:PoolScaler.start": "reported; the thread looks again",
     "pool/forwarding.py:ForwardedPort.__init__": "the port takes no more connections; open ones go on",
     "pool/forwarding.py:ForwardedPort._accept": "one connection is closed",

@@ -133,6 +133,10 @@ class ChunkSizes:
 
     # Events ---------------------------------------------------------------------------------------------------------
 
+    def send_one_by_one(self) -> None:
+        """Put one call into each chunk from now on."""
+        self._chunk = 1
+
     def sent(self, count: int, size_bytes: int) -> None:
         """Record a chunk that was sent, with its number of calls and its size."""
         if self._left is not None:

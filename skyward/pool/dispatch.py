@@ -19,7 +19,7 @@ from ..errors import NotRun, UsageError
 from ..wire.seen import SeenArrays
 from ..wire.tasks import CallKind, Mode, actor_place
 from .actors import PoolActors
-from .graphs import Graphs, has_calls
+from .graphs import GraphRoot, Graphs, has_calls
 from .packer import Packer, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
 
@@ -97,6 +97,12 @@ class Dispatch:
                 raise
         (resolved,) = self.graphs.resolve((pending,), partial(self._send_to_one, nodes=nodes))
         return self._send_to_each(value_of(resolved), nodes)
+
+    def prepare_graphs(
+        self, pendings: Sequence[PendingCompute[Any]], *, nodes: tuple[int, ...] | None
+    ) -> list[GraphRoot]:
+        """Prepare to run the calls among the arguments of these calls, for a map."""
+        return self.graphs.prepare(pendings, partial(self._send_to_one, nodes=nodes))
 
     def _graph(
         self,

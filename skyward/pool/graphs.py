@@ -57,6 +57,8 @@ class _Step:
     is_root: bool = False
     needs: list[_Step] = field(default_factory=list)
     users: list[_Step] = field(default_factory=list)
+    is_needed: bool = False
+    """Whether a root that has begun needs it, or is it."""
     waits: int = 0
     """Number of needed steps that have no value yet."""
     readers: int = 0
@@ -76,6 +78,21 @@ class _Step:
         if len(names) > _SHOWN:
             names[_SHOWN // 2 : -_SHOWN // 2] = ["..."]
         return " <- ".join(names)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphRoot:
+    """Call of a send whose graph has not begun.
+
+    `future` is that of the same call with values in place of calls. It fails before `begin` if another root has begun a
+    call that both need, and that call failed. `begin` may be called once, and `abandon` after it or instead. Neither
+    takes a lock, so a finalizer may call them.
+    """
+
+    future: Future[PendingCompute[Any]]
+    begin: Callable[[], object]
+    abandon: Callable[[], object]
+    """Function that cancels the calls that only this root needs. The future stays open."""
 
 
 class Graphs:
@@ -102,6 +119,13 @@ class Graphs:
             UsageError: A call contains itself, by a list or dictionary that was changed later.
             PoolClosed: The pool is closed.
         """
+        roots = self.prepare(calls, send)
+        for root in roots:
+            root.begin()
+        return [root.future for root in roots]
+
+    def prepare(self, calls: Sequence[PendingCompute[Any]], send: Send) -> list[GraphRoot]:
+        """Prepare what `resolve` runs. Each root must be begun or abandoned: until then the pool does not close."""
         run = _GraphRun(calls, send, self._inbox.put, self._ended)
         with self._changed:
             if self._is_closed:
@@ -110,9 +134,11 @@ class Graphs:
                 self._thread = threading.Thread(target=self._work, name="skyward-graphs", daemon=True)
                 self._thread.start()
             self._open += 1
-        futures = [root.future for root in run.roots]  # now, because a run that has ended forgets its roots
-        self._inbox.put(run.begin)
-        return futures
+        post = self._inbox.put
+        return [
+            GraphRoot(step.future, partial(post, partial(run.begin, step)), partial(post, partial(run.end, step)))
+            for step in run.roots
+        ]
 
     def _ended(self) -> None:
         with self._changed:
@@ -167,7 +193,7 @@ class _GraphRun:
         root = _Step(call, is_root=True)
 
         def stop(_: int) -> None:
-            self._post(partial(self._end, root))
+            self._post(partial(self.end, root))
 
         root.future = Future(stop)
         return root
@@ -204,8 +230,16 @@ class _GraphRun:
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        for step in [*self._steps.values(), *self.roots]:
+    def begin(self, root: _Step) -> None:
+        """Start the steps that a root needs and whose arguments are there."""
+        begun, waiting = list[_Step](), [root]
+        while waiting:
+            step = waiting.pop()
+            if not step.is_needed:
+                step.is_needed = True
+                begun.append(step)
+                waiting += reversed(step.needs)
+        for step in begun:
             if not step.waits:
                 self._start(step)
 
@@ -215,7 +249,7 @@ class _GraphRun:
         try:
             call = self._with_values(step.call)
             if step.is_root:
-                self._end(step)
+                self.end(step)
                 resolved, step.future = step.future, Future()  # as in `_stop`
                 resolved.settle(call)
             else:
@@ -237,10 +271,10 @@ class _GraphRun:
             self._fail(step, partial(_raise, error))
             return
         step.future = Future()  # the other one holds the value too
-        self._end(step)
+        self.end(step)
         for user in step.users:
             user.waits -= 1
-            if not user.waits:
+            if user.is_needed and not user.waits:
                 self._start(user)
 
     def _fail(self, step: _Step, raise_it: Callable[[], Any]) -> None:
@@ -250,12 +284,13 @@ class _GraphRun:
             step = failing.pop()
             if step.has_ended:
                 continue
-            self._end(step)
+            self.end(step)
             failing += step.users
             if step.is_root:
                 step.future.settle_error(Undecoded(partial(_raise_with_path, raise_it, path)))
 
-    def _end(self, step: _Step) -> None:
+    def end(self, step: _Step) -> None:
+        """Forget a step that has ended or that nobody needs now."""
         if step.has_ended:
             return
         step.has_ended = True

@@ -12,9 +12,10 @@ import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
+from ..calls.compute import ComputeFunction
 from ..calls.futures import refuse_to_wait
 from ..calls.options import CallOptions
 from ..console.activity import Progress, ProgressBoard
@@ -23,12 +24,14 @@ from ..core.user_lines import drop_our_frames
 from ..engine.engine import Engine
 from ..engine.retries import Retries
 from ..engine.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
-from ..errors import ArgumentNotPicklable, UsageError
+from ..errors import ArgumentNotPicklable, NotRun, UsageError
 from ..node.slot.execute import RaisedItem
 from ..values.ref import splice_items
 from ..wire.failures import decode_failure
 from ..wire.tasks import Mode, TaskHead
 from .chunk_sizes import MAX_ITEMS, ChunkSizes
+from .graphs import has_calls
+from .map_graphs import MapGraphs, Prepare
 from .packer import Packer
 
 _BUFFERED = 4
@@ -92,9 +95,10 @@ class MapRun:
         *,
         engine: Engine,
         packing: Packer,
-        function: WireFunction,
+        function: ComputeFunction[..., Any],
+        sent_function: WireFunction,
         name: str,
-        options: CallOptions,
+        prepare_graphs: Prepare,
         iterables: tuple[Iterable[Any], ...],
         slots: int,
         nodes: tuple[int, ...] | None,
@@ -107,9 +111,9 @@ class MapRun:
     ) -> None:
         self._engine = engine
         self._packing = packing
-        self._function = function
+        self._function = sent_function
         self._name = name
-        self._options = options
+        self._options = options = function.options
         self._star = len(iterables) != 1
         self._source: Iterator[Any] = zip(*iterables, strict=False) if self._star else iter(iterables[0])
         # Sequences are sliced instead of read one by one. A sliced range is three numbers on the wire.
@@ -133,6 +137,9 @@ class MapRun:
         self._max_inflight = max_inflight
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._open: dict[int, _ChunkTask] = {}
+        self._graphs = MapGraphs(function, is_star=self._star, prepare=prepare_graphs, events=self._events)
+        self._has_calls = False
+        """Whether calls were found among the items."""
         self._given_back: list[tuple[int, Sequence[Any], int]] = []
         """Heap of returned calls: (index of the first call, items of its chunk, offset of the call in them)."""
         self._next_index = 0
@@ -163,7 +170,7 @@ class MapRun:
         self._board.begin(self._progress)
         try:
             self._fill()
-            while self._open:
+            while self._open or self._graphs:
                 for start, values in self._handle(self._next_event()):
                     self._progress.add(len(values))
                     waiting[start if self._ordered else self._taken] = values
@@ -178,14 +185,16 @@ class MapRun:
                 raise self._input_error
         finally:
             self._progress.end()
+            # This may be a finalizer.
+            self._graphs.abandon()
             for task_id in list(self._open):
-                self._engine.abandon(task_id)  # this may be a finalizer
+                self._engine.abandon(task_id)
 
     # Sending --------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Keep one chunk running on every slot and one behind it; read no more input than that."""
-        while len(self._open) - self._paused < self._sizes.limit:
+        while len(self._open) + len(self._graphs) - self._paused < self._sizes.limit:
             first, items = self._next_items()
             if not items:
                 return
@@ -237,7 +246,8 @@ class MapRun:
     def _inflight_room(self) -> int:
         if self._max_inflight is None:
             return MAX_ITEMS
-        return self._max_inflight - sum(len(task.items) - task.delivered for task in self._open.values())
+        sent = sum(len(task.items) - task.delivered for task in self._open.values())
+        return self._max_inflight - sent - len(self._graphs)
 
     def _send(self, first: int, items: Sequence[Any], after_s: float = 0.0) -> None:
         expected_ns = self._sizes.expected_ns
@@ -245,6 +255,10 @@ class MapRun:
             spliced = splice_items(items, is_star=self._star)
             payload = self._packing.payload((spliced, self._star, self._return_exceptions, self._sizes.limit_ns))
         except Exception as error:
+            # Found out by failing, because a look into all items costs more than sending small ones.
+            if isinstance(error, NotRun) and any(map(has_calls, items)):
+                self._run_calls_of(first, items)
+                return
             raise ArgumentNotPicklable(
                 f"map(): an item between {first} and {first + len(items) - 1} cannot be sent: "
                 f"{type(error).__name__}: {error}; send plain data, arrays or paths",
@@ -269,6 +283,31 @@ class MapRun:
         self._sizes.sent(len(items), task.size_bytes)
         self._engine.submit(task, nodes=self._nodes, after_s=after_s)
 
+    def _run_calls_of(self, first: int, items: Sequence[Any]) -> None:
+        """Run the calls in the first item. It is sent when their values are there, and the other items one by one."""
+        if not self._has_calls:
+            self._has_calls = True
+            self._sizes.send_one_by_one()
+            if not self._is_lazy:  # all items at once, because a call that two of them share runs once
+                self._graphs.add(chain(enumerate(items, first), enumerate(self._read_all(), self._next_index)))
+        if len(items) > 1:
+            heapq.heappush(self._given_back, (first + 1, items, 1))
+        if not has_calls(items[0]):
+            self._send(first, items[:1])
+            return
+        if self._is_lazy:
+            self._graphs.add([(first, items[0])])
+        self._graphs.begin(first)
+
+    def _read_all(self) -> Sequence[Any]:
+        """Return the items that no chunk has had yet."""
+        if self._sequence is not None:
+            rest: Sequence[Any] = self._sequence[self._next_index :]
+            return rest
+        rest = list(self._source)
+        self._source = iter(rest)
+        return rest
+
     # Receiving ------------------------------------------------------------------------------------------------------
 
     def _next_event(self) -> tuple[Any, ...]:
@@ -285,6 +324,8 @@ class MapRun:
     def _handle(self, event: tuple[Any, ...]) -> list[tuple[int, list[Any]]]:
         """Process an event. Returns pairs of (first index, values)."""
         kind, task, content = event
+        if kind == "resolved":
+            return self._after_graph(content)
         if task.id not in self._open:
             return []
         self._shown = task.shown or self._shown
@@ -304,6 +345,17 @@ class MapRun:
         if kind == "failed":
             return self._after_failure(task, content)
         raise content
+
+    def _after_graph(self, index: int) -> list[tuple[int, list[Any]]]:
+        """Send an item whose calls have run."""
+        try:
+            item = self._graphs.take(index)
+        except Exception as error:
+            if not self._return_exceptions:
+                raise
+            return [(index, [error])]
+        self._send(index, [item])
+        return []
 
     def _after_end(self, task: _ChunkTask, elapsed_ns: int) -> None:
         """Queue calls again that had not begun when the chunk's time was up."""

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..calls.actor import PendingActor
@@ -271,9 +272,10 @@ class PoolSender:
         return MapRun(
             engine=engine,
             packing=dispatch.packing,
-            function=dispatch.packing.function(fn if isinstance(fn, ComputeFunction) else function.fn, name),
+            function=function,
+            sent_function=dispatch.packing.function(fn if isinstance(fn, ComputeFunction) else function.fn, name),
             name=name,
-            options=options,
+            prepare_graphs=partial(dispatch.prepare_graphs, nodes=self._nodes),
             iterables=iterables,
             slots=self._slots,
             nodes=self._nodes,

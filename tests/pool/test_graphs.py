@@ -196,6 +196,86 @@ def test_long_chains_and_wide_graphs(pool: sky.ComputePool) -> None:
     assert flat([add(i, 0) for i in range(300)]) >> pool == [list(range(300))]
 
 
+class TestMap:
+    def test_calls_among_the_items_run_first(self, pool: sky.ComputePool) -> None:
+        items = [add(i, 1) if i % 3 else i for i in range(40)]
+        expected = [-i - 1 if i % 3 else -i for i in range(40)]
+        for pool_map in (pool.map, pool.imap):
+            assert list(pool_map(lambda x: -x, items)) == expected
+            assert list(pool_map(lambda x: -x, iter(items), chunk=7)) == expected
+        assert sorted(pool.imap(lambda x: -x, items, ordered=False)) == sorted(expected)
+        assert pool.map(lambda a, b: (a, b), [[add(1, 1)], {"a": [add(1, 2)]}], [add(0, add(1, 4)), 6]) == [
+            ([2], 5),
+            ({"a": [3]}, 6),
+        ]
+        assert pool.map(abs, [*range(-50, 0), add(-1, 0)]) == [*range(50, 0, -1), 1]
+        assert pool.map(lambda refs: type(refs[0]).__name__, [[large().keep()]]) == ["Ref"]
+
+    def test_a_call_that_items_share_runs_once(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        path = tmp_path / "lines"
+        shared = noted(path, 5)
+        for items in ([add(shared, i) for i in range(30)], (add(shared, i) for i in range(30))):
+            assert pool.map(abs, items) == list(range(5, 35))
+        assert lines_of(path) == ["5", "5"]
+        assert list(pool.imap(abs, [add(shared, i) for i in range(3)])) == [5, 6, 7]  # each item is a send
+        assert lines_of(path) == ["5"] * 5
+
+    def test_a_failure_stops_the_map_or_takes_the_place_of_a_value(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        path = tmp_path / "lines"
+        good = [noted(path, i) for i in range(200)]
+        with pytest.raises(LookupError, match="no 1") as caught:
+            pool.map(abs, [failing(1), *good])
+        assert "Graph of calls: abs <- failing, which failed" in caught.value.__notes__
+        assert len(lines_of(path)) < 50  # the rest never starts
+        error, value = pool.map(abs, [flat(failing(2)), add(-1, 0)], return_exceptions=True)
+        assert (repr(error), value) == ("LookupError('no 2')", 1)
+
+    def test_closing_the_iterator_cancels_the_graphs_that_run(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        began, ended = tmp_path / "began", tmp_path / "ended"
+        read: list[int] = []
+
+        @sky.compute
+        def endless(began: Path, ended: Path) -> int:
+            try:
+                began.touch()
+                until(lambda: False, 60)
+            finally:
+                ended.touch()
+            return 1
+
+        def items() -> Iterator[Any]:
+            for i in range(1000):
+                read.append(i)
+                yield endless(began, ended) if i else 0
+
+        values = pool.imap(abs, items())
+        assert next(values) == 0
+        until(began.exists)
+        values.close()  # type: ignore[attr-defined]
+        until(ended.exists)
+        assert len(read) <= 9  # two for each slot
+
+    def test_an_item_that_is_lost_runs_again_with_its_value(self, tmp_path: Path) -> None:
+        path = tmp_path / "node"
+
+        @sky.compute(retries=1)
+        def once_lost(value: int) -> int:
+            if value == 3 and not path.exists():
+                path.write_text(str(node()))
+                until(lambda: False, 60)
+            return value
+
+        with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
+            found: list[int] = []
+            calls = [add(i, 0) for i in range(6)]
+            mapping = threading.Thread(target=lambda: found.extend(pool.map(once_lost, calls)))
+            mapping.start()
+            until(lambda: path.exists() and path.read_text())
+            Faults(pool).kill_node(int(path.read_text()))
+            mapping.join(60)
+            assert found == list(range(6))
+
+
 def test_a_lost_node_fails_the_graph_unless_its_call_may_run_again(tmp_path: Path) -> None:
     @sky.compute
     def once_lost(path: Path) -> Any:
