@@ -97,6 +97,7 @@ class DirectEngine:
         emit: Emit = ignore,
         kept: frozenset[int] = frozenset(),
         default_timeout_s: float | None = None,
+        direct_transfers: bool = True,
     ) -> None:
         self._grace_s = cancel_grace_s
         self.ledger = ledger = Ledger(Scheduler(kept))
@@ -114,7 +115,7 @@ class DirectEngine:
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
         self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
-        transfers = Transfers(ledger, emit)
+        transfers = Transfers(ledger, emit, are_allowed=direct_transfers)
         self.values = KeptValues(ledger, self._dispatcher, transfers)
         self.actors = Actors(ledger, self._lines, self._dispatcher, self.nodes, self.builder, kept)
         lost = (

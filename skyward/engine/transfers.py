@@ -38,9 +38,11 @@ class Transfers:
     Args:
         ledger: Shared state of the engine.
         emit: Takes events.
+        are_allowed: False: every blob goes through this process.
     """
 
-    def __init__(self, ledger: Ledger, emit: Emit) -> None:
+    def __init__(self, ledger: Ledger, emit: Emit, *, are_allowed: bool) -> None:
+        self._are_allowed = are_allowed
         self._ledger = ledger
         self._emit = emit
         self.instead: Callable[[Blob, NodeLink], object] = lambda blob, link: None
@@ -51,6 +53,8 @@ class Transfers:
 
     def begin(self, blob: Blob, target: NodeLink) -> bool:
         """Begin to get a blob to a node, unless that is under way. Return False if no node can send it there."""
+        if not self._are_allowed:
+            return False
         active = [one for one in self._open.values() if not one.is_over]
         if any(one.target is target and one.blob.digest == blob.digest for one in active):
             return True

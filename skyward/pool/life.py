@@ -333,6 +333,7 @@ class PoolLife:
             emit=self.announcer.emit,
             kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
+            direct_transfers=self.spec.direct_transfers,
         )
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:

@@ -19,6 +19,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "executor": ("process", "thread"),
     "architecture": (None, "x86_64", "arm64"),
     "console": (None, True, False),
+    "direct_transfers": (True, False),
     "on_idle": ("rest", "close"),
 }
 _ABOVE_ZERO = {

@@ -96,6 +96,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         default_timeout_s: Time limit in seconds of calls without their own `timeout_s`; None for no limit.
             `default_compute_timeout` is an alias.
         max_inflight: Most calls of a map that are sent or running at once; None for two per slot.
+        direct_transfers: Send kept values straight from node to node, if both have private addresses. False: through
+            this program, inside the links to the nodes.
         max_hourly_cost: Highest price of the whole pool, in USD per hour; None for no limit.
         budget_usd: Highest cost of the whole pool in USD, from its first machine to the end of its last; None for no
             limit. Machines that would exceed it even if returned at once are not launched. At 80 % a `BudgetWarning` is
@@ -153,6 +155,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         initargs: tuple[Any, ...] = (),
         default_timeout_s: float | None = None,
         max_inflight: int | None = None,
+        direct_transfers: bool = True,
         max_hourly_cost: float | None = None,
         budget_usd: float | None = None,
         volumes: Mapping[str, Volume | str] | None = None,
@@ -184,6 +187,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             preload=tuple(preload),
             max_hourly_cost=max_hourly_cost,
             cancel_grace_s=cancel_grace_s,
+            direct_transfers=direct_transfers,
             volumes=check_volumes(volumes or {}),
             provision_timeout_s=provision_timeout_s,
         )

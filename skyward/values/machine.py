@@ -40,6 +40,7 @@ class PoolSpec:
     preload: tuple[str, ...] = ()
     max_hourly_cost: float | None = None
     cancel_grace_s: float = 3.0
+    direct_transfers: bool = True
     provision_timeout_s: float = 300.0
     volumes: FrozenMap[Volume] = FrozenMap()  # noqa: RUF009  # immutable
     code: Any = field(default=None, compare=False, repr=False)

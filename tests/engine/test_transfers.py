@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.errors import RefLost
+from skyward.errors import RefLost, UsageError
 from skyward.events import ValueRerouted
 from skyward.values.machine import Machine
 from skyward.values.topology import Peer
@@ -84,6 +84,17 @@ def test_nodes_that_do_not_reach_each_other_get_values_through_the_program() -> 
         # Two nodes that have failed once are not asked again.
         until(lambda: len(rerouted(events)) == 2)
         assert [event[:2] for event in rerouted(events)] == [(0, 1), (1, 0)]
+
+
+def test_a_pool_may_send_all_values_through_the_program() -> None:
+    provider, events = Watched(), list[sky.events.Event]()
+    with sky.ComputePool(provider, nodes=2, logs=False, direct_transfers=False, on_event=events.append) as pool:
+        before = provider.carried()
+        assert first(numbers(3).keep() >> pool.node(0)) >> pool.node(1) == 3.0
+        assert provider.carried() - before > 2 * SIZE
+        assert not rerouted(events)
+    with pytest.raises(UsageError, match="direct_transfers='no': not supported; use one of True, False"):
+        sky.ComputePool(direct_transfers="no")  # type: ignore[arg-type]
 
 
 def test_a_value_whose_only_node_dies_on_the_way_is_lost() -> None:
