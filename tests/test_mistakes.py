@@ -303,6 +303,10 @@ OPTIONS = [
     Mistake("Volume(memory)", lambda _: sky.Volume("memory://x"), UsageError, ("memory of its own",)),
     Mistake("cache_gib=", lambda _: sky.Volume("s3://b", cache_gib=0), UsageError, ("Volume.cache_gib=0", "> 0")),
     Mistake("read_only=", lambda _: sky.Volume("s3://b", read_only=untyped), UsageError, ("use True, False",)),
+    Mistake(
+        "mount=", lambda _: sky.Volume("s3://b", mount=True, read_only=False), UsageError, ("for read-only stores",)
+    ),
+    Mistake("nfs", lambda _: sky.Volume("nfs://a/b", cache_gib=1), UsageError, ("NFS is always mounted",)),
     Mistake("read_only", lambda _: sky.Volume("x", read_only=True), UsageError, ("is for object stores",)),
     Mistake("Volume()", lambda _: sky.Volume("a/b"), UsageError, ("Volume.source='a/b'", "not the name of a volume")),
     Mistake("selection=", lambda _: made(selection="frist"), UsageError, ("did you mean 'first'?",)),

@@ -27,7 +27,7 @@
     │   ├── Preempted              the provider took the machine back
     │   ├── Unreachable            the machine does not answer
     │   ├── TransferFailed         a file could not be sent to a node or fetched from it
-    │   ├── VolumeFailed           a volume could not be fetched from its store or saved to it
+    │   ├── VolumeFailed           a volume could not be mounted, fetched from its store or saved to it
     │   └── BootstrapFailed        setting up the environment failed
     ├── TaskError                  your function, where its own exception cannot be raised as itself
     │   ├── RemoteError            the exception's class is unknown here, or it cannot be pickled

@@ -157,9 +157,9 @@ class TransferFailed(NodeError):
 
 
 class VolumeFailed(NodeError):
-    """The files of a volume could not be fetched from its object store, or saved to it.
+    """A volume could not be mounted, fetched from its object store, or saved to it.
 
-    A call whose volume cannot be fetched does not begin. When its changes cannot be saved, it has run, and the files
+    A call whose volume is not there does not begin. When its changes cannot be saved, it has run, and the files
     stay on the node until its pool ends: `commit` of a later call tries again.
 
     Attributes:

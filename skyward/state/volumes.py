@@ -3,6 +3,7 @@
     $XDG_DATA_HOME/skyward/volumes/NAME         files of a volume, mode 0700 (default: ~/.local/share)
     $XDG_DATA_HOME/skyward/volume-caches/ID     files of a read-only object store, its URL and an index
     $XDG_DATA_HOME/skyward/volume-copies/ID     files of a writable object store, for one node; they end with it
+    $XDG_DATA_HOME/skyward/volume-mounts/ID     mount of a read-only object store or an NFS export, for one node
     $XDG_DATA_HOME/skyward/volume-locks/NAME    held shared by each agent that uses the volume, alone by its removal
 
 The lock of a link, `link-DIGEST`, is held the same way: the last node that uses a link removes it. Kernels free the
@@ -90,15 +91,16 @@ def attach(volumes: Mapping[str, Volume], folder: str, cwd: str | None) -> Attac
 
 def _placed(path: str, volume: Volume, node: str, locks: list[int]) -> str:
     """Create and lock the folder of a volume. Raises OSError; UsageError."""
-    if not volume.is_store:
+    if not volume.is_store and not volume.is_nfs:
         root = volumes_folder()
         locks.append(_locked(volume.source))
         return make_private_folder(os.path.join(root, volume.source))
-    if volume.read_only is False:
-        _remove_copies()
-        kind, name = "copies", f"{os.path.basename(node)}-{_digest(path)}"
+    kind = _kind_of(volume)
+    if kind != "caches":
+        _remove_ended()
+        name = f"{os.path.basename(node)}-{_digest(path)}"
     else:
-        kind, name = "caches", _digest(volume.source)
+        name = _digest(volume.source)
     locks.append(_locked(f"{kind}-{name}"))
     home = make_private_folder(os.path.join(_data_folder(), f"volume-{kind}", name))
     with open(os.path.join(home, "source"), "w", encoding="utf-8") as file:
@@ -106,11 +108,35 @@ def _placed(path: str, volume: Volume, node: str, locks: list[int]) -> str:
     return make_private_folder(os.path.join(home, "files"))
 
 
-def _remove_copies() -> None:
-    """Remove the copies of nodes that are gone."""
-    for name in _names_in("volume-copies"):
-        with contextlib.suppress(OSError), _alone(f"copies-{name}"):  # its node lives
-            shutil.rmtree(os.path.join(_data_folder(), "volume-copies", name), ignore_errors=True)
+def _kind_of(volume: Volume) -> str:
+    if volume.is_nfs or volume.mount:
+        return "mounts"
+    if volume.read_only is False:
+        return "copies"
+    if volume.mount is None:
+        from .mounts import can_mount  # as above
+
+        if can_mount(volume):
+            return "mounts"
+    return "caches"
+
+
+def is_for_mount(place: PlacedVolume) -> bool:
+    """Return whether the folder of a volume is one to mount on."""
+    return os.path.dirname(os.path.dirname(place.folder)).endswith("volume-mounts")
+
+
+def _remove_ended() -> None:
+    """Remove the copies and mounts of nodes that are gone."""
+    for kind in ("copies", "mounts"):
+        for name in _names_in(f"volume-{kind}"):
+            home = os.path.join(_data_folder(), f"volume-{kind}", name)
+            with contextlib.suppress(OSError), _alone(f"{kind}-{name}"):  # its node lives
+                if kind == "mounts":
+                    from .mounts import unmount  # as above
+
+                    unmount(os.path.join(home, "files"))  # else files on the server would be deleted
+                shutil.rmtree(home, ignore_errors=True)
 
 
 def make_room(needed: int, limit: int) -> None:
@@ -145,8 +171,11 @@ def _size(folder: str) -> int:
 
 
 def detach(folder: str) -> None:
-    """Remove the links and copies of a node whose processes are gone, unless another node uses them. Idempotent."""
-    _remove_copies()
+    """Remove the links, copies and mounts of a node whose processes are gone. Idempotent.
+
+    Links that another node uses stay.
+    """
+    _remove_ended()
     for link, target in _record_of(folder).get("links", {}).items():
         with contextlib.suppress(OSError), _alone(_lock_of(link)):  # in use, or already gone
             if os.readlink(link) == target:

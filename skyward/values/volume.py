@@ -34,10 +34,12 @@ class Volume:
     again on the same machine: on this one and on SSH hosts until `skyward volume remove`, on a rented machine until it
     ends. Nodes on different machines have folders of their own.
 
-    A **URL** stands for files in an object store, such as `s3://bucket/data`. Before a node's first call they are
-    copied to a cache on its disk. A writable volume has a copy for each node, and is saved to the store whenever a call
-    returns. The nodes need the store's fsspec client, such as `Image(pip=["s3fs"])`, and its credentials, as in
-    `Image(env={"AWS_SECRET_ACCESS_KEY": sky.Secret("AWS_SECRET_ACCESS_KEY")})`.
+    A **URL** stands for files in an object store, such as `s3://bucket/data`. They are mounted before a node's first
+    call if the node has a FUSE client for that store, and are copied to a cache on its disk if it has none. A writable
+    volume has a copy for each node, and is saved to the store whenever a call returns. Copies need the store's fsspec
+    client, such as `Image(pip=["s3fs"])`. Both need its credentials, as in
+    `Image(env={"AWS_SECRET_ACCESS_KEY": sky.Secret("AWS_SECRET_ACCESS_KEY")})`. The URL `nfs://server/export` is an
+    export that the nodes mount, which only root may do there.
 
     Only the login's user can read the folders (mode 0700).
 
@@ -45,6 +47,7 @@ class Volume:
         source: Name (1 to 100 letters, digits, "-", "_" and ".", a letter or digit first), or URL without credentials.
         read_only: Whether changes stay out of the store. None: True for a URL.
         cache_gib: Most GiB that cached files of object stores take on a node's disk, > 0. None: 20.
+        mount: Whether a read-only object store is mounted. None: True where the node has a FUSE client.
 
     Raises:
         UsageError: An option is illegal; the message names it.
@@ -59,11 +62,12 @@ class Volume:
     source: str
     read_only: bool | None = field(default=None, kw_only=True)
     cache_gib: float | None = field(default=None, kw_only=True)
+    mount: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         source = self.source
         if isinstance(source, str) and "://" in source:
-            self._check_store()
+            self._check_url()
             return
         if not isinstance(source, str) or not _NAME.fullmatch(source):
             raise _refusal(
@@ -72,13 +76,13 @@ class Volume:
                 "not the name of a volume; use 1 to 100 letters, digits, '-', '_' and '.', a letter or digit first, "
                 "or a URL such as 's3://bucket/data'",
             )
-        for option in ("read_only", "cache_gib"):
+        for option in ("read_only", "cache_gib", "mount"):
             if getattr(self, option) is not None:
                 raise _refusal(
                     f"Volume.{option}", getattr(self, option), "is for object stores; leave it out for a named volume"
                 )
 
-    def _check_store(self) -> None:
+    def _check_url(self) -> None:
         match = _URL.fullmatch(self.source)
         if "@" in self.source.partition("://")[2].partition("/")[0]:
             raise UsageError(
@@ -90,15 +94,26 @@ class Volume:
             raise _refusal("Volume.source", self.source, "not a URL of a store; write one such as 's3://bucket/data'")
         if match[1] in _NOT_STORES:
             raise _refusal("Volume.source", self.source, _NOT_STORES[match[1]])
-        if self.read_only is not None and not isinstance(self.read_only, bool):
-            raise _refusal("Volume.read_only", self.read_only, "not supported; use True, False or None")
+        for option in ("read_only", "mount"):
+            if not isinstance(getattr(self, option), bool | None):
+                raise _refusal(f"Volume.{option}", getattr(self, option), "not supported; use True, False or None")
+        if self.mount and self.read_only is False and not self.is_nfs:
+            raise _refusal("Volume.mount", True, "is for read-only stores; leave out mount=True or read_only=False")
+        if self.is_nfs and (self.mount is False or self.cache_gib is not None):
+            option = "cache_gib" if self.cache_gib is not None else "mount"
+            raise _refusal(f"Volume.{option}", getattr(self, option), "NFS is always mounted; leave it out")
         if self.cache_gib is not None and not is_positive(self.cache_gib):
             raise _refusal("Volume.cache_gib", self.cache_gib, "must be a number of GiB > 0; set cache_gib=20")
 
     @property
     def is_store(self) -> bool:
         """Return whether its files are in an object store."""
-        return "://" in self.source
+        return "://" in self.source and not self.is_nfs
+
+    @property
+    def is_nfs(self) -> bool:
+        """Return whether it is an export of an NFS server."""
+        return self.source.startswith("nfs://")
 
     @property
     def limit_bytes(self) -> int:
@@ -106,7 +121,7 @@ class Volume:
         return int((self.cache_gib or _CACHE_GIB) * 2**30)
 
     def __repr__(self) -> str:
-        options = {"read_only": self.read_only, "cache_gib": self.cache_gib}
+        options = {"read_only": self.read_only, "cache_gib": self.cache_gib, "mount": self.mount}
         shown = (f", {name}={value!r}" for name, value in options.items() if value is not None)
         return f"Volume({self.source!r}{''.join(shown)})"
 

@@ -58,7 +58,7 @@ def get(url: str) -> str:
 
 
 def opened(url: str, *, read_only: bool | None = None, nodes: int = 1, concurrency: int = 1) -> sky.ComputePool:
-    volumes = {"/data": sky.Volume(url, read_only=read_only)}
+    volumes = {"/data": sky.Volume(url, read_only=read_only, mount=False)}
     return sky.ComputePool(sky.Local(), nodes=nodes, concurrency=concurrency, volumes=volumes, logs=False)
 
 

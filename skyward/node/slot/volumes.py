@@ -13,6 +13,8 @@ from typing import Any
 from ...core.signatures import checked_options
 from ...core.spellings import suggestion
 from ...errors import MissingDependency, UsageError, VolumeFailed
+from ...state.mounts import is_dead, is_mounted, mount
+from ...state.volumes import is_for_mount
 from ...values.volume import PlacedVolume
 from .runtime import instance_info
 from .volume_index import VolumeCopy
@@ -50,7 +52,7 @@ class VolumeFolder(os.PathLike[str]):
     def commit(self, *, overwrite: bool = False) -> None:
         """Save written and deleted files of a writable volume to its store now, without waiting for the call's end.
 
-        A named volume needs no saving: this does nothing then.
+        This does nothing for named volumes and NFS, where every write is at its place already.
 
         Args:
             overwrite: Whether files that others have changed in the store meanwhile are overwritten.
@@ -60,7 +62,7 @@ class VolumeFolder(os.PathLike[str]):
             VolumeFailed: The store does not take the files, or others have changed some of them (`error.files`).
         """
         volume = self._place.volume
-        if volume.is_store and volume.read_only is not False:
+        if (volume.is_store or volume.is_nfs) and volume.read_only is not False:
             raise UsageError(
                 f"volume={self._place.path!r}: is read-only; write sky.Volume({volume.source!r}, read_only=False)"
             )
@@ -68,14 +70,14 @@ class VolumeFolder(os.PathLike[str]):
             _save(self._place, overwrites=overwrite)
 
     def refresh(self) -> None:
-        """Fetch what has changed in the store since the node's first call. Does nothing for a named volume.
+        """Fetch what has changed in the store since the node's first call. Does nothing for a named or mounted volume.
 
         Files that this node has changed stay as they are.
 
         Raises:
             VolumeFailed: The store does not answer, or a file has changed both here and there.
         """
-        if self._place.volume.is_store:
+        if self._place.volume.is_store and not is_mounted(self._place.folder):
             copy = _copy_of(self._place)
             with copy.alone():
                 _fetch(self._place, copy)
@@ -126,31 +128,37 @@ def volume(path: str) -> VolumeFolder:
         known = ", ".join(map(repr, info.volumes))
         advice = f"did you mean {near!r}?" if near else f"use {known}" if known else "set ComputePool(volumes={...})"
         raise UsageError(f"volume={path!r}: no such volume in this pool; {advice}", field="path", value=path)
-    return VolumeFolder(_placed[path])
+    place = _placed[path]
+    if is_dead(place.folder):
+        with _copy_of(place).alone():
+            if is_dead(place.folder):  # no other process has mounted it again meanwhile
+                mount(place.volume, place.folder)
+    return VolumeFolder(place)
 
 
 # Before and after calls -----------------------------------------------------------------------------------------------
 
 
 def fetch_volumes(places: Sequence[PlacedVolume], agent: str) -> None:
-    """Fetch the object stores of a pool, unless another process of the node has. Called once in each process.
+    """Mount or fetch the stores of a pool, unless another process of the node has. Called once in each process.
 
     Args:
         places: Volumes of the pool.
         agent: Path of the agent's socket. Its folder is that of the node.
 
     Raises:
-        VolumeFailed: A store cannot be fetched.
+        VolumeFailed: A store cannot be mounted or fetched.
         MissingDependency: The node has no client for it.
     """
     _placed.update((place.path, place) for place in places)
     for place in places:
-        if place.volume.is_store:
+        if place.volume.is_store or place.volume.is_nfs:
             copy = _copy_of(place)
             mark = os.path.join(os.path.dirname(agent), f"fetched-{os.path.basename(copy.home)}")
             with copy.alone():
-                if not os.path.exists(mark):
-                    _fetch(place, copy)
+                if is_dead(place.folder) or not os.path.exists(mark):
+                    if not is_for_mount(place) or not _mount(place):
+                        _fetch(place, copy)
                     with open(mark, "w"):
                         pass
 
@@ -160,6 +168,18 @@ def save_volumes(places: Sequence[PlacedVolume]) -> None:
     for place in places:
         if place.volume.is_store and place.volume.read_only is False:
             _save(place, overwrites=False)
+
+
+def _mount(place: PlacedVolume) -> bool:
+    """Mount a volume. Return False if it must be copied instead. Raises VolumeFailed if copies are no substitute."""
+    try:
+        mount(place.volume, place.folder)
+    except VolumeFailed as error:
+        if place.volume.mount or place.volume.is_nfs:
+            raise VolumeFailed(f"volumes[{place.path!r}]: {error}", path=place.path, retryable=False) from None
+        sys.stderr.write(f"skyward: volumes[{place.path!r}] is copied, because it was not mounted: {error}\n")
+        return False
+    return True
 
 
 def _copy_of(place: PlacedVolume) -> VolumeCopy:
