@@ -85,6 +85,13 @@ class NodeEntry:
             return min(room // slots, fits)
         return max(_LEAST_ROOM, min(0, room - slots, fits))
 
+    def has_room(self, need: Need) -> bool:
+        """Return whether a need fits now, in less time than `room_for`."""
+        room = self.slots - len(self.sent) - self.gang_places
+        if room < need[0] and room < self.slots:
+            return False
+        return self.stock is None or self.stock.has_room(need)
+
     def can_hold(self, need: Need) -> bool:
         """Return whether the node may ever have room for a need."""
         if self.stock is not None:

@@ -11,6 +11,7 @@ from itertools import islice
 
 from .groups import Group, Kind, NodeEntry, Rooms, Turn
 from .resources import Need, Stock, Supply
+from .waiting_lines import TaskEntry
 
 SHORT_TASK_NS = 1_000_000_000
 """Longest running mean, in nanoseconds, at which tasks are sent in advance; the pause between two would be notable.
@@ -233,6 +234,14 @@ class NodeTable:
                 if node is not None and (best is None or group.room_of(node) > best_room):
                     best, best_room = node, group.room_of(node)
         return best
+
+    def has_place(self, node: NodeEntry, group: Group, task: TaskEntry) -> bool:
+        """Return whether a task may go to a node that takes more, and that has room for any numbers that it needs."""
+        if group.need is None:
+            room = node.room_for(None) if node.kind[3] else node.room
+            if room <= 0 and not (task.in_advance and room > -self.most_ahead(node.kind, in_bulk=task.in_bulk)):
+                return False
+        return not (self.closings or node.wanted_by or node.chosen_by) or not node.is_withheld(task.turn)
 
     def preferred(self, numbers: tuple[int, ...], group: Group, turn: Turn) -> NodeEntry | None:
         """Return the one of a few nodes with the most free slots for a task; None if none has one."""

@@ -163,6 +163,17 @@ class Stock:
             fits = min(fits, part)
         return fits or -min(lack, _MOST_LACK)
 
+    def has_room(self, need: Need) -> bool:
+        """Return whether `fits` is above 0, in less time."""
+        _, cpus, memory_mib, devices, accelerator, _ = need
+        if cpus > self.cpus or memory_mib > self.memory_mib:
+            return False
+        if accelerator or devices is None or self.users:
+            return self.fits(need) > 0
+        if devices >= UNIT:
+            return self.devices.count(UNIT) >= devices // UNIT
+        return not devices or max(self.devices, default=0) >= devices
+
     def _must_book(self, need: Need) -> bool:
         return bool(self.devices) and (self.bookings > 0 or need.is_gang)
 
@@ -203,15 +214,16 @@ class Stock:
 
     def _choose(self, free: Sequence[int], count: int, amount: int) -> tuple[int, ...]:
         """Choose the fullest devices that fit, so that shares lie on few of them; whole ones in a row if possible."""
-        fitting = [index for index, own in enumerate(free) if own >= amount]
         if amount < UNIT:
-            return (min(fitting, key=lambda index: (free[index], index)),)
+            return (free.index(min([own for own in free if own >= amount])),)
+        if count == 1:
+            return (free.index(UNIT),)
         # Slots own rows of devices that begin at multiples of their length. A process that owns them may be there.
+        row = [UNIT] * count
         for first in range(0, len(free) - count + 1, count):
-            row = tuple(range(first, first + count))
-            if all(free[index] >= amount for index in row):
-                return row
-        return tuple(fitting[:count])
+            if free[first : first + count] == row:
+                return tuple(range(first, first + count))
+        return tuple(index for index, own in enumerate(free) if own == UNIT)[:count]
 
     def release(self, booking: Booking) -> None:
         self.cpus += booking.cpus

@@ -293,6 +293,7 @@ class Scheduler:
         if (
             not (isinstance(first, TaskEntry) and isinstance(then, TaskEntry) and first.in_advance and then.in_advance)
             or first.prefer
+            or line.wanted
             or first.in_bulk != then.in_bulk
             or not node.takes_more
             or node.id not in line.group.members
@@ -394,7 +395,14 @@ class Scheduler:
         actions: list[Action] = []
         if not self._waiting and not self._recalls:  # the common case
             return actions
-        while (ready := self._waiting.next_ready()) is not None:
+        while True:
+            if (fill := self._order.next_to_fill()) is not None:
+                line, task, node = fill
+                self._send(task, line.group, node, actions)
+                self._order.follow(line, task)
+                continue
+            if (ready := self._waiting.next_ready()) is None:
+                break
             line, entry = ready
             if not (isinstance(entry, GangEntry) and entry.nodes is not None):
                 self._order.reserve_before(entry.turn)
@@ -408,10 +416,10 @@ class Scheduler:
                 self._order.block(line, entry)
         if not self._waiting:
             # Tasks that wait on one node, while slots of another are idle. The answer is `lost(started=False)`.
-            for task in self._recalls.take():
-                assert task.node is not None
-                task.is_recalled = True
-                actions.append(Recall(task.id, task.node))
+            for sent in self._recalls.take():
+                assert sent.node is not None
+                sent.is_recalled = True
+                actions.append(Recall(sent.id, sent.node))
         return actions
 
     def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
@@ -419,6 +427,10 @@ class Scheduler:
         node = node or self._nodes.pick(group, task.turn, ahead=task.in_advance, in_bulk=task.in_bulk)
         if node is None:
             return False
+        self._send(task, group, node, actions)
+        return True
+
+    def _send(self, task: TaskEntry, group: Group, node: NodeEntry, actions: list[Action]) -> None:
         task.node = node.id
         task.is_recalled = False
         booking = None if node.stock is None else self._book(node, task.need)
@@ -427,7 +439,6 @@ class Scheduler:
         if node.room < 0:
             self._recalls.sent_in_advance(task, group, node)
         actions.append(Send(task.id, node.id, None if booking is None else booking.devices))
-        return True
 
     def _book(self, node: NodeEntry, need: Need | None) -> Booking | None:
         was_booked = node.kind[3]

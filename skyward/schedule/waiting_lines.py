@@ -185,12 +185,18 @@ class WaitingLines:
         if place is not None:
             self._at.setdefault(place, {})[line] = None
 
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def at(self, place: Group | int) -> Iterable[Line]:
+        """Return the lines that wait at a group, or at the number of a node."""
+        return self._at.get(place) or ()
+
     def wake(self, place: Group | int) -> None:
         """Have the lines tried that wait at a group, or at the number of a node."""
-        lines = self._at.get(place)
-        if lines is not None:
-            for line in lines:
-                self.make_ready(line)
+        for line in self.at(place):
+            self.make_ready(line)
 
     def wake_watchers(self) -> None:
         """Have the lines tried that wait at the number of any node."""

@@ -9,10 +9,11 @@ of its line and was found to be blocked.
 from __future__ import annotations
 
 import heapq
+from itertools import islice
 
 from .groups import Group, NodeEntry, Turn
 from .node_table import NodeTable
-from .waiting_lines import Entry, GangEntry, Line, WaitingLines
+from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
 
 
 class WaitingOrder:
@@ -23,6 +24,8 @@ class WaitingOrder:
         self._waiting = waiting
         self._unreserved: list[tuple[Turn, int]] = []
         """Heap of the blocked gangs whose nodes are not yet filed as wanted."""
+        self._changed: dict[NodeEntry, None] = {}
+        """Nodes that waiting lines may use since they were last tried."""
 
     def wait(self, entry: Entry, group: Group, *, is_urgent: bool = False) -> Line:
         """Let an entry wait in its line."""
@@ -35,6 +38,29 @@ class WaitingOrder:
         if line.blocked is entry:
             self._unblock(line)
         self._nodes.release(line.group)
+
+    def follow(self, line: Line, task: TaskEntry) -> None:
+        """Take the first task out of its line, because it was placed on the one node that has changed.
+
+        Everywhere else its successor is blocked, too, which saves a search. It inherits the reserved node.
+        """
+        _, successor = (*islice(line.entries.values(), 2), None)[:2]
+        if (
+            line.blocked is not task
+            or task.id in line.group.closing
+            or not isinstance(successor, TaskEntry)
+            or successor.in_advance is not task.in_advance
+            or successor.in_bulk is not task.in_bulk
+        ):
+            self.stop_waiting(task)
+            return
+        self._waiting.drop_first(line)
+        self._nodes.release(line.group)
+        for node in line.wanted:
+            del node.chosen_by[task.id]
+            node.chosen_by[successor.id] = successor.turn
+            if node not in self._changed and self._waits_for(node) is not None:
+                self._changed[node] = None  # for a line whose first entry is older than the successor
 
     def block(self, line: Line, entry: Entry) -> None:
         """Reserve nodes for the first entry of a line, and let the line wait until that may have changed."""
@@ -127,8 +153,52 @@ class WaitingOrder:
     def wake(self, node: NodeEntry) -> None:
         """Have the lines tried that may use a node."""
         if self._waiting:
+            self._changed[node] = None
+
+    def next_to_fill(self) -> tuple[Line, TaskEntry, NodeEntry] | None:
+        """Return the oldest task for the one node that has changed, with its line.
+
+        All lines are blocked elsewhere, so no search is needed. Returns None if there is none, or if more has changed:
+        then the lines that may use those nodes are made ready, and each of them searches.
+        """
+        if not self._changed:
+            return None
+        if len(self._changed) == 1 and not self._waiting.has_ready:
+            (node,) = self._changed
+            line = self._waits_for(node)
+            if line is None:
+                self._changed.clear()
+                return None
+            task = line.first
+            if isinstance(task, TaskEntry):
+                return line, task, node
+        for node in self._changed:
             self._waiting.wake(node.id)
             for group in node.groups:
-                # Here the change is of no use to a line unless the node has room now. That costs less than to try it.
-                if group.need is None or node.room_for(group.need) > 0:
+                # The change is of no use to a line unless the node has room now. To see that costs less than to try it.
+                if group.need is None or node.has_room(group.need):
                     self._waiting.wake(group)
+        self._changed.clear()
+        return None
+
+    def _waits_for(self, node: NodeEntry) -> Line | None:
+        """Return the oldest blocked line that may use a node now; any line of gangs goes before lines of tasks."""
+        if not node.takes_more:
+            return None
+        best: Line | None = None
+        for line in self._waiting.at(node.id):
+            entry = line.first
+            if node.room_for(entry.need) > 0 and not node.is_withheld(entry.turn):
+                return line
+        is_full = node.room <= 0
+        for group in node.groups:
+            # Most groups need no look at their lines. This runs for each call, so the order of these checks matters.
+            if group.need is not None and (is_full or not node.has_room(group.need)):
+                continue
+            for line in self._waiting.at(group):
+                entry = line.first
+                if isinstance(entry, GangEntry):
+                    return line
+                if (best is None or entry.turn < best.first.turn) and self._nodes.has_place(node, group, entry):
+                    best = line
+        return best
