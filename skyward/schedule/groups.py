@@ -68,6 +68,12 @@ class NodeEntry:
         return len(self.sent) + self.gang_places
 
     @property
+    def places_in_use(self) -> int:
+        """Slots in use, or as many as the booked resources leave nothing for."""
+        used = min(self.load, self.slots)
+        return used if self.stock is None else max(used, self.stock.booked_slots)
+
+    @property
     def room(self) -> int:
         """Free slots, or below 0 the tasks that were sent in advance."""
         return self.slots - len(self.sent) - self.gang_places

@@ -128,6 +128,14 @@ class NodeTable:
         """Return whether all nodes that a task may go to are gone for good."""
         return not self.open.members if numbers is None else not any(n in self.by_id for n in numbers)
 
+    def places_of(self, need: Need) -> float:
+        """Return how many slots of an empty node a need is worth. All nodes of a pool are of one machine type."""
+        node = next((node for node in self.by_id.values() if node.stock is not None), None)
+        if node is None or node.stock is None:
+            return need.slots
+        fits = Stock(node.stock.supply, node.slots).fits(need)
+        return max(need.slots, node.slots / fits if fits > 0 else node.slots)
+
     # Groups ---------------------------------------------------------------------------------------------------------
 
     def group(self, numbers: tuple[int, ...] | None, need: Need | None = None) -> Group:

@@ -123,6 +123,16 @@ class Stock:
     def mib_of_node(self) -> int:
         return int(self.supply.memory_gib * 1024)
 
+    @property
+    def booked_slots(self) -> int:
+        """Booked part of the scarcest resource, as slots of the node, rounded up."""
+        amounts = (
+            (self.cpus, self.cpus_of_node),
+            (self.memory_mib, self.mib_of_node),
+            (sum(self.devices), len(self.devices) * UNIT),
+        )
+        return max(-((free - whole) * self.slots // whole) if whole else 0 for free, whole in amounts)
+
     def amount(self, need: Need) -> int:
         """Return the thousandths of devices that a need takes."""
         count, amount = self._demand(need)

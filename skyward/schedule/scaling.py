@@ -28,9 +28,9 @@ class Demand:
     """Work of a pool at one moment, as its scheduler sees it.
 
     Args:
-        loads: Node that is there -> its slots in use.
+        loads: Node that is there -> its slots in use, or as many as its calls leave no resources for.
         used: Nodes that a gang, or a call to that very node, occupies.
-        waiting: Places of calls that wait for a slot of any node.
+        waiting: Slots for the calls that wait for any node; calls with numbers count as the slots they leave empty.
         named: Nodes that are not there and that waiting calls name.
         known: Nodes that are there, or may come.
         mean_s: Mean duration of a call, in seconds; None before one has ended.

@@ -20,6 +20,7 @@ The owner feeds events and carries out the returned actions. It calls every meth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from itertools import islice
 
@@ -63,18 +64,19 @@ class Scheduler:
         return {node.id: tuple(islice(node.sent, node.slots)) for node in self._nodes.by_id.values()}
 
     def demand(self, resting: Collection[int]) -> Demand:
-        """Return the work by node, and the work that waits. `resting`: nodes that are not there, and may come."""
+        """Return the work by node, and the work that waits. `resting`: nodes that are not there, and may come.
+
+        Work is counted in slots. A call with numbers counts as many as it leaves no resources for.
+        """
         named: set[int] = set()
-        waiting = 0
+        waiting = 0.0
         for line in self._waiting.lines:
             entry = line.first
             is_gang = isinstance(entry, GangEntry)
             absent = [n for n in entry.nodes or () if n in resting]
             if entry.nodes is None:
-                waiting += sum(
-                    other.need.slots * other.count if isinstance(other, GangEntry) else 1
-                    for other in line.entries.values()
-                )
+                places = self._nodes.places_of(entry.need or PLAIN)
+                waiting += places * len(line.entries) * (entry.count if isinstance(entry, GangEntry) else 1)
             elif is_gang:
                 named.update(absent)
             elif len(absent) == len(entry.nodes):
@@ -82,9 +84,9 @@ class Scheduler:
         nodes = [node for node in self._nodes.by_id.values() if node.id not in resting]
         own = {n.id for n in nodes if n.gang_places or any((self._tasks[t].nodes or ()) == (n.id,) for t in n.sent)}
         return Demand(
-            loads={node.id: min(node.load, node.slots) for node in nodes},
+            loads={node.id: node.places_in_use for node in nodes},
             used=frozenset(own),
-            waiting=waiting + sum(max(0, node.load - node.slots) for node in nodes),
+            waiting=math.ceil(waiting) + sum(max(0, node.load - node.slots) for node in nodes),
             named=frozenset(named),
             known=frozenset(self._nodes.by_id),
             mean_s=self._nodes.mean_s,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skyward.schedule.resources import UNIT, Need, Supply
 from skyward.schedule.scaling import REFUSAL_S, Bounds, Demand, Situation, decide
 from skyward.schedule.scheduler import Scheduler
 
@@ -266,3 +267,18 @@ def test_a_node_that_rests_takes_no_call_and_loses_none(slots: int) -> None:
     assert scheduler.submit(1) == []
     assert scheduler.demand({0}).waiting == 1
     assert scheduler.node_up(0, slots)
+
+
+def test_demand_counts_a_call_with_numbers_as_the_slots_that_it_leaves_empty() -> None:
+    scheduler = Scheduler()
+    scheduler.node_absent(1, 4)
+    scheduler.node_up(0, 4, Supply(cpus=6, memory_gib=64, devices=("A100", "A100")))
+    for call in range(4):
+        scheduler.submit(call, need=Need(devices=2 * UNIT))
+    demand = scheduler.demand({1})
+    assert demand.loads == {0: 4}, "one call has both devices"
+    assert (demand.waiting, demand.needed(4)) == (12, 4)
+    scheduler.submit_gang(9, nodes=None, places=1, count=1, need=Need(cpus=2 * UNIT))
+    assert scheduler.demand({1}).waiting == 14, "three of those fill the four slots of a node"
+    scheduler.finished(0)
+    assert [scheduler.demand({1}).waiting, scheduler.demand({1}).loads[0]] == [10, 4]
