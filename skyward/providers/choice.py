@@ -49,15 +49,18 @@ def nothing_fits(name: str, spec: PoolSpec, offers: list[Offer]) -> NoCapacity:
     )
 
 
-_TFLOPS: dict[str, float] = {
+# Dense 16-bit matrix TFLOPS of one device, in its fastest form. Data sheets often print the number with sparsity, which
+# is twice as much.
+_NVIDIA_TFLOPS = {  # Source, unless noted: https://www.nvidia.com/en-us/data-center/ and the data sheet of each product.
     "T4": 65,
+    "T4G": 65,  # the chip of the T4
     "V100": 125,
-    "A10G": 70,  # source: AWS, EC2 g5
+    "A2": 18,
     "A10": 125,
+    "A10G": 70,  # source: https://aws.amazon.com/ec2/instance-types/g5/
+    "A16": 18,
     "A30": 165,
     "A40": 150,
-    "RTX 3090": 71,
-    "RTX 4090": 165,
     "A100": 312,
     "A800": 312,
     "L4": 121,
@@ -71,11 +74,36 @@ _TFLOPS: dict[str, float] = {
     "B100": 1750,
     "B200": 2250,
     "GB200": 2500,
+    "B300": 2250,
+    "GB300": 2500,
+    "RTX 3090": 71,
+    "RTX 4090": 165,
+}
+_AMD_TFLOPS = {  # Source: https://www.amd.com/en/products/accelerators/instinct.html, data sheets.
+    "MI100": 185,
+    "MI210": 181,
+    "MI250": 362,
     "MI250X": 383,
+    "MI300A": 981,
     "MI300X": 1307,
     "MI325X": 1307,
+    "MI350X": 2307,
+    "MI355X": 2517,
 }
-"""Dense 16-bit matrix TFLOPS of one device, in its fastest form. Source, unless noted: the vendor's data sheet."""
+_AWS_TFLOPS = {  # Source: https://awsdocs-neuron.readthedocs-hosted.com, pages of the chips.
+    "Inferentia2": 190,
+    "Trainium1": 190,
+    "Trainium2": 667,
+}
+_GOOGLE_TFLOPS = {  # Source: https://cloud.google.com/tpu/docs, pages of the versions.
+    "TPUv2": 46,
+    "TPUv3": 123,
+    "TPUv4": 275,
+    "TPUv5e": 197,
+    "TPUv5p": 459,
+    "TPUv6": 918,
+}
+_TFLOPS: dict[str, float] = {**_NVIDIA_TFLOPS, **_AMD_TFLOPS, **_AWS_TFLOPS, **_GOOGLE_TFLOPS}
 
 
 def speed_of(offer: Offer, wanted: Accelerator | None = None) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from skyward.errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError
 from skyward.events import InstanceLaunched, ignore
 from skyward.providers.any_of import AnyOf, FullOffers, Selection, SourceEntry
 from skyward.providers.base import Provider
+from skyward.providers.choice import speed_of
 from skyward.state.journal import journals
 from skyward.testing import FakeCloud, FakeFaults, FakeProvider, FastClock, ProviderSuite, VirtualClock
 from skyward.values.machine import Machine, Offer, PoolSpec
@@ -117,6 +118,15 @@ def test_offers_of_all_entries_are_one_table(selection: Selection, order: list[s
         assert offer.accelerator is not None
         assert wanted is not None
         assert offer.accelerator.name == wanted.name
+
+
+def test_the_fastest_accelerators_come_first_and_unknown_ones_last() -> None:
+    names = "GB300 B300 MI300X H100 Trainium2 TPUv5p L40S A100 V100 L4 T4 K80".split()
+    offers = [kind(name, 1.0, accelerator=name) for name in names]
+    assert sorted(offers, key=speed_of, reverse=True) == offers
+    eight = Accelerator.from_name("T4", count=8)
+    assert speed_of(replace(offers[0], accelerator=eight)) > speed_of(kind("x", 1.0, accelerator="L40S"))
+    assert speed_of(kind("x", 1.0, vcpus=192)) < speed_of(kind("y", 1.0, accelerator="K80"))
 
 
 def test_your_own_machines_are_cheaper_than_any_spot_machine() -> None:
