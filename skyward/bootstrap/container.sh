@@ -6,8 +6,23 @@ find_runtime() {
         command -v "$runtime" >/dev/null || continue
         if why=$("$runtime" version 2>&1 >/dev/null); then return 0; fi
     done
+    if [ -z "$why" ] && [ -n "$lease_file" ] && install_podman; then
+        runtime=podman
+        return 0
+    fi
     say problem "podman and docker are ${why:+not usable by $(id -un) ($(printf %s "$why" | tail -n 1))}${why:-missing on this machine}; install podman there"
     exit 1
+}
+
+# Only on a rented machine, which has a lease and ends with the pool. Its boot image may have neither.
+install_podman() {
+    as_root=
+    [ "$(id -u)" = 0 ] || as_root="sudo -n"
+    # With what podman recommends: without root, it needs newuidmap.
+    why=$(timeout "$limit_s" $as_root sh -c '
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update && apt-get install -y -o DPkg::Lock::Timeout=300 podman' 2>&1 </dev/null | tail -n 1)
+    command -v podman >/dev/null && podman version >/dev/null 2>&1
 }
 
 id_of_image() {

@@ -12,7 +12,7 @@ say memory_kib "$(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/
 
 mkdir -p "$platform" || say problem "$platform: cannot create the folder; the home of $(id -un) must be writable"
 for tool in tar gzip timeout; do
-    command -v "$tool" >/dev/null || say problem "\`$tool\` is missing on this machine; install it there"
+    command -v "$tool" >/dev/null || say problem "\`$tool\` is missing; install it on the machine, or in the image of its container"
 done
 say free_kib "$(df -Pk "$platform" 2>/dev/null | awk 'NR == 2 { print $4 }')"
 

@@ -51,7 +51,7 @@ def nothing_fits(name: str, spec: PoolSpec, offers: list[Offer]) -> NoCapacity:
 
 # Dense 16-bit matrix TFLOPS of one device, in its fastest form. Data sheets often print the number with sparsity, which
 # is twice as much.
-_NVIDIA_TFLOPS = {  # Source, unless noted: https://www.nvidia.com/en-us/data-center/ and the data sheet of each product.
+_NVIDIA_TFLOPS = {  # Source, unless noted: https://www.nvidia.com/en-us/data-center/, data sheets.
     "T4": 65,
     "T4G": 65,  # the chip of the T4
     "V100": 125,

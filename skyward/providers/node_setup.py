@@ -43,6 +43,8 @@ _WATCHDOG_LIMIT_S = 180.0
 _LOSSES = 5
 """Number of lost connections after which the node is given up."""
 _FIRST_PAUSE_S = 0.2
+_RUNTIME_FAILED = (125, 126, 127)
+"""Exit codes of podman and docker when they cannot run a command. Source: podman-run(1), Exit Status."""
 _NO_CONNECTION = 255
 _ARCHITECTURES = {"aarch64": "arm64"}
 _BOOT = (
@@ -278,6 +280,11 @@ class NodeSetup:
         if done.code == _NO_CONNECTION:
             message = f"ssh {self._place.target}: the connection was lost; {done.error_text}"
             raise Unreachable(message, host=str(self._place.target), is_final=False)
+        if within and done.code in _RUNTIME_FAILED and not done.text:
+            raise ProviderError(
+                f"Image.container={self._orders.spec.image.container!r}: its sh cannot be run: {done.error_text}; use "
+                "an image with sh, tar, gzip and timeout"
+            )
         return done
 
     def _check_watchdog(self, run: Callable[..., SSHResult]) -> None:

@@ -25,7 +25,7 @@ def machine(folder: Path, **runtimes: str) -> ScratchNode:
     node = ScratchNode(folder)
     for path in (*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()):
         link = node.bin / path.name
-        if path.name not in ("podman", "docker") and not os.path.lexists(link):
+        if path.name not in ("podman", "docker", "apt-get", "sudo") and not os.path.lexists(link):
             link.symlink_to(path)
     for name, text in runtimes.items():
         (node.bin / name).write_text(text)
@@ -34,14 +34,31 @@ def machine(folder: Path, **runtimes: str) -> ScratchNode:
     return node
 
 
-def find(node: ScratchNode, *, has_volumes: bool = False) -> Container:
-    return find_container(node, "debian:12", folder="pool-0-a", lease_file="", has_volumes=has_volumes, limit_s=20)
+def find(node: ScratchNode, *, has_volumes: bool = False, lease_file: str = "") -> Container:
+    return find_container(
+        node, "debian:12", folder="pool-0-a", lease_file=lease_file, has_volumes=has_volumes, limit_s=20
+    )
 
 
 def test_a_machine_without_a_runtime_is_told_what_to_install(tmp_path: Path) -> None:
     refused = r"Image.container='debian:12': podman and docker are missing on this machine; install podman there"
     with pytest.raises(ProviderError, match=refused):
         find(machine(tmp_path))
+
+
+def test_podman_is_installed_on_a_rented_machine_only(tmp_path: Path) -> None:
+    sudo = '#!/bin/sh\nshift\nexec "$@"\n'
+    apt_get = f"""#!/bin/sh
+echo "$*" >>{tmp_path}/log
+[ "$1" = update ] || printf '%s' '{WORKS.replace("'", '"')}' >{tmp_path}/bin/podman
+chmod 755 {tmp_path}/bin/podman 2>/dev/null || :
+"""
+    node = machine(tmp_path, **{"apt-get": apt_get, "sudo": sudo})
+    with pytest.raises(ProviderError, match="missing on this machine"):
+        find(node)
+    assert not (tmp_path / "log").exists()
+    assert find(node, lease_file=str(tmp_path / "lease")).runtime == "podman"
+    assert (tmp_path / "log").read_text().split("\n")[0] == "update"
 
 
 def test_a_runtime_that_refuses_this_user_is_quoted(tmp_path: Path) -> None:

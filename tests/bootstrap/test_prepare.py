@@ -335,7 +335,7 @@ def test_a_tool_missing_on_the_machine_is_named(scratch: ScratchNode) -> None:
         if found := shutil.which(tool, path="/usr/bin:/bin"):
             (scratch.bin / tool).symlink_to(found)
     scratch.variables["PATH"] = str(scratch.bin)
-    with pytest.raises(BootstrapFailed, match="`tar` is missing on this machine"):
+    with pytest.raises(BootstrapFailed, match="`tar` is missing; install it on the machine"):
         make_ready(scratch, Image())
 
 

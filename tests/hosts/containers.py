@@ -69,14 +69,15 @@ class Podman:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def make_image(self) -> None:
-        """Import the parts of the hosts' Debian that a node needs."""
+    def make_image(self, name: str = IMAGE, *, parts: tuple[str, ...] = _PARTS, without: str = "") -> None:
+        """Import the parts of the hosts' Debian that a node needs, `without` one program."""
         root = base()
-        parts = [part for part in _PARTS if os.path.lexists(root / part)]
-        archive = subprocess.Popen(["tar", "-C", str(root), "-c", *parts], stdout=subprocess.PIPE)
+        there = [part for part in parts if os.path.lexists(root / part)]
+        leave_out = [f"--exclude=usr/bin/{without}"] if without else []
+        archive = subprocess.Popen(["tar", "-C", str(root), *leave_out, "-c", *there], stdout=subprocess.PIPE)
         with archive:
             done = subprocess.run(
-                ["podman", "import", "-q", "-", IMAGE],
+                ["podman", "import", "-q", "-", name],
                 stdin=archive.stdout,
                 env={**os.environ, **self.environment},
                 capture_output=True,

@@ -113,3 +113,19 @@ def test_an_image_that_cannot_be_pulled_is_named(host: Hosts, podman: Podman) ->
     ):
         pass
     assert podman.containers() == []
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words"),
+    [("tar", "`tar` is missing; .* in the image"), ("sh", "its sh cannot be run: .*; use")],
+)
+def test_an_image_that_lacks_a_program_is_refused(host: Hosts, podman: Podman, lacks: str, words: str) -> None:
+    name = f"localhost/without-{lacks}:1"
+    if lacks == "sh":
+        podman.make_image(name, parts=("etc/passwd",))
+    else:
+        podman.make_image(name, without=lacks)
+    pool = sky.ComputePool(host.ssh(), image=sky.Image(container=name))
+    with pytest.raises(sky.errors.SkywardError, match=words), pool:
+        pass
+    assert podman.containers() == []

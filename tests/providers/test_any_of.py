@@ -121,7 +121,7 @@ def test_offers_of_all_entries_are_one_table(selection: Selection, order: list[s
 
 
 def test_the_fastest_accelerators_come_first_and_unknown_ones_last() -> None:
-    names = "GB300 B300 MI300X H100 Trainium2 TPUv5p L40S A100 V100 L4 T4 K80".split()
+    names = ["GB300", "B300", "MI300X", "H100", "Trainium2", "TPUv5p", "L40S", "A100", "V100", "L4", "T4", "K80"]
     offers = [kind(name, 1.0, accelerator=name) for name in names]
     assert sorted(offers, key=speed_of, reverse=True) == offers
     eight = Accelerator.from_name("T4", count=8)
