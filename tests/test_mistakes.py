@@ -277,6 +277,7 @@ def test_tables_of_missing_names_hold_no_existing_name(pool: sky.ComputePool) ->
         "function": dir(area),
         "integrations": dir(sky.integrations),
         "a call": sky.CallOptions.__dataclass_fields__,
+        "an actor": sky.ActorOptions.__dataclass_fields__,
         "ComputePool": pool_options | set(ALIASES),
         "provider": PROVIDERS,
         **{kind.__name__: inspect.signature(kind).parameters for kind in (sky.Image, sky.AWS, sky.SSH, sky.Local)},

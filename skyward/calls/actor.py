@@ -13,14 +13,17 @@ from concurrent.futures import Future as StdFuture
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
+from ..accelerators import Accelerator
 from ..core.signatures import check_arguments, checked_options
 from ..core.spellings import no_attribute
 from ..core.unrun import Unrun, short
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
+from ..schedule.resources import Need
 from .active import Target, resolve_target
 from .batching import check_concurrency
 from .compute import find_by_name, is_importable
+from .needs import need_of
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -40,6 +43,7 @@ def _check_options(options: Any) -> None:
         raise _refused("concurrency", count, "must be a whole number >= 1; set concurrency=4, for example")
     if name is not None and not (isinstance(name, str) and name):
         raise _refused("name", name, 'must be text that is not empty; set name="model", for example')
+    need_of(options["cpus"], options["gpus"], options["memory_gib"], options["accelerator"])
 
 
 def _refused(field_name: str, value: object, problem: str) -> UsageError:
@@ -55,6 +59,11 @@ class ActorOptions:
         max_restarts: Most restarts after the loss of its process or node, >= 0. Each begins with the constructor.
         name: Name for `pool.actor(name)`, logs and errors. An actor with a name lives until it is closed.
         concurrency: Calls that run at once, >= 1. With more than one, they run in threads of its process.
+        cpus: Processors that it books on its node for its life, > 0. None: none.
+        gpus: Devices that it books for its life and sees: a whole number, a share of one below 1, or 0 to hide all.
+            None: it books none, and sees all devices of its node.
+        memory_gib: Memory that it books for its life, in GiB, > 0. None: none.
+        accelerator: Kind of these devices, such as "A100". Without `gpus`, it books one.
 
     Raises:
         UsageError: An option is unknown or outside its range.
@@ -67,6 +76,16 @@ class ActorOptions:
     max_restarts: int = 0
     name: str | None = None
     concurrency: int = 1
+    cpus: float | None = None
+    gpus: float | None = None
+    memory_gib: float | None = None
+    accelerator: str | Accelerator | None = None
+
+    @property
+    def need(self) -> Need | None:
+        """Return the resources that the actor books; None if it says no numbers."""
+        need = need_of(self.cpus, self.gpus, self.memory_gib, self.accelerator)
+        return None if need is None else need._replace(slots=0)
 
 
 class ActorClass(Generic[P, C_co]):
@@ -167,7 +186,14 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
 def actor(cls: Callable[P, C], /) -> ActorClass[P, C]: ...
 @overload
 def actor(
-    *, max_restarts: int = 0, name: str | None = None, concurrency: int = 1
+    *,
+    max_restarts: int = 0,
+    name: str | None = None,
+    concurrency: int = 1,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    memory_gib: float | None = None,
+    accelerator: str | Accelerator | None = None,
 ) -> Callable[[Callable[P, C]], ActorClass[P, C]]: ...
 def actor(cls: Any = None, /, **options: Any) -> Any:
     """Make the objects of a class live on a node, in a process of their own.

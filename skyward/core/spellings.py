@@ -122,6 +122,13 @@ FOREIGN: dict[str, dict[str, str]] = {
         **_each("retry_on_interruption retry_on_preemption", "write retries_on_loss=3"),
         "ttl": _LEASES,
     },
+    "an actor": {
+        **_each("gpu num_gpus", "write gpus=1"),
+        **_each("cpu num_cpus cores vcpus", "write cpus=2"),
+        **_each("memory memory_gb ram", "write memory_gib=16"),
+        **_each("max_concurrency concurrency_groups", "write concurrency=4"),
+        **_each("lifetime", "set name=: an actor with a name lives until it is closed"),
+    },
     "ComputePool": {
         **_each("gpu gpus num_gpus gpu_count accelerators count", _DEVICES),
         **_each("cpu cpus num_cpus cores", "write vcpus=4, which counts per node"),

@@ -1,8 +1,8 @@
 """Actors: objects that live in processes of their own on nodes, and the order of their calls.
 
-An actor takes no slot, so the scheduler knows nothing of it. Its calls wait here in the order in which they were made,
-and some are sent ahead. The agent gives them to the actor's process one after another. A call of an actor is otherwise
-a task as any other: output, errors, streams and the direct line are the same.
+An actor takes no slot. The scheduler knows only those that book resources, and finds their nodes. Its calls wait here
+in the order in which they were made, and some are sent ahead. The agent gives them to the actor's process one after
+another. A call of an actor is otherwise a task as any other: output, errors, streams and the direct line are the same.
 
 A call runs at most once. When the process dies, calls that had begun fail with ActorLost. The others wait for the next
 process, if the actor may restart, or fail too.
@@ -16,7 +16,9 @@ import pickle
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..errors import ActorLost, PoolClosed
+from ..errors import ActorLost, PoolClosed, UsageError
+from ..schedule.actions import Settle, Unsettle
+from ..values.devices import Grant
 from ..wire.frames import Frame, FrameKind
 from ..wire.tasks import ActorOrder
 from .builder import TaskBuilder
@@ -62,9 +64,12 @@ class Actors:
         self._kept = kept
         self._ends: dict[int, _End] = {}
         """Ends of actors that somebody may still call."""
+        self._leaving: dict[int, LiveActor] = {}
+        """Ended actors whose resources stay booked until their process is gone."""
         self.soon: Callable[[Callable[[], object]], object] = lambda action: None
         """Lets the I/O thread do something soon; for finalizers."""
         dispatcher.actors = self
+        dispatcher.handlers |= {Settle: self._settled, Unsettle: self._refused}
         nodes.on_up.append(self._node_up)
 
     # For the pool ---------------------------------------------------------------------------------------------------
@@ -134,11 +139,12 @@ class Actors:
         """Forget all actors, because the engine ends. Needs the ledger's lock."""
         self.soon = lambda action: None
         error = PoolClosed("pool: closed before the actor was made; make actors inside its `with` block")
-        for actor in self._ledger.actors.values():
+        for actor in [*self._ledger.actors.values(), *self._leaving.values()]:
             self._drop_line(actor)
             self._ledger.after.append(lambda actor=actor: actor.closed.settle(None))  # type: ignore[misc]
             self._ledger.after.append(lambda actor=actor: actor.made.settle_error(error))  # type: ignore[misc]
         self._ledger.actors.clear()
+        self._leaving.clear()
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
@@ -205,8 +211,12 @@ class Actors:
     # Life -----------------------------------------------------------------------------------------------------------
 
     def _place(self, actor: LiveActor) -> None:
-        """Start the process of an actor on the node with the fewest actors, or let it wait for a node."""
+        """Find a node for an actor, or let it wait for one: where its resources are free, or with the fewest actors."""
         ledger = self._ledger
+        if actor.need is not None:
+            action = ledger.scheduler.submit_actor(actor.number, nodes=actor.nodes, need=actor.need)
+            self._dispatcher.perform(action)
+            return
         there = [
             node
             for node, link in ledger.links.items()
@@ -215,15 +225,34 @@ class Actors:
         if not there:
             return
         used = [other.node for other in ledger.actors.values()]
-        actor.node = node = min(there, key=lambda node: (used.count(node), node))
-        ledger.tell(node, FrameKind.START_ACTOR, actor.number, pickle.dumps(ActorOrder(lanes=actor.lanes)))
+        self._begin(actor, min(there, key=lambda node: (used.count(node), node)))
+
+    def _settled(self, action: Settle) -> None:
+        """Start an actor where its resources are booked."""
+        actor = self._ledger.actors[action.actor]
+        actor.grant = None if action.devices is None else Grant.of_booking(action.devices, actor.gpus)
+        self._begin(actor, action.node)
+
+    def _refused(self, action: Unsettle) -> None:
+        """Give up an actor whose resources no node can hold."""
+        actor = self._ledger.actors[action.actor]
+        text = f"{actor.name!r}: {action.why}"
+        self._ledger.after.append(lambda: actor.made.settle_error(UsageError(text)))  # words: ok
+        self._end(actor, _End(text, action.why, None))
+
+    def _begin(self, actor: LiveActor, node: int) -> None:
+        """Start the process of an actor, and make the object there."""
+        ledger = self._ledger
+        actor.node, actor.has_process = node, True
+        order = ActorOrder(lanes=actor.lanes, grant=actor.grant)
+        ledger.tell(node, FrameKind.START_ACTOR, actor.number, pickle.dumps(order))
         task = actor.step(self._builder, actor.constructor, lambda error: self._constructed(actor, error))
         ledger.tasks[task.id] = task
         self._send(actor, task, node)
 
     def _node_up(self, _: int) -> None:
         for actor in list(self._ledger.actors.values()):
-            if actor.node is None:
+            if actor.node is None and actor.need is None:
                 self._place(actor)
 
     def _constructed(self, actor: LiveActor, failure: BaseException | None) -> None:
@@ -241,9 +270,11 @@ class Actors:
 
     def on_gone(self, link: Readable, frame: Frame) -> None:
         """Restart an actor whose process has died, or give it up. Its calls were reported before."""
+        self._leave(frame.ident)
         actor = self._ledger.actors.get(frame.ident)
         if actor is None or actor.node != link.node:
             return
+        actor.has_process = False
         fields = json.loads(frame.body)
         loss = Loss(
             node=link.node,
@@ -265,10 +296,12 @@ class Actors:
 
     def node_lost(self, node: int) -> None:
         """Handle that a node is gone, with the actors on it."""
+        for number in [number for number, actor in self._leaving.items() if actor.node == node]:
+            self._leave(number)
         for actor in [actor for actor in self._ledger.actors.values() if actor.node == node]:
             loss = self._ledger.node_loss(node, started=None)
             self._drop_line(actor)
-            actor.is_made, actor.gone = False, None
+            actor.is_made, actor.gone, actor.has_process = False, None, False
             for task in list(actor.sent.values()):
                 if task.id not in actor.unbegun:
                     self._fail(task, self._end_of(actor, loss).error(started=None))
@@ -283,7 +316,7 @@ class Actors:
             self._end(actor, end)
             return
         actor.restarts_left -= 1
-        actor.node = None
+        node, actor.node = actor.node, None
         back = [task for task in actor.sent.values() if task.id in actor.unbegun]
         for task in back:
             del actor.sent[task.id]
@@ -292,6 +325,10 @@ class Actors:
         actor.unbegun.clear()
         actor.waiting.extendleft(task for task in reversed(back) if not task.is_cancelled)
         _log.warning("actor %r of node %d: %s; it is restarted", actor.name, loss.node, end.reason)
+        if actor.need is not None and node is not None and not loss.is_node:
+            self._begin(actor, node)  # it keeps its resources
+            return
+        self._free(actor)
         self._place(actor)
         if actor.node is None and not self._may_come(actor):
             self._end(actor, end)
@@ -317,10 +354,35 @@ class Actors:
             self._ledger.tell(actor.node, FrameKind.END_ACTOR, actor.number)
         del self._ledger.actors[actor.number]
         self._ledger.after.append(lambda: actor.made.settle_error(end.error()))
+        actor.end_failure = failure
+        self._leaving[actor.number] = actor
+        # The caller of `close` may use its devices at once, so the process must be gone.
+        if actor.need is None or not actor.has_process:
+            self._leave(actor.number)
+
+    def _leave(self, number: int) -> None:
+        """Give back the resources of an ended actor, and let those go on who wait for its end."""
+        actor = self._leaving.pop(number, None)
+        if actor is None:
+            return
+        self._free(actor)
+        failure = actor.end_failure
         if failure is None:
             self._ledger.after.append(lambda: actor.closed.settle(None))
         else:
             self._ledger.after.append(lambda: actor.closed.settle_error(failure))
+
+    def _free(self, actor: LiveActor) -> None:
+        """Give back the resources of an actor that has no process, or end its wait for them."""
+        if actor.need is not None:
+            self._dispatcher.perform(self._ledger.scheduler.actor_gone(actor.number))
+
+    def why_waiting(self, number: int) -> str:
+        """Return why an actor was not made yet, in one sentence; "" if it was, or is being made."""
+        actor = self._ledger.actors.get(number)
+        if actor is None or actor.node is not None:
+            return ""
+        return self._ledger.scheduler.why_waiting(number) or "waits for a node: none is there"
 
     def _drop_line(self, actor: LiveActor) -> None:
         """Close the line of an actor whose calls the agent no longer reports."""

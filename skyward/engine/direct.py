@@ -332,7 +332,7 @@ class DirectEngine:
 
     def why_waiting(self, call: int) -> str:
         with self.ledger.lock:
-            if why := self.ledger.scheduler.why_waiting(call):
+            if why := self.actors.why_waiting(call) or self.ledger.scheduler.why_waiting(call):
                 return why
             task = self.ledger.tasks.get(call)
             is_paused = task is not None and self.ledger.scheduler.node_of(call) is None

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..calls.futures import Future
+from ..schedule.resources import Need
+from ..values.devices import Grant
 from ..wire.tasks import CallKind, actor_place
 from .builder import PackedCall, TaskBuilder
 from .link import LineEnd
@@ -43,6 +45,14 @@ class LiveActor(LineEnd):
     """Calls that its process takes at once."""
     nodes: tuple[int, ...] | None
     """Nodes that it may live on; None: any without a role."""
+    need: Need | None = None
+    """Resources that it books for its life; None if it asks for none."""
+    gpus: float | None = None
+    """Number of devices that it asks for, such as 0.25."""
+    grant: Grant | None = None
+    """Devices that are booked for it; None for all of its node."""
+    has_process: bool = False
+    """Whether a process was ordered for it, and its end not yet reported."""
     max_restarts: int
     restarts_left: int
     tell: Callable[[int, int, int, bytes], None] = lambda node, kind, ident, body: None
@@ -51,6 +61,7 @@ class LiveActor(LineEnd):
     """Future of the creation."""
     closed: Future[None] = field(default_factory=Future)
     """Future of the end. An error of the exit hook is its error."""
+    end_failure: BaseException | None = None
     node: int | None = None
     """Node that it lives on; None while it waits for one."""
     is_made: bool = False

@@ -164,7 +164,7 @@ class TaskDispatcher:
             if isinstance(action, Send):
                 task = self._ledger.tasks[action.task]
                 if action.devices is not None:
-                    task.grant = _grant(action.devices, task.options.gpus)
+                    task.grant = Grant.of_booking(action.devices, task.options.gpus)
                 elif task.attempt:  # the devices of an earlier run, perhaps on another node
                     task.grant = None
                 actions += self.send(task, action.node, is_alone=task is alone)
@@ -341,7 +341,3 @@ class TaskDispatcher:
             link.release(task)
             if link.channel.has_output:
                 self._ledger.dirty.add(link)
-
-
-def _grant(devices: tuple[int, ...], gpus: float | None) -> Grant:
-    return Grant(devices=devices, gpu_share=gpus if gpus is not None and 0 < gpus < 1 else 1.0)

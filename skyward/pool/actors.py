@@ -79,15 +79,22 @@ class PoolActors:
             nodes: Nodes that it may live on; None for any node without a role.
 
         Raises:
-            UsageError: Another actor has its name, or its arguments cannot be sent.
+            UsageError: Another actor has its name, its arguments cannot be sent, or no node can hold its resources.
             PoolClosed: The pool is closed.
         """
         engine, packing, cls = self._engine, self._packing, pending.cls
         options = cls.options
         name = options.name or cls.name
         call_options = CallOptions(name=name)
+        need = options.need
+        if need is not None and (why := engine.nodes.refusal(nodes, need, 1)):
+            raise UsageError(f"{name!r}: {why}")  # words: ok
         number = engine.builder.next_id()
-        future: Future[Any] = Future(lambda number: engine.actors.close(number, cancel=True), call_id=number)
+
+        def cancel(number: int) -> None:
+            engine.actors.close(number, cancel=True)
+
+        future: Future[Any] = Future(cancel, call_id=number, why=engine.why_waiting)
         live = LiveActor(
             number=number,
             name=name,
@@ -102,6 +109,8 @@ class PoolActors:
             ),
             lanes=options.concurrency,
             nodes=nodes,
+            need=need,
+            gpus=options.gpus,
             max_restarts=options.max_restarts,
             restarts_left=options.max_restarts,
             made=Future(),

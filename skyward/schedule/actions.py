@@ -45,6 +45,23 @@ class FailGang:
 
 
 @dataclass(frozen=True, slots=True)
+class Settle:
+    """Place of an actor that books resources. `devices` as in Send."""
+
+    actor: int
+    node: int
+    devices: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettle:
+    """Refusal of an actor that no node can ever hold, or whose nodes are gone. `why` says so in words."""
+
+    actor: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """Refusal of a call that can never start.
 
@@ -57,4 +74,4 @@ class Refuse:
     why: str = ""
 
 
-Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
+Action = Send | Recall | FailTask | StartGang | FailGang | Settle | Unsettle | Refuse

@@ -57,7 +57,7 @@ class NodeEntry:
     def set_kind(self) -> None:
         """Renew `kind` after a change of its parts."""
         turn = min(self.wanted_by.values()) if self.wanted_by else None
-        self.kind = (self.slots, self.round_trip_ns, turn, self.stock is not None and self.stock.bookings > 0)
+        self.kind = (self.slots, self.round_trip_ns, turn, self.stock is not None and self.stock.is_booked)
 
     @property
     def takes_more(self) -> bool:
@@ -87,6 +87,8 @@ class NodeEntry:
         # A gang may have more ranks than the node has slots; it then takes the whole node.
         slots = min(need.slots, self.slots)
         fits = stock.fits(need) if stock is not None else room
+        if not slots:
+            return fits if stock is not None else 1
         if room >= slots and fits > 0:
             return min(room // slots, fits)
         return max(_LEAST_ROOM, min(0, room - slots, fits))
@@ -94,7 +96,7 @@ class NodeEntry:
     def has_room(self, need: Need) -> bool:
         """Return whether a need fits now, in less time than `room_for`."""
         room = self.slots - len(self.sent) - self.gang_places
-        if room < need[0] and room < self.slots:
+        if need[0] and room < need[0] and room < self.slots:
             return False
         return self.stock is None or self.stock.has_room(need)
 
@@ -104,13 +106,17 @@ class NodeEntry:
             return self.stock.can_hold(need)
         return not (self.is_up and (need.devices or need.accelerator))
 
+    def can_clear(self, need: Need) -> bool:
+        """Return whether the node has room for a need once its calls have ended. Its actors stay."""
+        return self.stock is None or self.stock.can_clear(need)
+
     def book(self, need: Need | None) -> Booking | None:
         """Take resources of the node. Call `NodeTable.refile` after it."""
         stock = self.stock
         if stock is None or (need is None and not stock.devices):
             return None
         booking = stock.book(PLAIN if need is None else need)
-        if self.kind[3] != (stock.bookings > 0):
+        if self.kind[3] != stock.is_booked:
             self.set_kind()
         return booking
 
@@ -120,7 +126,7 @@ class NodeEntry:
         if stock is None or booking is None:
             return
         stock.release(booking)
-        if self.kind[3] != (stock.bookings > 0):
+        if self.kind[3] != stock.is_booked:
             self.set_kind()
 
     def is_withheld(self, turn: Turn) -> bool:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from itertools import islice
 
 from .groups import Group, Kind, NodeEntry, Rooms, Turn
-from .resources import Need, Stock, Supply
+from .resources import PLAIN, Need, Stock, Supply
 from .waiting_lines import TaskEntry
 
 SHORT_TASK_NS = 1_000_000_000
@@ -132,7 +132,7 @@ class NodeTable:
         """Return how many slots of an empty node a need is worth. All nodes of a pool are of one machine type."""
         node = next((node for node in self.by_id.values() if node.stock is not None), None)
         if node is None or node.stock is None:
-            return need.slots
+            return max(1, need.slots)
         fits = Stock(node.stock.supply, node.slots).fits(need)
         return max(need.slots, node.slots / fits if fits > 0 else node.slots)
 
@@ -289,11 +289,12 @@ class NodeTable:
         return sorted(nodes, key=lambda node: node.id)
 
     def pick_to_reserve(self, group: Group, turn: Turn, count: int) -> tuple[NodeEntry, ...]:
-        """Return the nodes that lack least for an entry, or none if older entries reserve too many."""
+        """Return the nodes that lack least for an entry, or none if older entries or actors keep too many from it."""
         chosen: list[tuple[int, NodeEntry]] = []
+        need = group.need or PLAIN
         for rooms in group.rooms_for(turn):
-            levels = sorted(rooms.by_room, reverse=True)
-            free = ((room, node) for room in levels for node in rooms.at(room) if not node.is_chosen_before(turn))
+            nodes = ((room, node) for room in sorted(rooms.by_room, reverse=True) for node in rooms.at(room))
+            free = (pair for pair in nodes if not pair[1].is_chosen_before(turn) and pair[1].can_clear(need))
             chosen += islice(free, count)
         chosen.sort(key=lambda pair: -pair[0])
         return tuple(node for _, node in chosen[:count]) if len(chosen) >= count else ()

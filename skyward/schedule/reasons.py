@@ -60,7 +60,7 @@ def _numbers(line: Line) -> tuple[int, ...] | None:
 def _lack(node: NodeEntry, need: Need) -> str:
     """Return what the node lacks for a need, such as "2 GPUs: 1 free"."""
     slots = min(need.slots, node.slots)
-    if node.room < slots:
+    if slots and node.room < slots:
         return f"{'a slot' if slots == 1 else f'{slots} slots'}: {max(0, node.room)} free"
     stock = node.stock
     assert stock is not None, "without a stock, slots are all that a node may lack"
@@ -74,4 +74,5 @@ def _lack(node: NodeEntry, need: Need) -> str:
 def _free(stock: Stock, need: Need) -> str:
     if stock.users:
         return f"{stock.users} call{'s' if stock.users != 1 else ''} without a number of GPUs must end first"
-    return f"{stock.free_devices(need.accelerator)} free"
+    held = sum(len(booking.devices or ()) for booking in stock.lasting)
+    return f"{stock.free_devices(need.accelerator)} free{f', actors hold {held}' if held else ''}"

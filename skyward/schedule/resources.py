@@ -6,6 +6,9 @@ A call without a number of devices uses those of its slot, which the scheduler d
 the devices of a node are either used by slots, or booked one by one. A node changes from one to the other when nothing
 uses its devices the first way, and back when no booking is left. While devices are booked, a call without a number
 books the share of a slot, too.
+
+Actors book for life, so calls do not wait for their devices: the share of a slot is one of the devices that no actor
+has. If actors have all of them, it is none.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ class Kind(Protocol):
 
 
 class Need(NamedTuple):
-    """Resources that a call takes of each of its nodes."""
+    """Resources that a call takes of each of its nodes, or an actor of its one."""
 
     slots: int = 1
+    """Slots; 0 for an actor, which has a process of its own."""
     cpus: int = 0
     """Thousandths of a processor."""
     memory_mib: int = 0
@@ -97,12 +101,14 @@ class Booking(NamedTuple):
     devices: tuple[int, ...] | None
     amount: int
     """Thousandths of each device."""
+    is_for_life: bool = False
+    """Whether an actor has them."""
 
 
 class Stock:
     """Resources of one node, and those that are left."""
 
-    __slots__ = ("bookings", "cpus", "devices", "memory_mib", "slots", "supply", "users")
+    __slots__ = ("bookings", "cpus", "devices", "lasting", "memory_mib", "slots", "supply", "users")
 
     def __init__(self, supply: Supply, slots: int) -> None:
         self.supply = supply
@@ -114,6 +120,20 @@ class Stock:
         """Bookings of devices."""
         self.users = 0
         """Calls that use the devices of their slots."""
+        self.lasting: list[Booking] = []
+        """Bookings of actors."""
+
+    @property
+    def is_booked(self) -> bool:
+        """Return whether calls without a number of devices book theirs one by one."""
+        return self.bookings > 0 and self._shared_count > 0
+
+    @property
+    def _shared_count(self) -> int:
+        """Number of devices that slots share: those of which no actor has a part."""
+        if not self.lasting:
+            return len(self.devices)
+        return len(self.devices) - len({index for booking in self.lasting for index in booking.devices or ()})
 
     @property
     def cpus_of_node(self) -> int:
@@ -142,6 +162,15 @@ class Stock:
         """Return whether the node has room for the need while nothing else runs there."""
         return Stock(self.supply, self.slots).fits(need) > 0
 
+    def can_clear(self, need: Need) -> bool:
+        """Return whether the node has room for the need beside its actors while no call runs there."""
+        if not self.lasting:
+            return True
+        rest = Stock(self.supply, self.slots)
+        for booking in self.lasting:
+            rest._take(booking)
+        return rest.fits(need) > 0
+
     def fits(self, need: Need) -> int:
         """Return how often the need fits beside the bookings; below 0: about how many units are lacking."""
         # This runs for each change of a node and each need, so it avoids calls.
@@ -159,17 +188,15 @@ class Stock:
         if devices or accelerator or (devices is None and self._must_book(need)):
             count, amount = (devices // UNIT, UNIT) if devices and devices >= UNIT else self._demand(need)
             free = self.devices if not accelerator else self._free(accelerator)
-            if self.users:
+            if self.users and amount:
                 part, lack = 0, lack + self.users
             elif amount == UNIT:
                 whole = free.count(UNIT)
                 part = whole // count
                 if not part:
                     lack += count - whole
-            elif count:
-                part = sum([own // amount for own in free])
             else:
-                part = len(free)
+                part = sum([own // amount for own in free]) if amount else _MOST_FITS
             fits = min(fits, part)
         return fits or -min(lack, _MOST_LACK)
 
@@ -185,18 +212,21 @@ class Stock:
         return not devices or max(self.devices, default=0) >= devices
 
     def _must_book(self, need: Need) -> bool:
-        return bool(self.devices) and (self.bookings > 0 or need.is_gang)
+        """Return whether a need without a number of devices books some. An actor without one sees all of them."""
+        return bool(self.devices and need.slots) and (self.bookings > 0 or need.is_gang)
 
     def _demand(self, need: Need) -> tuple[int, int]:
         """Return the number of devices, and the thousandths of each."""
         if need.devices is not None:
             return (need.devices // UNIT, UNIT) if need.devices >= UNIT else (int(need.devices > 0), need.devices)
-        count, slots = len(self.devices), min(need.slots, self.slots)
+        count, slots = self._shared_count, min(need.slots, self.slots)
+        if not count:
+            return 0, 0
         if slots == self.slots:
             return count, UNIT
         if count * slots >= self.slots:
             return count * slots // self.slots, UNIT
-        return min(count, 1), UNIT // -(-self.slots // (count * slots)) if count else 0
+        return 1, UNIT // -(-self.slots // (count * slots))
 
     def _free(self, accelerator: Any) -> list[int]:
         if not accelerator:
@@ -206,21 +236,37 @@ class Stock:
 
     def book(self, need: Need) -> Booking:
         """Take the need, which fits."""
-        self.cpus -= need.cpus
-        self.memory_mib -= need.memory_mib
         chosen: tuple[int, ...] | None = None
         amount = 0
         if need.devices == 0:
             chosen = () if self.devices else None
         elif need.devices or self._must_book(need):
             count, amount = self._demand(need)
-            chosen = self._choose(self._free(need.accelerator), count, amount)
-            for index in chosen:
-                self.devices[index] -= amount
-            self.bookings += 1
-        elif self.devices:
-            self.users += 1
-        return Booking(need.cpus, need.memory_mib, chosen, amount)
+            chosen = self._choose(self._free(need.accelerator), count, amount) if amount else ()
+        booking = Booking(need.cpus, need.memory_mib, chosen, amount, is_for_life=not need.slots)
+        self._take(booking)
+        return booking
+
+    def _take(self, booking: Booking) -> None:
+        self._change(booking, -1)
+        if booking.is_for_life:
+            self.lasting.append(booking)
+
+    def release(self, booking: Booking) -> None:
+        self._change(booking, 1)
+        if booking.is_for_life:
+            self.lasting.remove(booking)
+
+    def _change(self, booking: Booking, sign: int) -> None:
+        """Take the resources of a booking (`sign` is -1), or give them back (1)."""
+        self.cpus += sign * booking.cpus
+        self.memory_mib += sign * booking.memory_mib
+        if booking.amount:
+            for index in booking.devices or ():
+                self.devices[index] += sign * booking.amount
+            self.bookings -= sign
+        elif booking.devices is None and self.devices and not booking.is_for_life:
+            self.users -= sign
 
     def _choose(self, free: Sequence[int], count: int, amount: int) -> tuple[int, ...]:
         """Choose the fullest devices that fit, so that shares lie on few of them; whole ones in a row if possible."""
@@ -234,16 +280,6 @@ class Stock:
             if free[first : first + count] == row:
                 return tuple(range(first, first + count))
         return tuple(index for index, own in enumerate(free) if own == UNIT)[:count]
-
-    def release(self, booking: Booking) -> None:
-        self.cpus += booking.cpus
-        self.memory_mib += booking.memory_mib
-        if booking.amount:
-            for index in booking.devices or ():
-                self.devices[index] += booking.amount
-            self.bookings -= 1
-        elif booking.devices is None and self.devices:
-            self.users -= 1
 
     def free_devices(self, accelerator: Kind | None) -> int:
         """Return how many whole devices are free."""

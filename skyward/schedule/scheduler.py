@@ -12,8 +12,9 @@ network: one per slot, plus as many as its slots finish during a round trip. The
 idle.
 
 A gang starts only when all its nodes have room for its ranks at once. Once it is first in the queue, nothing new goes
-to those nodes, so it cannot starve. A call made by a task (`parent`) goes before all waiting entries, even gangs,
-because they may wait for that very task. It is refused if it could never run; see `families`.
+to those nodes, so it cannot starve. An actor with resources is a gang of one node that takes no slot. A call made by a
+task (`parent`) goes before all waiting entries, even gangs, because they may wait for that very task. It is refused if
+it could never run; see `families`.
 
 The owner feeds events and carries out the returned actions. It calls every method under its own lock.
 """
@@ -24,7 +25,7 @@ import math
 from collections.abc import Collection
 from itertools import islice
 
-from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
+from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, Settle, StartGang, Unsettle
 from .families import Family, Gangs
 from .groups import Group, NodeEntry, Turn
 from .node_table import NodeTable
@@ -36,6 +37,7 @@ from .scaling import Demand
 from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
 from .waiting_order import WaitingOrder
 
+_NO_NODE = "no node is left that it may live on"
 _ANY_TURN: Turn = (1, 0)
 """Turn of an entry that does not wait, while nothing else does."""
 
@@ -262,6 +264,26 @@ class Scheduler:
         self._order.wait(made, self._refusals.group_of(made))
         return self._place()
 
+    def submit_actor(self, actor: int, *, nodes: tuple[int, ...] | None, need: Need) -> list[Action]:
+        """Queue an actor that books resources for its life, and settle it if there is room.
+
+        Args:
+            actor: Number of the actor.
+            nodes: Nodes that it may live on; None for any that is not kept.
+            need: Its resources, which include no slot.
+        """
+        made = GangEntry(actor, None, nodes, need._replace(slots=0))
+        if self._refusals.is_homeless(made):
+            return [Unsettle(actor, _NO_NODE)]
+        if why := self.refusal(nodes, made.need):
+            return [Unsettle(actor, why)]
+        self._order.wait(made, self._refusals.group_of(made))
+        return self._place()
+
+    def actor_gone(self, actor: int) -> list[Action]:
+        """Record that the process of an actor is gone, or that the actor waits no longer."""
+        return self.gang_finished(actor)
+
     def _submit_nested(self, made: Entry) -> list[Action]:
         """Queue a call of a task before all waiting entries. Refused if it cannot start, now or later."""
         self._family.add(made.parent, made)
@@ -452,7 +474,10 @@ class Scheduler:
         was_booked = node.kind[3]
         node.release(booking)
         self._nodes.booked += node.kind[3] - was_booked
-        self._order.changed(node)
+        if booking is not None and booking.is_for_life:
+            self._order.actor_left(node)
+        else:
+            self._order.changed(node)
 
     def _place_gang(self, gang: GangEntry, line: Line, actions: list[Action]) -> bool:
         if gang.nodes is None:
@@ -470,6 +495,11 @@ class Scheduler:
             node.gang_places += places
             self._nodes.refile(node)
         self._gangs[gang.id] = held
+        if not gang.need.slots:
+            self._order.give_up_for_actor(members[0])
+            booking = held[members[0].id][1]
+            actions.append(Settle(gang.id, members[0].id, None if booking is None else booking.devices))
+            return True
         devices = tuple(None if booking is None else booking.devices for _, booking in held.values())
         actions.append(StartGang(gang.id, tuple(held), devices if any(own is not None for own in devices) else ()))
         return True
@@ -523,8 +553,10 @@ class Scheduler:
         actions: list[Action] = []
         for entry in self._refusals.homeless():
             self._drop_waiting(entry)
-            is_gang = isinstance(entry, GangEntry)
-            actions.append(FailGang(entry.id, node) if is_gang else FailTask(entry.id, node, False))
+            if isinstance(entry, TaskEntry):
+                actions.append(FailTask(entry.id, node, False))
+            else:
+                actions.append(FailGang(entry.id, node) if entry.need.slots else Unsettle(entry.id, _NO_NODE))
         return actions
 
     def _refuse_unfit(self) -> list[Action]:
@@ -532,7 +564,8 @@ class Scheduler:
         actions: list[Action] = []
         for entry, why in self._refusals.unfit():
             self._drop_waiting(entry)
-            actions.append(Refuse(entry.id, (), why))
+            is_actor = entry.need is not None and not entry.need.slots
+            actions.append(Unsettle(entry.id, why) if is_actor else Refuse(entry.id, (), why))
         return actions
 
     def _refuse_stuck(self, made: Entry | None = None) -> list[Action]:

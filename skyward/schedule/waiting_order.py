@@ -68,14 +68,11 @@ class WaitingOrder:
         if line.blocked is entry and line.place is line.group and (line.wanted or not chooses):
             return
         is_gang_of = isinstance(entry, GangEntry) and entry.nodes is not None
-        if line.blocked is not entry or (chooses and not line.wanted):
+        if line.blocked is not entry or ((chooses or is_gang_of) and not line.wanted):
             self._unblock(line)
             line.blocked = entry
-            if is_gang_of:
-                line.wanted = tuple(line.group.members.values())
-                for node in line.wanted:
-                    node.wanted_by[entry.id] = entry.turn
-                heapq.heappush(self._unreserved, (entry.turn, entry.id))
+            if isinstance(entry, GangEntry) and is_gang_of:
+                self._reserve_all(line, entry)
             elif chooses:
                 self._choose(line, entry)
             elif isinstance(entry, GangEntry) or not entry.in_advance:
@@ -86,6 +83,15 @@ class WaitingOrder:
             self._waiting.wait_at(line, tuple(line.group.numbers or ())[line.lacked])
         else:
             self._waiting.wait_at(line, line.group)
+
+    def _reserve_all(self, line: Line, gang: GangEntry) -> None:
+        """Reserve the nodes of a gang, unless an actor must end first: that may never happen."""
+        nodes = tuple(line.group.members.values())
+        if all(node.can_clear(gang.need) for node in nodes):
+            line.wanted = nodes
+            for node in nodes:
+                node.wanted_by[gang.id] = gang.turn
+            heapq.heappush(self._unreserved, (gang.turn, gang.id))
 
     def _choose(self, line: Line, entry: Entry) -> None:
         count = entry.count if isinstance(entry, GangEntry) else 1
@@ -103,7 +109,19 @@ class WaitingOrder:
 
     def give_up(self, node: NodeEntry) -> None:
         """Let entries for which this node was chosen choose another one, because it takes no more."""
-        for number in tuple(node.chosen_by):
+        self._try_again(tuple(node.chosen_by))
+
+    def give_up_for_actor(self, node: NodeEntry) -> None:
+        """Let entries reserve nodes once more, because an actor has come to this one for life."""
+        self._try_again((*node.chosen_by, *node.wanted_by))
+
+    def actor_left(self, node: NodeEntry) -> None:
+        """Have all lines tried, also those for which nothing was reserved while the actor was there."""
+        self.changed(node)
+        self._waiting.wake_all()
+
+    def _try_again(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
             line = self._waiting.line_of(number)
             if line is not None:
                 self._unblock(line)
@@ -193,7 +211,7 @@ class WaitingOrder:
         is_full = node.room <= 0
         for group in node.groups:
             # Most groups need no look at their lines. This runs for each call, so the order of these checks matters.
-            if group.need is not None and (is_full or not node.has_room(group.need)):
+            if group.need is not None and ((is_full and group.need[0]) or not node.has_room(group.need)):
                 continue
             for line in self._waiting.at(group):
                 entry = line.first

@@ -64,6 +64,11 @@ class Grant:
     cpus: float | None = None
     memory_gib: float | None = None
 
+    @classmethod
+    def of_booking(cls, devices: tuple[int, ...], gpus: float | None) -> Grant:
+        """Return the grant of booked devices; `gpus` is the number that was asked for, such as 0.25."""
+        return cls(devices=devices, gpu_share=gpus if gpus is not None and 0 < gpus < 1 else 1.0)
+
     def pack(self) -> bytes:
         """Return the body of a GRANT frame."""
         return json.dumps(asdict(self)).encode()

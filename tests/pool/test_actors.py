@@ -280,7 +280,7 @@ def test_an_actor_of_a_lost_node_restarts(kill: str) -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) as pool:
         faults = Faults(pool)
         lost: Any = Tallies() >> pool.node(0)
-        tally: Any = Tallies.with_options(max_restarts=3)() >> pool.node(0)
+        tally: Any = Tallies.with_options(max_restarts=3, memory_gib=0.1)() >> pool.node(0)
         anywhere: Any = Tallies.with_options(max_restarts=3, name="x")() >> pool
         pids = [one.pid() >> pool for one in (lost, tally)]
         node = 0
@@ -353,6 +353,10 @@ def test_wrong_uses_are_refused_where_they_are_written(pool: sky.ComputePool) ->
         Tallies.with_options(concurency=2)
     with pytest.raises(UsageError, match="max_restarts=-1: must be a whole number >= 0"):
         Tallies.with_options(max_restarts=-1)
+    with pytest.raises(UsageError, match=r"num_gpus: not an option of an actor; write gpus=1"):
+        Tallies.with_options(num_gpus=2)
+    with pytest.raises(UsageError, match="gpus=1.5: must be 0, a share below 1, or a whole number"):
+        Tallies.with_options(gpus=1.5)
     with pytest.raises(WrongArguments, match="Tally"):
         Tallies(number=1)
     with pytest.raises(WrongArguments, match=r"add\(number\)"):

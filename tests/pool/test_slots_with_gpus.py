@@ -256,3 +256,56 @@ def test_ranks_share_the_gpus_of_their_gang(pool: sky.ComputePool) -> None:
     own = [devices for _, devices, _, _ in gang() >> pool]
     assert [len(devices) for devices in own] == [1, 1, 1, 1]
     assert len({devices[0] for devices in own}) == 4
+
+
+@sky.actor
+class Holder:
+    def seen(self) -> Seen:
+        return seen()
+
+    def die(self) -> None:
+        die()
+
+
+Holders: Any = Holder
+"""The class as its decorator made it, which mypy does not see."""
+
+
+def test_an_actor_holds_its_gpus_for_life_and_calls_share_the_others(pool: sky.ComputePool, tmp_path: Path) -> None:
+    with Holders.with_options(gpus=2, max_restarts=1)() >> pool as holder:
+        variable, own, visible, _ = holder.seen() >> pool
+        assert (variable, visible) == (",".join(map(str, own)), 2)
+        plain = [sky.compute(seen_together)(str(tmp_path), me, 4) > pool for me in range(4)]
+        devices = [index for call in plain for index in call.result(timeout=60)[1]]
+        assert len(set(devices)) == 4, "each slot has its share of the other six"
+        assert not set(devices) & set(own)
+        with pytest.raises(sky.errors.ActorLost):
+            holder.die() >> pool
+        assert [(holder.seen() >> pool)[at] for at in (0, 1)] == [variable, own], "a restart keeps the booking"
+
+        waiting = Holders.with_options(gpus=7)() > pool
+        assert waiting.why_waiting == "waits for 7 GPUs: 6 free, actors hold 2"
+        assert (sky.compute(seen)() >> pool)[1], "a waiting actor keeps nobody waiting"
+    large = waiting.result(timeout=60)
+    assert len((large.seen() >> pool)[1]) == 7
+    assert (sky.compute(seen).with_options(gpus=1)() >> pool)[1]
+    large.close()
+    with Holders.with_options(gpus=0)() >> pool as blind:
+        assert (blind.seen() >> pool)[:3] == ("-1", [], 0)
+    with pytest.raises(sky.errors.UsageError, match="'Holder': no node can ever hold 9 GPUs; the nodes have 1 x"):
+        Holders.with_options(gpus=9)() >> pool
+    again = tmp_path / "again"
+    again.mkdir()
+    plain = [sky.compute(seen_together)(str(again), me, 4) > pool for me in range(4)]
+    assert sorted(call.result(timeout=60)[1] for call in plain) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_calls_run_without_gpus_while_an_actor_has_them_all(tmp_path: Path) -> None:
+    with opened(tmp_path, concurrency=2, nodes=1) as pool:
+        assert (sky.compute(seen)() >> pool)[1] == [0, 1, 2, 3], "its process may hold memory of these devices"
+        with Holders.with_options(gpus=8)() >> pool as holder:
+            assert len((holder.seen() >> pool)[1]) == 8
+            assert [(sky.compute(seen)() >> pool)[1] for _ in range(3)] == [[], [], []]
+            with pytest.raises(sky.errors.SlotLost):
+                sky.compute(die)() >> pool
+        assert (sky.compute(seen)() >> pool)[1] in ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from skyward.accelerators import Accelerator
-from skyward.schedule.actions import Action, Recall, Refuse, Send, StartGang
+from skyward.schedule.actions import Action, Recall, Refuse, Send, Settle, StartGang, Unsettle
 from skyward.schedule.resources import UNIT, Need, Supply
 from skyward.schedule.scheduler import Scheduler
 
@@ -48,10 +48,11 @@ class ModelNode:
         memory = sum(need.memory_mib for _, need, _ in self.load.values())
         assert cpus <= self.supply.cpus * UNIT
         assert memory <= self.supply.memory_gib * 1024
-        places = sum(places for places, _, _ in self.load.values())
+        # Actors that have all devices leave calls without any, which may be sent in advance.
+        places = sum(places for places, _, devices in self.load.values() if devices != ())
         has_bookings = any(devices for _, _, devices in self.load.values())
         assert places <= self.slots or not has_bookings, "sent in advance beside bookings"
-        own = [devices for _, need, devices in self.load.values() if devices is None and need.devices is None]
+        own = [devices for _, need, devices in self.load.values() if devices is None is need.devices and need.slots]
         booked = [(need, devices) for _, need, devices in self.load.values() if devices]
         if self.supply.devices:
             assert not (own and booked), "devices of slots, and the same devices booked"
@@ -109,9 +110,14 @@ class Resources(RuleBasedStateMachine):
                     devices = action.devices[index] if action.devices else None
                     node.load[action.gang] = min(need.slots, node.slots), need, devices
                     self.check_devices(node, need, devices)
-            elif isinstance(action, Refuse):
+            elif isinstance(action, Settle):
+                need, _, _ = self.waiting.pop(action.actor)
+                node = self.nodes[action.node]
+                node.load[action.actor] = 0, need, action.devices
+                self.check_devices(node, need, action.devices)
+            elif isinstance(action, Refuse | Unsettle):
                 assert action.why
-                need, _, _ = self.waiting.pop(action.call)
+                del self.waiting[action.call if isinstance(action, Refuse) else action.actor]
             elif isinstance(action, Recall):
                 self.nodes[action.node].load.pop(action.task)
                 self.waiting[action.task] = Need(), 0, None
@@ -146,6 +152,12 @@ class Resources(RuleBasedStateMachine):
         self.waiting[self.number] = own, count, nodes
         self.follow(self.scheduler.submit_gang(self.number, nodes=nodes, places=places, count=count, need=need))
 
+    @rule(need=st.sampled_from([need for need in NEEDS if need is not None]))
+    def submit_actor(self, need: Need) -> None:
+        self.number += 1
+        self.waiting[self.number] = need._replace(slots=0), 0, None
+        self.follow(self.scheduler.submit_actor(self.number, nodes=None, need=need))
+
     @precondition(lambda self: any(node.load for node in self.nodes.values()))
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -155,6 +167,8 @@ class Resources(RuleBasedStateMachine):
         places = [node.load.pop(number) for node in self.nodes.values() if number in node.load]
         if places[0][1].is_gang:
             self.follow(self.scheduler.gang_finished(number))
+        elif not places[0][1].slots:
+            self.follow(self.scheduler.actor_gone(number))
         else:
             self.follow(self.scheduler.finished(number, 2_000_000))
 
@@ -163,7 +177,7 @@ class Resources(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.waiting)))
         need, _, _ = self.waiting.pop(number)
-        if need.is_gang:
+        if need.is_gang or not need.slots:
             self.follow(self.scheduler.gang_finished(number))
         else:
             assert self.scheduler.cancel(number) is None
@@ -176,9 +190,11 @@ class Resources(RuleBasedStateMachine):
     def replace(self, data: st.DataObject, supply: Supply) -> None:
         number = data.draw(st.sampled_from(sorted(self.nodes)))
         node = self.nodes[number]
-        gangs = [n for n, (_, need, _) in node.load.items() if need.is_gang]
+        gangs = [n for n, (_, need, _) in node.load.items() if need.is_gang or not need.slots]
         node.load.clear()
-        self.follow([a for a in self.scheduler.node_lost(number, will_return=True) if isinstance(a, Send | StartGang)])
+        self.follow(
+            [a for a in self.scheduler.node_lost(number, will_return=True) if isinstance(a, Send | StartGang | Settle)]
+        )
         for gang in gangs:
             for other in self.nodes.values():
                 other.load.pop(gang, None)
@@ -317,3 +333,56 @@ def test_a_large_call_is_not_overtaken_by_small_ones_forever() -> None:
         if 100 in started:
             return
     pytest.fail("the large call starved")
+
+
+def test_calls_run_beside_actors_with_the_devices_that_these_leave() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 3, Supply(cpus=8, memory_gib=16, devices=("A100",) * 4))
+    assert scheduler.submit(1) == [Send(1, 0, None)]
+    assert scheduler.submit_actor(2, nodes=None, need=Need(devices=UNIT)) == []
+    assert scheduler.why_waiting(2) == "waits for 1 GPU: 1 call without a number of GPUs must end first"
+    assert scheduler.finished(1) == [Settle(2, 0, (0,))]
+    assert scheduler.submit(3) == [Send(3, 0, (1,))]
+    scheduler.finished(3)
+    assert scheduler.submit_actor(4, nodes=None, need=Need(devices=3 * UNIT)) == [Settle(4, 0, (1, 2, 3))]
+    assert scheduler.submit(5) == [Send(5, 0, ())], "it runs, but without a device"
+    assert scheduler.submit(6, need=Need(devices=UNIT)) == []
+    assert scheduler.why_waiting(6) == "waits for 1 GPU: 0 free, actors hold 4"
+    assert scheduler.submit_actor(7, nodes=None, need=Need(devices=UNIT)) == []
+    assert scheduler.submit(8) == [Send(8, 0, ())], "calls that wait for the end of an actor keep nobody waiting"
+    assert scheduler.actor_gone(2) == [Send(6, 0, (0,))]
+    assert scheduler.finished(6) == [Settle(7, 0, (0,))]
+    assert scheduler.actor_gone(7) == []
+    assert scheduler.actor_gone(4) == []
+    scheduler.finished(5)
+    scheduler.finished(8)
+    assert scheduler.submit(9) == [Send(9, 0, None)], "nothing is booked any longer"
+
+
+def test_an_actor_waits_for_a_node_and_is_refused_if_none_can_hold_it() -> None:
+    scheduler = Scheduler()
+    scheduler.node_absent(0, 1)
+    assert scheduler.submit_actor(1, nodes=None, need=Need(devices=2 * UNIT)) == []
+    assert scheduler.demand(resting={0}).waiting == 1
+    assert scheduler.node_up(0, 1, Supply(cpus=1, memory_gib=1, devices=("L4",) * 2)) == [Settle(1, 0, (0, 1))]
+    assert scheduler.demand(resting=()).needed(1) == 1, "a waiting call needs another node"
+    (refused,) = scheduler.submit_actor(2, nodes=(0,), need=Need(cpus=2 * UNIT))
+    assert isinstance(refused, Unsettle)
+    assert refused.why.startswith("no node can ever hold 2 CPUs")
+    scheduler.submit_actor(3, nodes=(0,), need=Need(devices=UNIT))
+    gone = "no node is left that it may live on"
+    assert scheduler.node_lost(0, will_return=False) == [Unsettle(3, gone)]
+    assert scheduler.submit_actor(4, nodes=(0,), need=Need(devices=UNIT)) == [Unsettle(4, gone)]
+
+
+def test_a_gang_on_the_node_of_an_actor_keeps_nobody_waiting_for_the_end_of_that() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 1, Supply(cpus=2, memory_gib=4, devices=("L4",) * 2))
+    scheduler.submit_actor(1, nodes=None, need=Need(devices=UNIT))
+    assert scheduler.submit_gang(2, nodes=(0,), places=1, need=Need(devices=2 * UNIT)) == []
+    assert scheduler.submit(3) == [Send(3, 0, (1,))]
+    assert scheduler.submit(4) == []
+    assert scheduler.finished(3) == [Send(4, 0, (1,))]
+    assert scheduler.actor_gone(1) == []
+    assert scheduler.submit(5) == [], "now the gang has its turn first"
+    assert scheduler.finished(4) == [StartGang(2, (0,), ((0, 1),))]

@@ -439,6 +439,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             elif isinstance(action, Refuse):
                 self.on_refuse(action)
             else:
+                assert isinstance(action, FailGang)
                 assert not self.gangs[action.gang].on, "it had started"
                 del self.gangs[action.gang]
 

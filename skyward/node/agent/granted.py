@@ -102,6 +102,13 @@ class GrantedSlots:
                 self._end(holder, NO_GRANT)
         return not holders
 
+    def end_holders(self, devices: tuple[int, ...], slots: Sequence[SlotProcess]) -> None:
+        """End idle processes that may hold memory of devices which a process outside the slots gets."""
+        for slot in slots:
+            is_idle = slot.finished_any and not slot.running and slot.renewed_as is None
+            if is_idle and slot not in self._reserved and set(devices).intersection(slot.config.grant.devices or ()):
+                self._end(slot, NO_GRANT)
+
     def _holders(self, slot: SlotProcess, slots: Sequence[SlotProcess]) -> Iterator[SlotProcess]:
         own = slot.config.grant
         for other in slots:

@@ -405,6 +405,8 @@ class NodeTasks:
         except OSError as error:
             self._tell_actor_gone(frame.ident, self._lost_body(None, 1, why=f"{type(error).__name__}: {error}"))
             return
+        if order.grant is not None:
+            self._granted.end_holders(grant.devices or (), self.placing.slots)
         slot.actor = frame.ident
         self.placing.actors[frame.ident] = slot
         self._fork(slot, self._config.preload, b"")
