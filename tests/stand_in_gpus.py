@@ -1,6 +1,7 @@
 """Stand-ins for machines with GPUs: an `nvidia-smi` that lists devices which do not exist.
 
 Put its folder first on the PATH of a node. The node then finds the devices as it finds real ones.
+The file `looks` beside it has a line for each search.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ case "$1" in
 {listing}
 END
 ;;
-*mig.mode.current*) cat <<'END'
+*mig.mode.current*) echo "$1" >> "$(dirname "$0")/looks"; cat <<'END'
 {rows}
 END
 ;;

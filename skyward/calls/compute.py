@@ -270,8 +270,35 @@ def _is_iterator(hint: Any) -> bool:
     return hint is Iterator or get_origin(hint) is Iterator
 
 
+class GangDecorator(Protocol):
+    """Decorator `compute(nodes=2)`: each call has a list of values, one for each node."""
+
+    @overload
+    def __call__(self, fn: Callable[P, RankValues[T]], /) -> ComputeFunction[P, RankValues[T]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> ComputeFunction[P, list[T]]: ...
+
+
 @overload
 def compute(fn: Callable[P, T], /) -> ComputeFunction[P, T]: ...
+@overload
+def compute(
+    *,
+    nodes: int,
+    timeout_s: float | None = None,
+    retries: int = 0,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    retry_delay_s: float = 0.0,
+    retries_on_loss: int = 0,
+    max_restarts: int = 0,
+    hang_timeout_s: float | None = None,
+    name: str | None = None,
+    timeout: float | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    memory_gib: float | None = None,
+    accelerator: str | Accelerator | None = None,
+) -> GangDecorator: ...
 @overload
 def compute(
     *,

@@ -375,6 +375,43 @@ class EngineSuite:
         finally:
             tally.close()
 
+    # Resources ------------------------------------------------------------------------------------------------------
+
+    def test_a_gang_runs_on_any_two_nodes(self, pool: ComputePool) -> None:
+        def where() -> int:
+            info = instance_info()
+            assert info is not None
+            return info.node
+
+        for nodes in (compute(where)() @ pool.any(2), compute(where).with_options(nodes=2)() >> pool):
+            assert len(set(nodes)) == 2
+        (of_map,) = pool.map(compute(lambda _: where()).with_options(nodes=2), [0])
+        assert len(set(of_map)) == 2
+
+    def test_booked_processors_come_back_however_a_call_ends(self, pool: ComputePool, shared: Path) -> None:
+        node = pool.node(0)
+
+        def refuse_or_run(cpus: float) -> bool:
+            try:
+                return compute(bool).with_options(cpus=cpus)(1) >> node
+            except UsageError:
+                return False
+
+        most = next(2.0**power for power in range(12, -10, -1) if refuse_or_run(2.0**power))  # over half of the node
+        held = compute(wait_for).with_options(cpus=most)(shared / "go") > node
+        failing = compute(divmod).with_options(cpus=most)(1, 0) > node
+        cancelled = compute(appear).with_options(cpus=most)(shared / "ran") > node
+        last = compute(abs).with_options(cpus=most)(-1) > node
+        assert "CPU" in failing.why_waiting
+        assert "CPU" in last.why_waiting
+        assert cancelled.cancel()
+        appear(shared / "go")
+        with pytest.raises(ZeroDivisionError):
+            failing.result(_LIMIT_S)
+        assert last.result(_LIMIT_S) == 1
+        held.result(_LIMIT_S)
+        assert not (shared / "ran").exists()
+
     # Cancelling -----------------------------------------------------------------------------------------------------
 
     def test_a_queued_call_that_is_cancelled_never_runs(self, pool: ComputePool, shared: Path) -> None:

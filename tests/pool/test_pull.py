@@ -124,7 +124,7 @@ def test_arguments_that_may_be_sent_again_are_sent_as_blobs(
 ) -> None:
     folder = str(tmp_path)
 
-    @sky.compute(**options)
+    @sky.compute
     def once(array: Any) -> float:
         mark = Path(folder, "mark")
         if not mark.exists():
@@ -134,7 +134,7 @@ def test_arguments_that_may_be_sent_again_are_sent_as_blobs(
             raise ValueError("again")
         return float(array.sum())
 
-    assert once(np.ones(BIG)) >> pool == BIG
+    assert once.with_options(**options)(np.ones(BIG)) >> pool == BIG
     assert not stayed
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import skyward as sky
+from skyward.testing import Faults
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +103,28 @@ def test_too_many_nodes_are_refused_at_the_call(pool: sky.ComputePool) -> None:
         pool.any(0)
     with pytest.raises(sky.errors.UsageError, match="say it once"):
         place.with_options(nodes=1)() >> pool.any(2)
+
+
+@sky.compute
+def hold_until_killed(fault: str) -> None:
+    sky.queue[int](fault).put(os.getpid())
+    sky.event("never").wait()
+
+
+@pytest.mark.parametrize("fault", ["slot", "gang", "agent"])
+def test_bookings_of_calls_that_die_come_back(pool: sky.ComputePool, fault: str) -> None:
+    with pytest.raises(sky.errors.UsageError) as refused:
+        place.with_options(cpus=10_000)() >> pool
+    cpus = int(str(refused.value).partition("no GPU, ")[2].partition(" CPU")[0])
+    dying = hold_until_killed.with_options(cpus=cpus)(fault)
+    held: sky.Future[Any] = dying > (pool.any(2) if fault == "gang" else pool.node(1))
+    pid = pool.queue(fault).get()
+    after = place.with_options(cpus=cpus)(8) > pool.node(1)
+    assert after.why_waiting.endswith(": 0 free")
+    if fault == "agent":
+        Faults(pool).kill_node(1)
+    else:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(sky.errors.SkywardError):
+        held.result()
+    assert after.result() == (1, 8)

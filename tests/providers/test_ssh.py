@@ -174,7 +174,7 @@ def test_nothing_secret_is_in_an_argv_or_the_log(sshds: Hosts) -> None:
         assert "s3cr3t-value" not in (folder / "agent.log").read_text()
 
 
-def test_slots_of_a_host_divide_its_gpus(sshds: Hosts, tmp_path: Path) -> None:
+def test_slots_and_calls_of_a_host_divide_its_gpus(sshds: Hosts, tmp_path: Path) -> None:
     image = sky.Image(env={"PATH": install_smi(tmp_path, GPUS)})
     events: list[Event] = []
 
@@ -194,6 +194,13 @@ def test_slots_of_a_host_divide_its_gpus(sshds: Hosts, tmp_path: Path) -> None:
     with sky.ComputePool(provider=ssh, nodes=1, concurrency=2, image=image, on_event=events.append) as pool:
         calls = [sky.compute(visible)(str(met), me) > pool for me in range(2)]
         answers = sorted(call.result(60) for call in calls)
+        three = sky.compute(visible).with_options(gpus=3)
+        both = [three(str(met), me) > pool for me in (3, 4)]
+        booked = sorted(call.result(60)[1] for call in both)
+        with pytest.raises(sky.errors.UsageError, match="no node can ever hold 9 GPUs"):
+            three.with_options(gpus=9)(str(met), 5) >> pool
+    assert (tmp_path / "looks").read_text().count("\n") == 1, "a search takes seconds on a machine with many GPUs"
+    assert booked == [[0, 1, 2], [3, 4, 5]]
     assert answers == [("0,1,2,3", [0, 1, 2, 3]), ("4,5,6,7", [4, 5, 6, 7])]
     (ready,) = (event for event in events if isinstance(event, NodeReady))
     assert ready.devices == "8x NVIDIA H100 80GB HBM3"

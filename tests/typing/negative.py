@@ -23,6 +23,11 @@ def joined(count: int, names: list[str]) -> str:
     return f"{count} {names}"
 
 
+@sky.compute(nodes=2)
+def on_two(count: int) -> bytes:
+    return bytes(count)
+
+
 bare("two")  # error: call-overload
 bare()  # error: call-overload
 bare(2, title="y")  # error: call-overload
@@ -38,6 +43,8 @@ joined(stacked(1), ["a"])  # error: arg-type
 pool = sky.ComputePool(provider=sky.Local())
 number: int = bare(2) >> pool  # error: assignment
 one: list[str] = bare(2) @ pool  # error: assignment
+of_two: bytes = on_two(2) >> pool  # error: assignment
+on_two("two")  # error: call-overload
 of_one: list[str] = bare(2) >> pool.any(2)  # error: assignment
 (bare(2) > pool).why_waits  # error: attr-defined
 waited: float = (bare(2) > pool).why_waiting  # error: assignment

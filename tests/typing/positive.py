@@ -80,6 +80,17 @@ def joined(count: int, names: list[str], rate: float = 0.1) -> str:
     return f"{count} {names} {rate}"
 
 
+@sky.compute(nodes=2, gpus=1)
+def on_two(epochs: int) -> float:
+    return 1 / epochs
+
+
+@sky.compute(nodes=2)
+@sky.integrations.torch(returns="ranks")
+def ranks_on_two(epochs: int) -> float:
+    return 1 / epochs
+
+
 def plain(x: int) -> str:
     return str(x)
 
@@ -120,6 +131,10 @@ with sky.ComputePool(provider=sky.Local(lease_s=2.0), nodes=2, concurrency=2) as
     assert_type(counted(3) >> pool, Iterator[int])
     assert_type(pool.map(plain, [1, 2]), list[str])
     assert_type(pool.map(with_options, [1, 2]), list[float])
+    assert_type(on_two(1) >> pool, list[float])
+    assert_type(on_two(1) > pool, sky.Future[list[float]])
+    assert_type(pool.map(on_two, [1, 2]), list[list[float]])
+    assert_type(ranks_on_two(1) >> pool, sky.RankValues[float])
     assert_type(pool.imap(plain, range(3)), Iterator[str])
     assert_type(pool.executor().submit(plain, 1), sky.Future[str])
     assert_type(with_options(counted_once()), sky.PendingCompute[float])

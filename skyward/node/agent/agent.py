@@ -57,6 +57,11 @@ class Agent:
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._handlers = self._handlers_of_client()
 
+    @property
+    def accelerators(self) -> dict[str, Any]:
+        """Name of the first accelerator and their number, as in `node_facts`."""
+        return {"accelerator": self._devices.product, "accelerators": len(self._devices)}
+
     def _handlers_of_client(self) -> dict[int, Callable[[Frame], None]]:
         """Map the client's frames to handlers. `_on_frame` handles those that other peers send too."""
         tasks, placing, nested, channels = self._tasks, self._tasks.placing, self._nested, self._channels

@@ -10,10 +10,10 @@ from typing import Any
 
 from ...core.limits import file_limit, memory_bytes
 from ...wire.tasks import NodeConfig
-from .devices import NodeDevices, find_devices
+from .devices import NodeDevices
 
 
-def node_facts(config: NodeConfig, devices: NodeDevices | None = None) -> dict[str, Any]:
+def node_facts(config: NodeConfig, devices: NodeDevices) -> dict[str, Any]:
     """Collect plain data for the WELCOME frame.
 
     `devices` holds the fields of each device that user processes see, `accelerators` their number, and `accelerator`
@@ -21,10 +21,8 @@ def node_facts(config: NodeConfig, devices: NodeDevices | None = None) -> dict[s
 
     Args:
         config: Configuration of the node.
-        devices: Its devices, if they are known already.
+        devices: Its devices.
     """
-    if devices is None:
-        devices = find_devices(dict(config.env))
     return {
         "hostname": socket.gethostname(),
         "python": platform.python_version(),

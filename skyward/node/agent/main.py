@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import json
 import os
 import pickle
 import resource
@@ -81,7 +82,7 @@ def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
 
         attached = attach(dict(config.volumes), config.folder, config.cwd if config.links_volumes else None)
         agent = Agent(replace(config, placed_volumes=tuple(attached.places)), lease, listener, first)
-        _say(listener.getsockname())
+        _say(f"{listener.getsockname()}\n{json.dumps(agent.accelerators)}")
     except BrokenPipeError:  # the parent is gone, so nobody waits for this agent
         return 1
     except (OSError, SkywardError) as error:
@@ -105,7 +106,7 @@ def _start_apart(config: NodeConfig) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    """Report the path of the socket, or a reason, whose first character is not a slash."""
+    """Report the path of the socket and, as JSON, the accelerators; or a reason, whose first character is no slash."""
     os.write(1, f"{line}\n".encode())
 
 

@@ -30,7 +30,6 @@ from typing import Any
 from ...core.process import PACKAGE_ROOT, start_time
 from ...state.volumes import unlinked
 from ...wire.tasks import NodeConfig
-from .facts import node_facts
 from .watchdog import processes_below, remove_node
 
 _START_LIMIT_S = 30.0
@@ -50,9 +49,9 @@ def start() -> int:
     """Start an agent and print {pid, started, socket, root, address, interface, ...} as one line of JSON.
 
     `pid` and `started` together name the watchdog for good, `root` is the folder of this package, `unlinked` has the
-    volumes without a link, and `node_facts` adds the rest. The node's folder must exist: once `undo` has removed it, no
-    agent may start in it. If the agent does not come up, nothing of it is left, the exit code is 1, and standard error
-    ends with the agent's own output.
+    volumes without a link, and the agent adds its accelerators: to find them again may take seconds. The node's folder
+    must exist: once `undo` has removed it, no agent may start in it. If the agent does not come up, nothing of it is
+    left, the exit code is 1, and standard error ends with the agent's own output.
     """
     config: NodeConfig = pickle.loads(sys.stdin.buffer.read())
     config = _with_address(config)
@@ -70,7 +69,7 @@ def start() -> int:
         env=_environment(),
         start_new_session=True,
     )
-    line = _first_line(process, pickle.dumps(config))
+    line, accelerators = _first_lines(process, pickle.dumps(config))
     if not line.startswith(os.sep):
         sys.stderr.write(f"the agent {line or _end_of(process, log)}")
         _kill_all(process.pid)
@@ -79,14 +78,14 @@ def start() -> int:
         return 1
     reply = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
     reply |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
-    reply |= node_facts(config)
+    reply |= json.loads(accelerators)
     reply |= {"unlinked": unlinked(config.folder)} if config.volumes else {}
     sys.stdout.write(json.dumps(reply) + "\n")
     return 0
 
 
-def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
-    """Read the agent's first line, which it prints once it listens; empty if it fails before."""
+def _first_lines(process: subprocess.Popen[bytes], order: bytes) -> tuple[str, str]:
+    """Read the agent's first two lines, which it prints once it listens; empty if it fails before."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # the agent has died; the empty line below tells
@@ -94,8 +93,10 @@ def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
         process.stdin.close()
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    line = process.stdout.readline() if poll.poll(_START_LIMIT_S * 1000) else b""
-    return line.decode().strip()
+    if not poll.poll(_START_LIMIT_S * 1000):
+        return "", ""
+    line = process.stdout.readline().decode().strip()
+    return line, process.stdout.readline().decode().strip()
 
 
 def _end_of(process: subprocess.Popen[bytes], log: int) -> str:

@@ -190,6 +190,6 @@ def test_facts_are_those_of_the_users_environment(tmp_path: Path) -> None:
     config = NodeConfig(
         pool="p", node=0, folder="", slots=1, python=sys.executable, path=(), cwd="", env=env, cores=3, memory_gib=1.5
     )
-    facts = node_facts(config)
+    facts = node_facts(config, find_devices(dict(env)))
     assert (facts["accelerators"], facts["cpus"], facts["memory_gib"]) == (2, 3, 1.5)
     assert [device["index"] for device in facts["devices"]] == [0, 1]
