@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ROLES = ("viewer", "researcher", "admin")
+LIMITS = ("runs", "artifact_bytes")
+_AMOUNT = re.compile(r"([0-9]{1,15})(|KiB|MiB|GiB|TiB)")
+_SIZES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _UNITS = {"h": 3600, "d": 86_400, "w": 604_800}
 _PERIOD = re.compile(r"([1-9][0-9]{0,4})([hdw])")
 
@@ -24,6 +27,20 @@ def add_people(actions: _Actions) -> None:
     _add_tokens(_group(actions, "token", "make, list and revoke tokens", "hub token create laptop"))
     _add_users(_group(actions, "user", "add, list and remove users", "hub user add ada"))
     _add_projects(_group(actions, "project", "manage projects and their members", "hub project create vision"))
+
+
+def amount(text: str) -> int | None:
+    """Convert a number, or a size such as `200GiB`, to an integer, and `none` to None.
+
+    Raises:
+        argparse.ArgumentTypeError: It is neither.
+    """
+    if text == "none":
+        return None
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: not an amount; write a number, a size such as 200GiB, or none")
+    return int(match[1]) * _SIZES[match[2]]
 
 
 def period_s(text: str) -> int:
@@ -95,6 +112,14 @@ def _add_projects(actions: _Actions) -> None:
     add_action(actions, "list", "list your projects", "hub project list", _list_projects)
     remove = add_action(actions, "remove", "hide a project and its runs", "hub project remove vision", _remove_project)
     remove.add_argument("name", help="name of the project")
+    limits = add_action(actions, "limits", "show limits and their use", "hub project limits vision", _limits)
+    limits.add_argument("project", help="name of the project")
+    limit = add_action(
+        actions, "limit", "set a limit of a project", "hub project limit vision artifact_bytes 200GiB", _set_limit
+    )
+    limit.add_argument("project", help="name of the project")
+    limit.add_argument("name", choices=LIMITS, help="what is limited: " + " or ".join(LIMITS))
+    limit.add_argument("most", type=amount, help="a number, a size such as 200GiB, or none")
     members = add_action(actions, "members", "list members of a project", "hub project members vision", _members)
     members.add_argument("project", help="name of the project")
     add = add_action(
@@ -189,6 +214,21 @@ def _remove_project(arguments: argparse.Namespace) -> int:
 
     people.remove_project(arguments.name)
     return tell(arguments, {"removed": arguments.name}, [f"removed project {arguments.name}"])
+
+
+def _limits(arguments: argparse.Namespace) -> int:
+    from ..hub.client import people
+
+    return _show(arguments, people.limits(arguments.project), ("name", "most", "used"))
+
+
+def _set_limit(arguments: argparse.Namespace) -> int:
+    from ..hub.client import people
+
+    people.set_limit(arguments.project, arguments.name, arguments.most)
+    shown = "no limit" if arguments.most is None else f"at most {arguments.most}"
+    facts = {"project": arguments.project, "name": arguments.name, "most": arguments.most}
+    return tell(arguments, facts, [f"{arguments.project}: {arguments.name} has {shown}"])
 
 
 def _members(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from skyward import hub
 from skyward.cli import main
+from skyward.hub.store.schema import HEAD
 from skyward.testing.hub import HubServer
 
 Command = Callable[..., Any]
@@ -83,6 +84,23 @@ def test_project_has_members_with_roles(command: Command, capsys: pytest.Capture
     assert [row["name"] for row in command("hub", "project", "list")] == ["default"]
 
 
+def test_project_has_limits(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    command("hub", "project", "create", "small")
+    command("hub", "project", "limit", "small", "artifact_bytes", "2MiB")
+    command("hub", "project", "limit", "small", "runs", "3")
+    command("hub", "project", "limit", "small", "runs", "none")
+    assert command("hub", "project", "limits", "small") == [
+        {"name": "runs", "most": None, "used": 0},
+        {"name": "artifact_bytes", "most": 2 * 2**20, "used": 0},
+    ]
+    assert main(["hub", "project", "limit", "small", "runs", "5"]) == 0
+    assert capsys.readouterr().out == "small: runs has at most 5\n"
+    with pytest.raises(SystemExit) as wrong:
+        main(["hub", "project", "limit", "small", "runs", "many"])
+    assert (wrong.value.code, "not an amount" in capsys.readouterr().err) == (2, True)
+    command("hub", "project", "remove", "small")
+
+
 def test_refusal_is_one_line_and_exit_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hub", "project", "members", "nowhere"]) == 1
     assert "project=nowhere" in capsys.readouterr().err
@@ -114,7 +132,7 @@ def test_backup_of_a_running_hub_comes_back_in_another_folder(
     assert command("hub", "restore", file, "--data", new) == made
     assert command("hub", "gc", "--dry-run", "--data", new)["runs"] == 0
     assert command("hub", "gc", "--older-than", "1h", "--data", new)["blobs"] == 0
-    assert command("hub", "migrate", "--data", new) == {"revision": "0001"}
+    assert command("hub", "migrate", "--data", new) == {"revision": HEAD}
     assert main(["hub", "restore", file, "--data", new]) == 1
     assert "empty hub" in capsys.readouterr().err
     assert main(["hub", "gc", "--data", data]) == 1

@@ -102,6 +102,24 @@ def remove_project(name: str) -> None:
     _ask("DELETE", "v1", "projects", name)
 
 
+def limits(project: str) -> list[Row]:
+    """Return the limits of a project: `name`, `most` (None: no limit) and `used`."""
+    return _list("limits", "v1", "projects", project, "limits")
+
+
+def set_limit(project: str, name: str, most: int | None) -> None:
+    """Set a limit of a project. Needs an owner's token.
+
+    Runs and artifacts stay, also above a new limit. The hub refuses further ones in words.
+
+    Args:
+        project: Name of the project.
+        name: `runs`, those in the bin included, or `artifact_bytes`, of which equal ones count once.
+        most: Greatest use. None removes the limit.
+    """
+    _ask("PATCH", "v1", "projects", project, "limits", body={name: most})
+
+
 def members(project: str) -> list[Row]:
     """Return the members of a project and their roles."""
     return _list("members", "v1", "projects", project, "members")

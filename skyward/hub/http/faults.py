@@ -18,6 +18,7 @@ _MLFLOW: dict[Reason, tuple[int, str]] = {
     Reason.CONFLICT: (409, "RESOURCE_CONFLICT"),
     Reason.TOO_LARGE: (413, "INVALID_PARAMETER_VALUE"),
     Reason.LIMITED: (429, "RESOURCE_EXHAUSTED"),
+    Reason.EXHAUSTED: (403, "RESOURCE_EXHAUSTED"),  # with their own 429, their client would try again for minutes
     Reason.UNSUPPORTED: (501, "NOT_IMPLEMENTED"),
     Reason.UNAVAILABLE: (503, "TEMPORARILY_UNAVAILABLE"),
     Reason.EXISTS: (400, "RESOURCE_ALREADY_EXISTS"),

@@ -25,12 +25,12 @@ _MARKERS: dict[type, dict[str, Any]] = {
 _ERRORS = {
     "400": "The request is wrong",
     "401": "No valid token",
-    "403": "The role does not suffice",
+    "403": "The role does not suffice, or a limit of the project is reached",
     "404": "Not found in this project",
     "409": "The state of the thing forbids it",
     "413": "The body is too large",
     "415": "The body is compressed",
-    "429": "A quota or rate is used up",
+    "429": "Too much waits already; try again",
     "503": "The database is away; try again",
 }
 

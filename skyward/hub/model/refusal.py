@@ -16,16 +16,18 @@ class Reason(Enum):
     """The state of the thing forbids it: another writer was first, or a run is over."""
     TOO_LARGE = 413
     LIMITED = 429
-    """A quota or a rate. A client may try again later."""
+    """A rate. A client may try again later."""
     UNSUPPORTED = 501
     UNAVAILABLE = 503
     """Passes by itself: the disk is full, the database restarts. Clients retry. Never use it for a permanent fault."""
     EXISTS = 4090
     """A name is taken. `status` is 409 on `/v1`; MLflow's API answers 400."""
+    EXHAUSTED = 4030
+    """A limit of the project. `status` is 403: MLflow's client would repeat a 429 for minutes."""
 
     @property
     def status(self) -> int:
-        return 409 if self is Reason.EXISTS else self.value
+        return self.value // 10 if self.value > 999 else self.value
 
 
 class Refusal(Exception):

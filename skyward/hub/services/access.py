@@ -13,10 +13,14 @@ from ..model.refusal import Reason, Refusal
 from ..model.tokens import new_token, secret_hash, token_id
 from ..store import identities
 from ..store.identities import AccountRow, TokenRow
+from ..store.schema import ORGANIZATION, PROJECT
+from . import audit
+from .refused_sign_ins import RefusedSignIns
 
 if TYPE_CHECKING:
     from ..store.database import Database
     from ..store.transaction import ReadSnapshot, Transaction
+    from .leader import Write
 
 CACHE_S = 1.0
 """Seconds for which an actor is remembered. Another server's change of rights takes this long to arrive here."""
@@ -28,7 +32,6 @@ RUN_GRACE_MS = 60_000
 SESSION_MS = 30 * 24 * 3600 * 1000
 CODE_MS = 15 * 60 * 1000
 DEFAULT_PROJECT = "default"
-ORGANIZATION = 1
 
 
 class Identity(Protocol):
@@ -61,6 +64,7 @@ class Access:
         self._database = database
         self._cache: dict[tuple[str, str, str | None], tuple[float, Actor]] = {}
         self._names: dict[tuple[str, int], str] = {}  # they never change
+        self.refused_sign_ins = RefusedSignIns(database)
 
     def forget(self) -> None:
         """Drop remembered actors, after a change of rights."""
@@ -126,7 +130,12 @@ class Access:
         Raises:
             Refusal: The code is wrong, used or too old.
         """
-        return await self._database.write(_sign_in, code)
+        try:
+            return await self._database.write(_sign_in, code)
+        except Refusal as refusal:
+            if refusal.reason is Reason.UNAUTHENTICATED:
+                await self.refused_sign_ins.add()
+            raise
 
     async def sign_out(self, session: str) -> None:
         """End a session."""
@@ -135,9 +144,13 @@ class Access:
             await self._database.write(_sign_out, number, secret_hash(session))
         self.forget()
 
-    async def clean_up(self) -> None:
-        """Delete expired sessions, codes and tokens."""
-        await self._database.write(identities.delete_expired)
+    async def clean_up(self, *, write: Write | None = None) -> None:
+        """Delete expired sessions, codes and tokens.
+
+        Args:
+            write: By default `Database.write`.
+        """
+        await (write or self._database.write)(identities.delete_expired)
 
 
 def invalid_token() -> Refusal:
@@ -264,7 +277,14 @@ def _sign_in(tx: Transaction, code: str) -> PageSession:
     if not identities.delete_token(tx, row.id):  # another server has taken it meanwhile
         raise _wrong_code()
     secret = _issue(tx, row.account, kind="session", name="browser", lifetime_ms=SESSION_MS)
+    _record(tx, row, token_id(secret), "session.begin")
     return PageSession(secret, row.user, tx.now + SESSION_MS)
+
+
+def _record(tx: Transaction, row: TokenRow, session: str | None, action: str) -> None:
+    """Write to the audit of the first project: a session is of the organization, which has none of its own."""
+    actor = Actor(row.user, row.organization, PROJECT, Role.VIEWER, token=session)
+    audit.record(tx, actor, action, row.user)
 
 
 def _wrong_code() -> Refusal:
@@ -279,3 +299,4 @@ def _sign_out(tx: Transaction, number: str, sha256: str) -> None:
     row = identities.find_token(tx, number)
     if row is not None and row.kind == "session" and hmac.compare_digest(row.sha256, sha256):
         identities.delete_token(tx, number)
+        _record(tx, row, number, "session.end")

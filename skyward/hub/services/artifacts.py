@@ -7,9 +7,10 @@ from collections.abc import AsyncIterable, Iterator
 
 from ..model.access import Actor, Right
 from ..model.names import check_artifact_key
+from ..model.quotas import Limit, Quota
 from ..model.refusal import Reason, Refusal
 from ..model.runs import Artifact
-from ..store import artifacts
+from ..store import artifacts, quotas
 from ..store.blobs import PIECE, Blobs, NewBlob
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, need_active_run, need_logged_model, need_run
@@ -35,8 +36,8 @@ class Artifacts(Service):
         """
         actor.require(Right.WRITE)
         check_artifact_key(key)
-        await self.database.read(_need_active_owner, actor, run_id)
-        sha256, length = await self._receive(stream, None, size)
+        room = await self.database.read(_room_for_artifact, actor, run_id)
+        sha256, length = await self._receive(stream, None, size, room)
         return await self.database.write(self._put, actor, run_id, Artifact(key, length, sha256))
 
     async def put_blob(
@@ -44,8 +45,8 @@ class Artifacts(Service):
     ) -> int:
         """Store bytes that an artifact of a run will name, and return their number. They must have this SHA-256."""
         actor.require(Right.WRITE)
-        await self.database.read(self._need_run_to_be, actor, run_id)
-        _, length = await self._receive(stream, sha256, size)
+        room = await self.database.read(self._room_for_blob, actor, run_id, sha256.lower())
+        _, length = await self._receive(stream, sha256, size, room)
         await self.database.write(_keep_blob, actor.project, sha256.lower(), length)
         return length
 
@@ -85,10 +86,14 @@ class Artifacts(Service):
         check_artifact_key(key)
         await self.database.write(self._delete_artifact, actor, run_id, key)
 
-    async def _receive(self, stream: AsyncIterable[bytes], sha256: str | None, size: int | None) -> tuple[str, int]:
+    async def _receive(
+        self, stream: AsyncIterable[bytes], sha256: str | None, size: int | None, room: Limit | None
+    ) -> tuple[str, int]:
+        if room is not None and size is not None:
+            room.check(size)
         writer = await asyncio.to_thread(self._need_blobs().writer)
         try:
-            await _write_all(writer, stream)
+            await _write_all(writer, stream, room)
             return await asyncio.to_thread(writer.finish, sha256, size)
         finally:
             await asyncio.to_thread(writer.abort)
@@ -98,8 +103,11 @@ class Artifacts(Service):
             raise Refusal(Reason.UNSUPPORTED, "artifacts: this hub keeps none; configure a place for blobs")
         return self.blobs
 
-    def _need_run_to_be(self, snapshot: ReadSnapshot, actor: Actor, run_id: str) -> None:
+    def _room_for_blob(self, snapshot: ReadSnapshot, actor: Actor, run_id: str, sha256: str) -> Limit | None:
         need_active_run(snapshot, actor, run_id)
+        if artifacts.knows_blob(snapshot, actor.project, sha256):
+            return None
+        return quotas.find_limit(snapshot, actor.project, Quota.ARTIFACT_BYTES)
 
     def _put(self, tx: Transaction, actor: Actor, run_id: str, artifact: Artifact) -> Artifact:
         owner = _need_active_owner(tx, actor, run_id)
@@ -134,17 +142,26 @@ def _need_active_owner(snapshot: ReadSnapshot, actor: Actor, owner: str) -> int:
     return need_active_run(snapshot, actor, owner).pk
 
 
+def _room_for_artifact(snapshot: ReadSnapshot, actor: Actor, owner: str) -> Limit | None:
+    """Check that an artifact may be added, and return the project's limit. None: there is none."""
+    _need_active_owner(snapshot, actor, owner)
+    return quotas.find_limit(snapshot, actor.project, Quota.ARTIFACT_BYTES)
+
+
 def _resource(owner: str) -> str:
     return f"logged_model/{owner.removeprefix(MODELS)}" if owner.startswith(MODELS) else f"run/{owner}"
 
 
-async def _write_all(writer: NewBlob, stream: AsyncIterable[bytes]) -> None:
+async def _write_all(writer: NewBlob, stream: AsyncIterable[bytes], room: Limit | None) -> None:
     """Write a stream in large pieces: a hop to a thread for each small one would cost more than the writing."""
     waiting: list[bytes] = []
-    length = 0
+    length = total = 0
     async for piece in stream:
         waiting.append(piece)
         length += len(piece)
+        total += len(piece)
+        if room is not None:
+            room.check(total)
         if length >= PIECE:
             await asyncio.to_thread(writer.write, b"".join(waiting))
             waiting, length = [], 0

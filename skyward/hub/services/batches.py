@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model.access import Actor, Right, Role
 from ..model.batches import Batch, BatchAnswer, Record, RefusedRecord
@@ -31,6 +31,9 @@ from ..store.transaction import ReadSnapshot, Transaction
 from .calls import need_active_run, need_run, no_run
 from .metrics import Metrics, check_points
 from .runs import choose_name
+
+if TYPE_CHECKING:
+    from .leader import Write
 
 ACTIONS = ("save", "stop", "abort")
 LOST_AFTER_MS = 60_000
@@ -74,14 +77,19 @@ class Batches(Metrics):
         actor.require(Right.READ)
         return await self.database.read(_commands, actor, run_id)
 
-    async def mark_lost(self, now: int, after_ms: int = LOST_AFTER_MS) -> list[str]:
+    async def mark_lost(self, now: int, after_ms: int = LOST_AFTER_MS, *, write: Write | None = None) -> list[str]:
         """Mark running runs whose heartbeat is overdue as lost, and return their ids. Call it each few seconds.
 
         A hub that has just started waits first, because no run could reach it while it was down.
+
+        Args:
+            now: Milliseconds since 1970.
+            after_ms: Silence after which a run is lost.
+            write: By default `Database.write`.
         """
         if now - self.listening_since < after_ms:
             return []
-        return await self.database.write(self._mark_lost, now - after_ms)
+        return await (write or self.database.write)(self._mark_lost, now - after_ms)
 
     def excuse_silence(self, now: int) -> None:
         """Give all runs their time to be heard again, as after a start: the clock has jumped to `now`."""

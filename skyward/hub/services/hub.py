@@ -6,22 +6,27 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import MissingDependency, UsageError
 from ..model.access import Actor, Right, Role
+from ..model.refusal import Refusal
 from ..model.status import HubStatus
 from ..store import identities
 from ..store.census import count_everything
 from ..store.database import Database
 from ..store.folder_blobs import FolderBlobs
+from ..store.leases import NotHeld
 from ..store.schema import ORGANIZATION
 from . import audit, outbox
 from .access import Access
+from .leader import HubLeader
 from .live import Live, LiveTracking
 from .people import People
 from .pools import Pools
+from .quotas import Quotas
 from .registry import Registry
 
 if TYPE_CHECKING:
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
-"""Seconds between two looks for runs whose heartbeat is overdue."""
+"""Seconds between two looks for runs whose heartbeat is overdue, and between two renewals of the lead."""
 CLEAN_UP_S = 600.0
 JUMP_MS = 5_000
 """Milliseconds by which a wall clock drifts, and no more: beyond that somebody has set it."""
@@ -69,7 +74,9 @@ class Hub:
         self.registry = Registry(database, blobs, on_change=record_change)
         self.access = Access(database)
         self.people = People(database, self.access)
+        self.quotas = Quotas(database)
         self.audit = audit.Audit(database)
+        self.leader = HubLeader(database)
         self._lost_after_ms = int(lost_after_s * 1000)
         self._steady = steady
         self._offset_ms = self._clock_offset_ms()
@@ -90,6 +97,9 @@ class Hub:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        with suppress(Refusal):  # the database is away: the lease expires by itself
+            await self.access.refused_sign_ins.record()
+            await self.leader.resign()
         await asyncio.to_thread(self.database.close)
 
     async def status(self, actor: Actor) -> HubStatus:
@@ -98,9 +108,12 @@ class Hub:
         return await self.database.read(count_everything)
 
     async def mark_lost(self) -> list[str]:
-        """Mark silent runs as lost, and return their ids.
+        """Mark silent runs as lost if this server leads, and return their ids.
 
         After a jump of the wall clock, earlier heartbeats look too old. So runs first get time to be heard again.
+
+        Raises:
+            NotHeld: Another server has taken the lead meanwhile.
         """
         await self.database.look_at_clock()
         now, offset_ms = self.database.clock(), self._clock_offset_ms()
@@ -108,7 +121,15 @@ class Hub:
             logger.warning("clock: it jumped by %+.0f s; no run is lost yet", (offset_ms - self._offset_ms) / 1000)
             self._offset_ms = offset_ms
             self.tracking.excuse_silence(now)
-        return await self.tracking.mark_lost(now, self._lost_after_ms)
+        if not await self.leader.leads():
+            return []
+        return await self.tracking.mark_lost(now, self._lost_after_ms, write=self.leader.write)
+
+    async def _clean_up(self) -> None:
+        """Delete expired tokens and uploads that nobody finished."""
+        await self.access.clean_up(write=self.leader.write)
+        if self._blobs is not None:
+            await asyncio.to_thread(self._blobs.clean_up)
 
     def _clock_offset_ms(self) -> float:
         return self.database.clock() - self._steady() * 1000
@@ -119,11 +140,12 @@ class Hub:
             await asyncio.sleep(SWEEP_S)
             rounds += 1
             try:
+                await self.access.refused_sign_ins.record_due()
                 await self.mark_lost()
-                if rounds % int(CLEAN_UP_S / SWEEP_S) == 0:
-                    await self.access.clean_up()
-                    if self._blobs is not None:
-                        await asyncio.to_thread(self._blobs.clean_up)
+                if rounds % int(CLEAN_UP_S / SWEEP_S) == 0 and self.leader.is_leading:
+                    await self._clean_up()
+            except NotHeld:
+                logger.info("sweep: another server leads now")
             except Exception:
                 # A database that is away for a while must not end the sweeper for good.
                 logger.exception("sweep failed; the next one is due in %g s", SWEEP_S)

@@ -232,7 +232,7 @@ def _delete_project(tx: Transaction, actor: Actor, name: str, only_empty: bool) 
     audit.record(tx, actor, "project.delete", name)
 
 
-def _authorized(snapshot: ReadSnapshot, actor: Actor, project: str, right: Right) -> int:
+def authorized(snapshot: ReadSnapshot, actor: Actor, project: str, right: Right) -> int:
     """Return the id of a project in which the actor has `right`, whichever project the request named."""
     no_run_token(actor)
     number = identities.project_named(snapshot, actor.organization, project)
@@ -249,12 +249,12 @@ def _authorized(snapshot: ReadSnapshot, actor: Actor, project: str, right: Right
 
 
 def _members(snapshot: ReadSnapshot, actor: Actor, project: str) -> list[Member]:
-    number = _authorized(snapshot, actor, project, Right.READ)
+    number = authorized(snapshot, actor, project, Right.READ)
     return [Member(name, kind, Role(role), at) for name, kind, role, at in identities.members(snapshot, number)]
 
 
 def _set_member(tx: Transaction, actor: Actor, project: str, user: str, role: Role) -> None:
-    number = _authorized(tx, actor, project, Right.MANAGE)
+    number = authorized(tx, actor, project, Right.MANAGE)
     if role is Role.OWNER:
         raise Refusal(Reason.INVALID, "role=owner: not of a project; choose viewer, researcher or admin", field="role")
     identities.set_member(tx, number, existing_account(tx, user).id, role)
@@ -262,7 +262,7 @@ def _set_member(tx: Transaction, actor: Actor, project: str, user: str, role: Ro
 
 
 def _remove_member(tx: Transaction, actor: Actor, project: str, user: str) -> None:
-    number = _authorized(tx, actor, project, Right.MANAGE)
+    number = authorized(tx, actor, project, Right.MANAGE)
     if not identities.remove_member(tx, number, existing_account(tx, user).id):
         raise Refusal(Reason.MISSING, f"user={user}: not a member; see the list of members", field="user")
     audit.record(tx, actor, "member.remove", f"{project}/{user}")

@@ -1,4 +1,4 @@
-"""Tables of people and their rights, of the audit, and of events.
+"""Tables of people and their rights, of projects' limits, of the audit, of events, and of who leads.
 
 Those of the registry are in `registry_tables.py`.
 """
@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, SmallInte
 
 from .tables import INTEGER, identity, metadata
 
-__all__ = ["account", "audit", "event", "membership", "metadata", "token"]
+__all__ = ["account", "audit", "event", "lease", "membership", "metadata", "quota", "token"]
 
 account = Table(
     "account",  # `user` is a word of PostgreSQL's
@@ -33,6 +33,17 @@ membership = Table(
     Column("role", SmallInteger, nullable=False),  # see model.access.Role
     Column("created_at", BigInteger, nullable=False),
     Index("membership_by_account", "account", "project"),
+)
+
+quota = Table(
+    "quota",
+    metadata,
+    Column("project", INTEGER, ForeignKey("project.id"), primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),  # see model.quotas.Quota
+    Column("most", BigInteger, nullable=False),
+    Column(
+        "used", BigInteger, nullable=False
+    ),  # counted on, because counting 100,000 runs takes longer than adding one
 )
 
 token = Table(
@@ -88,4 +99,13 @@ event = Table(
     Column("body", Text, nullable=False),  # JSON
     Index("event_by_project", "project", "id"),
     sqlite_autoincrement=True,
+)
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),  # a server process; empty: nobody
+    Column("fence", BigInteger, nullable=False),  # grows with each change of the holder
+    Column("expires_at", BigInteger, nullable=False),  # by the clock of the database
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..model.quotas import Quota
 from ..model.runs import Artifact, Command
+from . import quotas
 from .transaction import ReadSnapshot, Transaction
 
 
@@ -55,13 +57,26 @@ def has_blob(snapshot: ReadSnapshot, project: int, sha256: str, size: int) -> bo
     )
 
 
+def knows_blob(snapshot: ReadSnapshot, project: int, sha256: str) -> bool:
+    """Report whether a project has bytes of this hash."""
+    row = snapshot.execute("SELECT 1 FROM blob WHERE project = ? AND sha256 = ?", (project, sha256)).fetchone()
+    return row is not None
+
+
 def add_blob(tx: Transaction, project: int, sha256: str, size: int) -> None:
-    """Note that a project has these bytes. A known blob becomes young again, so that retention does not take it."""
-    tx.execute(
-        "INSERT INTO blob (project, sha256, size, created_at) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (project, sha256) DO UPDATE SET created_at = excluded.created_at",
+    """Note that a project has these bytes. A known blob becomes young again, so that retention does not take it.
+
+    Raises:
+        Refusal: The project has no room for them.
+    """
+    row = tx.execute(
+        "INSERT INTO blob (project, sha256, size, created_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1",
         (project, sha256, size, tx.now),
-    )
+    ).fetchone()
+    if row is not None:
+        quotas.charge(tx, project, Quota.ARTIFACT_BYTES, size)
+    else:
+        tx.execute("UPDATE blob SET created_at = ? WHERE project = ? AND sha256 = ?", (tx.now, project, sha256))
 
 
 def last_accepted(tx: Transaction, run: int, client: str) -> int:

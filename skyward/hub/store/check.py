@@ -10,7 +10,7 @@ import numpy as np
 import zstandard
 
 from ..model.refusal import Refusal
-from . import journal
+from . import journal, quotas
 from .blobs import Blobs
 from .chunks import decode
 from .points import POINT_BYTES
@@ -22,7 +22,7 @@ class Finding:
     """A promise that does not hold.
 
     Attributes:
-        kind: `audit`, `blob`, `artifact`, `run`, `logged_model`, `tail` or `chunk`.
+        kind: `audit`, `quota`, `blob`, `artifact`, `run`, `logged_model`, `tail` or `chunk`.
         resource: Id of the thing.
         problem: Description of the fault.
     """
@@ -37,6 +37,8 @@ def check_hub(snapshot: ReadSnapshot, blobs: Blobs) -> Iterator[Finding]:
     broken = journal.first_break(snapshot)
     if broken is not None:
         yield Finding("audit", str(broken), "an entry at or before this one was changed or removed")
+    for project, quota, used, counted in quotas.miscounts(snapshot):
+        yield Finding("quota", f"{project}/{quota.value}", f"{used} are recorded, and {counted} are there")
     yield from _check_blobs(snapshot, blobs)
     yield from _check_artifacts(snapshot)
     yield from _check_models(snapshot)

@@ -41,7 +41,7 @@ class EventRow:
     body: str
 
 
-def _in_order(tx: Transaction) -> None:
+def lock_journal(tx: Transaction) -> None:
     """Make the ids of several servers grow in the order of their commits, so that a reader misses none."""
     if tx.is_postgresql:
         tx.execute("SELECT pg_advisory_xact_lock(?)", (_CHAIN_LOCK,))
@@ -57,7 +57,7 @@ def add_audit(
     resource: str,
     detail: Mapping[str, object],
 ) -> None:
-    _in_order(tx)
+    lock_journal(tx)
     row = tx.execute(
         "SELECT hash FROM audit WHERE id = (SELECT MAX(id) FROM audit)",
     ).fetchone()
@@ -116,7 +116,7 @@ def first_break(snapshot: ReadSnapshot) -> int | None:
 def add_event(
     tx: Transaction, organization: int, project: int, kind: str, resource: str, body: Mapping[str, object]
 ) -> None:
-    _in_order(tx)
+    lock_journal(tx)
     tx.execute(
         "INSERT INTO event (organization, project, at, kind, resource, body) VALUES (?, ?, ?, ?, ?, ?)",
         (organization, project, tx.now, kind, resource, json.dumps(body, separators=(",", ":"))),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import journal
+from . import journal, quotas
 from .blobs import Blobs
 from .database import Database
 from .registry_tables import metadata
@@ -48,7 +48,7 @@ _REGISTRY_OF_PROJECT = (
 )
 _REST_OF_PROJECT = (
     "DELETE FROM pool_event WHERE pool IN (SELECT pk FROM pool WHERE project = ?)",
-    *(f"DELETE FROM {name} WHERE project = ?" for name in ("pool", "key", "membership", "token", "event")),
+    *(f"DELETE FROM {name} WHERE project = ?" for name in ("pool", "key", "membership", "token", "event", "quota")),
     "DELETE FROM project WHERE id = ?",
 )
 
@@ -126,6 +126,7 @@ def purge(database: Database, blobs: Blobs, before: int) -> Purged:
     for project, sha256, length in database.read_and_wait(_unnamed_blobs, before):
         if database.write_and_wait(_forget_blob, blobs, project, sha256, before):
             count, size = count + 1, size + length
+    database.write_and_wait(quotas.recount)
     for project, name in projects:
         database.write_and_wait(_purge_project, project, name)
     return Purged(

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..model.quotas import Quota
 from ..model.runs import DatasetInput, LatestMetric, Lifecycle, ModelLink, Run, RunState
+from . import quotas
 from .keys import key_ids
 from .tables import PARAM, TAG
 from .transaction import ReadSnapshot, Transaction
@@ -86,7 +88,11 @@ def hydrate(snapshot: ReadSnapshot, rows: Sequence[Sequence[Any]]) -> list[Run]:
 
 
 def add_run(tx: Transaction, project: int, run: Run) -> int | None:
-    """Add a run with its parameters and tags. Returns its number, or None where the id is taken."""
+    """Add a run with its parameters and tags. Returns its number, or None where the id is taken.
+
+    Raises:
+        Refusal: The project has no room for another one.
+    """
     row = tx.execute(
         "INSERT INTO run (project, id, experiment, name, state, lifecycle, owner, started_at, ended_at, heartbeat_at,"
         " error, params, tags) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING pk",
@@ -108,6 +114,7 @@ def add_run(tx: Transaction, project: int, run: Run) -> int | None:
     ).fetchone()
     if row is None:
         return None
+    quotas.charge(tx, project, Quota.RUNS, 1)
     _set_attributes(tx, project, row[0], PARAM, run.params)
     _set_attributes(tx, project, row[0], TAG, run.tags)
     return int(row[0])

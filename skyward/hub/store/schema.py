@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Engine, inspect, text
 from ...errors import UsageError
 from . import registry_tables
 
-HEAD = "0001"
+HEAD = "0002"
 """Revision of the tables in this program. The newest file below `migrations/versions` has the same."""
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """All revisions that this program knows, in order."""
 
 ORGANIZATION, PROJECT = 1, 1
@@ -75,15 +75,16 @@ def _create(connection: Connection, now: int) -> None:
 
 
 def add_first_rows(connection: Connection, now: int) -> None:
-    """Add the organization, the project and MLflow's experiment 0, which every database has."""
+    """Add the organization, the project, MLflow's experiment 0 and the lease, which every database has."""
     rows = (
         "INSERT INTO organization (id, name, created_at) VALUES (1, 'default', :now)",
         "INSERT INTO project (id, organization, name, created_at) VALUES (1, 1, 'default', :now)",
         """INSERT INTO experiment (id, project, name, owner, lifecycle, created_at, updated_at, tags)
            VALUES (0, 1, 'Default', '', 'active', :now, :now, '{}')""",
+        "INSERT INTO lease (name, holder, fence, expires_at) VALUES ('periodic', '', 0, 0)",
     )
     for row in rows:
-        connection.execute(text(row), {"now": now})
+        connection.execute(text(row), {"now": now} if ":now" in row else {})
     if connection.dialect.name == "postgresql":  # its counters do not see ids that were given
         for table in ("organization", "project"):
             connection.execute(text(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), 1)"))

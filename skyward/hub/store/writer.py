@@ -29,6 +29,8 @@ GROUP = 512
 """Operations of one commit at most: the first one should not wait long for the last one."""
 WAITING = 20_000
 """Operations that may wait. Beyond that, the disk is slower than the requests, and clients should wait instead."""
+IDLE_S = 30.0
+"""Seconds after which PostgreSQL ends a transaction whose server stands still: others wait for its end."""
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
@@ -176,7 +178,7 @@ class GroupWriter:
     def _run_group(self, group: Sequence[_Work]) -> Transaction:
         self._is_committing = False
         if self._connection is None:
-            self._connection = self._engine.connect()
+            self._connection = self._connect()
         self._connection.begin()
         tx = Transaction(self._connection, self._clock(), self._keys, self._runs_with_points)
         runs.look_up(tx, {work.run for work in group if work.run})
@@ -186,6 +188,13 @@ class GroupWriter:
         self._is_committing = True
         self._connection.commit()
         return tx
+
+    def _connect(self) -> Connection:
+        connection = self._engine.connect()
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = {int(IDLE_S * 1000)}")
+            connection.commit()
+        return connection
 
     def _run_operation(self, tx: Transaction, work: _Work) -> None:
         work.value = work.error = None

@@ -1,6 +1,6 @@
 """Make the asset of the hub's own tables: a data folder with each kind of row. Run it when a release has new tables:
 
-    .venv/bin/python tests/hub/assets/make_hub.py hub-0001.tar.gz
+    .venv/bin/python tests/hub/assets/make_hub.py hub-0002.tar.gz
 
 The number is that of the revision. Keep the assets of earlier revisions: hubs of every release open forever. `token` in
 the archive is the text of the owner's token. Times are those of a clock that counts from START.
@@ -22,6 +22,7 @@ from pathlib import Path
 from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.batches import Batch
 from skyward.hub.model.points import PointColumns
+from skyward.hub.model.quotas import Quota
 from skyward.hub.model.registry import ModelMetric, ModelStatus, Stage
 from skyward.hub.model.runs import DatasetInput, ModelLink, RunState
 from skyward.hub.services.hub import Hub
@@ -68,6 +69,7 @@ async def fill(hub: Hub) -> str:
 
 async def add_people(hub: Hub, owner: Actor) -> None:
     await hub.people.create_project(owner, "vision", "Sees.")
+    await hub.quotas.set_limits(owner, "vision", {Quota.RUNS: 1000, Quota.ARTIFACT_BYTES: 10**9})
     await hub.people.create_user(owner, "ada")
     await hub.people.set_member(owner, "vision", "ada", Role.RESEARCHER)
     await hub.people.create_user(owner, "robot", is_service=True)

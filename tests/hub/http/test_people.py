@@ -104,6 +104,21 @@ def test_changes_are_in_the_audit_and_its_chain_holds(owner: httpx.Client) -> No
     assert older["audit"][0]["id"] < page["audit"][-1]["id"]
 
 
+def test_sign_ins_and_sign_outs_are_audited_and_refused_ones_only_counted(
+    server: HubServer, owner: httpx.Client, stranger: httpx.Client
+) -> None:
+    newest = owner.get("/v1/audit", params={"limit": 1}).json()["audit"][0]["id"]
+    for number in range(50):
+        assert stranger.post("/v1/session", json={"code": f"sky_{number:012x}_{'0' * 43}"}).status_code == 401
+    with sign_in(server, owner, "hopper") as browser:
+        browser.request("DELETE", "/v1/session").raise_for_status()
+        browser.request("DELETE", "/v1/session").raise_for_status()  # there is none to end now
+    entries = [row for row in owner.get("/v1/audit").json()["audit"] if row["id"] > newest]
+    sessions = [(row["action"], row["actor"]) for row in entries if row["action"] in ("session.begin", "session.end")]
+    assert sessions == [("session.end", "hopper"), ("session.begin", "hopper")]
+    assert sum(row["action"] == "session.refuse" for row in entries) <= 1
+
+
 def test_last_owner_cannot_be_disabled(owner: httpx.Client) -> None:
     for user in owner.get("/v1/users").json()["users"]:
         if user["is_owner"] and user["name"] != "owner" and user["disabled_at"] is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from tests.hub.http.server_processes import LIMIT_S, ServerProcess, owner_token, until
@@ -146,6 +147,34 @@ def test_points_that_were_acknowledged_before_a_kill_are_there_once(
         points = two.get(f"/v1/runs/{run}/points", params={"key": "loss"}).raise_for_status().json()
     assert len(acknowledged) == 160
     assert sorted(points["steps"]) == sorted(acknowledged)
+
+
+def test_another_server_marks_lost_runs_after_the_leader_is_killed(
+    postgres: PostgresServer, postgres_template: str, tmp_path: Path
+) -> None:
+    url = postgres.new_database(postgres_template)
+    headers = {"Authorization": f"Bearer {owner_token(url)}"}
+    impatient = {"SKYWARD_HUB_SERVER_LOST_AFTER_S": "1"}
+
+    def leader() -> int | None:
+        """Return the process that leads."""
+        with psycopg.connect(url) as connection:
+            row = connection.execute("SELECT holder, expires_at FROM lease").fetchone()
+        return int(row[0].split(":")[1]) if row and row[1] else None
+
+    with ServerProcess(url, tmp_path, **impatient) as one, ServerProcess(url, tmp_path, **impatient) as two:
+        until(lambda: leader() is not None)
+        doomed, other = sorted((one, two), key=lambda server: server.process.pid != leader())
+        doomed.kill()
+        with client(other, headers) as hub:
+            batch = {"client": "c", "first": 1, "records": [["run", {}]]}
+            run = f"/v1/runs/{'a' * 32}"
+            hub.post(f"{run}/batches", json=batch).raise_for_status()  # and is not heard of again
+            until(lambda: hub.get(run).json()["status"] == "lost")
+        assert leader() == other.process.pid
+        other.process.terminate()
+        assert other.process.wait(LIMIT_S) == 0
+        assert leader() is None  # given up, so that the next one need not wait
 
 
 def test_servers_survive_a_restart_of_postgresql(

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from skyward.hub.model.quotas import Quota
 from skyward.hub.model.runs import Lifecycle
 from skyward.hub.model.search import RUNS, parse_filter, parse_order
 from skyward.hub.services.registry import Registry
 from skyward.hub.services.tracking import Tracking
-from skyward.hub.store import artifacts, logged_models, pools, runs, sealing, search
+from skyward.hub.store import artifacts, leases, logged_models, pools, quotas, runs, sealing, search
 from skyward.hub.store.arrivals import Arrivals
 from skyward.hub.store.database import Database
 from skyward.hub.store.history import read_history
@@ -80,6 +81,14 @@ def look(tx: Recorder) -> None:
     runs.add_params(tx, 1, row.pk, {"lr": "3", "new": "1"})
     runs.change_tags(tx, 1, row.pk, {"a": "1"}, ["team"])
     runs.mark_lost(tx, 0)
+    fence = leases.take_lease(tx, "periodic", "me", 1000)
+    assert fence is not None
+    leases.need_lease(tx, "periodic", fence)
+    leases.give_up_lease(tx, "periodic", fence)
+    for quota in Quota:
+        quotas.set_limit(tx, 1, quota, 1000)
+        quotas.charge(tx, 1, quota, 1)
+    quotas.limits_of(tx, 1)
     sealed = sealing.prepare_seal(tx, row.pk)
     assert sealed is not None
     sealing.apply_seal(tx, row.pk, sealed)

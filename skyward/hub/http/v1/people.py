@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ...model.access import Role
+from ...model.quotas import Limit, Quota
 from ...model.refusal import Reason, Refusal
 from ...services.people import Token
 from ..credentials import COOKIE, is_own_origin, session_in
@@ -66,6 +67,20 @@ async def create_project(call: Call, request: wire.NewProject) -> wire.ProjectOu
 async def delete_project(call: Call, _request: wire.Nothing) -> wire.Done:
     await call.hub.people.delete_project(call.actor, call.path["name"])
     return wire.Done()
+
+
+async def limits(call: Call, _request: wire.Nothing) -> wire.Limits:
+    return _limits(await call.hub.quotas.limits(call.actor, call.path["name"]))
+
+
+async def set_limits(call: Call, request: wire.NewLimits) -> wire.Limits:
+    changes = {quota: getattr(request, quota.value) for quota in Quota}
+    changes = {quota: most for quota, most in changes.items() if most is not msgspec.UNSET}
+    return _limits(await call.hub.quotas.set_limits(call.actor, call.path["name"], changes))
+
+
+def _limits(found: list[Limit]) -> wire.Limits:
+    return wire.Limits([wire.LimitOut(limit.quota.value, limit.most, limit.used) for limit in found])
 
 
 async def members(call: Call, _request: wire.Nothing) -> wire.Members:

@@ -70,6 +70,8 @@ PEOPLE = (
     Route("GET", "/v1/projects", wire.Nothing, wire.Projects, READ, "project", people.projects, "List one's projects."),
     Route("POST", "/v1/projects", wire.NewProject, wire.ProjectOut, OWN, "organization", people.create_project, "Create a project.", status=201),
     Route("DELETE", "/v1/projects/{name}", wire.Nothing, wire.Done, OWN, "organization", people.delete_project, "Delete a project."),
+    Route("GET", "/v1/projects/{name}/limits", wire.Nothing, wire.Limits, READ, "project", people.limits, "Get the limits of a project, and how much of them is used."),
+    Route("PATCH", "/v1/projects/{name}/limits", wire.NewLimits, wire.Limits, OWN, "project", people.set_limits, "Set or remove limits of a project."),
     Route("GET", "/v1/projects/{name}/members", wire.Nothing, wire.Members, READ, "project", people.members, "List members of a project."),
     Route("POST", "/v1/projects/{name}/members", wire.NewMember, wire.Members, MANAGE, "project", people.set_member, "Give a user a role in a project."),
     Route("DELETE", "/v1/projects/{name}/members/{user}", wire.Nothing, wire.Done, MANAGE, "project", people.remove_member, "Remove a member."),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 View = Literal["active", "deleted", "all"]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Most = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Limit = Annotated[int, Meta(ge=1, le=50_000)]
 Name = Annotated[str, Meta(min_length=1)]
 Status = Literal["queued", "running", "completed", "failed", "cancelled"]
@@ -358,6 +359,25 @@ class TokenOut(Struct):
     created_at: int
     expires_at: int | None
     used_at: int | None
+
+
+class LimitOut(Struct):
+    """A limit of a project and its use. `most` of null means that there is no limit."""
+
+    name: str
+    most: int | None
+    used: int
+
+
+class Limits(Struct):
+    limits: list[LimitOut]
+
+
+class NewLimits(Struct):
+    """New limits of a project. A limit of null is removed; one that is left out stays as it is."""
+
+    runs: Most | UnsetType | None = UNSET
+    artifact_bytes: Most | UnsetType | None = UNSET
 
 
 class TokensQuery(Struct):

@@ -1,0 +1,82 @@
+"""Servers on one database: one leads, another one takes over, and one that lost the lead changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from skyward.hub.model.refusal import Refusal
+from skyward.hub.services.leader import HubLeader
+from skyward.hub.store import journal, writer
+from skyward.hub.store.database import Database
+from skyward.hub.store.leases import NotHeld, take_lease
+from skyward.hub.store.transaction import Transaction
+from tests.hub.postgres import PostgresServer
+from tests.waiting import until
+
+
+def mark(tx: Transaction) -> None:
+    """Write something that a test finds again."""
+    journal.add_audit(tx, 1, 1, "hub", None, "test.mark", "x", {})
+
+
+def marks(database: Database) -> int:
+    sql = "SELECT count(*) FROM audit WHERE action = 'test.mark'"
+    return int(database.read_and_wait(lambda snapshot: snapshot.execute(sql).fetchone()[0]))
+
+
+def test_one_leads_until_its_lease_ends_and_then_another_one(database: Database) -> None:
+    first, second = HubLeader(database, lasts_s=0.3), HubLeader(database, lasts_s=60)
+
+    def leads(candidate: HubLeader) -> bool:
+        return asyncio.run(candidate.leads())
+
+    assert (leads(first), leads(second), leads(first)) == (True, False, True)
+    asyncio.run(first.write(mark))
+    with pytest.raises(NotHeld):
+        asyncio.run(second.write(mark))
+    until(lambda: leads(second))  # the first one is heard of no more
+    with pytest.raises(NotHeld):  # it believes that it leads, and its number is too small
+        asyncio.run(first.write(mark))
+    assert first.is_leading
+    assert not leads(first)
+    asyncio.run(second.write(mark))
+    assert marks(database) == 2
+    asyncio.run(second.resign())
+    assert (leads(first), leads(second)) == (True, False)
+
+
+def test_a_server_that_stands_still_in_a_transaction_delays_the_others_for_a_while_only(
+    postgres: PostgresServer, postgres_template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "IDLE_S", 1.0)
+    url = postgres.new_database(postgres_template)
+    still, other = Database(url), Database(url)
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def stand_still(tx: Transaction) -> None:
+        take_lease(tx, "periodic", "still", 60_000)
+        mark(tx)  # holds the end of the audit
+        is_inside.set()
+        may_go_on.wait()
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        standing = pool.submit(still.write_and_wait, stand_still)
+        assert is_inside.wait(20)
+        leader = HubLeader(other)
+        assert not asyncio.run(leader.leads())
+        other.write_and_wait(mark)
+        assert asyncio.run(leader.leads())
+        may_go_on.set()
+        with pytest.raises(Refusal, match="cannot be used now"):
+            standing.result(20)
+        assert marks(other) == 1
+    finally:
+        may_go_on.set()
+        pool.shutdown()
+        still.close()
+        other.close()
