@@ -1,7 +1,8 @@
 """Trainings that log to a hub, as processes: python -m tests.hub.client.training PART FOLDER.
 
 Part `first` trains our Trainer until it is killed, after it said "ready" in step 10. Part `second` resumes it from its
-last checkpoint, that of step 9. Part `keras` trains with Keras. The hub is that of the environment.
+last checkpoint, that of step 9. Part `steered` trains until it is told to stop. Part `keras` trains with Keras. The
+hub is that of the environment.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class WaitsForTheEnd(TrainerCallback):
             assert run.flush(60)
             os.write(1, b"ready\n")
             time.sleep(60)
+
+
+class TakesItsTime(TrainerCallback):
+    def on_step_begin(self, state: Any, **_: Any) -> None:
+        time.sleep(0.05)
 
 
 def train(folder: Path, callbacks: list[Any], **options: Any) -> Any:
@@ -66,6 +72,9 @@ def with_keras(folder: Path) -> None:
 def main(part: str, folder: Path) -> None:
     if part == "keras":
         with_keras(folder)
+    elif part == "steered":
+        logger = HubLogger(run_name="steered")
+        train(folder, [logger, TakesItsTime()], max_steps=10_000, save_strategy="no", eval_strategy="no")
     elif part == "first":
         train(folder, [HubLogger(run_name="killed"), WaitsForTheEnd()])
     else:

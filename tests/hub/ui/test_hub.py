@@ -6,7 +6,11 @@ A test asks for `page` last, so that the browser leaves before the server stops.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -44,6 +48,38 @@ def test_a_signed_in_browser_follows_a_run(hub: HubServer, owner: httpx.Client, 
     page.get_by_role("dialog").get_by_role("button", name="Save").click()
     expect(page.get_by_test_id("command")).to_have_text("save: waiting")
     assert [one["action"] for one in owner.get(f"/v1/runs/{made['id']}/commands").json()["commands"]] == ["save"]
+
+
+@pytest.mark.timeout(200)  # a process that imports torch
+def test_the_buttons_of_a_run_save_and_stop_a_training(
+    hub: HubServer, owner: httpx.Client, tmp_path: Path, signed_in: Page
+) -> None:
+    from playwright.sync_api import expect
+
+    address = {"SKYWARD_HUB_URL": hub.url, "SKYWARD_HUB_TOKEN": hub.token, "SKYWARD_HUB_SPOOL": str(tmp_path / "spool")}
+    command = [sys.executable, "-m", "tests.hub.client.training", "steered", str(tmp_path / "output")]
+    training = subprocess.Popen(command, env={**os.environ, **address}, stdout=subprocess.DEVNULL)
+    page = signed_in
+    try:
+        page.goto(f"{hub.url}/runs")
+        page.get_by_role("link", name="steered", exact=True).click(timeout=120_000)
+        expect(page.get_by_role("article", name="loss", exact=True).first).to_be_visible(timeout=60_000)
+        page.get_by_role("button", name="Save", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Save").click()
+        shown = page.get_by_test_id("command")
+        expect(shown).to_contain_text("save: saved at step", timeout=30_000)
+        (saved,) = (tmp_path / "output").glob("checkpoint-*")
+        page.get_by_role("link", name="Checkpoints").click()
+        expect(page.get_by_role("row").last).to_contain_text(saved.name)
+        page.get_by_role("button", name="Stop", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+        expect(shown).to_contain_text("stop: stopping at step", timeout=30_000)
+        assert training.wait(60) == 0
+        expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)  # the page shows that it is over
+        expect(page.locator(".head")).to_contain_text("completed")
+    finally:
+        training.kill()
+        training.wait()
 
 
 def test_each_page_shows_a_new_hub_without_a_problem(open_hub: HubServer, page: Page) -> None:

@@ -160,6 +160,12 @@ export class RunList {
     if (!this.isLoaded || first.isLoading) return;
     const answer = await get("/v1/runs", this.parameters(first), this.abort.signal).catch(() => null);
     if (!answer) return;
+    if (!first.size && answer.runs.length) {
+      // An empty list has no row that would move from under a reader.
+      this.isLoaded = false;
+      await this.load(first);
+      return;
+    }
     const isSame = answer.runs.length === first.size && first.rows?.every((row, i) => row.run.id === answer.runs[i].id);
     if (isSame) first.rows = answer.runs.map(rowOf);
     else this.isStale = true;

@@ -55,8 +55,8 @@ export function Commands({ run }) {
     void load();
   };
   const last = commands[commands.length - 1];
-  if (!isOpen) return null;
+  if (!isOpen && !last) return null; // the outcome of a stop stays on the page, though the run is over
   return html`<div class="buttons" role="group" aria-label="Steer the training">
     ${last && html`<span class="pill" data-testid="command" title=${last.result ?? ""}>${last.action}: ${last.acknowledged_at ? `${last.result || "done"} ${ago(last.acknowledged_at)}` : "waiting"}</span>`}
-    ${Object.entries(ACTIONS).map(([action, { title, danger }]) => html`<button class=${`button ${danger ? "danger" : ""}`} onClick=${() => send(action)}><${Icon} name=${action} />${title}</button>`)}</div>`;
+    ${isOpen && Object.entries(ACTIONS).map(([action, { title, danger }]) => html`<button class=${`button ${danger ? "danger" : ""}`} onClick=${() => send(action)}><${Icon} name=${action} />${title}</button>`)}</div>`;
 }
