@@ -35,6 +35,7 @@ def test_hub_remembers_runs_and_its_token_over_a_restart(tmp_path: Path, number:
     run = httpx.post(f"{first['url']}/v1/runs", json={"name": "kept"}, headers=headers).raise_for_status().json()
     assert stop(process, number) == 0
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert not any(path.stat().st_mode & 0o077 for path in tmp_path.iterdir())  # no other user reads what is here
     process, second = start(tmp_path)
     assert second["token"] == first["token"]
     assert second["link"] != first["link"]

@@ -62,3 +62,6 @@ class History:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def __repr__(self) -> str:
+        return f"History(key={self.key!r}, points={len(self)}, next_token={self.next_token!r})"

@@ -35,7 +35,7 @@ DEFAULT_PROJECT = "default"
 
 
 class Identity(Protocol):
-    """Source of identities. Local accounts are the first; an OpenID provider would be the second."""
+    """Seam for a source of identities. `Access` is the first, with local accounts; an OpenID provider may be next."""
 
     async def actor_for(self, token: str, project: str | None) -> Actor:
         """Return the actor of a token.

@@ -16,7 +16,10 @@ NOTHING: Mapping[str, object] = {}
 
 
 class EventSink(Protocol):
-    """Receiver of events, such as a message queue. The live stream of the pages is the first."""
+    """Seam for a receiver of events, such as a message queue.
+
+    Nothing implements it yet. The live stream of the pages reads the same rows by itself.
+    """
 
     async def deliver(self, events: list[EventRow]) -> None:
         """Take events in their order. The outbox keeps them until this returns."""

@@ -282,6 +282,7 @@ def test_a_history_is_sorted_without_duplicates_and_paged(database: Database) ->
         await tracking.log_points(ADA, made.id, columns(*points[:10], ("b", 1, 1, 1.0), ("a", 3, 50, math.nan)))
         await tracking.log_points(ADA, made.id, columns(("a", 3, 50, 1.0), ("a", 3, 50, 0.0), ("a", 3, 50, -1.0)))
         whole = await tracking.history(ADA, made.id, "a")
+        assert repr(whole) == "History(key='a', points=44, next_token=None)"
         found = list(zip(whole.timestamps, whole.steps, map(str, whole.values), strict=True))
         assert [(at, step) for at, step, _ in found] == sorted(
             [*((at, step) for _, step, at, _ in points), *[(50, 3)] * 4]

@@ -47,7 +47,7 @@ export function AuditPage() {
     (entry) => !text || JSON.stringify(entry).toLowerCase().includes(text.toLowerCase()),
   );
   return html`<div class="head"><h1>Audit</h1></div>
-    <p class="lead">Every change, and every read of an artifact. Entries are chained by their hashes: <code>skyward hub check</code> proves that none was altered.</p>
+    <p class="lead">Every change, every read of an artifact, and every sign-in. Entries are chained by their hashes: <code>skyward hub check</code> proves that none was altered.</p>
     <div class="tools"><div class="search"><${Icon} name="search" /><input type="search" placeholder="Search the entries below" aria-label="Search the entries" value=${text} onInput=${(/** @type {any} */ event) => setQuery({ text: event.target.value })} /></div></div>
     ${list.problem && html`<${Problem} problem=${list.problem} retry=${() => load(null, [])} />`}
     <div class="card">${list.items && !shown.length && html`<${Empty} icon="audit" title=${text ? "No entry here says that" : "Nothing happened yet"} />`}

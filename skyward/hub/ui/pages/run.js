@@ -120,6 +120,7 @@ function Curves({ run, keys, live, isSystem = false }) {
   if (!shown.length) {
     if (isSystem)
       return html`<${Empty} icon="runs" title="No system metrics"><p>A training logs them with HubLogger: CPU, memory and GPU of each rank.</p><//>`;
+    if (run.end_time) return html`<${Empty} icon="runs" title="No metrics"><p>This run ended without any.</p><//>`;
     return html`<${Empty} icon="runs" title="No metrics yet"><p>Curves appear here as soon as the training logs a value:</p><${Paste} text=${`run.log_metrics({"loss": loss}, step=step)`} /><//>`;
   }
   return html`<${ChartTools} usual=${usual} /><${Sections} keys=${shown} text=${text} common=${{ lines, look, live, sync: run.id }} />`;
