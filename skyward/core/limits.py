@@ -25,6 +25,11 @@ def memory_bytes(proc: str = "/proc/self") -> int:
     return min(limits)
 
 
+def default_blob_limit() -> int:
+    """Return the most bytes of blobs in memory: a quarter of the memory that this process may use."""
+    return memory_bytes() // 4
+
+
 def _group_limits(proc: str) -> Iterator[int]:
     """Yield the limits of the process's memory control group and its ancestors, in version 1 or 2."""
     for folder, top, name in _memory_groups(proc):

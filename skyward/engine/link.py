@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core import interrupts
+from ..core.limits import default_blob_limit
 from ..values.devices import Device, NodeResources
-from ..wire.blobs import Blob, default_limit, has_room_for_files
+from ..wire.blobs import Blob, has_room_for_files
 from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.frames import Frame, FrameKind, pack
 from ..wire.nested_calls import IS_NESTED
@@ -275,7 +276,7 @@ class NodeLink(Readable, LineEnd):
         self._blobs: OrderedDict[bytes, _Stored] = OrderedDict()
         self._blob_bytes = 0
         # The agent keeps as much in memory as it may spill to its folder; see `agent.blobs`.
-        self._blob_limit = blob_limit or int(facts.get("memory_bytes", 0)) // 2 or 2 * default_limit()
+        self._blob_limit = blob_limit or int(facts.get("memory_bytes", 0)) // 2 or 2 * default_blob_limit()
         self._blob_count = min(_BLOB_COUNT, int(facts.get("files", _FEW_FILES)) // _FILES_PER_BLOB)
         self._arrived: dict[bytes, Blob] = {}
         self._of_calls: dict[int, dict[bytes, Blob]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from skyward.wire.blobs import Blob, BlobStore, blob_digest, spill
+from tests.waiting import until
 
 MIB = 1 << 20
 
@@ -68,6 +70,26 @@ def test_nobody_can_write_to_the_blob_itself() -> None:
         os.ftruncate(blob.fd, 1)
 
 
+def test_a_snapshot_in_a_spare_file_is_like_any_other() -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("rw-s")
+
+    data = os.urandom(8 * MIB + 5)
+    before = mapped()
+    Blob.snapshot(memoryview(data))
+    until(lambda: mapped() > before, 10)  # a spare file is there
+    with_spare = mapped()
+    blob = Blob.snapshot(memoryview(data)[MIB:])
+    assert content(blob) == data[MIB:]
+    assert blob.digest == blob_digest(memoryview(data)[MIB:])
+    with pytest.raises(PermissionError):
+        os.pwrite(blob.fd, b"X", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(blob.fd, blob.size)  # writable, and shared
+    until(lambda: mapped() <= with_spare, 10)  # there is the next spare file, and no writable mapping of the blob
+    until(lambda: mapped() == before, 20)  # nobody used it
+
+
 def test_a_mapping_outlives_its_blob() -> None:
     blob = Blob.snapshot(memoryview(b"abc"))
     mapped = blob.map()
@@ -105,6 +127,15 @@ class TestStore:
         first = store.put(memoryview(b"a" * 1000))
         assert store.put(memoryview(bytearray(b"a" * 1000))) is first
         assert store.put(memoryview(b"b" * 1000)) is not first
+
+    def test_contents_with_equal_ends_are_different_blobs(self) -> None:
+        store = BlobStore(100 * MIB)
+        data = bytearray(MIB)
+        one = store.put(memoryview(data))
+        data[100_000] = 1
+        other = store.put(memoryview(data))
+        assert one.digest != other.digest
+        assert store.put(memoryview(data)) is other
 
     def test_arrays_of_any_type_are_bytes(self) -> None:
         store = BlobStore()

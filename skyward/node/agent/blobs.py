@@ -6,7 +6,8 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
-from ...wire.blobs import Blob, default_limit, spill
+from ...core.limits import default_blob_limit
+from ...wire.blobs import Blob, spill
 from .complaints import complain
 
 
@@ -19,7 +20,7 @@ class NodeBlobs:
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self._folder = os.path.join(folder, "blobs")
-        self._limit = limit_bytes or default_limit()
+        self._limit = limit_bytes or default_blob_limit()
         self._in_memory: OrderedDict[bytes, Blob] = OrderedDict()
         self._spilled: dict[bytes, Blob] = {}
         self._bytes = 0

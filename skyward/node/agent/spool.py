@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ...wire.blobs import Blob, default_limit, spill
+from ...core.limits import default_blob_limit
+from ...wire.blobs import Blob, spill
 from ...wire.failures import encode_failure
 from ...wire.frames import Frame, FrameKind
 from ..slot.link import read_blob_body
@@ -17,7 +18,7 @@ class Spool:
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
         self._folder = os.path.join(folder, "spool")
-        self._limit = limit_bytes or default_limit()
+        self._limit = limit_bytes or default_blob_limit()
         self._failed: dict[int, OSError] = {}
 
     @property
