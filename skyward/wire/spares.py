@@ -64,7 +64,7 @@ class SpareFile:
 
     @contextlib.contextmanager
     def pages(self) -> Iterator[memoryview]:
-        """Lend the mapped pages. What is written there is in the file."""
+        """Lend the mapped pages. The file has all that is written there."""
         with memoryview(self._pages) as view:
             yield view
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -19,7 +20,7 @@ from skyward.events import ValueRerouted
 from skyward.values.machine import Machine
 from skyward.values.topology import Peer
 from tests.channels import Relayed
-from tests.waiting import until
+from tests.waiting import open_files, until
 
 SIZE = 8 * 500_000
 
@@ -103,7 +104,7 @@ def test_a_value_whose_only_node_dies_on_the_way_is_lost() -> None:
         one = numbers(1).keep() >> pool.node(1)
         two = numbers(2).keep() >> pool.node(1)
         assert first(two) >> pool.node(2) == 2.0
-        agent = provider.agents[1]
+        agent = pool.agent_pids()[1]
         os.kill(agent, signal.SIGSTOP)  # it does not answer an offer
         lost = first(one) > pool.node(0)
         found = first(two) > pool.node(0)
@@ -112,3 +113,73 @@ def test_a_value_whose_only_node_dies_on_the_way_is_lost() -> None:
             lost.result(60)
         assert found.result(60) == 2.0
         assert sky.compute(abs)(-1) @ pool == [1, 1, 1]
+
+
+LARGE = 64 << 20
+"""Bytes of a value that the buffers of sockets cannot hold."""
+
+
+@sky.compute
+def large(number: int) -> bytes:
+    return bytes([number]) * LARGE
+
+
+@sky.compute
+def last(data: bytes) -> int:
+    return data[-1]
+
+
+def stop_in_the_middle(pool: sky.ComputePool) -> tuple[Any, Any]:
+    """Stop node 1 while it gets a value from node 0. Return its reference and the future of the call that needs it."""
+
+    def sizes() -> dict[int, int]:
+        """Return the sizes of the values that node 1 has or gets, by inode."""
+        found = {}
+        for file in Path(f"/proc/{pool.agent_pids()[1]}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if "memfd:skyward-blob" in os.readlink(file):
+                    status = file.stat()
+                    found[status.st_ino] = status.st_size
+        return found
+
+    for number in range(1, 20):  # the value may arrive faster than this process looks
+        ref = large(number).keep() >> pool.node(0)
+        before = sizes()
+        future = last(ref) > pool.node(1)
+        until(lambda: any(size for inode, size in sizes().items() if inode not in before))  # noqa: B023
+        os.kill(pool.agent_pids()[1], signal.SIGSTOP)
+        if any(0 < size < LARGE for size in sizes().values()):
+            return ref, future
+        os.kill(pool.agent_pids()[1], signal.SIGCONT)
+        assert future.result(60) == number
+    raise AssertionError("every value arrived before it could be stopped")
+
+
+def test_a_sender_that_is_killed_in_the_middle_loses_the_value() -> None:
+    with sky.ComputePool(Watched(lease_s=30.0), nodes=2, logs=False) as pool:
+        last(b"x") @ pool
+        _, future = stop_in_the_middle(pool)
+        sender = pool.agent_pids()[0]
+        os.kill(sender, signal.SIGKILL)
+        os.kill(pool.agent_pids()[1], signal.SIGCONT)
+        with pytest.raises(RefLost):
+            future.result(60)
+        until(lambda: pool.agent_pids().get(0) not in (None, sender), 60)
+        assert sky.compute(abs)(-1) @ pool == [1, 1]
+        assert last(large(7)) @ pool == [7, 7]
+
+
+def test_a_receiver_that_is_killed_in_the_middle_leaves_the_value_where_it_was() -> None:
+    def sockets(pid: int) -> int:
+        return sum("socket:" in file for file in open_files(pid))
+
+    with sky.ComputePool(Watched(lease_s=30.0), nodes=2, logs=False) as pool:
+        last(b"x") @ pool
+        ref, future = stop_in_the_middle(pool)
+        during = sockets(pool.agent_pids()[0])
+        os.kill(pool.agent_pids()[1], signal.SIGKILL)
+        with pytest.raises(sky.errors.NodeLost):
+            future.result(60)
+        until(lambda: sockets(pool.agent_pids()[0]) < during)
+        expected = last(ref) >> pool.node(0)
+        assert last(ref) @ pool == [expected] * 2  # on the new node, too

@@ -20,6 +20,14 @@ with sky.ComputePool(sky.Local(), nodes=2, concurrency=2) as pool:
     (here / "begun").touch()
     time.sleep(600)
 """
+WITH_VALUES_THAT_STAY = """
+with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    put = pool.put(bytes(1_000_000), nodes=[0, 1])
+    kept = sky.compute(bytes)(1_000_000).keep() @ pool
+    assert [ref.nodes for ref in (put, *kept)] == [(0, 1)] * 3
+    (here / "begun").touch()
+    time.sleep(600)
+"""
 IN_A_CALL = """
 with sky.ComputePool(sky.Local(), nodes=2) as pool:
     hang() >> pool
@@ -60,6 +68,7 @@ with sky.ComputePool(sky.Local()) as pool:
     "script",
     [
         pytest.param(IDLE, id="idle"),
+        pytest.param(WITH_VALUES_THAT_STAY, id="values-that-stay"),
         pytest.param(IN_A_CALL, id="call"),
         pytest.param(IN_A_MAP, id="map"),
         pytest.param(IN_A_BROADCAST_WITH_DETACHED_CHILDREN, id="detached-grandchildren"),

@@ -6,6 +6,7 @@ Each process loads a function once, by name if its name can be imported.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import struct
@@ -316,6 +317,10 @@ class TaskRun:
         self.link.send(FrameKind.ERROR, self.frame.ident, body, flags=flags)
 
 
+_NO_ROOM = frozenset({errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+"""Errors of the file of a large buffer."""
+
+
 def _next_block(block: int, took_ns: int) -> int:
     """Return the number of calls of the next block of a chunk.
 
@@ -331,6 +336,8 @@ def _why_not(value: Any, error: Exception) -> str:
     kind = type(value).__qualname__
     if isinstance(error, NotRun):
         return f"the function returned a {kind}: {error}"
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return f"the function returned a {kind} without room on the node: {error.strerror}; return less, or free memory"
     advice = "return plain data, arrays or a state dict instead"
     if isinstance(value, Iterator):
         advice = "to stream its items, yield them in the function; to return all of them, return a list"

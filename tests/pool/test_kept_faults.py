@@ -1,0 +1,87 @@
+"""Values that stay on a node with little memory, a full disk, or no room for a value."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ResultNotPicklable
+from skyward.values.machine import PoolSpec
+from skyward.wire.tasks import NodeConfig
+from tests.waiting import open_files, until
+
+SIZE = 3_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallMemory(sky.Local):
+    """Nodes that keep 4 MB of values in memory, and the folders of these nodes."""
+
+    folders: list[str] = field(default_factory=list)
+
+    def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
+        config = replace(super()._config(spec, pool, node), blob_limit_bytes=4 << 20)
+        self.folders.append(config.folder)
+        return config
+
+
+@sky.compute
+def block(letter: bytes) -> bytes:
+    return letter * SIZE
+
+
+@sky.compute
+def first(data: bytes) -> bytes:
+    return data[:1]
+
+
+@pytest.fixture
+def pool() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(SmallMemory(), nodes=1, logs=False) as pool:
+        yield pool
+
+
+def places(pool: sky.ComputePool) -> tuple[int, int]:
+    """Return how many values the agent has in memory and on the disk."""
+    files = open_files(pool.agent_pids()[0])
+    in_memory = sum("memfd:skyward-kept" in file or "memfd:skyward-blob" in file for file in files)
+    return in_memory, sum("/blobs/" in file for file in files)
+
+
+def test_values_beyond_the_memory_limit_go_to_the_disk_and_are_freed_there(pool: sky.ComputePool) -> None:
+    refs: list[sky.Ref[bytes]] = [block(letter).keep() >> pool for letter in (b"a", b"b", b"c")]
+    refs.append(pool.put(b"d" * SIZE, nodes=[0]))
+    until(lambda: places(pool) == (1, 3))
+    assert [first(ref) >> pool for ref in refs] == [b"a", b"b", b"c", b"d"]
+    assert refs[0].get() == b"a" * SIZE
+    for ref in refs:
+        ref.drop()
+    until(lambda: places(pool) == (0, 0))
+
+
+def test_on_a_full_disk_values_stay_in_memory(pool: sky.ComputePool) -> None:
+    assert isinstance(pool.provider, SmallMemory)
+    Path(pool.provider.folders[-1], "blobs").touch()  # no folder can be made there, as on a full disk
+    refs = [block(letter).keep() >> pool for letter in (b"a", b"b", b"c")]
+    assert [first(ref) >> pool for ref in refs] == [b"a", b"b", b"c"]
+    assert places(pool) == (3, 0)
+    del refs
+    until(lambda: places(pool) == (0, 0))
+
+
+def test_a_value_without_room_fails_its_call_and_the_node_goes_on(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def without_room(limit: int) -> Any:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        return bytes(SIZE)
+
+    with pytest.raises(ResultNotPicklable, match="a bytes without room on the node: File too large"):
+        without_room(1 << 20).keep() >> pool
+    kept = without_room(resource.RLIM_INFINITY).keep() >> pool
+    assert first(kept) >> pool == b"\0"
