@@ -108,6 +108,22 @@ class ProgressBoard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActorWork:
+    """State of one actor. `calls`: calls that were sent to it and have not ended."""
+
+    name: str
+    node: int | None
+    state: Literal["waiting", "starting", "alive", "closing"]
+    calls: int = 0
+
+    def __str__(self) -> str:
+        where = "" if self.node is None else f" on node {self.node}"
+        state = "" if self.state == "alive" else f" ({self.state})"
+        calls = f", {self.calls:,} call{'s' if self.calls != 1 else ''}" if self.calls else ""
+        return f"{self.name}{where}{state}{calls}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Counts:
     """Calls of a pool: `busy` of all slots have one, `queued` wait, `ended` and `failed` so far."""
 
@@ -119,6 +135,7 @@ class Counts:
     why: str = ""
     """What the oldest waiting call lacks, if it is more than a slot."""
     running: tuple[RunningTask, ...] = ()
+    actors: tuple[ActorWork, ...] = ()
     progress: tuple[Progress, ...] = ()
 
 

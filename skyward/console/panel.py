@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..core.printable import printable, printable_lines
 from ..events import NodeUsage
-from .activity import Counts, NodeWork, Progress
+from .activity import ActorWork, Counts, NodeWork, Progress
 from .state import NodeState, PoolState
 from .style import Style
 from .words import calls_summary, columns, duration, fitted, rate, size_of, usd
@@ -30,8 +30,8 @@ _IDLE = NodeWork(calls=(), since=0.0)
 
 def panel_height(pool: PoolState, counts: Counts | None) -> int:
     """Return how many lines the pool would fill if the terminal had room for all of them."""
-    progress = len(counts.progress) if counts is not None else 0
-    return len(pool.nodes) + 2 + min(progress, _MOST_PROGRESS_ROWS)
+    progress, actors = (len(counts.progress), bool(counts.actors)) if counts is not None else (0, False)
+    return len(pool.nodes) + 2 + min(progress, _MOST_PROGRESS_ROWS) + actors
 
 
 def panel_lines(
@@ -57,7 +57,8 @@ def panel_lines(
     """
     maps = () if counts is None else counts.progress[-_MOST_PROGRESS_ROWS:]
     maps = maps[: max(0, height - 3 - (len(pool.nodes) > 1))]
-    room = height - 2 - len(maps)
+    actors = () if counts is None or height < 4 + len(maps) + (len(pool.nodes) > 1) else counts.actors
+    room = height - 2 - len(maps) - bool(actors)
     nodes = sorted(pool.nodes.items())
     hidden: list[tuple[int, NodeState]] = []
     if len(nodes) > room:
@@ -70,6 +71,8 @@ def panel_lines(
         ready = sum(node.state == "ready" for _, node in hidden)
         many = f"and {len(hidden)} more" if nodes else f"{len(hidden)} nodes"
         lines.append(style.paint(fitted(f"    {many}, {ready} of them ready", width), 2))
+    if actors:
+        lines.append(_actors(actors, width, style))
     lines += [progress_line(progress, width, now, style) for progress in maps]
     lines += [""] * (height - 1 - len(lines))
     return [*lines, _calls(pool, counts, width, style)]
@@ -297,6 +300,13 @@ def _gib(used: float, total: float) -> str:
 
 
 # Calls ---------------------------------------------------------------------------------------------------------------
+
+
+def _actors(actors: tuple[ActorWork, ...], width: int, style: Style) -> str:
+    """Return the actors in one line, those with the most calls first, as many as there is room for."""
+    text = " " * _INDENT + (f"{len(actors)} actors: " if len(actors) > 1 else "actor ")
+    busiest = sorted(actors, key=lambda actor: -actor.calls)
+    return fitted(text + printable(style.dot.join(map(str, busiest))), width, style.ellipsis)
 
 
 def _calls(pool: PoolState, counts: Counts | None, width: int, style: Style) -> str:

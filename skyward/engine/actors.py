@@ -16,6 +16,7 @@ import pickle
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..console.activity import ActorWork
 from ..errors import ActorLost, PoolClosed, UsageError
 from ..schedule.actions import Settle, Unsettle
 from ..values.devices import Grant
@@ -134,6 +135,11 @@ class Actors:
         """End all actors at once."""
         for number in list(self._ledger.actors):
             self.close(number, cancel=True)
+
+    def work(self) -> tuple[ActorWork, ...]:
+        """Return the actors that were made, or wait for a node, with the number of their calls."""
+        with self._ledger.lock:
+            return tuple(actor.work for actor in self._ledger.actors.values())
 
     def stop(self) -> None:
         """Forget all actors, because the engine ends. Needs the ledger's lock."""

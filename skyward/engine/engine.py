@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from ..calls.futures import Future
-from ..console.activity import RunningTask
+from ..console.activity import ActorWork, RunningTask
 from ..errors import SkywardError
 from ..schedule.resources import Need
 from ..schedule.scaling import Demand
@@ -206,6 +206,10 @@ class ActorEnds(Protocol):
 
     def close_all(self) -> None:
         """Begin to end all actors."""
+        ...
+
+    def work(self) -> tuple[ActorWork, ...]:
+        """Return the actors that were made, or wait for a node, with the number of their calls."""
         ...
 
 

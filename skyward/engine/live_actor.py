@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..calls.futures import Future
+from ..console.activity import ActorWork
 from ..schedule.resources import Need
 from ..values.devices import Grant
 from ..wire.tasks import CallKind, actor_place
@@ -79,6 +80,17 @@ class LiveActor(LineEnd):
 
     def __post_init__(self) -> None:
         LineEnd.__init__(self)
+
+    @property
+    def work(self) -> ActorWork:
+        """State of the actor and the number of its open calls."""
+        calls = sum(not isinstance(task, StepTask) for task in (*self.waiting, *self.sent.values()))
+        if self.node is None:
+            return ActorWork(name=self.name, node=None, state="waiting", calls=calls)
+        state: Literal["starting", "alive", "closing"] = "closing" if self.is_closing else "starting"
+        if self.is_made and not self.is_closing:
+            state = "alive"
+        return ActorWork(name=self.name, node=self.node, state=state, calls=calls)
 
     def tell_agent(self, kind: int, ident: int, body: bytes = b"") -> None:
         assert self.node is not None

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..calls.active import PoolLike, pop_active, push_active
-from ..console.activity import Counts
+from ..console.activity import ActorWork, Counts
 from ..console.announcer import Announcer, observe
 from ..console.logs import LogFiles, LogLines
 from ..core import interrupts
@@ -459,6 +459,12 @@ class PoolLife:
                 self._lines.shows_progress = self._console.shows_progress
                 self._lines.before_printing = self._console.settle
 
+    @property
+    def actors(self) -> tuple[ActorWork, ...]:
+        """Actors of the open pool; none of a closed one."""
+        engine = self._engine
+        return () if engine is None else engine.actors.work()
+
     def _count_calls(self) -> Counts | None:
         engine, dispatch = self._engine, self._dispatch
         if engine is None or dispatch is None:
@@ -472,6 +478,7 @@ class PoolLife:
             failed=now.failed,
             why=now.why,
             running=engine.running(),
+            actors=engine.actors.work(),
             progress=dispatch.board.entries(),
         )
 

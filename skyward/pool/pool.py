@@ -438,8 +438,10 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"
-        count = int(self.nodes)
-        return f"<ComputePool {self.job_id} {self.provider!r} nodes={count} concurrency={self.concurrency} {state}>"
+        sizes = f"nodes={int(self.nodes)} concurrency={self.concurrency}"
+        if actors := self._life.actors:
+            sizes = f"{sizes} actors={len(actors)}"
+        return f"<ComputePool {self.job_id} {self.provider!r} {sizes} {state}>"
 
     def _repr_html_(self) -> str:
         is_open, nodes = self.is_active, int(self.nodes)
@@ -449,6 +451,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             ("slots", f"{nodes * self.concurrency} ({self.concurrency} on each node)"),
             ("cost", f"{usd(self.cost_usd)} so far" if self.provider.is_rented else "nothing is rented"),
         ]
+        if actors := self._life.actors:
+            facts.append(("actors", "; ".join(map(str, actors))))
         hint = "`.close()` ends its machines; so does the end of the kernel" if is_open else "`.start()` opens it again"
         return card(f"ComputePool {self.name or self.job_id}", "open" if is_open else "closed", facts, hint)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from skyward import events
-from skyward.console.activity import Counts, Progress, ProgressBoard, RunningTask, WorkTracker
-from skyward.console.panel import panel_lines, progress_line, status_line
+from skyward.console.activity import ActorWork, Counts, Progress, ProgressBoard, RunningTask, WorkTracker
+from skyward.console.panel import panel_height, panel_lines, progress_line, status_line
 from skyward.console.plain import PlainLines
 from skyward.console.state import PoolState, closing_words
 from skyward.console.style import Style
@@ -55,6 +56,18 @@ def test_the_panel_shows_the_phase_and_time_of_each_node_and_the_cost() -> None:
     assert first == "  ●  0  idle, g5.xlarge"
     assert second == "  ◐  1  packages 29 s  Resolving torch"
     assert calls == "        3 of 8 slots busy · 1,200 queued · 4,998 calls done · 2 failed"
+
+
+def test_actors_have_a_line_of_their_own_with_the_busiest_first() -> None:
+    model = ActorWork(name="model", node=1, state="alive", calls=1)
+    actors = (ActorWork(name="tally", node=None, state="waiting"), model)
+    counts = replace(COUNTS, actors=actors)
+    assert panel_height(after(), counts) == 5
+    rows = panel_lines(after(), counts, width=100, height=5, now=1060.0, style=BARE)
+    assert rows[-2] == "        2 actors: model on node 1, 1 call · tally (waiting)"
+    assert len(panel_lines(after(), counts, width=40, height=4, now=1060.0, style=BARE)) == 4
+    rows = panel_lines(after(), replace(counts, actors=(model,)), width=20, height=5, now=1060.0, style=BARE)
+    assert rows[-2] == "        actor model…"
 
 
 def test_the_devices_of_nodes_are_shown() -> None:

@@ -183,6 +183,8 @@ def test_an_actor_goes_where_it_is_sent(pool: sky.ComputePool) -> None:
     chosen: Any = Tallies() >> pool.node(1)
     assert chosen.where() >> pool == 1
     assert "on node 1, alive" in repr(chosen)
+    assert " actors=" in repr(pool)
+    assert "Tally on node 1" in pool._repr_html_()
 
 
 # Ends ---------------------------------------------------------------------------------------------------------------
