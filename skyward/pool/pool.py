@@ -522,7 +522,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
         Args:
             value: Any picklable value.
-            nodes: Nodes to send it to at once, as indexes in [0, nodes); None: none yet.
+            nodes: Nodes to send it to at once, as indexes in [0, nodes), or below the `max` of an elastic pool. A node
+                that is not there gets it with the first call. None: none yet.
 
         Raises:
             ArgumentNotPicklable: The value cannot be pickled.
@@ -537,7 +538,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             [1, 2, 3]
         """
         engine, dispatch = self._life.running()
-        chosen = () if nodes is None else check_nodes("nodes", nodes, self.spec.nodes)
+        chosen = () if nodes is None else check_nodes("nodes", nodes, self.spec.most_nodes)
         try:
             payload = dispatch.packing.payload(value)
         except Exception as error:

@@ -1,0 +1,44 @@
+"""Elastic pools on hosts of one's own: they take further hosts and give them back."""
+
+from __future__ import annotations
+
+import pytest
+
+import skyward as sky
+from skyward.events import Event, PoolScaled
+from tests.providers.conftest import Hosts
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+
+# They travel by value, because this module is not on the nodes.
+node = sky.compute(lambda: __import__("skyward").instance_info().node)
+size = sky.compute(lambda values: (len(values), __import__("skyward").instance_info().node))
+
+
+def test_a_pool_grows_to_a_second_host_and_gives_it_back(sshds: Hosts) -> None:
+    """The second entry wins, because the first has too few hosts for the pool at its largest."""
+    events: list[Event] = []
+    pool = sky.ComputePool(
+        any_of=[sshds.ssh("host0"), sshds.ssh()],
+        selection="first",
+        nodes=(1, 2),
+        idle_timeout_s=1.0,
+        logs=False,
+        console=False,
+        on_event=events.append,
+    )
+    with pool:
+        assert node() @ pool == [0]
+        early = pool.put(bytes(1 << 20), nodes=[0, 1])
+        pool.scale(2)
+        assert node() @ pool == [0, 1]
+        assert size(early) >> pool.node(1) == (1 << 20, 1)
+        kept = pool.put(bytes(1 << 21), nodes=[1])
+        assert size(kept) >> pool == (1 << 21, 1), "it runs where the value is"
+        kept.drop()
+        early.drop()
+        pool.scale(None)
+        until(lambda: pool.nodes == 1, 60)
+        assert node() @ pool == [0]
+    assert [(event.before, event.nodes) for event in events if isinstance(event, PoolScaled)] == [(1, 2), (2, 1)]
