@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core import interrupts
 from ..core.html import card
@@ -158,7 +158,15 @@ class Future(concurrent.futures.Future[T]):
         why: Callable[[int], str] | None = None,
     ) -> None:
         """Make a future. `call_id` is the engine's number of the call, 0 for several; `stop` and `lead` receive it."""
-        super().__init__()
+        # The fields of the standard future. Its own `__init__` would also make a condition, which consists of eight
+        # objects: half of what the garbage collector has to visit while thousands of futures wait.
+        self._state = _PENDING
+        self._result: Any = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Any], object]] = []
+        self._lock = threading.RLock()
+        self._made_condition: threading.Condition | None = None
         # Plain functions and a number instead of closures: thousands of futures may wait, and the garbage collector
         # visits each object that they hold.
         self._stop = stop
@@ -172,6 +180,16 @@ class Future(concurrent.futures.Future[T]):
         self.shown: Callable[[], None] | None = None
         """Wait briefly until the call's output is shown, so that the output comes before the value."""
 
+    if not TYPE_CHECKING:  # there it is the attribute of the standard future
+
+        @property
+        def _condition(self) -> threading.Condition:
+            """Condition of the standard future, made when a thread waits. Most futures are read when they are done."""
+            with self._lock:
+                if self._made_condition is None:
+                    self._made_condition = threading.Condition(self._lock)
+                return self._made_condition
+
     def __repr__(self) -> str:
         # The standard repr names the class of the value or error, which is not known before it is decoded.
         return super().__repr__().replace("returned Undecoded", "returned").replace("raised _Remote", "raised")
@@ -182,15 +200,15 @@ class Future(concurrent.futures.Future[T]):
         # A signal handler that raises in the middle would leave the state set and the waiters not notified.
         interrupts.hold()
         try:
-            with self._condition:
+            with self._lock:
                 if self._state == _FINISHED or (self._state == _RUNNING and self._is_strict):
                     return False
                 is_new = self._state not in (_CANCELLED, _CANCELLED_AND_NOTIFIED)
                 if is_new:
                     self._state = _CANCELLED_AND_NOTIFIED
-                    self._condition.notify_all()
                     for waiter in self._waiters:
                         waiter.add_cancelled(self)
+                    self._notify()
         finally:
             try:
                 interrupts.let_go()
@@ -218,24 +236,43 @@ class Future(concurrent.futures.Future[T]):
 
     def set_running(self) -> None:
         """Mark the call as sent to a node. No effect if it is cancelled."""
-        with self._condition:
+        with self._lock:
             if self._state == _PENDING:
                 self._state = _RUNNING
 
+    def done(self) -> bool:
+        """Return whether the call has ended or was cancelled."""
+        return self._state not in (_PENDING, _RUNNING)
+
     def settle(self, value: Any) -> None:
         """Set the value, which may be Undecoded. Dropped if the future was cancelled."""
-        try:
-            self.set_result(value)
-        except concurrent.futures.InvalidStateError:  # cancelled meanwhile
-            return
+        with self._lock:
+            if self.done():  # cancelled meanwhile
+                return
+            self._result = value
+            self._state = _FINISHED
+            for waiter in self._waiters:
+                waiter.add_result(self)
+            self._notify()
+        self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
 
     def settle_error(self, error: BaseException | Undecoded) -> None:
-        try:
-            self.set_exception(_Remote(error) if isinstance(error, Undecoded) else error)
-        except concurrent.futures.InvalidStateError:  # cancelled meanwhile
-            return
+        """Set the error, which may be Undecoded. Dropped if the future was cancelled."""
+        with self._lock:
+            if self.done():  # cancelled meanwhile
+                return
+            self._exception = _Remote(error) if isinstance(error, Undecoded) else error
+            self._state = _FINISHED
+            for waiter in self._waiters:
+                waiter.add_exception(self)
+            self._notify()
+        self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
         if self.failures is not None:
             self.failures.failed(self)
+
+    def _notify(self) -> None:
+        if self._made_condition is not None:
+            self._made_condition.notify_all()
 
     def _count_read(self) -> None:
         if self.failures is not None:
@@ -282,7 +319,8 @@ class Future(concurrent.futures.Future[T]):
                 self._lead(self.call_id, self)
             interrupts.wait_for(self._wait_done)
         try:
-            value: Any = super().result(timeout)
+            has_value = self._state == _FINISHED and self._exception is None
+            value: Any = self._result if has_value else super().result(timeout)
         except _Remote as held:
             self._count_read()
             self._wait_shown()

@@ -32,6 +32,8 @@ class Dispatch:
     def __init__(self, engine: Engine, failures: Failures | None = None) -> None:
         self._engine = engine
         self._builder = engine.builder
+        # Bound once: a future holds each of them, and the garbage collector would visit one object per call.
+        self._cancel, self._lead, self._why_waiting = engine.cancel, engine.leader.lead, engine.why_waiting
         self.failures = failures
         self.packing = Packer()
         self.board = ProgressBoard()
@@ -193,12 +195,12 @@ class Dispatch:
         if pending.fn.iterator_parameters:
             args, kwargs, sources = take_inputs(pending.fn, args, kwargs)
         future: Future[Any] = Future(
-            engine.cancel,
+            self._cancel,
             call_id=task_id,
             is_strict=is_strict,
-            lead=None if leads else engine.leader.lead,
+            lead=None if leads else self._lead,
             failures=failures,
-            why=engine.why_waiting,
+            why=self._why_waiting,
         )
         task: Task
         if sources or pending.fn.is_generator:

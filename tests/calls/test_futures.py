@@ -49,6 +49,28 @@ def test_many_threads_read_the_same_value_decoded_once() -> None:
     assert count == [1]
 
 
+def has_condition(future: Future[int]) -> bool:
+    return any(isinstance(held, threading.Condition) for held in gc.get_referents(future))
+
+
+def test_a_future_has_the_standard_fields_but_makes_its_condition_for_the_first_waiter() -> None:
+    done: Future[int] = Future()
+    assert not set(vars(concurrent.futures.Future())) - {*vars(done), "_condition"}
+    done.settle(1)
+    assert done.result() == 1
+    assert not has_condition(done)
+
+    open_one: Future[int] = Future()
+    got: list[int] = []
+    reader = threading.Thread(target=lambda: got.append(open_one.result()))
+    reader.start()
+    while not has_condition(open_one):
+        reader.join(0.001)
+    open_one.settle(2)
+    reader.join()
+    assert got == [2]
+
+
 def test_an_error_that_decoding_raises_is_the_calls_error() -> None:
     def decode() -> None:
         raise LookupError("remote")
