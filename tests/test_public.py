@@ -128,6 +128,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert {name for name in loaded if name.startswith("skyward.")} == {"skyward._lazy"}
 
 
+def test_a_local_pool_loads_no_openssl() -> None:
+    code = "import sys, skyward as sky\nwith sky.ComputePool(provider=sky.Local()) as pool:\n"
+    code += "    sky.compute(abs)(-1) >> pool\nprint('_hashlib' in sys.modules)"
+    assert fresh(code).strip() == "False"
+
+
 def test_decorating_a_function_loads_no_framework() -> None:
     code = "import sys, skyward as sky\n@sky.compute\n@sky.integrations.torch\ndef f(): ...\n"
     code += "f(); print(*sys.modules)"

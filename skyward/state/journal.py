@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import importlib
 import json
 import os
 import platform
@@ -406,9 +407,17 @@ def _host_before() -> str:
 
 def _digest(text: str) -> str:
     """Hash a text: a machine's id should stay on it, and others can read tags."""
-    import hashlib  # loads OpenSSL, which pools on this machine do not need
+    return _sha256()(text.encode()).hexdigest()[:12]
 
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+def _sha256() -> Any:
+    """Return SHA-256 without OpenSSL, which takes 0.8 MiB and 4 ms in each client. `random` does the same."""
+    for module in ("_sha2", "_sha256"):  # Python 3.12 and later; 3.11
+        with contextlib.suppress(ImportError):  # built without it
+            return importlib.import_module(module).sha256
+    import hashlib
+
+    return hashlib.sha256
 
 
 def _namespace() -> str:
