@@ -1,0 +1,56 @@
+"""Memory of each process of an idle Local pool with two slots: `python benchmarks/idle.py`.
+
+`pss` counts a shared page once, divided among its processes. `private` is the part that only this process has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import processes
+import workloads
+
+_DEPTHS = "standby", "watchdog", "agent", "zygote", "slot"
+
+
+def main() -> None:
+    """Print one row for each process, and their sum."""
+    import skyward as sky
+
+    before_mib = processes.pss_mib([os.getpid()])
+    noop = sky.compute(workloads.noop)
+    with sky.ComputePool(provider=sky.Local(), concurrency=2) as pool:
+        for future in [noop() > pool for _ in range(40)]:
+            future.result()
+        time.sleep(1.0)
+        total_mib = processes.pss_mib([os.getpid()]) - before_mib
+        print(f"client   pss {total_mib:5.1f} MiB more than with `import skyward`")
+        for pid in processes.descendants(os.getpid()):
+            pss_mib = processes.pss_mib([pid])
+            total_mib += pss_mib
+            print(f"{_role(pid):8} pss {pss_mib:5.1f} MiB, private {_private_mib(pid):4.1f} MiB")
+        print(f"all      pss {total_mib:5.1f} MiB")
+
+
+def _role(pid: int) -> str:
+    if b"keeper_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        return "keeper"
+    depth = 0
+    while (parent := _parent(pid)) != os.getpid():
+        pid, depth = parent, depth + 1
+    return _DEPTHS[depth]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _private_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+if __name__ == "__main__":
+    main()
