@@ -7,6 +7,8 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -415,3 +417,36 @@ def test_calls_of_a_batched_method_are_gathered(pool: sky.ComputePool) -> None:
         assert [future.result(LIMIT_S) for future in futures] == [2 * x for x in range(8)]
         assert pool.map(scorer.score, range(4)) == [0, 2, 4, 6]
         assert scorer.seen() >> pool == [4, 4, 4]
+
+
+# Killed clients -----------------------------------------------------------------------------------------------------
+
+CLIENT = """
+import sys, time
+import skyward as sky
+
+@sky.actor
+class Sleeper:
+    def pid(self):
+        import os
+        return os.getpid()
+    def sleep(self):
+        time.sleep(600)
+
+with sky.ComputePool(provider=sky.Local(), logs=False, console=False) as pool:
+    sleeper = Sleeper.with_options(memory_gib=0.1)() >> pool
+    print(sleeper.pid() >> pool, *pool.agent_pids().values(), flush=True)
+    calls = [sleeper.sleep() > pool for _ in range(200)]
+    print("sent", flush=True)
+    calls[0].result()
+"""
+
+
+def test_a_killed_client_leaves_no_process_of_an_actor_with_waiting_calls() -> None:
+    client = subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    with client, client.stdout:
+        pids = [int(pid) for pid in client.stdout.readline().split()]
+        assert client.stdout.readline() == "sent\n"
+        client.kill()
+    until(lambda: not any(map(is_running, pids)), LIMIT_S)
