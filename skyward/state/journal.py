@@ -407,7 +407,8 @@ def _host_before() -> str:
 
 def _digest(text: str) -> str:
     """Hash a text: a machine's id should stay on it, and others can read tags."""
-    return _sha256()(text.encode()).hexdigest()[:12]
+    digest: str = _sha256()(text.encode()).hexdigest()
+    return digest[:12]
 
 
 def _sha256() -> Any:
