@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 from typing import NamedTuple
 
-from .limits import Limits, borrowers, budget_spent, overdue
+from .limits import JobLimits, borrowers, budget_spent, overdue
 from .reasons import Obstacle, WaitReason
 from .room import Room
 from .shares import ProjectShare
@@ -90,7 +90,7 @@ class _Decision:
             name: Room(machines, on_set[name], now, grace_s=self._policy.grace_s)
             for name, machines in self._sets.items()
         }
-        self._limits = Limits(snapshot, self._sets)
+        self._limits = JobLimits(snapshot, self._sets)
         self._borrowers = borrowers(snapshot.attempts, self._limits, self._sets)
         self._capacity: Counter[str] = Counter()
         for machines in self._sets.values():

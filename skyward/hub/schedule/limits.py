@@ -47,7 +47,7 @@ class Holdings:
         return self.devices[kind] + wanted - self.quota.devices[kind]
 
 
-class Limits:
+class JobLimits:
     """Limits that apply while a decision is made.
 
     Args:
@@ -116,7 +116,7 @@ def budget_spent(job: HubJob) -> str:
     return "" if job.spent_usd < job.budget_usd else f"its budget of {job.budget_usd:.2f} USD is spent"
 
 
-def borrowers(attempts: Iterable[JobAttempt], limits: Limits, sets: Mapping[str, MachineSet]) -> frozenset[str]:
+def borrowers(attempts: Iterable[JobAttempt], limits: JobLimits, sets: Mapping[str, MachineSet]) -> frozenset[str]:
     """Return the ids of the jobs that hold devices beyond their project's own: those that began last."""
     held: Counter[tuple[str, str]] = Counter()
     borrowed: set[str] = set()
@@ -130,7 +130,7 @@ def borrowers(attempts: Iterable[JobAttempt], limits: Limits, sets: Mapping[str,
     return frozenset(borrowed)
 
 
-def overdue(snapshot: JobsSnapshot, limits: Limits, now: float) -> tuple[End, ...]:
+def overdue(snapshot: JobsSnapshot, limits: JobLimits, now: float) -> tuple[End, ...]:
     """Return the attempts that must end: their time, their budget or their project's money is used up."""
     ends: list[End] = []
     for attempt in snapshot.attempts:
