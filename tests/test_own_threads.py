@@ -59,7 +59,7 @@ LISTED = {
     "pool/cost.py:Spending.take": "emits and waits; the pool's machines end with their leases",
     "pool/cost.py:Spending._watch": "closes the pool, whose end reports it",
     "pool/machines.py:PoolMachines.give_back": "reported; the machine is ended with the pool",
-    "providers/termination.py:shielded": "raised by the thread that waits",
+    "core/interrupts.py:shielded": "raised by the thread that waits",
     "providers/remote.py:bring_up": "`NodeSetup.go` keeps it for the thread that waits",
     "providers/remote.py:_in_parallel": "the machine ends by its lease, or its host key is pinned",
     "providers/node_setup.py:NodeSetup._holding_lease": "what prepares the machine meets the error too",

@@ -21,11 +21,14 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _LAST_STANDARD = 31
 _SLICE_S = 0.25
+_MOST_SIGNALS = 3
 _STANDARD = tuple(number for number in _ALL if number <= _LAST_STANDARD)
 """Signals whose handlers are read in every `hold`. Reading the rarely used real-time signals too would double the cost;
 they are read in the first hold and whenever another handler has changed."""
@@ -161,3 +164,44 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def shielded(action: Callable[[], T]) -> T:
+    """Run the end of machines, which no signal interrupts; raise what a signal handler raised afterwards.
+
+    Only the third signal leaves at once, and then the keeper, another process, goes on. The action runs in a thread of
+    its own, because Python delivers signals to the main thread: an interrupt cannot hit the action in the middle.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return action()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            outcome.append(action())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=act, name="skyward-ending", daemon=True)
+    raised: list[BaseException] = []
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads can start: run it here, unshielded
+        return action()
+    while thread.is_alive():
+        try:
+            thread.join(1.0)
+        except BaseException as error:  # raised by a signal handler: Ctrl-C, SIGTERM, a time limit
+            raised.append(error)
+            if len(raised) == _MOST_SIGNALS:
+                raise
+            import logging  # here, because `import skyward` does without it
+
+            words = "skyward is terminating machines; press Ctrl-C twice more to leave that to the keeper"
+            logging.getLogger(__name__).warning(words)
+    if failure:
+        raise failure[0]
+    if raised:
+        raise raised[0]
+    return outcome[0]

@@ -366,8 +366,6 @@ class PoolLife:
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: cancel them instead), then end the machines. Idempotent."""
-        from ..providers.termination import shielded
-
         engine = self._engine  # read once, because another thread may end the pool meanwhile
         if engine is None:
             if self._owner == os.getpid():
@@ -392,7 +390,7 @@ class PoolLife:
             self._withdraw(pop_active)
             with self._telling:
                 try:
-                    shielded(self._end)
+                    interrupts.shielded(self._end)
                     self._flush_lines()
                 finally:
                     interrupts.restore()  # no effect unless this is the main thread

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from ..core.interrupts import shielded
 from ..errors import ForeignState, NoCapacity, ProviderError, Throttled
 from ..events import Emit, InstanceTerminated, ignore
 from ..state.journal import Journal, Owner
@@ -23,7 +24,7 @@ from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .rental import Rental, RentalAttempts, request_for
 from .rented import JOURNAL_TAG, OWNER_TAG, ApiCall, Cloud, Host
-from .termination import MachineTermination, shielded
+from .termination import MachineTermination
 
 
 class CloudProvider(abc.ABC):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..bootstrap.code import gather
+from ..core.interrupts import shielded
 from ..errors import NodeError, ProviderError, Unreachable
 from ..events import Emit
 from ..ssh import HostKeys, SSHTarget
@@ -20,7 +21,6 @@ from ..ssh.connect import Transport
 from ..values.machine import Machine, PoolSpec
 from .node_setup import NodeSetup, Orders, Place, RemoteNodeHandle, end_agent
 from .rented import Host
-from .termination import shielded
 from .user_data import LEASE_FILE, PREEMPTED_FILE
 
 _BY_ITSELF_S = 8.0

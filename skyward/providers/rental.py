@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
+from ..core.interrupts import shielded
 from ..errors import MissingDependency, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
 from ..events import Emit, InstanceLaunched, PhaseEnded, PhaseFailed, PhaseStarted
 from ..state.journal import Attempt, Journal
@@ -14,7 +15,7 @@ from ..values.machine import Machine, Offer, PoolSpec
 from .choice import too_expensive
 from .clock import Clock, patiently
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Cloud, Host, Instance, Request
-from .termination import MachineTermination, shielded
+from .termination import MachineTermination
 from .user_data import boot_script
 
 _CREATE_LIMIT_S = 120.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
@@ -13,15 +11,12 @@ from ..state.journal import Journal
 from .clock import Clock, patiently
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, Cloud, Instance
 
-_log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 END_LIMIT_S = 600.0
 """Seconds for machines to end, and again for their shared resources; afterwards it is an error."""
 _ASK_AGAIN_S = 60.0
 """Seconds after which a machine that still runs is asked to end again."""
-_MOST_SIGNALS = 3
 _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 10.0
 
@@ -187,41 +182,3 @@ class MachineTermination:
             ids=tuple(ids),
             command=self.command,
         ) from cause
-
-
-def shielded(action: Callable[[], T]) -> T:
-    """Run an action that no signal interrupts; raise what a signal handler raised afterwards.
-
-    Only the third signal leaves at once, and then the keeper, another process, goes on. The action runs in a thread of
-    its own, because Python delivers signals to the main thread: an interrupt cannot hit the action in the middle.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return action()
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def act() -> None:
-        try:
-            outcome.append(action())
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=act, name="skyward-ending", daemon=True)
-    raised: list[BaseException] = []
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads can start: run it here, unshielded
-        return action()
-    while thread.is_alive():
-        try:
-            thread.join(1.0)
-        except BaseException as error:  # raised by a signal handler: Ctrl-C, SIGTERM, a time limit
-            raised.append(error)
-            if len(raised) == _MOST_SIGNALS:
-                raise
-            _log.warning("skyward is terminating machines; press Ctrl-C twice more to leave that to the keeper")
-    if failure:
-        raise failure[0]
-    if raised:
-        raise raised[0]
-    return outcome[0]
