@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, get_type_hints
 import pytest
 import yaml
 
+from skyward.cli import build_parser
+from tests.cli.test_help import parsers
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -60,8 +63,9 @@ def test_every_page_is_in_the_navigation(assembled: Path) -> None:
 
 def test_every_command_has_an_entry(assembled: Path) -> None:
     page = (assembled / "reference" / "cli.md").read_text()
-    for command in ("skyward", "skyward ls", "skyward train watch", "skyward checkpoint export"):
-        assert re.search(rf"^###? {command}$", page, re.MULTILINE)
+    assert {parser.prog for parser in parsers(build_parser())} == set(
+        re.findall(r"^##+ (skyward.*)$", page, re.MULTILINE)
+    )
 
 
 def test_every_key_of_the_configuration_has_a_type(assembled: Path) -> None:
