@@ -26,6 +26,7 @@ LISTED = {
     # The client's engine.
     "engine/reader.py:Reader.start": "goes on; after 50 failures in a row every open call fails",
     "engine/threads.py:start_thread": "tells `failed`",
+    "engine/direct_lines.py:DirectLines.take_lent": "the value is sent instead of being copied",
     "engine/link_repair.py:LinkRepair.link_gone": "the node is lost, and replaced",
     "engine/link_repair.py:LinkRepair._node_gone": "the node is given up",
     "engine/link_repair.py:LinkRepair.on_notice": "the node is replaced once it is gone",

@@ -133,6 +133,7 @@ class DirectEngine:
             self._logs,
             on_rank_stack=self._gangs.on_stack,
             received_kept=self.values.received,
+            take_lent=self._lines.take_lent,
             others={
                 FrameKind.PORT: lambda _, frame: self._gangs.on_port(frame),
                 FrameKind.LINE: lambda link, frame: self._lines.on_line(link.node, frame),

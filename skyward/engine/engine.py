@@ -110,7 +110,7 @@ class PoolMembers(Protocol):
 class WaitingCallers(Protocol):
     """Fast path for callers that wait at once: they do the work of an engine thread themselves. Thread-safe."""
 
-    def may_pull(self) -> bool:
+    def may_pull(self, _: int = 0) -> bool:
         """Tell whether the buffers of a waiting caller's call may stay in this process's memory (`PulledTask`)."""
         ...
 

@@ -13,7 +13,7 @@ from ..errors import InternalError
 from ..wire.frames import KEPT, Frame, FrameKind
 from .gang import RankTask
 from .ledger import Ledger
-from .link import Readable
+from .link import DirectLine, Readable
 from .log_router import LogRouter
 from .task_dispatcher import TaskDispatcher
 from .tasks import Loss, Received, Task, TaskFailure, loss_error
@@ -32,6 +32,7 @@ class FrameHandlers:
         logs: Takes output.
         on_rank_stack: Takes the stack of a rank.
         received_kept: Makes the payload of a result that stays on its node.
+        take_lent: Copies a value that is in the memory of its process, then calls the given function with the copy.
         others: Further handlers, by kind of frame.
     """
 
@@ -43,6 +44,7 @@ class FrameHandlers:
         *,
         on_rank_stack: Callable[[RankTask, Frame], object],
         received_kept: Callable[[Readable, Frame], Received],
+        take_lent: Callable[[DirectLine, int, Received, Callable[[Received], object]], object],
         others: Mapping[int, Handler],
     ) -> None:
         self._ledger = ledger
@@ -50,6 +52,7 @@ class FrameHandlers:
         self._logs = logs
         self._on_rank_stack = on_rank_stack
         self._received_kept = received_kept
+        self._take_lent = take_lent
         self.handlers: dict[int, Handler] = {
             FrameKind.RESULT: self._on_result,
             FrameKind.LOG: self._on_log,
@@ -92,14 +95,20 @@ class FrameHandlers:
 
     def _on_result(self, link: Readable, frame: Frame) -> None:
         received = self._received_kept(link, frame) if frame.flags & KEPT else link.received(frame)
-        task = self._ledger.tasks.get(frame.ident)
+        if received.parsed.is_in_memory and isinstance(link, DirectLine):
+            self._take_lent(link, frame.ident, received, lambda copied: self._on_value(link.node, frame.ident, copied))
+        else:
+            self._on_value(link.node, frame.ident, received)
+
+    def _on_value(self, node: int, task_id: int, received: Received) -> None:
+        task = self._ledger.tasks.get(task_id)
         if task is None:
             return
         if not task.is_cancelled:  # queued before `finish` may raise, so a value that arrived is never lost
             self._ledger.after.append(lambda: task.on_result(received))
         elif isinstance(task, RankTask):
             self._ledger.after.append(lambda: task.ended(task))
-        self._dispatcher.finish(task, link.node, received.elapsed_ns)
+        self._dispatcher.finish(task, node, received.elapsed_ns)
 
     def _on_part(self, link: Readable, frame: Frame) -> None:
         part = link.received(frame)

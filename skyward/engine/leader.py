@@ -50,7 +50,7 @@ class Leader:
 
     # For callers ----------------------------------------------------------------------------------------------------
 
-    def may_pull(self) -> bool:
+    def may_pull(self, _: int = 0) -> bool:
         """Tell whether a call would probably take a direct line now, to a slot that can read this process's memory.
 
         It is only a guess, because no lock is held. `PulledTask` handles a wrong one.

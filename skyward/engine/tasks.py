@@ -20,7 +20,7 @@ from ..values.devices import Grant
 from ..wire.blobs import Blob
 from ..wire.failures import EncodedFailure, decode_failure, explain_result_error, is_fault_of_value
 from ..wire.payloads import Encoded, decode
-from ..wire.pull import PullRefused
+from ..wire.pull import PullRefused, pull
 from ..wire.tasks import Parsed, TaskHead
 from .absent import advise
 from .retries import Rerun
@@ -52,6 +52,16 @@ class Received:
             if interrupts.is_from_handler(error) or not is_fault_of_value(error):
                 raise
             raise explain_result_error(error) from error
+
+    def copied(self) -> Received:
+        """Copy the buffers from the memory of the process that sent the value.
+
+        Raises:
+            PullRefused: The kernel denies access, or the process is gone.
+            OSError: The buffers are too large for this machine.
+        """
+        blobs = [Blob(place, size, -1, pull(place, size)) for place, size in self.parsed.references]
+        return Received(self.parsed._replace(is_in_memory=False), tuple(blobs))
 
     @property
     def elapsed_ns(self) -> int:

@@ -70,7 +70,7 @@ class Packer:
         name: str,
         seen: SeenArrays | None = None,
         *,
-        may_stay: Callable[[], bool] | None = None,
+        may_stay: Callable[[int], bool] | None = None,
     ) -> Encoded:
         """Pickle the arguments of a call.
 

@@ -72,7 +72,7 @@ class Blob:
     digest: bytes
     size: int
     fd: int
-    _loaded: bytearray | None = field(default=None, repr=False)
+    _loaded: bytearray | memoryview | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.fd >= 0:
@@ -91,7 +91,7 @@ class Blob:
         self._loaded = loaded
         self.close()
 
-    def map(self) -> mmap.mmap | bytearray:
+    def map(self) -> mmap.mmap | bytearray | memoryview:
         """Return a fresh private mapping, readable and writable. Pages are shared until they are written.
 
         After `load`, return the loaded memory itself and give it up.

@@ -84,6 +84,7 @@ class FrameKind(IntEnum):
     DISPLAY = 30  # S > A > C  a piece of rich output, see `wire.displays`
     STACK = 38  # A > C  json: stack, state; lane 1: unasked, because the rank has stopped (stopped_s)
     ELSEWHERE = 39  # S > C  on the line: the outcome of the task comes through the agent
+    COPIED = 48  # C > S  on the line: the value in the slot's memory was copied; lane 1: it cannot be, send it
 
     # Streams.
     ITEM = 40  # S > A > C  one yielded value

@@ -58,7 +58,7 @@ def encode(
     value: Any,
     put: PutBlob,
     *,
-    may_stay: Callable[[], bool] | None = None,
+    may_stay: Callable[[int], bool] | None = None,
     reduce: Callable[[Any], Any] | None = None,
 ) -> Encoded:
     """Pickle `value`. Raises what its pickling raises (TypeError, PicklingError, AttributeError, ...).
@@ -66,7 +66,8 @@ def encode(
     Args:
         value: Any picklable object.
         put: Function that stores a large buffer.
-        may_stay: Called only if there are large buffers: may they stay in this process's memory for the receiver?
+        may_stay: Called only if there are large buffers, with their bytes: may they stay in this process's memory for
+            the receiver?
         reduce: Called first for each object. Returns how to pickle it, or None for the usual way.
     """
     if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
@@ -82,10 +83,16 @@ def encode(
         return Encoded(_NOTHING + data)
     if large and len(data) <= _STAY_LIMIT and may_stay is not None:
         views = tuple(view for view in large if isinstance(view, memoryview))
-        if len(views) == len(large) and may_stay():
+        if len(views) == len(large) and may_stay(sum(view.nbytes for view in views)):
             names = b"".join(REFERENCE.pack(place_of(view), view.nbytes) for view in views)
             return Encoded(HEAD.pack(IN_MEMORY, len(views), 0) + names + data, stays=views)
     return _with_blobs(data, large, put)
+
+
+def send_stays(encoded: Encoded, put: PutBlob) -> Encoded:
+    """Return the same value with blobs instead of buffers that stay in this process's memory."""
+    start = HEAD.size + len(encoded.stays) * REFERENCE.size
+    return _with_blobs(encoded.body[start:], encoded.stays, put)
 
 
 def pickle_whole(value: Any) -> bytes:

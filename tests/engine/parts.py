@@ -136,6 +136,7 @@ class Parts:
         noted: dict[str, Any] = {
             "on_rank_stack": lambda task, frame: None,
             "received_kept": lambda link, frame: link.received(frame),
+            "take_lent": self.lines.take_lent,
             "others": {},
             **given,
         }

@@ -23,8 +23,8 @@ from ...core.process import PACKAGE_ROOT
 from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited, UsageError
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as
-from ...wire.frames import KEPT, Frame, FrameKind
-from ...wire.payloads import Encoded, Mappable, PutBlob, decode, encode, paused_collector
+from ...wire.frames import KEPT, QUIET, Frame, FrameKind
+from ...wire.payloads import Encoded, Mappable, PutBlob, decode, encode, paused_collector, send_stays
 from ...wire.pull import PullRefused
 from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, parse
 from .link import Replies
@@ -130,7 +130,7 @@ class TaskRun:
             if leases:
                 free_leases(task, is_well=True)
             flags = self.at_end(task) | (KEPT if head.mode == Mode.KEEP else 0)
-            self.link.send_payload(FrameKind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
+            self._send_value(result, time.perf_counter_ns() - started, flags)
         finally:
             self._thread = 0
 
@@ -157,7 +157,11 @@ class TaskRun:
         args, kwargs = self._with_inputs(payload) if head.inputs else payload
         with self.guard.user_code():
             value = function(*args, **kwargs)
-        return self._encode(value if self.deliver else None, Blob.kept if head.mode == Mode.KEEP else put_result_blob)
+        if not self.deliver:
+            value = None
+        if head.mode == Mode.KEEP:
+            return self._encode(value, Blob.kept)
+        return self._encode(value, may_stay=self.link.may_lend)
 
     def _run_chunk(self, function: Callable[..., Any], payload: Any, first: int) -> Encoded:
         items, star, return_exceptions, limit_ns = payload
@@ -300,11 +304,28 @@ class TaskRun:
 
     # Sending --------------------------------------------------------------------------------------------------------
 
-    def _encode(self, value: Any, put: PutBlob = put_result_blob) -> Encoded:
+    def _encode(
+        self, value: Any, put: PutBlob = put_result_blob, may_stay: Callable[[int], bool] | None = None
+    ) -> Encoded:
         try:
-            return encode(value, put)
+            return encode(value, put, may_stay=may_stay)
         except Exception as error:
             raise ResultNotPicklable(_why_not(value, error)) from error
+
+    def _send_value(self, value: Encoded, elapsed_ns: int, flags: int) -> None:
+        """Send the last frame of a call that returned."""
+        task = self.frame.ident
+        if value.stays:
+            # A value must follow its call's output, which comes through the agent.
+            if flags & QUIET and self.link.lend(task, value, elapsed_ns):
+                return
+            try:
+                value = send_stays(value, put_result_blob)
+            except OSError as error:
+                failed = ResultNotPicklable(_no_room("a value", error))
+                self.link.send(FrameKind.ERROR, task, encode_failure(failed, hide=_OURS), flags=flags)
+                return
+        self.link.send_payload(FrameKind.RESULT, task, value, elapsed_ns, flags=flags)
 
     def _send_error(self, error: BaseException) -> None:
         is_cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
@@ -337,13 +358,17 @@ def _why_not(value: Any, error: Exception) -> str:
     if isinstance(error, NotRun):
         return f"the function returned a {kind}: {error}"
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        return f"the function returned a {kind} without room on the node: {error.strerror}; return less, or free memory"
+        return _no_room(f"a {kind}", error)
     advice = "return plain data, arrays or a state dict instead"
     if isinstance(value, Iterator):
         advice = "to stream its items, yield them in the function; to return all of them, return a list"
     elif isinstance(value, Coroutine):
         advice = "return asyncio.run(...) of it"
     return f"the function returned a {kind} that cannot be pickled: {type(error).__name__}: {error}; {advice}"
+
+
+def _no_room(what: str, error: OSError) -> str:
+    return f"the function returned {what} without room on the node: {error.strerror}; return less, or free memory"
 
 
 def _exited(error: SystemExit) -> TaskExited:

@@ -15,6 +15,10 @@ from ...wire.blobs import DIGEST_SIZE
 from ...wire.channel import receive
 from ...wire.frames import HAS_FD, KEPT, PROTOCOL_VERSION, QUIET, Frame, FrameKind, FrameParser, pack
 from ...wire.payloads import Encoded
+from ...wire.pull import is_possible
+
+_LENT_SIZE = 4 << 20
+"""Bytes from which a value is lent. The copy has huge pages, so that of a smaller one would waste memory."""
 
 
 def blob_body(digest: bytes, size: int, offset: int = 0) -> bytes:
@@ -36,6 +40,14 @@ class Replies(Protocol):
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None: ...
 
     def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, *, flags: int = 0) -> None: ...
+
+    def may_lend(self, size: int) -> bool:
+        """Return whether the receiver may copy a value of that many bytes from this process's memory."""
+        ...
+
+    def lend(self, ident: int, payload: Encoded, elapsed_ns: int) -> bool:
+        """Send a value whose buffers stay here, and wait until they are copied. Return False if they cannot be."""
+        ...
 
 
 class Link:
@@ -66,6 +78,12 @@ class Link:
                     self._sock.sendall(frame[sent:])
                 blob.close()
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns), flags=flags))
+
+    def may_lend(self, size: int) -> bool:
+        return False
+
+    def lend(self, ident: int, payload: Encoded, elapsed_ns: int) -> bool:
+        return False
 
     def receive(self) -> Frame:
         """Wait for the next frame. Raises ChannelClosed when the agent is gone."""
@@ -135,13 +153,23 @@ class SlotLine:
         self._sock = sock
         self._link = link
         self._parser = FrameParser()
+        self._read: list[Frame] = []
+        """Frames that came behind the answer to a lent value."""
+        self._is_refused = False
+        """Whether the client could not read this process's memory."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def receive(self) -> list[Frame]:
         """Wait for one read and return its frames. Raises ChannelClosed when the client is gone."""
-        return receive(self._sock, self._parser)
+        frames, self._read = self._read, []
+        return frames or receive(self._sock, self._parser)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether frames were read but not yet taken."""
+        return bool(self._read)
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None:
         self._say_elsewhere(ident)
@@ -154,6 +182,26 @@ class SlotLine:
             return
         with contextlib.suppress(ConnectionError):  # the client is gone; its agent is about to end this process
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns)))
+
+    def may_lend(self, size: int) -> bool:
+        return size >= _LENT_SIZE and is_possible() and not self._is_refused
+
+    def lend(self, ident: int, payload: Encoded, elapsed_ns: int) -> bool:
+        try:
+            self._sock.sendall(pack(FrameKind.RESULT, ident, payload.with_elapsed(elapsed_ns)))
+            answer, *self._read = self._answer()
+        except ConnectionError:  # only the agent knows whether the client is gone
+            return False
+        self._is_refused = bool(answer.lane)
+        return not self._is_refused
+
+    def _answer(self) -> list[Frame]:
+        """Wait for COPIED, and return it with the frames that came behind it. If the client dies, the line ends."""
+        while True:
+            frames = self.receive()
+            for at, frame in enumerate(frames):
+                if frame.kind == FrameKind.COPIED:
+                    return frames[at:]
 
     def _say_elsewhere(self, ident: int) -> None:
         with contextlib.suppress(ConnectionError):  # the client is gone; its agent is about to end this process

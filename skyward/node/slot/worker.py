@@ -101,9 +101,9 @@ def _serve_both(slot: Slot, line: SlotLine, inbox: _DirectInbox, run: Callable[.
     agent = slot.link.fileno()
     while True:
         if not (inbox.later or slot.link.has_more):
-            ready = poll.poll()
+            ready = poll.poll(0 if line.has_more else None)
             # The agent goes first, because the functions and blobs of tasks come from there.
-            if len(ready) == 1 and ready[0][0] != agent:
+            if all(fd != agent for fd, _ in ready):
                 try:
                     frames = line.receive()
                 except ChannelClosed:  # the client is gone; the agent decides what happens next

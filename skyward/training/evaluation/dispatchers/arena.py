@@ -66,7 +66,7 @@ class _Piece(Blob):
         super().__init__(start.to_bytes(16, "little"), size, -1)
         self._start, self._mapped = start, mapped
 
-    def map(self) -> memoryview:  # type: ignore[override]  # callers only read it as a buffer
+    def map(self) -> memoryview:
         assert self._mapped is not None
         return memoryview(self._mapped)[self._start : self._start + self.size]
 
