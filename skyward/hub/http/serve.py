@@ -117,7 +117,7 @@ async def serve_forever(
                     # Cancelled itself, uvicorn would leave its connections open; it is told to stop instead.
                     await asyncio.shield(asyncio.gather(*tasks))
                 finally:
-                    app.hub.live.close()
+                    app.hub.end_streams()
                     server.should_exit = True
                     server.stopping.set()
                     await asyncio.gather(*tasks, return_exceptions=True)
@@ -188,7 +188,7 @@ def _signals(server: _HubServer, hub: Hub) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        hub.live.close()
+        hub.end_streams()
         server.stop()
 
     caught = (signal.SIGINT, signal.SIGTERM)

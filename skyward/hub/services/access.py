@@ -183,7 +183,7 @@ def checked_token(snapshot: ReadSnapshot, kinds: frozenset[str], text: str, now:
     return row
 
 
-_ACCEPTED = {"token": frozenset({"token", "run"}), "session": frozenset({"session"})}
+_ACCEPTED = {"token": frozenset({"token", "run", "job"}), "session": frozenset({"session"})}
 
 
 def _actor_for(snapshot: ReadSnapshot, kind: str, text: str, project: str | None, now: int) -> tuple[Actor, bool]:

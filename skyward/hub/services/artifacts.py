@@ -11,9 +11,10 @@ from ..model.quotas import Limit, Quota
 from ..model.refusal import Reason, Refusal
 from ..model.runs import Artifact
 from ..store import artifacts, quotas
-from ..store.blobs import PIECE, Blobs, NewBlob
+from ..store.blobs import Blobs
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, need_active_run, need_logged_model, need_run
+from .receiving import receive_blob
 
 MODELS = "models/"
 """Beginning of the owner of artifacts that belong to a logged model. No run has a slash in its id."""
@@ -37,7 +38,7 @@ class Artifacts(Service):
         actor.require(Right.WRITE)
         check_artifact_key(key)
         room = await self.database.read(_room_for_artifact, actor, run_id)
-        sha256, length = await self._receive(stream, None, size, room)
+        sha256, length = await receive_blob(self._need_blobs(), stream, None, size, room)
         return await self.database.write(self._put, actor, run_id, Artifact(key, length, sha256))
 
     async def put_blob(
@@ -46,7 +47,7 @@ class Artifacts(Service):
         """Store bytes that an artifact of a run will name, and return their number. They must have this SHA-256."""
         actor.require(Right.WRITE)
         room = await self.database.read(self._room_for_blob, actor, run_id, sha256.lower())
-        _, length = await self._receive(stream, sha256, size, room)
+        _, length = await receive_blob(self._need_blobs(), stream, sha256, size, room)
         await self.database.write(_keep_blob, actor.project, sha256.lower(), length)
         return length
 
@@ -85,18 +86,6 @@ class Artifacts(Service):
         actor.require(Right.WRITE)
         check_artifact_key(key)
         await self.database.write(self._delete_artifact, actor, run_id, key)
-
-    async def _receive(
-        self, stream: AsyncIterable[bytes], sha256: str | None, size: int | None, room: Limit | None
-    ) -> tuple[str, int]:
-        if room is not None and size is not None:
-            room.check(size)
-        writer = await asyncio.to_thread(self._need_blobs().writer)
-        try:
-            await _write_all(writer, stream, room)
-            return await asyncio.to_thread(writer.finish, sha256, size)
-        finally:
-            await asyncio.to_thread(writer.abort)
 
     def _need_blobs(self) -> Blobs:
         if self.blobs is None:
@@ -150,23 +139,6 @@ def _room_for_artifact(snapshot: ReadSnapshot, actor: Actor, owner: str) -> Limi
 
 def _resource(owner: str) -> str:
     return f"logged_model/{owner.removeprefix(MODELS)}" if owner.startswith(MODELS) else f"run/{owner}"
-
-
-async def _write_all(writer: NewBlob, stream: AsyncIterable[bytes], room: Limit | None) -> None:
-    """Write a stream in large pieces: a hop to a thread for each small one would cost more than the writing."""
-    waiting: list[bytes] = []
-    length = total = 0
-    async for piece in stream:
-        waiting.append(piece)
-        length += len(piece)
-        total += len(piece)
-        if room is not None:
-            room.check(total)
-        if length >= PIECE:
-            await asyncio.to_thread(writer.write, b"".join(waiting))
-            waiting, length = [], 0
-    if waiting:
-        await asyncio.to_thread(writer.write, b"".join(waiting))
 
 
 def _keep_blob(tx: Transaction, project: int, sha256: str, size: int) -> None:

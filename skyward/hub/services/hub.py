@@ -22,6 +22,11 @@ from ..store.leases import NotHeld
 from ..store.schema import ORGANIZATION
 from . import audit, outbox
 from .access import Access
+from .attempts import Attempts
+from .bell import Bell
+from .capacity import Capacity
+from .job_scheduler import JobScheduler
+from .jobs import Jobs
 from .leader import HubLeader
 from .live import Live, LiveTracking
 from .people import People
@@ -77,6 +82,13 @@ class Hub:
         self.quotas = Quotas(database)
         self.audit = audit.Audit(database)
         self.leader = HubLeader(database)
+        self.bell = Bell()
+        self.scheduler = JobScheduler(database, self.leader, self.bell)
+        self.jobs = Jobs(database, blobs, on_change=record_change, bell=self.bell)
+        self.attempts = Attempts(
+            database, blobs, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
+        )
+        self.capacity = Capacity(database, on_change=record_change, bell=self.bell)
         self._lost_after_ms = int(lost_after_s * 1000)
         self._steady = steady
         self._offset_ms = self._clock_offset_ms()
@@ -85,14 +97,21 @@ class Hub:
     async def start(self) -> None:
         """Make the first user, and begin the work that no request asks for."""
         await self.people.prepare(self.owner)
+        await self.leader.leads()  # the first sweep, which renews it, is seconds away
         self._tasks = [
             asyncio.create_task(self._sweep(), name="skyward-hub-sweeper"),
             asyncio.create_task(self.live.follow(), name="skyward-hub-follower"),
+            asyncio.create_task(self.scheduler.run(), name="skyward-hub-scheduler"),
         ]
+
+    def end_streams(self) -> None:
+        """End answers that wait for news, so that a server can stop."""
+        self.live.close()
+        self.bell.close()
 
     async def close(self) -> None:
         """Commit what was accepted and close the database. Calling it again does nothing."""
-        self.live.close()
+        self.end_streams()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -53,8 +53,12 @@ class HubLeader:
 
     async def leads(self) -> bool:
         """Take or renew the lead, and tell whether this candidate has it. Call it each few seconds."""
-        before, self._fence = self._fence, None
-        self._fence = await self._database.write(leases.take_lease, _NAME, self.holder, self._lasts_ms)
+        before = self._fence  # kept meanwhile: the scheduler looks at it between two steps of this
+        try:
+            self._fence = await self._database.write(leases.take_lease, _NAME, self.holder, self._lasts_ms)
+        except BaseException:
+            self._fence = None
+            raise
         if self._fence not in (None, before):
             _log.info("This server leads now, as number %d.", self._fence)
         return self._fence is not None

@@ -329,6 +329,8 @@ def _create_token(
     account = existing_account(tx, user or actor.user)
     number = None
     own = _token_of(tx, actor)
+    if own is not None and own.kind == "job":
+        raise Refusal(Reason.FORBIDDEN, "token: a job's token may not make others; use one of a user", field="token")
     if own is not None and own.project is not None and project is None:
         number = own.project  # the token of one project makes no token for others
     if own is not None and own.kind == "token" and own.expires_at is not None:

@@ -46,6 +46,14 @@ _REGISTRY_OF_PROJECT = (
     ),
     "DELETE FROM registered_model WHERE project = ?",
 )
+_JOBS = "(SELECT pk FROM job WHERE project = ?)"
+_JOBS_OF_PROJECT = (
+    f"DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job IN {_JOBS})",
+    f"DELETE FROM attempt WHERE job IN {_JOBS}",
+    f"DELETE FROM job_blob WHERE job IN {_JOBS}",
+    "DELETE FROM job WHERE project = ?",
+    "DELETE FROM device_use WHERE project = ?",
+)
 _REST_OF_PROJECT = (
     "DELETE FROM pool_event WHERE pool IN (SELECT pk FROM pool WHERE project = ?)",
     *(f"DELETE FROM {name} WHERE project = ?" for name in ("pool", "key", "membership", "token", "event", "quota")),
@@ -113,8 +121,8 @@ def purge(database: Database, blobs: Blobs, before: int) -> Purged:
         before: Milliseconds since 1970. Blobs that are younger are kept too: a client may be about to name them.
     """
     projects = database.read_and_wait(_old_projects, before)
-    for project, _ in projects:  # first: a version keeps the run that it was made from
-        database.write_and_wait(_execute_each, _REGISTRY_OF_PROJECT, project)
+    for project, _ in projects:  # first: a version keeps the run that it was made from, and a job its bytes
+        database.write_and_wait(_execute_each, (*_REGISTRY_OF_PROJECT, *_JOBS_OF_PROJECT), project)
     runs = models = 0
     while (deleted := database.write_and_wait(_purge_runs, before))[0]:
         runs, models = runs + deleted[0], models + deleted[1]

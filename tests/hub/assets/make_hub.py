@@ -1,6 +1,6 @@
 """Make the asset of the hub's own tables: a data folder with each kind of row. Run it when a release has new tables:
 
-    .venv/bin/python tests/hub/assets/make_hub.py hub-0002.tar.gz
+    .venv/bin/python tests/hub/assets/make_hub.py hub-0003.tar.gz
 
 The number is that of the revision. Keep the assets of earlier revisions: hubs of every release open forever. `token` in
 the archive is the text of the owner's token. Times are those of a clock that counts from START.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import io
 import itertools
 import math
@@ -21,11 +22,14 @@ from pathlib import Path
 
 from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.batches import Batch
+from skyward.hub.model.capacity import MachineSetSpec
+from skyward.hub.model.jobs import AttemptEnd, JobSpec
 from skyward.hub.model.points import PointColumns
 from skyward.hub.model.quotas import Quota
 from skyward.hub.model.registry import ModelMetric, ModelStatus, Stage
 from skyward.hub.model.runs import DatasetInput, ModelLink, RunState
 from skyward.hub.services.hub import Hub
+from skyward.hub.services.jobs import NewJob
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from skyward.hub.store.runs import find_run
@@ -62,6 +66,7 @@ async def fill(hub: Hub) -> str:
     await fill_run(hub, owner, "running")
     await add_models(hub, owner, experiment)
     await add_pool(hub, owner)
+    await add_job(hub, owner)
     await hub.people.create_run_token(owner, "running")
     await hub.close()
     return token.text
@@ -142,6 +147,23 @@ async def add_pool(hub: Hub, owner: Actor) -> None:
         ["e", START + 9, "pool.closed", None, {"reason": "with block ended", "calls": 1, "failed": 0}],
     ]
     await hub.pools.accept_pool_batch(owner, "1" * 32, Batch("client", 1, [["pool", facts], *events]))
+
+
+async def add_job(hub: Hub, owner: Actor) -> None:
+    """Add a job that ran to its end."""
+    await hub.capacity.declare(owner, MachineSetSpec(name="local", provider={"type": "local"}, nodes=2))
+    call = hashlib.sha256(b"call").hexdigest()
+    await hub.jobs.put_job_blob(owner, call, stream("call"))
+    new = NewJob(name="fit", spec=JobSpec(nodes=2, image={"pip": ["numpy"]}), blobs={"call": call}, key="monday")
+    job = (await hub.jobs.submit(owner, new)).id
+    assert await hub.leader.leads()
+    await hub.scheduler.step()
+    (launch,) = (await hub.attempts.poll(owner, "here")).start
+    runner = await hub.access.actor_for(launch.token, None) if launch.token else owner
+    await hub.attempts.beat(runner, job, 1, is_running=True, cost_usd=0.5)
+    await hub.attempts.add_output(runner, job, 1, 0, b"step 1\n")
+    await hub.attempts.put_result(runner, job, 1, "value", stream("value"))
+    await hub.attempts.end(runner, job, 1, AttemptEnd.COMPLETED, cost_usd=0.75)
 
 
 def pack(data: Path, target: Path) -> None:

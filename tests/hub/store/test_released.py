@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward.hub.model.access import Actor, Role
+from skyward.hub.model.jobs import JobState
 from skyward.hub.model.registry import ModelStatus, Stage
 from skyward.hub.model.runs import Lifecycle
 from skyward.hub.services.hub import Hub
@@ -102,6 +103,26 @@ def test_models_pools_and_people_of_a_release_are_read_back(hub: Hub, data: Path
         (member,) = await hub.people.members(owner, "vision")
         assert (member.user, member.role) == ("ada", Role.RESEARCHER)
         assert {token.kind for token in await hub.people.tokens(owner, everybody=True)} >= {"token", "run"}
+
+    asyncio.run(look())
+
+
+def test_jobs_of_a_release_are_read_back(hub: Hub, data: Path, request: pytest.FixtureRequest) -> None:
+    owner = owner_of(hub, data)
+
+    async def look() -> None:
+        found = (await hub.jobs.jobs(owner, 10)).items
+        if request.node.callspec.params["data"] < "0003":  # it had none
+            assert not found
+            return
+        job = await hub.jobs.job(owner, found[0].id)
+        assert (job.name, job.state, job.user, job.cost_usd) == ("fit", JobState.COMPLETED, "owner", 0.75)
+        assert (job.spec.nodes, job.spec.image, job.results) == (2, {"pip": ["numpy"]}, ["value"])
+        (attempt,) = job.attempts
+        assert (attempt.machines, list(attempt.nodes), attempt.end) == ("local", [0, 1], "completed")
+        assert [piece.body async for piece in hub.jobs.follow(owner, job.id)] == [b"step 1\n"]
+        _, content = await hub.jobs.open_blob(owner, job.id, "value")
+        assert b"".join(content) == b"value"
 
     asyncio.run(look())
 

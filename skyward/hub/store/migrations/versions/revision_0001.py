@@ -15,7 +15,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-ADDED_LATER = frozenset({"lease", "quota"})
+ADDED_LATER = frozenset({"attempt", "device_use", "job", "job_blob", "job_output", "lease", "machine_set", "quota"})
 
 
 def upgrade() -> None:

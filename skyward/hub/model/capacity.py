@@ -1,0 +1,72 @@
+"""Values of machine sets: machines that jobs may use, declared as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SetKindName = Literal["fixed", "elastic", "external"]
+
+LEASES_S: Mapping[str, float] = {"local": 5.0, "ssh": 60.0}
+"""Provider -> seconds after which its machines end by themselves once nobody renews their lease."""
+CLOUD_LEASE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSetSpec:
+    """A named set of equal machines, and the provider that has them.
+
+    Attributes:
+        name: Its name.
+        provider: Provider as data: `{"type": "local"}`, or `{"type": "ssh", "hosts": ["a", "b"]}`. Credentials are
+            never part of it; launchers have them.
+        kind: "fixed": machines that are there. "elastic": rented for a job. "external": behind a queue of their own.
+        nodes: Most nodes at once.
+        devices: Devices of a node; 1 for a node without accelerators, which is then given as a whole.
+        accelerator: Type of the devices; empty if it has none.
+        vcpus: Virtual CPUs of a node.
+        memory_gib: Memory of a node.
+        region: Region.
+        labels: Labels that jobs may ask for.
+        usd_per_hour: Price of a node.
+        max_usd_per_hour: Most that all nodes may cost together; None for no limit.
+        projects: Names of the projects that may use it; None for all.
+    """
+
+    name: str
+    provider: Mapping[str, Any]
+    kind: SetKindName = "fixed"
+    nodes: int = 1
+    devices: int = 1
+    accelerator: str = ""
+    vcpus: int = 0
+    memory_gib: float = 0.0
+    region: str = ""
+    labels: Sequence[str] = ()
+    usd_per_hour: float = 0.0
+    max_usd_per_hour: float | None = None
+    projects: Sequence[str] | None = None
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds for which machines may live on, and write, after their runner is gone."""
+        return LEASES_S.get(str(self.provider.get("type")), CLOUD_LEASE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSetRecord:
+    """A machine set and its use now.
+
+    Attributes:
+        is_draining: Running jobs end, and none begin.
+        full_until: Time in milliseconds until which the provider is known to have no machines; 0 for none.
+        jobs: Job of the project that asks -> number of its nodes here.
+        used_nodes: Nodes that jobs of any project use.
+    """
+
+    spec: MachineSetSpec
+    is_draining: bool = False
+    full_until: int = 0
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    used_nodes: int = 0

@@ -1,0 +1,365 @@
+"""Attempts as launchers and runners see them: taken, started, followed by messages, and ended.
+
+Every message of a runner carries the number of its attempt, and the token that was made for it. One that is stale is
+refused with CONFLICT or MISSING, and its runner ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model.access import Actor, Right, Role
+from ..model.capacity import MachineSetSpec
+from ..model.jobs import BLOBS, AttemptEnd, JobSpec, JobState
+from ..model.refusal import Reason, Refusal
+from ..model.tokens import new_token
+from ..store import artifacts, attempts, identities, jobs, machine_sets
+from ..store.attempts import AttemptRow
+from ..store.jobs import JobRow
+from ..store.transaction import ReadSnapshot, Transaction
+from .bell import Bell
+from .calls import Service
+from .job_life import enter, finish_attempt, lose_runner, machines_named
+from .jobs import need_job
+from .receiving import receive_blob
+
+SILENT_S = 60.0
+"""Seconds of silence after which the launcher of a runner is told to kill it."""
+FULL_S = 60.0
+"""Seconds for which a provider without machines is not asked again."""
+_LOOK_S = 1.0
+AttemptKey = tuple[str, int]
+"""Id of a job, and number of an attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything that a runner needs to begin.
+
+    Attributes:
+        token: Its token; empty on a hub without authentication.
+        nodes: Numbers of its nodes within the set.
+    """
+
+    job: str
+    attempt: int
+    name: str
+    project: str
+    token: str
+    spec: JobSpec
+    machines: MachineSetSpec
+    nodes: Sequence[int]
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherOrders:
+    """Answer to a launcher.
+
+    Attributes:
+        start: Attempts whose runners it must start.
+        kill: Runners that are silent, and must be killed.
+        forget: Attempts that are over; when their process is gone, nothing needs their folder.
+    """
+
+    start: Sequence[Launch] = ()
+    kill: Sequence[AttemptKey] = ()
+    forget: Sequence[AttemptKey] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerOrder:
+    """Answer to a runner: a command of "save", "stop" or "abort", or none, and its number."""
+
+    command: str
+    number: int
+    grace_s: float
+
+
+class Attempts(Service):
+    """Calls of launchers and runners."""
+
+    def __init__(self, *arguments: Any, bell: Bell, grace_s: float = 300.0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bell = bell
+        self._grace_s = grace_s
+
+    async def poll(
+        self,
+        actor: Actor,
+        launcher: str,
+        *,
+        machines: Sequence[str] = (),
+        known: Collection[AttemptKey] = (),
+        gone: Collection[AttemptKey] = (),
+        wait_s: float = 0.0,
+    ) -> LauncherOrders:
+        """Tell the hub which runners of a launcher live, and collect what it must do.
+
+        Args:
+            actor: An owner: launchers start jobs of all projects.
+            launcher: Its name, which no other one has.
+            machines: Names of the sets that it serves; empty for all.
+            known: Attempts whose process it has started, the dead ones among them.
+            gone: Those of `known` whose process is gone.
+            wait_s: Seconds to wait for something to do.
+        """
+        actor.require(Right.OWN)
+        deadline = time.monotonic() + wait_s
+        while True:
+            seen = self._bell.count
+            if await self.database.read(self._has_orders, launcher, machines, set(known), set(gone)):
+                orders = await self.database.write(self._poll, actor, launcher, machines, set(known), set(gone))
+                if orders.start or orders.kill or orders.forget:
+                    return orders
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self._bell.is_closed:
+                return LauncherOrders()
+            await self._bell.wait(seen, min(_LOOK_S, left_s))
+
+    async def beat(
+        self, actor: Actor, job_id: str, number: int, *, is_running: bool, cost_usd: float, saved_at: int | None = None
+    ) -> RunnerOrder:
+        """Renew the lease of an attempt, and collect its command.
+
+        Args:
+            actor: The runner.
+            job_id: The job.
+            number: Number of the attempt.
+            is_running: Whether its pool is open.
+            cost_usd: Cost so far.
+            saved_at: Time of its last checkpoint, in milliseconds since 1970.
+
+        Raises:
+            Refusal: The attempt is over, or another runner's.
+        """
+        actor.require(Right.WRITE)
+        return await self.database.write(self._beat, actor, job_id, number, is_running, cost_usd, saved_at)
+
+    async def add_output(self, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
+        """Add output that begins at the offset `start`, and return how many bytes the hub has.
+
+        Bytes that it has already count once, so a runner may send again. Behind a gap nothing is added.
+        """
+        actor.require(Right.WRITE)
+        return await self.database.write(self._add_output, actor, job_id, number, start, body)
+
+    async def put_result(
+        self, actor: Actor, job_id: str, number: int, name: str, stream: AsyncIterable[bytes], size: int | None = None
+    ) -> None:
+        """Store the packed value or exception of an attempt. It counts once the attempt has ended with it."""
+        actor.require(Right.WRITE)
+        if name not in BLOBS[2:]:
+            raise Refusal(Reason.MISSING, f"name={name[:40]!r}: no such result; send 'value' or 'error'", field="name")
+        await self.database.read(need_attempt, actor, job_id, number)
+        if self.blobs is None:
+            raise Refusal(Reason.UNSUPPORTED, "jobs: this hub keeps no bytes; configure a place for blobs")
+        sha256, length = await receive_blob(self.blobs, stream, None, size, None)
+        await self.database.write(_keep_result, actor, job_id, number, name, sha256, length)
+
+    async def end(
+        self, actor: Actor, job_id: str, number: int, end: AttemptEnd, *, error: str = "", cost_usd: float = 0.0
+    ) -> None:
+        """End an attempt by its runner's word: its machines are gone. Saying it again changes nothing."""
+        actor.require(Right.WRITE)
+        await self.database.write(self._end, actor, job_id, number, end, error, cost_usd)
+
+    # Launchers --------------------------------------------------------------------------------------------------------
+
+    def _has_orders(
+        self,
+        snapshot: ReadSnapshot,
+        launcher: str,
+        machines: Sequence[str],
+        known: set[AttemptKey],
+        gone: set[AttemptKey],
+    ) -> bool:
+        """Look whether a launcher has something to do, because most polls find nothing."""
+        own: set[AttemptKey] = set()
+        for job, attempt in attempts.active_attempts(snapshot):
+            key = (job.id, attempt.number)
+            if attempt.launcher == launcher:
+                own.add(key)
+                if key in gone or (key not in known) or self._is_silent(job, attempt, self.clock()):
+                    return True
+            elif _is_free(job, attempt, machines):
+                return True
+        return bool(known - own)
+
+    def _poll(
+        self,
+        tx: Transaction,
+        actor: Actor,
+        launcher: str,
+        machines: Sequence[str],
+        known: set[AttemptKey],
+        gone: set[AttemptKey],
+    ) -> LauncherOrders:
+        start, kill, own = [], [], set()
+        for job, attempt in attempts.active_attempts(tx, for_update=tx.for_update):
+            key = (job.id, attempt.number)
+            if attempt.launcher == launcher:
+                own.add(key)
+                is_gone = key in gone or (key not in known and attempt.heard_at is not None)
+                if is_gone and job.state != JobState.LOST:
+                    lose_runner(tx, job, attempt, "runner: its process ended before its attempt did; see its log")
+                    tx.after_commit(self._bell.ring)
+                elif key not in known and attempt.heard_at is None:  # the answer with this attempt was lost
+                    start.append(self._claim(tx, actor, launcher, job, attempt))
+                elif self._is_silent(job, attempt, tx.now):
+                    kill.append(key)
+            elif _is_free(job, attempt, machines):
+                start.append(self._claim(tx, actor, launcher, job, attempt))
+        return LauncherOrders(
+            start=[launch for launch in start if launch is not None], kill=kill, forget=sorted(known - own)
+        )
+
+    def _is_silent(self, job: JobRow, attempt: AttemptRow, now: int) -> bool:
+        if attempt.heard_at is None or job.state == JobState.LOST:
+            return False
+        return now - max(attempt.heard_at, self.listening_since) > SILENT_S * 1000
+
+    def _claim(self, tx: Transaction, actor: Actor, launcher: str, job: JobRow, attempt: AttemptRow) -> Launch | None:
+        """Give an attempt to a launcher, with a token that acts as the job's user until the attempt is over."""
+        machines = machines_named(tx, attempt.machines)
+        if machines is None:
+            finish_attempt(tx, job, attempt, AttemptEnd.NO_CAPACITY, f"machines={attempt.machines}: the set is gone")
+            return None
+        if job.state == JobState.RESERVED:
+            enter(tx, job, JobState.STARTING)
+        if attempt.token is not None:
+            identities.delete_token(tx, attempt.token)
+        attempt.launcher, attempt.claimed_at, attempt.token = launcher, tx.now, None
+        text = ""
+        if actor.token is not None:
+            attempt.token, text = _make_token(tx, actor, job, attempt)
+        attempts.update_attempt(tx, attempt)
+        jobs.update_job(tx, job)
+        return Launch(
+            job=job.id,
+            attempt=attempt.number,
+            name=job.name,
+            project=str(identities.name_of_project(tx, job.project)),
+            token=text,
+            spec=job.decoded_spec(),
+            machines=machines,
+            nodes=attempt.node_numbers,
+            grace_s=self._grace_s,
+        )
+
+    # Runners ----------------------------------------------------------------------------------------------------------
+
+    def _beat(
+        self,
+        tx: Transaction,
+        actor: Actor,
+        job_id: str,
+        number: int,
+        is_running: bool,
+        cost_usd: float,
+        saved_at: int | None,
+    ) -> RunnerOrder:
+        job, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
+        attempt.heard_at, attempt.cost = tx.now, max(cost_usd, attempt.cost)
+        attempt.saved_at = saved_at if saved_at is not None else attempt.saved_at
+        if is_running and attempt.began_at is None:
+            attempt.began_at = tx.now
+            if job.state == JobState.STARTING:
+                enter(tx, job, JobState.RUNNING)
+                jobs.update_job(tx, job)
+        attempts.update_attempt(tx, attempt)
+        grace_s = self._grace_s if attempt.ends_by is None else max(0.0, (attempt.ends_by - tx.now) / 1000)
+        return RunnerOrder(command=attempt.command, number=attempt.command_number, grace_s=grace_s)
+
+    def _add_output(self, tx: Transaction, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
+        _, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
+        if start <= attempt.output < start + len(body):
+            attempts.add_output(tx, attempt, start, body)
+            attempts.update_attempt(tx, attempt)
+            tx.after_commit(self._bell.ring)
+        return attempt.output
+
+    def _end(
+        self, tx: Transaction, actor: Actor, job_id: str, number: int, end: AttemptEnd, error: str, cost_usd: float
+    ) -> None:
+        job = need_job(tx, actor, job_id, for_update=tx.for_update)
+        attempt = attempts.find_attempt(tx, job.pk, number)
+        if attempt is None or (attempt.ended_at is not None and attempt.outcome != end):
+            raise stale(job_id, number)
+        if attempt.ended_at is not None:  # the answer was lost, and the runner says it again
+            return
+        _check_runner(actor, job, attempt)
+        if end is AttemptEnd.COMPLETED and "value" not in jobs.blobs_of(tx, job.pk):
+            raise Refusal(Reason.CONFLICT, f"job={job_id}: has no value; send it first", field="end")
+        if end is AttemptEnd.NO_CAPACITY:
+            machine_sets.set_full(tx, attempt.machines, tx.now + int(FULL_S * 1000))
+        attempt.cost = max(cost_usd, attempt.cost)
+        finish_attempt(tx, job, attempt, end, error)
+        tx.after_commit(self._bell.ring)
+
+
+def need_attempt(
+    snapshot: ReadSnapshot, actor: Actor, job_id: str, number: int, *, for_update: str = ""
+) -> tuple[JobRow, AttemptRow]:
+    """Return a job and its attempt of this number, which is not over and has this runner.
+
+    Raises:
+        Refusal: The attempt is stale, or another runner's.
+    """
+    job = need_job(snapshot, actor, job_id, for_update=for_update)
+    attempt = attempts.find_attempt(snapshot, job.pk, number)
+    if attempt is None:
+        raise stale(job_id, number)
+    _check_runner(actor, job, attempt)
+    return job, attempt
+
+
+def stale(job_id: str, number: int) -> Refusal:
+    return Refusal(
+        Reason.CONFLICT,
+        f"attempt={number}: is over, or has another runner; end the machines of job {job_id[:40]}",
+        field="attempt",
+    )
+
+
+def _check_runner(actor: Actor, job: JobRow, attempt: AttemptRow) -> None:
+    is_over = attempt.ended_at is not None or job.state in (JobState.RESERVED, JobState.LOST)
+    if is_over or actor.token != attempt.token:
+        raise stale(job.id, attempt.number)
+
+
+def _is_free(job: JobRow, attempt: AttemptRow, machines: Sequence[str]) -> bool:
+    """Return whether a launcher may take an attempt: its machines are free, and it serves them."""
+    is_served = not machines or attempt.machines in machines
+    return job.state == JobState.RESERVED and is_served and not json.loads(attempt.waits_for)
+
+
+def _keep_result(tx: Transaction, actor: Actor, job_id: str, number: int, name: str, sha256: str, size: int) -> None:
+    job, _ = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
+    artifacts.add_blob(tx, job.project, sha256, size)
+    jobs.set_blob(tx, job.pk, name, sha256, size)
+
+
+def _make_token(tx: Transaction, actor: Actor, job: JobRow, attempt: AttemptRow) -> tuple[str, str]:
+    account = identities.find_account(tx, actor.organization, job.owner)
+    if account is None or account.disabled_at is not None:
+        account = identities.find_account(tx, actor.organization, actor.user)
+    assert account is not None
+    token = new_token()
+    identities.add_token(
+        tx,
+        token.id,
+        token.sha256,
+        kind="job",
+        account=account.id,
+        name=f"job {job.id} attempt {attempt.number}",
+        project=job.project,
+        role=int(Role.RESEARCHER),
+        run=None,
+        expires_at=None,
+    )
+    return token.id, token.text

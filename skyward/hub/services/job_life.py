@@ -1,0 +1,108 @@
+"""Steps of a job's life, within the transaction of whoever takes them: its user, its runner or the scheduler."""
+
+from __future__ import annotations
+
+from ..model.access import Actor, Role
+from ..model.capacity import CLOUD_LEASE_S, MachineSetSpec
+from ..model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
+from ..schedule.shares import charged, decayed
+from ..schedule.values import Policy, Shape
+from ..store import attempts, identities, jobs, machine_sets
+from ..store.attempts import AttemptRow
+from ..store.jobs import JobRow
+from ..store.schema import ORGANIZATION
+from ..store.transaction import ReadSnapshot, Transaction
+from . import outbox
+
+HALF_LIFE_S = Policy().half_life_s
+
+
+def enter(tx: Transaction, job: JobRow, state: JobState) -> None:
+    """Change the state of a job and announce it. The caller writes the row."""
+    job.enter(state, tx.now)
+    hub = Actor(user="hub", organization=ORGANIZATION, project=job.project, role=Role.OWNER)
+    outbox.record(tx, hub, f"job.{state}", f"job/{job.id}", {"name": job.name, "attempt": job.attempts})
+
+
+def finish_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow, end: AttemptEnd, error: str = "") -> None:
+    """End an attempt, whose machines are free now, and let its job go on as `after_attempt` says."""
+    attempt.ended_at, attempt.outcome, attempt.command = tx.now, end, ""
+    attempt.error = error or attempt.error
+    if attempt.token is not None:
+        identities.delete_token(tx, attempt.token)
+        attempt.token = None
+    _charge(tx, job, attempt)
+    ends_as = None if job.ends_as is None else JobState(job.ends_as)
+    after = after_attempt(end, job.failures, retries=job.decoded_spec().retries, ends_as=ends_as)
+    job.failures = after.failures
+    job.cost += attempt.cost
+    job.not_before = tx.now + int(after.pause_s * 1000)
+    enter(tx, job, after.state)
+    if end is not AttemptEnd.COMPLETED:
+        job.why = attempt.error
+    attempts.update_attempt(tx, attempt)
+    jobs.update_job(tx, job)
+
+
+def lose_runner(tx: Transaction, job: JobRow, attempt: AttemptRow, error: str) -> None:
+    """Note that the runner of an attempt is gone. Its machines may write until their lease is over."""
+    if attempt.heard_at is None:  # it opens no pool before it was heard
+        finish_attempt(tx, job, attempt, AttemptEnd.START_FAILED, error)
+        return
+    attempt.error = error
+    attempt.free_at = tx.now + int(lease_s(tx, attempt.machines) * 1000)
+    enter(tx, job, JobState.LOST)
+    job.why = f"{error}; its machines may live on until their lease is over"
+    attempts.update_attempt(tx, attempt)
+    jobs.update_job(tx, job)
+
+
+def stop_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow, reason: str, *, grace_ms: int) -> None:
+    """Tell an attempt to save and end. One that no launcher has taken ends at once."""
+    if job.state == JobState.RESERVED:
+        finish_attempt(tx, job, attempt, AttemptEnd.WITHDRAWN, reason)
+        return
+    attempt.order("stop")
+    attempt.error, attempt.ends_by = reason, tx.now + grace_ms
+    enter(tx, job, JobState.PREEMPTING)
+    job.why = reason
+    attempts.update_attempt(tx, attempt)
+    jobs.update_job(tx, job)
+
+
+def shape_of(spec: JobSpec) -> Shape:
+    """Return the machines that a job needs, as the scheduler counts them."""
+    return Shape(
+        nodes=spec.nodes,
+        devices=spec.devices,
+        accelerator=spec.accelerator,
+        vcpus=spec.vcpus,
+        memory_gib=spec.memory_gib,
+        region=spec.region,
+        labels=frozenset(spec.labels),
+    )
+
+
+def machines_named(snapshot: ReadSnapshot, name: str) -> MachineSetSpec | None:
+    """Return the machine set of that name; None if it is gone."""
+    return next((record.spec for record in machine_sets.machine_sets(snapshot) if record.spec.name == name), None)
+
+
+def lease_s(snapshot: ReadSnapshot, machines: str) -> float:
+    """Return the lease of a set's machines. Those of an unknown set get the longest one."""
+    spec = machines_named(snapshot, machines)
+    return CLOUD_LEASE_S if spec is None else spec.lease_s
+
+
+def _charge(tx: Transaction, job: JobRow, attempt: AttemptRow) -> None:
+    """Count what an attempt used for its project's share."""
+    machines = machines_named(tx, attempt.machines)
+    if machines is None:
+        return
+    kind = machines.accelerator or "node"
+    shape = shape_of(job.decoded_spec())
+    devices = (machines.devices if shape.devices is None else shape.devices) * len(attempt.node_numbers)
+    seconds, at = machine_sets.device_uses(tx).get(job.project, {}).get(kind, (0.0, tx.now))
+    earlier = decayed({kind: seconds}, (tx.now - at) / 1000, HALF_LIFE_S)[kind]
+    own = charged({}, kind, devices, (tx.now - attempt.reserved_at) / 1000, HALF_LIFE_S)[kind]
+    machine_sets.set_device_use(tx, job.project, kind, earlier + own)

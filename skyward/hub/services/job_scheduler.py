@@ -1,0 +1,301 @@
+"""The scheduler: it makes a snapshot of the tables, lets `schedule.decide` decide, and writes what was decided."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..model.jobs import AttemptEnd, JobState
+from ..schedule import (
+    AttemptState,
+    Decisions,
+    End,
+    EndCause,
+    HubJob,
+    JobAttempt,
+    JobPlacement,
+    JobsSnapshot,
+    MachineSet,
+    Policy,
+    Priority,
+    ProjectState,
+    SetKind,
+    decide,
+)
+from ..schedule.shares import decayed
+from ..store import attempts, identities, jobs, machine_sets
+from ..store.attempts import AttemptRow
+from ..store.jobs import JobRow
+from ..store.leases import NotHeld
+from ..store.schema import ORGANIZATION
+from ..store.transaction import ReadSnapshot, Transaction
+from .job_life import enter, finish_attempt, lose_runner, shape_of, stop_attempt
+
+if TYPE_CHECKING:
+    from ..model.capacity import MachineSetRecord
+    from ..store.database import Database
+    from .bell import Bell
+    from .leader import HubLeader
+
+_log = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+START_S = 60.0
+"""Seconds that a launcher has to bring a runner up. No pool is open before the runner was heard."""
+FENCE_S = 1200.0
+"""Seconds without an answer of the hub after which a runner ends its machines and itself."""
+Active = Sequence[tuple[JobRow, AttemptRow]]
+
+_STATES = {
+    JobState.RESERVED: AttemptState.RESERVED,
+    JobState.STARTING: AttemptState.STARTING,
+    JobState.RUNNING: AttemptState.RUNNING,
+    JobState.PREEMPTING: AttemptState.PREEMPTING,
+    JobState.LOST: AttemptState.PREEMPTING,  # it leaves its machines when their lease is over
+}
+_CAUSES = {
+    EndCause.TIME: (JobState.TIMED_OUT, "max_duration_s: its time is over"),
+    EndCause.BUDGET: (JobState.FAILED, "budget_usd: it is spent"),
+    EndCause.PROJECT_MONEY: (JobState.FAILED, "project: its money for the day or the month is spent"),
+}
+
+
+class JobScheduler:
+    """Scheduler of one server. It works only while its server leads, and each step is one fenced transaction.
+
+    Args:
+        database: Where the jobs are.
+        leader: The candidate for the lead.
+        bell: Rings when a job has changed.
+        policy: Rules.
+    """
+
+    def __init__(self, database: Database, leader: HubLeader, bell: Bell, policy: Policy | None = None) -> None:
+        self._database = database
+        self._leader = leader
+        self._bell = bell
+        self.policy = policy or Policy()
+        self._leads_since: int | None = None
+
+    async def run(self) -> None:
+        """Decide whenever a job has changed, and each second, until cancelled."""
+        while True:
+            seen = self._bell.count
+            try:
+                await self.step()
+            except NotHeld:
+                _log.info("scheduler: another server leads now")
+            except Exception:
+                # A database that is away for a while must not end the scheduler for good.
+                _log.exception("scheduler: a decision failed; the next one is due in %g s", PERIOD_S)
+            await self._bell.wait(seen, PERIOD_S)
+
+    async def step(self) -> None:
+        """Decide once, if this server leads and a job is not over.
+
+        Raises:
+            NotHeld: Another server has taken the lead meanwhile.
+        """
+        if not self._leader.is_leading:
+            self._leads_since = None
+            return
+        if self._leads_since is None:
+            self._leads_since = self._database.clock()
+        if await self._database.read(_has_work):
+            await self._leader.write(decide_and_write, self.policy, self._leads_since)
+
+
+def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> None:
+    """Decide what should happen now, and write it.
+
+    Args:
+        tx: A fenced transaction.
+        policy: Rules.
+        leads_since: Time since which this server leads. Runners that fell silent before get time to be heard again.
+    """
+    _end_lost(tx, attempts.active_attempts(tx, for_update=tx.for_update), leads_since)
+    active = attempts.active_attempts(tx)
+    _clear_obstacles(tx, active)
+    waiting = jobs.waiting_jobs(tx, tx.now, for_update=tx.for_update)
+    if not waiting and not active:
+        return
+    sets = machine_sets.machine_sets(tx)
+    snapshot = make_snapshot(tx, policy, sets, waiting, active)
+    decisions = decide(snapshot, tx.now / 1000)
+    by_id = {job.id: (job, attempt) for job, attempt in active}
+    queued = {job.id: job for job in waiting}
+    grace_ms = int(policy.grace_s * 1000)
+    for end in decisions.ends:
+        _end(tx, *by_id[end.job], end, grace_ms)
+    for placement in decisions.placements:
+        for victim in placement.victims:
+            reason = f"makes way for job {placement.job}"
+            stop_attempt(tx, *by_id[victim], reason, grace_ms=grace_ms)
+        _place(tx, queued[placement.job], placement, [by_id[victim][1] for victim in placement.victims])
+    _write_reasons(tx, decisions, {**queued, **{job.id: job for job, _ in active}})
+
+
+def make_snapshot(
+    snapshot: ReadSnapshot,
+    policy: Policy,
+    sets: Sequence[MachineSetRecord],
+    waiting: Sequence[JobRow],
+    active: Active,
+) -> JobsSnapshot:
+    """Return what the tables say, as the scheduler reads it."""
+    names = {project[0]: project[1] for project in identities.projects(snapshot, ORGANIZATION, None)}
+    known = {record.spec.name for record in sets}
+    job_of = {attempt.pk: job.id for job, attempt in active}
+    now = snapshot.now if isinstance(snapshot, Transaction) else 0
+    return JobsSnapshot(
+        machines=tuple(map(_machine_set, sets)),
+        projects=tuple(_projects(snapshot, names, policy, now)),
+        waiting=tuple(_hub_job(job, names) for job in waiting if job.project in names),
+        attempts=tuple(
+            _job_attempt(job, attempt, names, frozenset(job_of[pk] for pk in attempt.obstacles if pk in job_of))
+            for job, attempt in active
+            if attempt.machines in known and job.project in names
+        ),
+        reserved=frozenset(job.id for job in waiting if job.has_turn),
+        policy=policy,
+    )
+
+
+def _machine_set(record: MachineSetRecord) -> MachineSet:
+    spec = record.spec
+    return MachineSet(
+        name=spec.name,
+        kind=SetKind(spec.kind),
+        nodes=spec.nodes,
+        devices=spec.devices,
+        accelerator=spec.accelerator,
+        vcpus=spec.vcpus,
+        memory_gib=spec.memory_gib,
+        region=spec.region,
+        labels=frozenset(spec.labels),
+        usd_per_hour=spec.usd_per_hour,
+        max_usd_per_hour=math.inf if spec.max_usd_per_hour is None else spec.max_usd_per_hour,
+        projects=None if spec.projects is None else frozenset(spec.projects),
+        is_draining=record.is_draining,
+        full_until=record.full_until / 1000,
+    )
+
+
+def _projects(snapshot: ReadSnapshot, names: Mapping[int, str], policy: Policy, now: int) -> Iterable[ProjectState]:
+    for project, uses in machine_sets.device_uses(snapshot).items():
+        used = {
+            kind: decayed({kind: seconds}, (now - at) / 1000, policy.half_life_s)[kind]
+            for kind, (seconds, at) in uses.items()
+        }
+        if project in names:
+            yield ProjectState(name=names[project], used=used)
+
+
+def _hub_job(job: JobRow, names: Mapping[int, str], spent_usd: float = 0.0) -> HubJob:
+    spec = job.decoded_spec()
+    return HubJob(
+        id=job.id,
+        project=names[job.project],
+        user=job.owner,
+        order=job.pk,
+        shape=shape_of(spec),
+        max_duration_s=spec.max_duration_s,
+        priority=Priority(job.priority),
+        is_preemptible=spec.is_preemptible,
+        budget_usd=math.inf if spec.budget_usd is None else spec.budget_usd,
+        spent_usd=job.cost + spent_usd,
+    )
+
+
+def _job_attempt(job: JobRow, attempt: AttemptRow, names: Mapping[int, str], waits_for: frozenset[str]) -> JobAttempt:
+    ends_by = attempt.free_at or attempt.ends_by
+    began_at = (attempt.began_at or attempt.reserved_at) / 1000
+    return JobAttempt(
+        job=_hub_job(job, names, attempt.cost),
+        machines=attempt.machines,
+        nodes=attempt.node_numbers,
+        state=_STATES[JobState(job.state)],
+        began_at=began_at,
+        saved_at=began_at if attempt.saved_at is None else attempt.saved_at / 1000,
+        ends_by=math.inf if ends_by is None else ends_by / 1000,
+        on_loan=attempt.on_loan,
+        waits_for=waits_for,
+    )
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def _has_work(snapshot: ReadSnapshot) -> bool:
+    return snapshot.execute("SELECT 1 FROM job WHERE ended_at IS NULL LIMIT 1").fetchone() is not None
+
+
+def _end_lost(tx: Transaction, active: Active, leads_since: int) -> None:
+    """End the attempts whose machines are surely gone."""
+    for job, attempt in active:
+        if job.state == JobState.LOST and attempt.free_at is not None and attempt.free_at <= tx.now:
+            finish_attempt(tx, job, attempt, AttemptEnd.LOST)
+        elif job.state == JobState.STARTING and attempt.heard_at is None:
+            claimed_at = max(attempt.claimed_at or 0, leads_since)
+            if tx.now - claimed_at > START_S * 1000:
+                finish_attempt(tx, job, attempt, AttemptEnd.START_FAILED, "runner: it did not come up")
+        elif attempt.heard_at is not None and job.state != JobState.LOST:
+            silent_ms = tx.now - max(attempt.heard_at, leads_since)
+            if silent_ms > FENCE_S * 1000:
+                lose_runner(tx, job, attempt, f"runner: not heard for {FENCE_S:g} s, after which it ends by itself")
+        is_late = attempt.ends_by is not None and attempt.ends_by <= tx.now and attempt.command != "abort"
+        if job.state == JobState.PREEMPTING and is_late:
+            attempt.order("abort")
+            attempts.update_attempt(tx, attempt)
+
+
+def _clear_obstacles(tx: Transaction, active: Active) -> None:
+    """Let placed jobs begin whose machines have become free."""
+    present = {attempt.pk for _, attempt in active}
+    for _, attempt in active:
+        left = [pk for pk in attempt.obstacles if pk in present]
+        if len(left) < len(attempt.obstacles):
+            attempt.waits_for = json.dumps(left)
+            attempts.update_attempt(tx, attempt)
+
+
+def _end(tx: Transaction, job: JobRow, attempt: AttemptRow, end: End, grace_ms: int) -> None:
+    state, reason = _CAUSES[end.cause]
+    if job.state in (JobState.PREEMPTING, JobState.LOST) or job.ends_as is not None:
+        return
+    job.ends_as = state
+    stop_attempt(tx, job, attempt, reason, grace_ms=grace_ms)
+
+
+def _place(tx: Transaction, job: JobRow, placement: JobPlacement, victims: Sequence[AttemptRow]) -> None:
+    job.attempts += 1
+    job.has_turn = False
+    attempts.add_attempt(
+        tx,
+        AttemptRow(
+            job=job.pk,
+            number=job.attempts,
+            machines=placement.machines,
+            nodes=json.dumps(placement.nodes),
+            waits_for=json.dumps([victim.pk for victim in victims]),
+            on_loan=placement.on_loan,
+            reserved_at=tx.now,
+        ),
+    )
+    enter(tx, job, JobState.RESERVED)
+    jobs.update_job(tx, job)
+
+
+def _write_reasons(tx: Transaction, decisions: Decisions, known: Mapping[str, JobRow]) -> None:
+    """Write the sentence of each job that waits, where it has changed."""
+    turns = {reservation.job for reservation in decisions.reservations}
+    changed = []
+    for job_id, reason in decisions.waiting.items():
+        job, sentence, has_turn = known[job_id], reason.sentence(), job_id in turns
+        if (job.why, job.has_turn) != (sentence, has_turn):
+            changed.append((sentence, has_turn, job.pk))
+    if changed:
+        jobs.set_reasons(tx, changed)

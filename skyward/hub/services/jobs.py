@@ -1,0 +1,408 @@
+"""Jobs as their users see them: submitted, listed, followed, and told what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..model.access import Actor, Right, Role
+from ..model.jobs import BLOBS, AttemptEnd, AttemptRecord, JobPriority, JobRecord, JobSpec, JobState
+from ..model.pages import Page, decode_token, encode_token
+from ..model.quotas import Limit, Quota
+from ..model.refusal import Reason, Refusal
+from ..store import artifacts, attempts, jobs, quotas
+from ..store.attempts import AttemptRow
+from ..store.jobs import JobRow
+from ..store.transaction import ReadSnapshot, Transaction
+from .bell import Bell
+from .calls import Service, require_delete, require_no_run_token
+from .job_life import enter, finish_attempt
+from .receiving import receive_blob
+
+TYPES = ("training", "evaluation", "conversion", "other")
+_KEY = re.compile(r"[\w.:-]{1,128}")
+_STILL_S = 15.0
+"""Seconds without output after which a follower gets a sign of life."""
+_LOOK_S = 1.0
+"""Seconds between two looks for output of a runner that another server heard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job that is handed in.
+
+    Attributes:
+        blobs: Name -> hash of bytes that the project has; see `model.jobs.BLOBS`.
+        key: Text of the client. A second job of the same key is the first one.
+    """
+
+    name: str
+    spec: JobSpec
+    blobs: Mapping[str, str] = field(default_factory=dict)
+    type: str = "other"
+    priority: JobPriority = JobPriority.MEDIUM
+    is_held: bool = False
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPiece:
+    """Output of an attempt from a byte on. No bytes: a sign of life.
+
+    Attributes:
+        attempt: Number of the attempt.
+        start: Offset of the first byte.
+    """
+
+    attempt: int
+    start: int
+    body: bytes
+
+
+class Jobs(Service):
+    """Calls about jobs. Each change wakes the scheduler by the bell."""
+
+    def __init__(self, *arguments: Any, bell: Bell, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bell = bell
+
+    async def put_job_blob(
+        self, actor: Actor, sha256: str, stream: AsyncIterable[bytes], size: int | None = None
+    ) -> int:
+        """Store bytes that a job will name, and return their number. They must have this SHA-256."""
+        actor.require(Right.WRITE)
+        require_no_run_token(actor)
+        if self.blobs is None:
+            raise Refusal(Reason.UNSUPPORTED, "jobs: this hub keeps no bytes; configure a place for blobs")
+        room = await self.database.read(_room_for_blob, actor, sha256.lower())
+        _, length = await receive_blob(self.blobs, stream, sha256, size, room)
+        await self.database.write(self._keep_blob, actor, sha256.lower(), length)
+        return length
+
+    async def submit(self, actor: Actor, new: NewJob) -> JobRecord:
+        """Accept a job. With a key that the project knows, return the job that has it, as it is now."""
+        actor.require(Right.WRITE)
+        require_no_run_token(actor)
+        _check_new(actor, new)
+        return await self.database.write(self._submit, actor, new)
+
+    async def jobs(
+        self, actor: Actor, limit: int, page_token: str | None = None, states: Sequence[JobState] = ()
+    ) -> Page[JobRecord]:
+        """Return jobs of the project, the newest first, without their attempts."""
+        actor.require(Right.READ)
+        require_no_run_token(actor)
+        before = None if page_token is None else decode_token(page_token, (int,))[0]
+        rows = await self.database.read(jobs.jobs_before, actor.project, limit + 1, before, states)
+        shown = rows[:limit]
+        token = encode_token([shown[-1].pk]) if len(rows) > limit else None
+        return Page([_record(row) for row in shown], token)
+
+    async def job(self, actor: Actor, job_id: str) -> JobRecord:
+        """Return a job with its attempts."""
+        actor.require(Right.READ)
+        require_no_run_token(actor)
+        return await self.database.read(_whole, actor, job_id)
+
+    async def cancel(self, actor: Actor, job_id: str) -> JobRecord:
+        """End a job for good: at once if it waits, otherwise when its runner has ended its machines."""
+        return await self._change(actor, job_id, "job.cancel", _cancel)
+
+    async def save(self, actor: Actor, job_id: str) -> JobRecord:
+        """Tell a running job to save a checkpoint and go on."""
+        return await self._change(actor, job_id, "job.save", _save)
+
+    async def retry(self, actor: Actor, job_id: str) -> JobRecord:
+        """Let a job that failed, was cancelled or took too long begin again, with all its retries."""
+        return await self._change(actor, job_id, "job.retry", _retry)
+
+    async def hold(self, actor: Actor, job_id: str) -> JobRecord:
+        """Keep a waiting job from beginning, until it is released."""
+        return await self._change(actor, job_id, "job.hold", _hold)
+
+    async def release(self, actor: Actor, job_id: str) -> JobRecord:
+        """Let a held job begin when its turn comes."""
+        return await self._change(actor, job_id, "job.release", _release)
+
+    async def delete(self, actor: Actor, job_id: str) -> None:
+        """Delete a job that is over, with its output and its value."""
+        require_no_run_token(actor)
+        actor.require(Right.WRITE)
+        await self.database.write(self._delete, actor, job_id)
+
+    async def open_blob(self, actor: Actor, job_id: str, name: str) -> tuple[int, Iterator[bytes]]:
+        """Return the size of a blob of a job and its bytes. The iterator blocks: run it on a thread."""
+        actor.require(Right.READ)
+        require_no_run_token(actor)
+        sha256, size = await self.database.read(_blob, actor, job_id, name)
+        if self.blobs is None:
+            raise Refusal(Reason.UNSUPPORTED, "jobs: this hub keeps no bytes; configure a place for blobs")
+        return size, await asyncio.to_thread(self.blobs.open, sha256)
+
+    async def follow(
+        self, actor: Actor, job_id: str, *, attempt: int | None = None, start: int = 0, ends: bool = False
+    ) -> AsyncGenerator[OutputPiece, None]:
+        """Yield the output of a job, attempt after attempt, until the job is over.
+
+        Args:
+            actor: Who asks.
+            job_id: The job.
+            attempt: Number of the first attempt. None: the first one of all.
+            start: Offset in it of the first byte.
+            ends: Whether to end with the output that is there now.
+
+        Raises:
+            Refusal: There is no such job.
+        """
+        actor.require(Right.READ)
+        require_no_run_token(actor)
+        number, quiet_s = attempt or 1, 0.0
+        while not self._bell.is_closed:
+            seen = self._bell.count
+            state, row, body = await self.database.read(_output, actor, job_id, number, start)
+            if body:
+                quiet_s = 0.0
+                yield OutputPiece(attempt=number, start=start, body=body)
+                start += len(body)
+            elif row is not None and row.ended_at is not None and state.attempts > number:
+                number, start = number + 1, 0
+            elif ends or state.ended_at is not None:
+                return
+            else:
+                await self._bell.wait(seen, _LOOK_S)
+                quiet_s += _LOOK_S
+                if quiet_s >= _STILL_S:
+                    quiet_s = 0.0
+                    yield OutputPiece(attempt=number, start=start, body=b"")
+
+    # Transactions -----------------------------------------------------------------------------------------------------
+
+    async def _change(
+        self, actor: Actor, job_id: str, action: str, change: Callable[[Transaction, JobRow], None]
+    ) -> JobRecord:
+        actor.require(Right.WRITE)
+        require_no_run_token(actor)
+
+        def apply(tx: Transaction) -> JobRecord:
+            row = need_job(tx, actor, job_id, for_update=tx.for_update)
+            require_delete_or_own(actor, row)
+            change(tx, row)
+            self.on_change(tx, actor, action, f"job/{job_id}", {"name": row.name})
+            tx.after_commit(self._bell.ring)
+            return _whole(tx, actor, job_id)
+
+        return await self.database.write(apply)
+
+    def _keep_blob(self, tx: Transaction, actor: Actor, sha256: str, size: int) -> None:
+        artifacts.add_blob(tx, actor.project, sha256, size)
+        self.on_change(tx, actor, "job.upload", f"blob/{sha256}", {"size": size})
+
+    def _submit(self, tx: Transaction, actor: Actor, new: NewJob) -> JobRecord:
+        known = None if new.key is None else jobs.find_job_by_key(tx, actor.project, new.key)
+        if known is not None:
+            return _whole(tx, actor, known.id)
+        row = JobRow(
+            project=actor.project,
+            id=uuid.uuid4().hex,
+            key=new.key,
+            name=new.name,
+            type=new.type,
+            owner=actor.user,
+            is_held=new.is_held,
+            priority=int(new.priority),
+            spec=jobs.encoded_spec(new.spec),
+            created_at=tx.now,
+            why="is held; release it" if new.is_held else "",
+        )
+        jobs.add_job(tx, row)
+        for name, sha256 in new.blobs.items():
+            size = _size_of_blob(tx, actor, name, sha256.lower())
+            jobs.set_blob(tx, row.pk, name, sha256.lower(), size)
+        self.on_change(tx, actor, "job.create", f"job/{row.id}", {"name": row.name, "nodes": new.spec.nodes})
+        tx.after_commit(self._bell.ring)
+        return _whole(tx, actor, row.id)
+
+    def _delete(self, tx: Transaction, actor: Actor, job_id: str) -> None:
+        row = need_job(tx, actor, job_id, for_update=tx.for_update)
+        require_delete_or_own(actor, row)
+        if not JobState(row.state).is_final:
+            raise _conflict(row, "is not over; cancel it first")
+        jobs.delete_job(tx, row.pk)
+        self.on_change(tx, actor, "job.delete", f"job/{job_id}", {"name": row.name})
+
+
+def need_job(snapshot: ReadSnapshot, actor: Actor, job_id: str, *, for_update: str = "") -> JobRow:
+    """Return a job of the actor's project.
+
+    Raises:
+        Refusal: There is none.
+    """
+    row = jobs.find_job(snapshot, actor.project, job_id, for_update=for_update)
+    if row is None:
+        raise Refusal(
+            Reason.MISSING, f"job={job_id[:80]!r}: no such job in this project; see the list of jobs", field="job"
+        )
+    return row
+
+
+def require_delete_or_own(actor: Actor, row: JobRow) -> None:
+    """Check that the actor may change a job: one's own, or any as an admin."""
+    require_delete(actor, row.owner)
+
+
+# Changes --------------------------------------------------------------------------------------------------------------
+
+
+def _cancel(tx: Transaction, row: JobRow) -> None:
+    if JobState(row.state).is_final:
+        raise _conflict(row, "is over; there is nothing to cancel")
+    row.ends_as = JobState.CANCELLED
+    attempt = attempts.active_attempt(tx, row.pk)
+    if attempt is None:
+        enter(tx, row, JobState.CANCELLED)
+    elif row.state == JobState.RESERVED:
+        finish_attempt(tx, row, attempt, AttemptEnd.WITHDRAWN)
+    else:
+        attempt.order("abort")
+        row.why = "is being cancelled: its machines end"
+        attempts.update_attempt(tx, attempt)
+    jobs.update_job(tx, row)
+
+
+def _save(tx: Transaction, row: JobRow) -> None:
+    attempt = attempts.active_attempt(tx, row.pk)
+    if row.state != JobState.RUNNING or attempt is None or attempt.command not in ("", "save"):
+        raise _conflict(row, "does not run, so it has nothing to save; wait until it does")
+    attempt.order("save")
+    attempts.update_attempt(tx, attempt)
+
+
+def _retry(tx: Transaction, row: JobRow) -> None:
+    if row.state not in (JobState.FAILED, JobState.CANCELLED, JobState.TIMED_OUT):
+        raise _conflict(row, "has neither failed nor been cancelled; submit another job instead")
+    enter(tx, row, JobState.QUEUED)
+    row.ends_as, row.not_before = None, 0
+    row.user_failures = row.start_failures = row.losses = 0
+    jobs.drop_results(tx, row.pk)
+    jobs.update_job(tx, row)
+
+
+def _hold(tx: Transaction, row: JobRow) -> None:
+    if row.state != JobState.QUEUED:
+        raise _conflict(row, "does not wait, so it cannot be held; cancel it instead")
+    row.is_held, row.has_turn, row.why = True, False, "is held; release it"
+    jobs.update_job(tx, row)
+
+
+def _release(tx: Transaction, row: JobRow) -> None:
+    if row.is_held:
+        row.is_held, row.why = False, ""
+        jobs.update_job(tx, row)
+
+
+def _conflict(row: JobRow, problem: str) -> Refusal:
+    return Refusal(Reason.CONFLICT, f"job={row.id}: is {row.state} and {problem}", field="job")
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def _check_new(actor: Actor, new: NewJob) -> None:
+    if not 1 <= len(new.name) <= 200:
+        raise Refusal(Reason.INVALID, "name: empty or too long; use 1 to 200 characters", field="name")
+    if new.type not in TYPES:
+        raise Refusal(Reason.INVALID, f"type={new.type[:40]!r}: unknown; use one of {', '.join(TYPES)}", field="type")
+    if new.key is not None and not _KEY.fullmatch(new.key):
+        raise Refusal(Reason.INVALID, "key: not 1 to 128 letters, digits, '.', ':', '_' and '-'; mend it", field="key")
+    if new.priority is JobPriority.HIGH and actor.role < Role.ADMIN:
+        raise Refusal(
+            Reason.FORBIDDEN, "priority=high: only an admin may raise a job; use medium or low", field="priority"
+        )
+    wrong = [name for name in new.blobs if name not in BLOBS[:2]]
+    if wrong:
+        raise Refusal(Reason.INVALID, f"blobs.{wrong[0][:40]}: unknown; use 'code' and 'call'", field="blobs")
+
+
+def _room_for_blob(snapshot: ReadSnapshot, actor: Actor, sha256: str) -> Limit | None:
+    if artifacts.knows_blob(snapshot, actor.project, sha256):
+        return None
+    return quotas.find_limit(snapshot, actor.project, Quota.ARTIFACT_BYTES)
+
+
+def _size_of_blob(snapshot: ReadSnapshot, actor: Actor, name: str, sha256: str) -> int:
+    row = snapshot.execute("SELECT size FROM blob WHERE project = ? AND sha256 = ?", (actor.project, sha256)).fetchone()
+    if row is None:
+        raise Refusal(
+            Reason.INVALID,
+            f"blobs.{name}={sha256[:80]!r}: the project has no such bytes; upload them first",
+            field=f"blobs.{name}",
+        )
+    return int(row[0])
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def _blob(snapshot: ReadSnapshot, actor: Actor, job_id: str, name: str) -> tuple[str, int]:
+    row = need_job(snapshot, actor, job_id)
+    found = jobs.blobs_of(snapshot, row.pk).get(name)
+    if found is None:
+        raise Refusal(Reason.MISSING, f"name={name[:40]!r}: the job has no such bytes; see its results", field="name")
+    return found
+
+
+def _output(
+    snapshot: ReadSnapshot, actor: Actor, job_id: str, number: int, start: int
+) -> tuple[JobRow, AttemptRow | None, bytes]:
+    row = need_job(snapshot, actor, job_id)
+    attempt = attempts.find_attempt(snapshot, row.pk, number)
+    if attempt is None or attempt.output <= start:
+        return row, attempt, b""
+    return row, attempt, attempts.read_output(snapshot, attempt.pk, start)
+
+
+def _whole(snapshot: ReadSnapshot, actor: Actor, job_id: str) -> JobRecord:
+    row = need_job(snapshot, actor, job_id)
+    results = [name for name in jobs.blobs_of(snapshot, row.pk) if name in BLOBS[2:]]
+    return _record(row, [_attempt(attempt) for attempt in attempts.attempts_of(snapshot, row.pk)], results)
+
+
+def _record(row: JobRow, tried: Sequence[AttemptRecord] = (), results: Sequence[str] = ()) -> JobRecord:
+    open_cost = sum(attempt.cost_usd for attempt in tried if attempt.ended_at is None)
+    return JobRecord(
+        id=row.id,
+        name=row.name,
+        type=row.type,
+        user=row.owner,
+        state=JobState(row.state),
+        is_held=row.is_held,
+        priority=JobPriority(row.priority),
+        spec=row.decoded_spec(),
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        why=row.why,
+        cost_usd=row.cost + open_cost,
+        attempt_count=row.attempts,
+        results=results,
+        attempts=tried,
+    )
+
+
+def _attempt(row: AttemptRow) -> AttemptRecord:
+    return AttemptRecord(
+        number=row.number,
+        machines=row.machines,
+        nodes=row.node_numbers,
+        reserved_at=row.reserved_at,
+        began_at=row.began_at,
+        ended_at=row.ended_at,
+        end=row.outcome,
+        error=row.error,
+        cost_usd=row.cost,
+        output_bytes=row.output,
+    )

@@ -1,0 +1,145 @@
+"""Rows of attempts, and their output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+
+from . import jobs
+from .jobs import JobRow
+from .transaction import ReadSnapshot, Transaction
+
+PIECE = 1 << 20
+"""Bytes of output that are read at once."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptRow:
+    """Row of `attempt`. The order of the fields is that of the columns."""
+
+    job: int
+    number: int
+    machines: str
+    nodes: str
+    waits_for: str = "[]"
+    on_loan: bool = False
+    reserved_at: int
+    launcher: str | None = None
+    claimed_at: int | None = None
+    token: str | None = None
+    heard_at: int | None = None
+    began_at: int | None = None
+    saved_at: int | None = None
+    ends_by: int | None = None
+    free_at: int | None = None
+    ended_at: int | None = None
+    command: str = ""
+    command_number: int = 0
+    outcome: str = ""
+    error: str = ""
+    cost: float = 0.0
+    output: int = 0
+    pk: int = 0
+
+    @property
+    def node_numbers(self) -> tuple[int, ...]:
+        return tuple(json.loads(self.nodes))
+
+    @property
+    def obstacles(self) -> tuple[int, ...]:
+        """Numbers (pk) of the attempts that must end first."""
+        return tuple(json.loads(self.waits_for))
+
+    def order(self, command: str) -> None:
+        """Give its runner a command, which it collects with its next message."""
+        self.command = command
+        self.command_number += 1
+
+
+_NAMES = tuple(field.name for field in fields(AttemptRow))
+_COLUMNS = ", ".join(f"a.{name}" for name in _NAMES)
+_GIVEN = _NAMES[:-1]
+_CHANGING = _NAMES[_NAMES.index("waits_for") : _NAMES.index("pk")]
+
+
+def _row(values: Iterable[object]) -> AttemptRow:
+    row = AttemptRow(**dict(zip(_NAMES, values, strict=True)))  # type: ignore[arg-type]
+    row.on_loan = bool(row.on_loan)  # SQLite has integers
+    return row
+
+
+def add_attempt(tx: Transaction, row: AttemptRow) -> None:
+    """Add an attempt, and give it its number."""
+    made = tx.execute(
+        f"INSERT INTO attempt ({', '.join(_GIVEN)}) VALUES ({', '.join('?' * len(_GIVEN))}) RETURNING pk",
+        astuple(row)[:-1],
+    ).fetchone()
+    row.pk = int(made[0])
+
+
+def update_attempt(tx: Transaction, row: AttemptRow) -> None:
+    """Write the columns that change."""
+    changes = ", ".join(f"{name} = ?" for name in _CHANGING)
+    tx.execute(f"UPDATE attempt SET {changes} WHERE pk = ?", (*(getattr(row, name) for name in _CHANGING), row.pk))
+
+
+def attempts_of(snapshot: ReadSnapshot, job: int) -> list[AttemptRow]:
+    """Return the attempts of a job, the first one first."""
+    rows = snapshot.execute(f"SELECT {_COLUMNS} FROM attempt a WHERE a.job = ? ORDER BY a.number", (job,)).fetchall()
+    return [_row(row) for row in rows]
+
+
+def find_attempt(snapshot: ReadSnapshot, job: int, number: int) -> AttemptRow | None:
+    row = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM attempt a WHERE a.job = ? AND a.number = ?", (job, number)
+    ).fetchone()
+    return _row(row) if row else None
+
+
+def active_attempt(snapshot: ReadSnapshot, job: int) -> AttemptRow | None:
+    """Return the attempt of a job that holds machines."""
+    row = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM attempt a WHERE a.job = ? AND a.ended_at IS NULL", (job,)
+    ).fetchone()
+    return _row(row) if row else None
+
+
+def active_attempts(snapshot: ReadSnapshot, *, for_update: str = "") -> list[tuple[JobRow, AttemptRow]]:
+    """Return the attempts that hold machines, of all projects, with their jobs.
+
+    `for_update` is that of a transaction that is about to change them.
+    """
+    rows = snapshot.execute(
+        f"SELECT {jobs.columns()}, {_COLUMNS} FROM attempt a JOIN job j ON j.pk = a.job WHERE a.ended_at IS NULL"
+        f" ORDER BY j.pk{for_update}"
+    ).fetchall()
+    width = jobs.count_columns()
+    return [(jobs.row_of(row[:width]), _row(row[width:])) for row in rows]
+
+
+# Output ---------------------------------------------------------------------------------------------------------------
+
+
+def add_output(tx: Transaction, row: AttemptRow, start: int, body: bytes) -> None:
+    """Add bytes of output that begin at `start`. Bytes that are here already are dropped: the runner sends again."""
+    if fresh := body[row.output - start :]:
+        tx.execute("INSERT INTO job_output (attempt, start, body) VALUES (?, ?, ?)", (row.pk, row.output, fresh))
+        row.output += len(fresh)
+
+
+def read_output(snapshot: ReadSnapshot, attempt: int, start: int) -> bytes:
+    """Return output from `start` on, about `PIECE` bytes at most; empty if there is none yet."""
+    rows: Sequence[tuple[int, bytes]] = snapshot.execute(
+        "SELECT start, body FROM job_output WHERE attempt = ? AND start >= coalesce((SELECT max(start) FROM job_output"
+        " WHERE attempt = ? AND start <= ?), 0) ORDER BY start LIMIT 256",
+        (attempt, attempt, start),
+    ).fetchall()
+    pieces, size = [], 0
+    for begin, body in rows:
+        piece = bytes(body)[max(0, start - begin) :]
+        if size and size + len(piece) > PIECE:
+            break
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)

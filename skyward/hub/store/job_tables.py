@@ -1,0 +1,126 @@
+"""Tables of jobs, their attempts and output, and of the machines that they run on."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+from .access_tables import metadata
+from .tables import INTEGER, identity
+
+__all__ = ["attempt", "device_use", "job", "job_blob", "job_output", "machine_set", "metadata"]
+
+_ACTIVE = text("ended_at IS NULL")
+
+job = Table(
+    "job",
+    metadata,
+    identity("pk"),  # also its place in the queue
+    Column("project", INTEGER, ForeignKey("project.id"), nullable=False),
+    Column("id", Text, nullable=False, unique=True),
+    Column("key", Text),  # of its client: the same one twice is one job
+    Column("name", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("owner", Text, nullable=False),  # name of the user
+    Column("state", Text, nullable=False),  # see model.jobs.JobState
+    Column("is_held", Boolean, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("spec", Text, nullable=False),  # JSON, see model.jobs.JobSpec
+    Column("created_at", BigInteger, nullable=False),
+    Column("not_before", BigInteger, nullable=False),  # pause before the next attempt
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("ends_as", Text),  # state in which it was told to end
+    Column("why", Text, nullable=False),
+    Column("has_turn", Boolean, nullable=False),  # it has a reservation, and keeps its turn
+    Column("attempts", Integer, nullable=False),
+    Column("cost", Double, nullable=False),
+    Column("user_failures", Integer, nullable=False),
+    Column("start_failures", Integer, nullable=False),
+    Column("losses", Integer, nullable=False),
+    UniqueConstraint("project", "key"),
+    Index("job_by_project", "project", "pk"),
+    Index("job_unfinished", "state", "pk", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    sqlite_autoincrement=True,
+)
+
+job_blob = Table(
+    "job_blob",
+    metadata,
+    Column("job", INTEGER, ForeignKey("job.pk"), primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),  # see model.jobs.BLOBS
+    Column("sha256", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Index("job_blob_by_hash", "sha256"),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    identity("pk"),
+    Column("job", INTEGER, ForeignKey("job.pk"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("machines", Text, nullable=False),  # name of a machine set, which may be gone
+    Column("nodes", Text, nullable=False),  # JSON
+    Column("waits_for", Text, nullable=False),  # JSON: numbers (pk) of attempts that must end first
+    Column("on_loan", Boolean, nullable=False),
+    Column("reserved_at", BigInteger, nullable=False),
+    Column("launcher", Text),  # name of the launcher that took it
+    Column("claimed_at", BigInteger),
+    Column("token", Text),  # id of the runner's token
+    Column("heard_at", BigInteger),  # last message of its runner
+    Column("began_at", BigInteger),
+    Column("saved_at", BigInteger),
+    Column("ends_by", BigInteger),  # end of its grace
+    Column("free_at", BigInteger),  # of a lost one: end of its machines' lease
+    Column("ended_at", BigInteger),
+    Column("command", Text, nullable=False),
+    Column("command_number", Integer, nullable=False),
+    Column("outcome", Text, nullable=False),  # see model.jobs.AttemptEnd; `end` is a word of SQL
+    Column("error", Text, nullable=False),
+    Column("cost", Double, nullable=False),
+    Column("output", BigInteger, nullable=False),  # bytes of output
+    UniqueConstraint("job", "number"),
+    Index("attempt_active", "machines", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    sqlite_autoincrement=True,
+)
+
+job_output = Table(
+    "job_output",
+    metadata,
+    Column("attempt", INTEGER, ForeignKey("attempt.pk"), primary_key=True, autoincrement=False),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),  # offset of its first byte
+    Column("body", LargeBinary, nullable=False),
+)
+
+machine_set = Table(
+    "machine_set",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("body", Text, nullable=False),  # JSON, see model.capacity.MachineSetSpec
+    Column("is_draining", Boolean, nullable=False),
+    Column("full_until", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+device_use = Table(
+    "device_use",
+    metadata,
+    Column("project", INTEGER, ForeignKey("project.id"), primary_key=True, autoincrement=False),
+    Column("kind", Text, primary_key=True),  # kind of device
+    Column("seconds", Double, nullable=False),  # device-seconds, decayed to `at`
+    Column("at", BigInteger, nullable=False),
+)

@@ -1,0 +1,175 @@
+"""Rows of jobs and their blobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+
+from ..model.jobs import TRANSITIONS, Failures, JobPriority, JobSpec, JobState
+from .transaction import ReadSnapshot, Transaction
+
+
+@dataclass(slots=True, kw_only=True)
+class JobRow:
+    """Row of `job`. The order of the fields is that of the columns."""
+
+    project: int
+    id: str
+    key: str | None
+    name: str
+    type: str
+    owner: str
+    state: str = JobState.QUEUED
+    is_held: bool = False
+    priority: int = JobPriority.MEDIUM
+    spec: str
+    created_at: int
+    not_before: int = 0
+    started_at: int | None = None
+    ended_at: int | None = None
+    ends_as: str | None = None
+    why: str = ""
+    has_turn: bool = False
+    attempts: int = 0
+    cost: float = 0.0
+    user_failures: int = 0
+    start_failures: int = 0
+    losses: int = 0
+    pk: int = 0
+
+    def enter(self, state: JobState, now: int) -> None:
+        """Change the state, as `TRANSITIONS` allows.
+
+        Raises:
+            ValueError: It does not.
+        """
+        if state not in TRANSITIONS[JobState(self.state)]:
+            raise ValueError(f"job={self.id}: cannot go from {self.state} to {state}; see TRANSITIONS")
+        self.state = state
+        self.why = ""
+        if state is JobState.RUNNING:
+            self.started_at = self.started_at or now
+        self.ended_at = now if state.is_final else None
+
+    @property
+    def failures(self) -> Failures:
+        return Failures(user=self.user_failures, start=self.start_failures, lost=self.losses)
+
+    @failures.setter
+    def failures(self, counted: Failures) -> None:
+        self.user_failures, self.start_failures, self.losses = counted.user, counted.start, counted.lost
+
+    def decoded_spec(self) -> JobSpec:
+        return JobSpec(**json.loads(self.spec))
+
+
+_NAMES = tuple(field.name for field in fields(JobRow))
+_COLUMNS = ", ".join(f"j.{name}" for name in _NAMES)
+_GIVEN = _NAMES[:-1]
+_CHANGING = _NAMES[_NAMES.index("state") : _NAMES.index("pk")]
+
+
+def encoded_spec(spec: JobSpec) -> str:
+    return json.dumps(asdict(spec), separators=(",", ":"))
+
+
+def row_of(values: Iterable[object]) -> JobRow:
+    """Make a row of the columns that `columns()` names."""
+    row = JobRow(**dict(zip(_NAMES, values, strict=True)))  # type: ignore[arg-type]
+    row.is_held, row.has_turn = bool(row.is_held), bool(row.has_turn)  # SQLite has integers
+    return row
+
+
+def columns() -> str:
+    """Return the columns of `row_of`, of a table `j`."""
+    return _COLUMNS
+
+
+def count_columns() -> int:
+    return len(_NAMES)
+
+
+def add_job(tx: Transaction, row: JobRow) -> None:
+    """Add a job, and give it its number."""
+    made = tx.execute(
+        f"INSERT INTO job ({', '.join(_GIVEN)}) VALUES ({', '.join('?' * len(_GIVEN))}) RETURNING pk", astuple(row)[:-1]
+    ).fetchone()
+    row.pk = int(made[0])
+
+
+def find_job(snapshot: ReadSnapshot, project: int, job_id: str, *, for_update: str = "") -> JobRow | None:
+    """Return a job of a project. `for_update` is that of a transaction that is about to change it."""
+    row = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.id = ?{for_update}", (project, job_id)
+    ).fetchone()
+    return row_of(row) if row else None
+
+
+def find_job_by_key(snapshot: ReadSnapshot, project: int, key: str) -> JobRow | None:
+    row = snapshot.execute(f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.key = ?", (project, key)).fetchone()
+    return row_of(row) if row else None
+
+
+def jobs_before(
+    snapshot: ReadSnapshot, project: int, limit: int, before: int | None, states: Iterable[JobState] = ()
+) -> list[JobRow]:
+    """Return jobs of a project, the newest first, from behind the number `before`."""
+    chosen = [str(state) for state in states]
+    condition = f" AND j.state IN ({', '.join('?' * len(chosen))})" if chosen else ""
+    rows = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.pk < ?{condition} ORDER BY j.pk DESC LIMIT ?",
+        (project, 2**62 if before is None else before, *chosen, limit),
+    ).fetchall()
+    return [row_of(row) for row in rows]
+
+
+def waiting_jobs(snapshot: ReadSnapshot, now: int, *, for_update: str = "") -> list[JobRow]:
+    """Return the jobs that may begin now, of all projects. `for_update` is that of a transaction that changes them."""
+    rows = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM job j WHERE j.ended_at IS NULL AND j.state = 'queued' AND NOT j.is_held"
+        f" AND j.not_before <= ? ORDER BY j.pk{for_update}",
+        (now,),
+    ).fetchall()
+    return [row_of(row) for row in rows]
+
+
+def update_job(tx: Transaction, row: JobRow) -> None:
+    """Write the columns that change."""
+    changes = ", ".join(f"{name} = ?" for name in _CHANGING)
+    tx.execute(f"UPDATE job SET {changes} WHERE pk = ?", (*(getattr(row, name) for name in _CHANGING), row.pk))
+
+
+def set_reasons(tx: Transaction, reasons: Iterable[tuple[str, bool, int]]) -> None:
+    """Write why jobs wait, and whether they keep their turn."""
+    tx.execute_many("UPDATE job SET why = ?, has_turn = ? WHERE pk = ?", list(reasons))
+
+
+def delete_job(tx: Transaction, job: int) -> None:
+    """Delete a job with its attempts and output. Retention takes its bytes."""
+    tx.execute("DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job = ?)", (job,))
+    for table in ("attempt", "job_blob"):
+        tx.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
+    tx.execute("DELETE FROM job WHERE pk = ?", (job,))
+
+
+# Blobs ----------------------------------------------------------------------------------------------------------------
+
+
+def set_blob(tx: Transaction, job: int, name: str, sha256: str, size: int) -> None:
+    tx.execute(
+        "INSERT INTO job_blob (job, name, sha256, size) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (job, name) DO UPDATE SET sha256 = excluded.sha256, size = excluded.size",
+        (job, name, sha256, size),
+    )
+
+
+def blobs_of(snapshot: ReadSnapshot, job: int) -> Mapping[str, tuple[str, int]]:
+    """Return name -> hash and size of each blob of a job."""
+    rows = snapshot.execute("SELECT name, sha256, size FROM job_blob WHERE job = ?", (job,)).fetchall()
+    return {name: (sha256, size) for name, sha256, size in rows}
+
+
+def drop_results(tx: Transaction, job: int) -> None:
+    """Forget value and error, before a job that is over begins again."""
+    tx.execute("DELETE FROM job_blob WHERE job = ? AND name IN ('value', 'error')", (job,))

@@ -1,0 +1,360 @@
+"""Jobs over the real database and scheduler, with runners that are calls of the test, and a clock that it moves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from skyward.hub.model.access import Actor, Role
+from skyward.hub.model.capacity import MachineSetSpec
+from skyward.hub.model.jobs import AttemptEnd, JobPriority, JobRecord, JobSpec, JobState
+from skyward.hub.model.refusal import Refusal
+from skyward.hub.services.attempts import SILENT_S, Launch, LauncherOrders
+from skyward.hub.services.hub import Hub
+from skyward.hub.services.job_scheduler import FENCE_S, START_S
+from skyward.hub.services.jobs import NewJob
+from skyward.hub.store.database import Database
+from skyward.hub.store.folder_blobs import FolderBlobs
+from tests.hub.postgres import PostgresServer
+from tests.hub.services.hubs import ADA, ADMIN, VIEWER
+
+T = TypeVar("T")
+
+OWNER = Actor(user="owner", organization=1, project=1, role=Role.OWNER)
+LOCAL = MachineSetSpec(name="local", provider={"type": "local"}, nodes=4)
+SPEC = JobSpec(devices=None, max_duration_s=3600.0)
+
+
+class World:
+    """A hub whose scheduler takes a step when the test says so, by the test's clock."""
+
+    def __init__(self, url: str, blobs: FolderBlobs) -> None:
+        self.now_s = 1_800_000_000.0
+        self.hub = Hub(Database(url, clock=self.clock), blobs)
+        self.launches: dict[tuple[str, int], Launch] = {}
+        self.loop = asyncio.new_event_loop()
+        self.do(self.hub.people.prepare("owner"))
+        self.do(self.hub.capacity.declare(OWNER, LOCAL))
+
+    def clock(self) -> int:
+        return int(self.now_s * 1000)
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass, and let the scheduler decide."""
+        self.now_s += seconds
+        self.do(self.hub.leader.leads())
+        self.do(self.hub.scheduler.step())
+
+    def submit(self, name: str = "train", *, actor: Actor = ADA, **changes: object) -> str:
+        options = {key: changes.pop(key) for key in ("key", "priority", "is_held") if key in changes}
+        new = NewJob(name=name, spec=replace(SPEC, **changes), **options)  # type: ignore[arg-type]
+        record: JobRecord = self.do(self.hub.jobs.submit(actor, new))
+        return record.id
+
+    def job(self, job_id: str) -> JobRecord:
+        record: JobRecord = self.do(self.hub.jobs.job(ADA, job_id))
+        return record
+
+    def state(self, job_id: str) -> str:
+        return self.job(job_id).state.value
+
+    def poll(self, launcher: str = "here", gone: tuple[tuple[str, int], ...] = ()) -> LauncherOrders:
+        orders: LauncherOrders = self.do(
+            self.hub.attempts.poll(OWNER, launcher, known=list(self.launches), gone=list(gone))
+        )
+        self.launches |= {(launch.job, launch.attempt): launch for launch in orders.start}
+        for key in orders.forget:
+            self.launches.pop(key, None)
+        return orders
+
+    def beat(self, job_id: str, number: int = 1, *, is_running: bool = True) -> str:
+        order = self.do(self.hub.attempts.beat(ADA, job_id, number, is_running=is_running, cost_usd=0.0))
+        return str(order.command)
+
+    def begin(self, job_id: str, number: int = 1) -> None:
+        """Bring the job to its run."""
+        self.pass_s(0.1)
+        self.poll()
+        self.beat(job_id, number)
+        assert self.state(job_id) == "running"
+
+    def end(self, job_id: str, end: AttemptEnd, number: int = 1, error: str = "") -> None:
+        if end is AttemptEnd.COMPLETED:
+            self.do(self.hub.attempts.put_result(ADA, job_id, number, "value", pieces(b"42")))
+        self.do(self.hub.attempts.end(ADA, job_id, number, end, error=error))
+
+
+both = pytest.mark.parametrize("world", ["sqlite", "postgresql"], indirect=True)
+"""Tests that use each statement of the store run on both databases, the others on SQLite."""
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    server: PostgresServer | None = None
+    if getattr(request, "param", "sqlite") == "sqlite":
+        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "hub.db")
+        url = f"sqlite:///{tmp_path}/hub.db"
+    else:
+        server = request.getfixturevalue("postgres")
+        assert server is not None
+        url = server.new_database(request.getfixturevalue("postgres_template"))
+    world = World(url, FolderBlobs(tmp_path / "blobs"))
+    yield world
+    world.do(world.hub.close())
+    world.loop.close()
+    if server is not None:
+        server.drop_database(url)
+
+
+async def pieces(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+@both
+def test_job_goes_from_the_queue_to_its_value_and_is_charged_to_its_project(world: World) -> None:
+    job = world.submit()
+    assert world.state(job) == "queued"
+    world.pass_s(1)
+    assert world.state(job) == "reserved"
+    (launch,) = world.poll().start
+    assert (launch.job, launch.attempt, launch.machines.name, launch.project) == (job, 1, "local", "default")
+    assert world.state(job) == "starting"
+    world.beat(job, is_running=False)
+    assert world.state(job) == "starting"
+    world.beat(job)
+    assert world.state(job) == "running"
+    world.now_s += 10
+    world.end(job, AttemptEnd.COMPLETED)
+    record = world.job(job)
+    assert (record.state, record.results, record.attempt_count) == (JobState.COMPLETED, ["value"], 1)
+    (attempt,) = record.attempts
+    assert (attempt.end, attempt.machines, len(attempt.nodes)) == ("completed", "local", 1)
+    world.do(world.hub.attempts.end(ADA, job, 1, AttemptEnd.COMPLETED))  # said again, because the answer was lost
+    _, content = world.do(world.hub.jobs.open_blob(ADA, job, "value"))
+    assert b"".join(content) == b"42"
+    assert world.poll().forget == [(job, 1)]
+
+
+def test_job_of_a_known_key_is_the_first_one(world: World) -> None:
+    first = world.submit(key="monday")
+    assert world.submit(key="monday") == first
+    assert world.submit(key="tuesday") != first
+    assert len(world.do(world.hub.jobs.jobs(ADA, 10)).items) == 2
+
+
+def test_waiting_job_says_why_and_gang_is_placed_whole(world: World) -> None:
+    small, gang = world.submit("small", nodes=2), world.submit("gang", nodes=4)
+    world.begin(small)
+    assert world.state(gang) == "queued"
+    assert world.job(gang).why.startswith("waits for 4 nodes: 2 free")
+    too_large = world.submit("huge", nodes=5)
+    world.pass_s(1)
+    assert world.job(too_large).why == "waits for 5 nodes: no machines of this hub can run it"
+    world.end(small, AttemptEnd.COMPLETED)
+    world.pass_s(1)
+    assert world.state(gang) == "reserved"
+    assert world.job(gang).attempts[0].nodes == (0, 1, 2, 3)
+
+
+@both
+def test_job_is_cancelled_in_each_state(world: World) -> None:
+    cancel = world.hub.jobs.cancel
+    queued = world.submit(is_held=True)
+    world.do(cancel(ADA, queued))
+    assert world.state(queued) == "cancelled"
+    reserved = world.submit()
+    world.pass_s(1)
+    world.do(cancel(ADA, reserved))
+    assert (world.state(reserved), world.job(reserved).attempts[0].end) == ("cancelled", "withdrawn")
+    running = world.submit()
+    world.begin(running)
+    world.do(cancel(ADA, running))
+    assert (world.state(running), world.beat(running)) == ("running", "abort")
+    world.end(running, AttemptEnd.STOPPED)
+    assert world.state(running) == "cancelled"
+    with pytest.raises(Refusal, match="is cancelled and is over"):
+        world.do(cancel(ADA, running))
+    world.do(world.hub.jobs.retry(ADA, running))
+    world.begin(running, 2)
+
+
+def test_errors_of_the_user_spend_retries_and_failed_starts_their_own(world: World) -> None:
+    job = world.submit(retries=1)
+    world.begin(job)
+    world.end(job, AttemptEnd.FAILED, error="ValueError: no")
+    assert (world.state(job), world.job(job).why) == ("queued", "ValueError: no")
+    world.pass_s(0.5)
+    assert world.state(job) == "queued"  # it pauses
+    world.pass_s(0.6)
+    world.begin(job, 2)
+    world.end(job, AttemptEnd.FAILED, 2, error="ValueError: still no")
+    assert (world.state(job), world.job(job).why) == ("failed", "ValueError: still no")
+    unlucky = world.submit()
+    for number in range(1, 5):
+        world.pass_s(10)
+        world.poll()
+        world.end(unlucky, AttemptEnd.START_FAILED, number, error="AuthFailed: no key")
+    assert (world.state(unlucky), world.job(unlucky).attempt_count) == ("failed", 4)
+
+
+@both
+def test_lost_runner_gets_a_successor_when_the_lease_of_its_machines_is_over(world: World) -> None:
+    job = world.submit()
+    world.begin(job)
+    world.poll(gone=((job, 1),))
+    assert world.state(job) == "lost"
+    with pytest.raises(Refusal, match="is over, or has another runner"):  # it was only stopped, and goes on
+        world.beat(job)
+    world.pass_s(LOCAL.lease_s - 0.5)
+    assert world.state(job) == "lost"
+    world.pass_s(1)
+    assert world.state(job) == "queued"
+    world.pass_s(1.1)
+    world.begin(job, 2)
+    assert [attempt.end for attempt in world.job(job).attempts] == ["lost", ""]
+    with pytest.raises(Refusal, match="attempt=1: is over"):
+        world.end(job, AttemptEnd.COMPLETED)
+    assert world.job(job).results == []
+    world.end(job, AttemptEnd.COMPLETED, 2)
+    assert world.state(job) == "completed"
+
+
+def test_runner_that_stands_still_is_killed_by_its_launcher_or_ends_by_itself(world: World) -> None:
+    job = world.submit()
+    world.begin(job)
+    world.pass_s(SILENT_S + 1)
+    assert world.poll().kill == [(job, 1)]
+    assert world.state(job) == "running"
+    for _ in range(10):  # no launcher is there, and nobody knows whether the runner still writes
+        world.pass_s(FENCE_S / 8)
+        if world.state(job) != "running":
+            break
+    assert world.state(job) in ("lost", "queued")
+    with pytest.raises(Refusal, match="is over"):
+        world.beat(job)
+
+
+def test_hub_that_was_away_gives_runners_time_to_be_heard_again(world: World) -> None:
+    job = world.submit()
+    world.begin(job)
+    world.do(world.hub.leader.resign())
+    world.do(world.hub.scheduler.step())
+    world.pass_s(FENCE_S + 60)  # the hub comes back
+    assert world.state(job) == "running"
+    world.beat(job)
+
+
+def test_runner_that_never_comes_up_costs_a_start(world: World) -> None:
+    job = world.submit()
+    world.pass_s(1)
+    world.poll()
+    world.pass_s(START_S + 1)
+    assert (world.state(job), world.job(job).attempts[0].end) == ("queued", "start_failed")
+    with pytest.raises(Refusal, match="attempt=1: is over"):
+        world.beat(job)
+
+
+def test_launcher_that_did_not_hear_the_answer_gets_the_attempt_again(world: World) -> None:
+    job = world.submit()
+    world.pass_s(1)
+    world.poll()
+    world.launches.clear()
+    assert [launch.job for launch in world.poll().start] == [job]
+    assert not world.poll("another").start
+
+
+@both
+def test_more_urgent_job_preempts_one_that_comes_back(world: World) -> None:
+    low = world.submit("low", nodes=4, is_preemptible=True, priority=JobPriority.LOW)
+    world.begin(low)
+    urgent = world.submit("urgent", nodes=2, actor=ADMIN, priority=JobPriority.HIGH)
+    world.pass_s(1)
+    assert (world.state(low), world.state(urgent)) == ("preempting", "reserved")
+    assert world.job(low).why == f"makes way for job {urgent}"
+    assert not world.poll().start  # its machines are not free
+    assert world.beat(low) == "stop"
+    world.end(low, AttemptEnd.STOPPED)
+    assert world.state(low) == "queued"
+    world.begin(urgent)
+    world.end(urgent, AttemptEnd.COMPLETED)
+    world.begin(low, 2)
+
+
+def test_job_whose_time_is_over_saves_and_ends(world: World) -> None:
+    job = world.submit(max_duration_s=60.0)
+    world.begin(job)
+    world.pass_s(61)
+    assert (world.state(job), world.beat(job)) == ("preempting", "stop")
+    world.pass_s(world.hub.scheduler.policy.grace_s + 1)
+    assert world.beat(job) == "abort"
+    world.end(job, AttemptEnd.STOPPED)
+    assert (world.state(job), world.job(job).why) == ("timed_out", "max_duration_s: its time is over")
+
+
+def test_provider_without_machines_is_not_asked_again_for_a_while(world: World) -> None:
+    job = world.submit()
+    world.pass_s(1)
+    world.poll()
+    world.end(job, AttemptEnd.NO_CAPACITY, error="NoCapacity: none")
+    world.pass_s(1)
+    assert world.job(job).why.startswith("waits for 1 node: the provider has none until")
+    world.pass_s(61)
+    assert world.state(job) == "reserved"
+
+
+@both
+def test_output_counts_once_and_is_read_from_any_byte(world: World) -> None:
+    job = world.submit()
+    world.begin(job)
+
+    def add(start: int, body: bytes) -> int:
+        size: int = world.do(world.hub.attempts.add_output(ADA, job, 1, start, body))
+        return size
+
+    assert (add(0, b"hello "), add(0, b"hello "), add(3, b"lo world"), add(20, b"gap")) == (6, 6, 11, 11)
+
+    async def read(start: int) -> bytes:
+        return b"".join([piece.body async for piece in world.hub.jobs.follow(ADA, job, start=start, ends=True)])
+
+    assert (world.do(read(0)), world.do(read(4)), world.do(read(9))) == (b"hello world", b"o world", b"ld")
+
+
+@both
+def test_held_job_waits_and_drained_machines_begin_none(world: World) -> None:
+    job = world.submit(is_held=True)
+    world.pass_s(1)
+    assert (world.state(job), world.job(job).why) == ("queued", "is held; release it")
+    world.do(world.hub.capacity.drain(OWNER, "local", True))
+    world.do(world.hub.jobs.release(ADA, job))
+    world.pass_s(1)
+    assert world.job(job).why.endswith("the machines begin no jobs, because they are drained")
+    world.do(world.hub.capacity.drain(OWNER, "local", False))
+    world.pass_s(1)
+    assert world.state(job) == "reserved"
+    with pytest.raises(Refusal, match="jobs use it"):
+        world.do(world.hub.capacity.remove(OWNER, "local"))
+
+
+def test_rights_and_wrong_jobs_are_refused_in_words(world: World) -> None:
+    job = world.submit(actor=ADMIN)
+    with pytest.raises(Refusal, match="role=viewer"):
+        world.submit(actor=VIEWER)
+    with pytest.raises(Refusal, match="role=researcher: may not delete"):
+        world.do(world.hub.jobs.cancel(ADA, job))
+    with pytest.raises(Refusal, match="priority=high: only an admin"):
+        world.submit(priority=JobPriority.HIGH)
+    with pytest.raises(Refusal, match="no such job"):
+        world.do(world.hub.jobs.job(replace(ADA, project=2), job))
+    with pytest.raises(Refusal, match=r"blobs.call=.*upload them first"):
+        world.do(world.hub.jobs.submit(ADA, NewJob(name="a", spec=SPEC, blobs={"call": "0" * 64})))
+    with pytest.raises(Refusal, match="is not over; cancel it first"):
+        world.do(world.hub.jobs.delete(ADMIN, job))
