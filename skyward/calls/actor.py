@@ -6,6 +6,7 @@ runs them.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 from collections.abc import Callable
@@ -241,7 +242,8 @@ def actor(cls: Any = None, /, **options: Any) -> Any:
             )
         _check_class(made)
         if not issubclass(made, ActorBase):
-            made.__skyward_actor__ = True  # type: ignore[attr-defined]
+            with contextlib.suppress(TypeError):  # a built-in class, which has no decorated methods either
+                made.__skyward_actor__ = True  # type: ignore[attr-defined]
         return ActorClass(made, checked)
 
     return decorate if cls is None else decorate(cls)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, cast
 
 from ..core.signatures import check_arguments
 from ..core.spellings import no_attribute
 from ..errors import UsageError
 from ..values.launch import ProcessLaunch
+from ..values.pinned import Pinned
 from .actor import HANDLE_NAMES, ActorBase, ActorClass
 from .compute import ComputeFunction
 from .hosted import CallMethod
@@ -26,7 +28,12 @@ _RERUNS = ("retries", "retries_on_loss", "retry_on", "max_restarts", "hang_timeo
 
 
 class ActorLife(Protocol):
-    """Actor in an open pool, as its handle sees it. Thread-safe."""
+    """Actor as its handle sees it. Thread-safe."""
+
+    @property
+    def pool(self) -> str:
+        """Name of its pool: the pool's `job_id`."""
+        ...
 
     @property
     def number(self) -> int: ...
@@ -37,7 +44,7 @@ class ActorLife(Protocol):
 
     @property
     def state(self) -> str:
-        """State in one word: "starting", "alive" or "gone"."""
+        """State in a few words: "starting", "alive", "gone", or where a handle that travelled came from."""
         ...
 
     def close(self) -> None:
@@ -49,11 +56,15 @@ class ActorLife(Protocol):
         ...
 
 
-class ActorHandle:
+class ActorHandle(Pinned):
     """Handle of an actor, made by `Model(...) >> pool`. It has the methods of the class, and their calls are pending.
 
     Every thread may use it. `close()`, or the end of `with handle:`, ends the actor after its calls. So does the
     garbage collection of the last handle, unless the actor has a name.
+
+    A handle may be an argument of a call, or captured by its function. The task calls the actor with
+    `model.predict(x) >> pool`, where `pool` is a handle too. The actor lives at least as long as that call, or as the
+    actor whose constructor got the handle. Only the program can close it.
 
     Args:
         cls: Class of the object.
@@ -89,11 +100,8 @@ class ActorHandle:
         where = "" if life.node is None else f" on node {life.node}"
         return f"<actor {name}{where}, {life.state}>"
 
-    def __reduce__(self) -> NoReturn:
-        raise UsageError(
-            f"{self!r}: the handle of an actor cannot travel to a task; call its methods in the program, and pass on "
-            "their values"
-        )
+    def __reduce__(self) -> Any:
+        return _restored, (self._cls, self._life.pool, self._life.number)
 
     if not TYPE_CHECKING:
 
@@ -113,6 +121,44 @@ class ActorHandle:
 def life_of(handle: ActorHandle) -> ActorLife:
     """Return the actor behind a handle, whose own public names are those of the user's class."""
     return handle._life
+
+
+_here: weakref.WeakValueDictionary[tuple[str, int], ActorHandle] = weakref.WeakValueDictionary()
+"""Handles of the pools of this process, by pool and actor."""
+
+
+def remember(handle: ActorHandle) -> None:
+    """Let a handle that comes back to this process be this one."""
+    _here[handle._life.pool, handle._life.number] = handle
+
+
+def _restored(cls: ActorClass[..., Any], pool: str, number: int) -> ActorHandle:
+    """Return the handle that was pickled."""
+    handle = _here.get((pool, number))
+    return ActorHandle(cls, DistantActor(pool, number)) if handle is None else handle
+
+
+@dataclass(frozen=True)
+class DistantActor:
+    """Actor of a pool of another process; see `ActorLife`. Its calls go through the task that this code runs in."""
+
+    pool: str
+    number: int
+
+    @property
+    def node(self) -> int | None:
+        return None
+
+    @property
+    def state(self) -> str:
+        return f"of pool {self.pool}"
+
+    def close(self) -> None:
+        """Refuse: others may use it."""
+        raise UsageError("close(): a task cannot end an actor; close it in the program that made it")
+
+    def forget(self) -> None:
+        """Do nothing: handles of tasks are not counted."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -182,14 +228,37 @@ class ActorMethod(ComputeFunction[P, T_co]):
         self._fitting.add((len(args), *kwargs))
 
     def __reduce__(self) -> Any:
-        return self.actor.__reduce__()
+        return _method_of, (self.actor, self.__name__, self.options)
 
     def __repr__(self) -> str:
         return f"<method {self.__name__} of {self.actor!r}>"
 
 
-def check_method_options(options: CallOptions, name: str) -> None:
-    """Raise UsageError for options that a method of an actor cannot have."""
+def _method_of(handle: ActorHandle, name: str, options: CallOptions) -> ActorMethod[..., Any]:
+    method: ActorMethod[..., Any] = getattr(handle, name)
+    return method.of(handle, options=options)
+
+
+def actor_of_call(method: ActorMethod[..., Any], options: CallOptions, pool: str) -> int:
+    """Return the number of the actor that a call with these options goes to in a pool.
+
+    Raises:
+        UsageError: The actor lives in another pool, or the call has options that a method cannot have.
+    """
+    name = options.name or method.__name__
+    _check_method_options(options, name)
+    life = method.actor._life
+    if life.pool != pool:
+        raise UsageError(f"{name!r}: {method.actor!r} lives in another pool; send the call to that one")
+    return life.number
+
+
+def refuse_broadcast(name: str) -> NoReturn:
+    """Raise UsageError: a method runs where its object is."""
+    raise UsageError(f"`@`: {name!r} is a method of one object on one node; send it with `>> pool`")
+
+
+def _check_method_options(options: CallOptions, name: str) -> None:
     for option in ("nodes", "cpus", "gpus", "memory_gib", "accelerator"):
         if (value := getattr(options, option)) is not None:
             raise UsageError(

@@ -21,6 +21,7 @@ from ..errors import ActorLost, PoolClosed, UsageError
 from ..schedule.actions import Settle, Unsettle
 from ..values.devices import Grant
 from ..wire.frames import Frame, FrameKind
+from ..wire.payloads import Encoded
 from ..wire.tasks import ActorOrder
 from .builder import TaskBuilder
 from .direct_lines import DirectLines
@@ -64,11 +65,13 @@ class Actors:
         self._builder = builder
         self._kept = kept
         self._ends: dict[int, _End] = {}
-        """Ends of actors that somebody may still call."""
+        """Ends of actors that the program may still call."""
         self._leaving: dict[int, LiveActor] = {}
         """Ended actors whose resources stay booked until their process is gone."""
         self.soon: Callable[[Callable[[], object]], object] = lambda action: None
         """Lets the I/O thread do something soon; for finalizers."""
+        self.find: Callable[[str], Encoded]
+        """Packs the handle of a named actor, for tasks. Set by the pool. Raises UsageError if there is none."""
         dispatcher.actors = self
         dispatcher.handlers |= {Settle: self._settled, Unsettle: self._refused}
         nodes.on_up.append(self._node_up)
@@ -103,7 +106,8 @@ class Actors:
             if cancel or actor.node is None:
                 self._end(actor, end)
                 return
-            self._ends[number] = end
+            if not actor.is_forgotten:
+                self._ends[number] = end
 
             def ended(failure: BaseException | None) -> None:
                 with self._ledger:
@@ -158,7 +162,7 @@ class Actors:
         """Queue a call, and send it if its actor has room."""
         actor = self._ledger.actors.get(task.actor)
         if actor is None or actor.is_closing:
-            end = self._ends.get(task.actor) or _End(f"{task.name!r}: its actor is gone", "it is gone", None)
+            end = self._ends.get(task.actor) or _FORGOTTEN
             self._fail(task, end.error())
             return
         actor.waiting.append(task)
@@ -372,6 +376,7 @@ class Actors:
         if actor is None:
             return
         self._free(actor)
+        actor.constructor = actor.ending  # its arguments may hold the handles of other actors
         failure = actor.end_failure
         if failure is None:
             self._ledger.after.append(lambda: actor.closed.settle(None))
@@ -416,6 +421,13 @@ class _End(NamedTuple):
         if stack:
             error.add_note(f"Python stack at that moment:\n{stack}")
         return error
+
+
+_FORGOTTEN = _End(
+    "actor: is gone, because the program holds no handle of it; keep a handle, or give the actor a name",
+    "no handle of it was left",
+    None,
+)
 
 
 def _end(actor: LiveActor, reason: str, node: int | None) -> _End:

@@ -114,10 +114,10 @@ class DirectEngine:
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
-        self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
         transfers = Transfers(ledger, emit, are_allowed=direct_transfers)
         self.values = KeptValues(ledger, self._dispatcher, transfers)
         self.actors = Actors(ledger, self._lines, self._dispatcher, self.nodes, self.builder, kept)
+        self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.actors, self.builder)
         lost = (
             self.actors.node_lost,
             self.values.node_lost,

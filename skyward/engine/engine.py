@@ -188,6 +188,9 @@ class Values(Protocol):
 class ActorEnds(Protocol):
     """Actors of the pool. Thread-safe."""
 
+    find: Callable[[str], Encoded]
+    """Packs the handle of a named actor, for tasks. Set by the pool. Raises UsageError if there is none."""
+
     def start(self, actor: LiveActor) -> None:
         """Make an actor. Its future is settled when its constructor has returned, or has failed.
 

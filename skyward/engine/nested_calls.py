@@ -15,7 +15,7 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,10 @@ from ..wire.blobs import Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.failures import encode_exception
 from ..wire.frames import Frame, FrameKind
-from ..wire.nested_calls import NestedCall, NestedOutcome, message_of, packed, payload_in
+from ..wire.nested_calls import FIND_ACTOR, NestedCall, NestedOutcome, message_of, packed, payload_in
 from ..wire.payloads import Encoded
 from ..wire.tasks import HEAD, PICKLE_IS_BLOB, REFERENCE, CallKind
+from .actors import Actors
 from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
 from .gangs import Gangs
@@ -76,10 +77,13 @@ class _NestedTask(Task):
 class NestedCalls:
     """Open calls of tasks: each becomes a task or gang, whose outcome is sent back."""
 
-    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher, gangs: Gangs, builder: TaskBuilder) -> None:
+    def __init__(
+        self, ledger: Ledger, dispatcher: TaskDispatcher, gangs: Gangs, actors: Actors, builder: TaskBuilder
+    ) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._gangs = gangs
+        self._actors = actors
         self._builder = builder
         dispatcher.handlers[Refuse] = self._refuse
         dispatcher.on_cancelled.append(self._ended)
@@ -210,6 +214,9 @@ class NestedCalls:
     def _begin(self, call: _OpenCall, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
         try:
             request = NestedCall(*message_of(body, blobs))
+            if request.kind == FIND_ACTOR:
+                self._settle(call.number, "packed", self._actors.find(request.name))
+                return
             packed_call = PackedCall(
                 request.name,
                 WireFunction(content_digest(request.function), payload_in(request.function, blobs)),
@@ -250,8 +257,12 @@ class NestedCalls:
             call_number=call.number,
             report=self._report,
         )
+        if request.kind == CallKind.ACTOR:
+            task.actor = task.head.actor
 
         def submit() -> None:
+            if task.actor:
+                self._refuse_circle(task, call.parent)
             call.child = task.id
             self._dispatcher.submit(task, request.nodes, parent=self._holder(call.parent))
 
@@ -280,9 +291,35 @@ class NestedCalls:
         return submit
 
     def _holder(self, parent: int) -> int:
-        """Return the holder of a calling task's slots: the task itself, or the gang whose rank it is."""
-        task = self._ledger.tasks[parent]
-        return task.gang.id if isinstance(task, RankTask) else parent
+        """Return the holder of a calling task's slots: the task itself, or the gang whose rank it is.
+
+        An actor holds none. Its call may keep a task waiting that does, and that one is the holder.
+        """
+        for task in self._callers(parent):
+            if isinstance(task, RankTask):
+                return task.gang.id
+            if not task.actor:
+                return task.id
+        return parent
+
+    def _callers(self, task_id: int) -> Iterator[Task]:
+        """Yield a task, the task that called it, and so on."""
+        while (task := self._ledger.tasks.get(task_id)) is not None:
+            yield task
+            call = self._calls.get(task.call_number) if isinstance(task, _NestedTask) else None
+            if call is None:
+                return
+            task_id = call.parent
+
+    def _refuse_circle(self, task: Task, parent: int) -> None:
+        """Raise UsageError if an actor is called by its own calls, which wait for this one and leave no room for it."""
+        actor = self._ledger.actors.get(task.actor)
+        waiting = sum(caller.actor == task.actor for caller in self._callers(parent))
+        if actor is not None and waiting >= actor.lanes:
+            raise UsageError(
+                f"{task.name!r}: could never run, because a call of {actor.name!r} waits for it and the actor runs "
+                f"{actor.lanes} at once; call the method on self, or set concurrency={actor.lanes + 1} or more"
+            )
 
     # Outcomes --------------------------------------------------------------------------------------------------------
 
@@ -309,6 +346,8 @@ def _cannot_begin(reason: str) -> UsageError:
 def _message(status: str, outcome: Any) -> Encoded:
     if status == "value":
         return _of_values("value", [outcome])
+    if status == "packed":
+        return packed(NestedOutcome("value", (outcome.body,)), outcome.blobs)
     if status == "gang":
         return _of_gang(outcome)
     if status == "failed":

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from ..calls.actor import PendingActor
-from ..calls.actor_handle import ActorHandle, ActorLife, life_of
+from ..calls.actor_handle import ActorHandle, life_of, remember
 from ..calls.futures import Future, value_of
 from ..calls.hosted import Construct, EndObject
 from ..calls.options import CallOptions
@@ -21,9 +21,10 @@ from .packer import Packer
 class ActorInPool:
     """Actor in an open pool; see `ActorLife`."""
 
-    def __init__(self, engine: Engine, live: LiveActor) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, live: LiveActor, pool: str) -> None:
+        self._engine = engine
         self._live = live
+        self.pool = pool
 
     @property
     def number(self) -> int:
@@ -40,11 +41,11 @@ class ActorInPool:
         return "alive" if self._live.is_made else "starting"
 
     def close(self) -> None:
-        self.engine.actors.close(self._live.number)
+        self._engine.actors.close(self._live.number)
         value_of(self._live.closed)
 
     def forget(self) -> None:
-        self.engine.actors.forget(self._live.number)
+        self._engine.actors.forget(self._live.number)
 
 
 class _Settler:
@@ -65,9 +66,11 @@ class _Settler:
 class PoolActors:
     """Actors of one pool. Thread-safe."""
 
-    def __init__(self, engine: Engine, packing: Packer) -> None:
+    def __init__(self, engine: Engine, packing: Packer, pool: str) -> None:
         self._engine = engine
         self._packing = packing
+        self._pool = pool
+        engine.actors.find = lambda name: packing.payload(self.named(name))
         self._named: dict[str, ActorHandle] = {}
         self._lock = threading.Lock()
 
@@ -115,7 +118,8 @@ class PoolActors:
             restarts_left=options.max_restarts,
             made=Future(),
         )
-        handle = ActorHandle(cls, ActorInPool(engine, live))
+        handle = ActorHandle(cls, ActorInPool(engine, live, self._pool))
+        remember(handle)
         if options.name is not None:
             self._take_name(options.name, handle)
 
@@ -133,10 +137,6 @@ class PoolActors:
                     value=name,
                 )
             self._named[name] = handle
-
-    def has(self, life: ActorLife) -> bool:
-        """Return whether an actor lives in this pool."""
-        return isinstance(life, ActorInPool) and life.engine is self._engine
 
     def named(self, name: str) -> ActorHandle:
         """Return the actor with that name. Raises UsageError if there is none."""

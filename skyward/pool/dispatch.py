@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ..calls.actor_handle import ActorMethod, check_method_options, life_of
+from ..calls.actor_handle import ActorMethod, actor_of_call, refuse_broadcast
 from ..calls.compute import PendingCompute
 from ..calls.futures import Failures, Future, followed, value_of
 from ..calls.options import CallOptions
@@ -29,8 +29,9 @@ _ALONE: Place = (0, 1, 0)
 class Dispatch:
     """Creates tasks for one pool. Thread-safe."""
 
-    def __init__(self, engine: Engine, failures: Failures | None = None) -> None:
+    def __init__(self, engine: Engine, pool: str, failures: Failures | None = None) -> None:
         self._engine = engine
+        self._pool = pool
         self._builder = engine.builder
         # Bound once: a future holds each of them, and the garbage collector would visit one object per call.
         self._cancel, self._lead, self._why_waiting = engine.cancel, engine.leader.lead, engine.why_waiting
@@ -38,7 +39,7 @@ class Dispatch:
         self.packing = Packer()
         self.board = ProgressBoard()
         self.graphs = Graphs()
-        self.actors = PoolActors(engine, self.packing)
+        self.actors = PoolActors(engine, self.packing, pool)
 
     def close(self) -> None:
         self.graphs.close()
@@ -132,7 +133,7 @@ class Dispatch:
         options = pending.options
         kind, place = CallKind.PLAIN, _ALONE
         if isinstance(pending.fn, ActorMethod):
-            kind, place, nodes = CallKind.ACTOR, self._place_of(pending.fn, pending), None
+            kind, place, nodes = CallKind.ACTOR, actor_place(actor_of_call(pending.fn, options, self._pool)), None
         elif options.need is not None or options.nodes is not None:
             self.refuse_unfit(options, pending.name, nodes)
         if pending.fn.launch.is_gang or options.nodes is not None:
@@ -148,17 +149,9 @@ class Dispatch:
             failures=failures,
         )
 
-    def _place_of(self, method: ActorMethod[..., Any], pending: PendingCompute[Any]) -> Place:
-        """Return the place of a call of an actor. Raises UsageError."""
-        check_method_options(pending.options, pending.name)
-        life = life_of(method.actor)
-        if not self.actors.has(life):
-            raise UsageError(f"{pending.name!r}: {method.actor!r} lives in another pool; send the call to that one")
-        return actor_place(life.number)
-
     def _send_to_each(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
         if isinstance(pending.fn, ActorMethod):
-            raise UsageError(f"`@`: {pending.name!r} is a method of one object on one node; send it with `>> pool`")
+            refuse_broadcast(pending.name)
         if pending.options.nodes is not None:
             return [self._send_to_one(pending, nodes=nodes)]
         if pending.options.need is not None:

@@ -339,7 +339,7 @@ class PoolLife:
     def _make_dispatch(self, engine: Engine) -> Dispatch:
         from .dispatch import Dispatch
 
-        dispatch = Dispatch(engine, self._oversights.failures)
+        dispatch = Dispatch(engine, self.name, self._oversights.failures)
         if self._console is not None:
             dispatch.board.on_end = self._console.settle
         return dispatch

@@ -547,6 +547,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
                 "data or arrays",
                 argument="value",
             ) from error
+        if payload.pinned:
+            raise UsageError("put(): the value holds the handle of an actor; pass the handle itself as an argument")
         return engine.values.put(payload, chosen)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ..calls.actor import actor
 from ..calls.compute import compute, gather
-from ..errors import ActorLost, ArgumentNotPicklable, ResultNotPicklable, TaskExited, UsageError
+from ..errors import ActorLost, ArgumentNotPicklable, ResultNotPicklable, SlotLost, TaskExited, UsageError
 from ..node.slot.channels import channel
 from ..node.slot.runtime import instance_info
 from ..node.slot.shared.names import barrier, counter, lock, queue
@@ -56,6 +56,10 @@ class _Tally:
 
     def count_down(self, count: int) -> Iterator[int]:
         yield from reversed(range(count))
+
+    def wait(self, began: Path, there: Path) -> None:
+        appear(began)
+        wait_for(there)
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -338,6 +342,23 @@ class EngineSuite:
         with pool.lock("suite-lock") as fence:
             assert [*fences, fence] == sorted({*fences, fence})
 
+    def test_a_lease_ends_with_the_process_of_its_call(self, pool: ComputePool) -> None:
+        def die_with_it() -> None:
+            lock("suite-dying").acquire(_LIMIT_S)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with pytest.raises(SlotLost):
+            compute(die_with_it)() >> pool
+        assert pool.lock("suite-dying").acquire(_LIMIT_S) > 1
+        pool.lock("suite-dying").release()
+
+    def test_compare_and_set_has_one_winner(self, pool: ComputePool) -> None:
+        def claim() -> bool:
+            return counter("suite-claims").compare_and_set(0, 1)
+
+        assert sum(compute(claim)() @ pool) == 1
+        assert not pool.counter("suite-claims").compare_and_set(0, 2)
+
     def test_a_task_takes_what_the_program_puts(self, pool: ComputePool) -> None:
         future = compute(lambda: [queue[Any]("suite-queue").get(_LIMIT_S) for _ in range(3)])() > pool
         for value in (None, "text", bytes(300_000)):
@@ -374,6 +395,39 @@ class EngineSuite:
                 tally.die() >> pool
         finally:
             tally.close()
+
+    def test_tasks_call_an_actor_through_its_handle(self, pool: ComputePool) -> None:
+        def send(tally: Any, there: Any) -> list[int]:
+            futures = [tally.add(1) > there for _ in range(50)]
+            return [future.result(_LIMIT_S) for future in futures]
+
+        with actor(_Tally).with_options(name="suite-tally")(10) >> pool as tally:
+            numbers = [number for part in compute(send)(tally, pool) @ pool for number in part]
+            assert sorted(numbers) == list(range(11, 11 + 50 * pool.nodes))
+            assert all(part == sorted(part) for part in (numbers[:50], numbers[50:100]))
+            found = compute(lambda: pool.actor("suite-tally").add(0) >> pool)() >> pool
+            assert found == 10 + 50 * pool.nodes
+            with pytest.raises(TypeError):
+                compute(lambda: tally.add("text") >> pool)() >> pool
+
+    def test_a_task_learns_that_its_actor_died(self, pool: ComputePool) -> None:
+        tally: Any = actor(_Tally)(10) >> pool
+        with pytest.raises(ActorLost):
+            compute(lambda: tally.die() >> pool)() >> pool
+        with pytest.raises(ActorLost):
+            tally.add(1) >> pool
+
+    def test_the_calls_of_a_cancelled_task_to_an_actor_are_cancelled(self, pool: ComputePool, shared: Path) -> None:
+        def ask_late(tally: Any) -> None:
+            futures = [tally.wait(shared / "began", shared / "go") > pool, tally.add(100) > pool]
+            futures[0].result()
+
+        with actor(_Tally)(10) >> pool as tally:
+            future = compute(ask_late)(tally) > pool
+            wait_for(shared / "began")
+            assert future.cancel()
+            appear(shared / "go")
+            assert tally.add(1) >> pool == 11
 
     # Resources ------------------------------------------------------------------------------------------------------
 

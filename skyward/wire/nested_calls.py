@@ -17,11 +17,16 @@ IS_NESTED = 1 << 63
 """Bit that is set in the numbers of nested calls and clear in the client's own numbers."""
 
 
+FIND_ACTOR = -1
+"""Kind of a request for the handle of the actor with that name. All other kinds are those of `wire.tasks.CallKind`."""
+
+
 class NestedCall(NamedTuple):
     """Content of a CALL frame.
 
     `function` and `arguments` are payloads; `options` and `launch` are pickles, and only a gang has a `launch`.
     `nodes` are the allowed nodes; None allows every node without a role. `is_on_all` makes a gang run on all of them.
+    A call of an actor has the number of that actor in its last three fields, see `wire.tasks.actor_place`.
     """
 
     parent: int

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 
+from ..values.pinned import Pinned
 from ..values.ref import Pickled, Ref, Spliced, carried, held_by, load
 from .blobs import Blob
 from .frames import INLINE_LIMIT
@@ -46,6 +47,8 @@ class Encoded(NamedTuple):
     blobs: tuple[Blob, ...] = ()
     stays: tuple[memoryview, ...] = ()
     """Buffers outside both, which the receiver reads in this process's memory while the sender waits."""
+    pinned: tuple[Pinned, ...] = ()
+    """Objects that must live as long as somebody may use the value."""
 
     def with_elapsed(self, elapsed_ns: int) -> bytes:
         return self.body[:3] + elapsed_ns.to_bytes(8, "little") + self.body[11:]
@@ -77,16 +80,17 @@ def encode(
         return _with_blobs(data, [], put)
     sink = io.BytesIO()
     large: list[memoryview | Blob] = []
-    _Pickler(sink, large, reduce).dump(value)
+    pinned: list[Pinned] = []
+    _Pickler(sink, large, reduce, pinned).dump(value)
     data = sink.getvalue()
     if not large and len(data) <= INLINE_LIMIT:
-        return Encoded(_NOTHING + data)
+        return Encoded(_NOTHING + data, pinned=tuple(pinned))
     if large and len(data) <= _STAY_LIMIT and may_stay is not None:
         views = tuple(view for view in large if isinstance(view, memoryview))
         if len(views) == len(large) and may_stay(sum(view.nbytes for view in views)):
             names = b"".join(REFERENCE.pack(place_of(view), view.nbytes) for view in views)
-            return Encoded(HEAD.pack(IN_MEMORY, len(views), 0) + names + data, stays=views)
-    return _with_blobs(data, large, put)
+            return Encoded(HEAD.pack(IN_MEMORY, len(views), 0) + names + data, stays=views, pinned=tuple(pinned))
+    return _with_blobs(data, large, put, tuple(pinned))
 
 
 def send_stays(encoded: Encoded, put: PutBlob) -> Encoded:
@@ -108,14 +112,16 @@ def unpickle_whole(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def _with_blobs(data: bytes, large: Iterable[memoryview | Blob], put: PutBlob) -> Encoded:
+def _with_blobs(
+    data: bytes, large: Iterable[memoryview | Blob], put: PutBlob, pinned: tuple[Pinned, ...] = ()
+) -> Encoded:
     blobs = [view if isinstance(view, Blob) else put(view) for view in large]
     flags = 0
     if len(data) > INLINE_LIMIT:
         blobs.append(put(memoryview(data)))
         data, flags = b"", PICKLE_IS_BLOB
     names = b"".join(REFERENCE.pack(blob.digest, blob.size) for blob in blobs)
-    return Encoded(HEAD.pack(flags, len(blobs), 0) + names + data, tuple(blobs))
+    return Encoded(HEAD.pack(flags, len(blobs), 0) + names + data, tuple(blobs), pinned=pinned)
 
 
 def _are_plain_arguments(value: Any) -> bool:
@@ -162,9 +168,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
     """Pickler of cloudpickle that collects large buffers instead of writing them."""
 
     def __init__(
-        self, sink: io.BytesIO, large: list[memoryview | Blob], reduce: Callable[[Any], Any] | None = None
+        self,
+        sink: io.BytesIO,
+        large: list[memoryview | Blob],
+        reduce: Callable[[Any], Any] | None,
+        pinned: list[Pinned],
     ) -> None:
         self._reduce = reduce
+        self._pinned = pinned
         # A local name, because a callback that refers to this pickler would make a cycle, and keep its arguments alive.
         self._aside = aside = dict[int, tuple[bytearray, Blob]]()
         """Blobs that a value brings along, by the id of the empty buffer that stands for each in the pickle."""
@@ -190,6 +201,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
             return load, self._parts(obj.pickled)
         if type(obj) is Ref:
             return carried, self._parts(held_by(obj).pickled)
+        if issubclass(type(obj), Pinned):
+            self._pinned.append(obj)
         reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj) or reduce_wrapper(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from skyward.calls.options import CallOptions
+from skyward.engine.actors import Actors
 from skyward.engine.builder import TaskBuilder
 from skyward.engine.nested_calls import NestedCalls
 from skyward.errors import UsageError
@@ -31,7 +32,8 @@ def agent(parts: Parts) -> FarEnd:
 def nested_calls(parts: Parts) -> Iterator[NestedCalls]:
     gangs = parts.gangs()
     builder = TaskBuilder(lambda: next(parts.ledger.numbers), parts.nodes.ranks_per_node, gangs.cancel, None)
-    nested_calls = NestedCalls(parts.ledger, parts.dispatcher, gangs, builder)
+    actors = Actors(parts.ledger, parts.lines, parts.dispatcher, parts.nodes, builder, frozenset())
+    nested_calls = NestedCalls(parts.ledger, parts.dispatcher, gangs, actors, builder)
     yield nested_calls
     nested_calls.close()
     nested_calls.join()

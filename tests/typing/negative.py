@@ -90,5 +90,17 @@ model.predict(1.0) + 1  # error: operator
 sky.actor(retries=1)  # error: call-overload
 
 
+@sky.compute
+def uses(model: Model, x: float, pool: sky.ComputePool) -> float:
+    model.predict("text") >> pool  # error: call-overload
+    model.train(x) >> pool  # error: attr-defined
+    return model.predict(x) >> pool  # error: return-value
+
+
+uses(3, 1.0, pool)  # error: call-overload
+uses(model, "text", pool)  # error: call-overload
+uses(model.predict, 1.0, pool)  # error: call-overload
+
+
 async def asynchronous() -> None:
     await sky.counter("n").increment.aio("1")  # error: arg-type

@@ -190,3 +190,40 @@ async def asynchronous_state(queue: sky.queue[str]) -> None:
 async def asynchronous(pool: sky.ComputePool) -> None:
     value: list[str] = await pool.run_async(bare(1))
     assert value
+
+
+class Scorer(sky.ActorBase):
+    def __init__(self, path: str, *, scale: float = 1.0) -> None:
+        self.path = path
+
+    @sky.compute
+    def predict(self, x: float, *, top: int = 1) -> list[float]:
+        return [x] * top
+
+    @sky.compute
+    def stream(self, limit: int) -> Iterator[float]:
+        yield from map(float, range(limit))
+
+
+@sky.compute
+def scored(scorer: Scorer, xs: list[float], pool: sky.ComputePool) -> float:
+    assert_type(scorer.predict(1.0, top=2) >> pool, list[float])
+    assert_type(scorer.predict(1.0) > pool, sky.Future[list[float]])
+    assert_type((scorer.predict(1.0) & scorer.predict(2.0)) > pool, sky.Future[tuple[Any, ...]])
+    return sum(sum(scorer.predict(x) >> pool) for x in xs)
+
+
+with sky.ComputePool(provider=sky.Local()) as pool:
+    scorer = Scorer("weights.pt", scale=2.0) >> pool
+    assert_type(scorer, Scorer)
+    assert_type(scorer.predict(1.0, top=2), sky.PendingCompute[list[float]])
+    assert_type(scorer.predict(1.0) >> pool, list[float])
+    assert_type(scorer.predict(1.0) > pool, sky.Future[list[float]])
+    assert_type(scorer.predict.with_options(timeout_s=1)(1.0), sky.PendingCompute[list[float]])
+    assert_type(scorer.stream(3) >> pool, Iterator[float])
+    assert_type(pool.map(scorer.predict, [1.0, 2.0]), list[list[float]])
+    assert_type(pool.map([scorer.predict, scorer.predict], [1.0, 2.0]), list[list[float]])
+    assert_type(scored(scorer, [1.0], pool), sky.PendingCompute[float])
+    assert_type(scored(scorer, [1.0], pool) >> pool, float)
+    with Scorer.with_options(max_restarts=1)("weights.pt") >> pool as named:
+        assert_type(named, Scorer)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...errors import InternalError
 from ...wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
 from ...wire.ends import Ends
-from ...wire.frames import HAS_FD, QUIET, Frame, FrameKind, pack
+from ...wire.frames import HAS_FD, IN_ORDER, QUIET, Frame, FrameKind, pack
 from ...wire.stream import MAGIC, StreamChannel
 from .complaints import complain
 from .loop import EventLoop
@@ -247,7 +247,7 @@ class Session:
             return RESULTS
         if frame.kind in _MESSAGES:  # as bulky as blobs, and in one line, because their order counts
             return BLOBS
-        if frame.kind == FrameKind.BLOB:
+        if frame.kind == FrameKind.BLOB or frame.flags & IN_ORDER:
             self._bulky.add(frame.ident)
         elif frame.ident not in self._bulky:
             return RESULTS

@@ -18,6 +18,7 @@ from typing import Any
 
 import cloudpickle
 
+from ...calls.actor_handle import ActorMethod
 from ...calls.compute import PendingCompute
 from ...calls.futures import Future, Undecoded, this_thread
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
@@ -26,10 +27,10 @@ from ...values.ref import splice
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.failures import decode_failure, explain_result_error, is_fault_of_value
-from ...wire.frames import Frame, FrameKind
-from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, message_of, packed, payload_in
+from ...wire.frames import IN_ORDER, Frame, FrameKind
+from ...wire.nested_calls import FIND_ACTOR, IS_NESTED, NestedCall, NestedOutcome, message_of, packed, payload_in
 from ...wire.payloads import Encoded, decode, encode
-from ...wire.tasks import parse
+from ...wire.tasks import CallKind, parse
 from .link import connect_task, read_blob_body
 from .runtime import RunningCall, call_endings
 
@@ -70,7 +71,7 @@ class Caller:
         self._link = connect_task(agent, task, "caller")
         self._futures: dict[int, Future[Any]] = {}
         self._arrived: dict[int, dict[bytes, Blob]] = {}
-        self._outbox: queue.SimpleQueue[tuple[int, int, Encoded | None]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[int, int, int, Encoded | None]] = queue.SimpleQueue()
         self._is_closed = False
         self._threads = [
             threading.Thread(target=run, name=f"skyward-calls-{direction}", daemon=True)
@@ -100,30 +101,36 @@ class Caller:
                 launch=launch,
                 **place,
             )
-            futures.append(self._send(packed(call, (*function.blobs, *arguments.blobs))))
+            futures.append(self._send(call, (*function.blobs, *arguments.blobs)))
         return futures
 
-    def _send(self, message: Encoded) -> Future[Any]:
+    def find_actor(self, name: str) -> Future[Any]:
+        """Ask the client for the handle of a named actor."""
+        return self._send(NestedCall(self._task, name, b"", b"", b"", b"", FIND_ACTOR, None))
+
+    def _send(self, call: NestedCall, blobs: tuple[Blob, ...] = ()) -> Future[Any]:
+        message = packed(call, blobs)
         number = int.from_bytes(os.urandom(8), "little") | IS_NESTED
         future: Future[Any] = Future(lambda _: self._cancel(number))
         self._futures[number] = future
         if self._is_closed:  # `close` may have run since the future was registered
             self._give_up()
         # Duplicates, because a sent blob is closed, and one blob may go to several nodes.
-        blobs = tuple(Blob(blob.digest, blob.size, os.dup(blob.open())) for blob in message.blobs)
-        self._outbox.put((FrameKind.CALL, number, Encoded(message.body, blobs)))
+        copies = tuple(Blob(blob.digest, blob.size, os.dup(blob.open())) for blob in message.blobs)
+        flags = IN_ORDER if call.kind == CallKind.ACTOR else 0
+        self._outbox.put((FrameKind.CALL, flags, number, Encoded(message.body, copies)))
         future.set_running()
         return future
 
     def _cancel(self, number: int) -> None:
         if self._futures.pop(number, None) is not None:
-            self._outbox.put((FrameKind.UNCALL, number, None))
+            self._outbox.put((FrameKind.UNCALL, 0, number, None))
 
     def close(self) -> None:
         """Cancel the open calls; when this returns nobody waits for one. The agent notifies the client."""
         self._is_closed = True
         self._give_up()
-        self._outbox.put((0, 0, None))
+        self._outbox.put((0, 0, 0, None))
         self._link.shut_down()
         for thread in self._threads:
             thread.join(_JOIN_S)
@@ -140,14 +147,14 @@ class Caller:
 
     def _write(self) -> None:
         while True:
-            kind, number, message = self._outbox.get()
+            kind, flags, number, message = self._outbox.get()
             if not kind:
                 return
             try:
                 if message is None:
                     self._link.send(kind, number)
                 else:
-                    self._link.send_payload(kind, number, message)
+                    self._link.send_payload(kind, number, message, flags=flags)
             except OSError:
                 return  # the reading thread meets the error too
             except BaseException as error:
@@ -182,8 +189,9 @@ class Caller:
 
 
 def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
+    function = pending.fn.fn if isinstance(pending.fn, ActorMethod) else pending.fn
     parts: list[tuple[str, Any]] = [
-        (f"the function {pending.name!r}", pending.fn),
+        (f"the function {pending.name!r}", function),
         (f"an argument of {pending.name}()", splice(pending.args, pending.kwargs)),
     ]
     encoded = []

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...calls.active import PoolLike, open_pools
+from ...calls.actor_handle import ActorMethod, actor_of_call, refuse_broadcast
 from ...calls.compute import PendingCompute
 from ...calls.futures import Future, value_of, values_of
 from ...calls.target import CallTarget
 from ...errors import PoolClosed, UsageError
-from ...wire.tasks import CallKind
+from ...wire.tasks import CallKind, actor_place
 from .caller import Caller, caller_of
 from .runtime import current_call
 
@@ -21,8 +22,8 @@ class TargetHandle(CallTarget):
     """A pool, or some of its nodes, as an argument or in a closure of one of the pool's tasks.
 
     In the task it is a target again. `f(x) > target` returns a future, `f(x) >> target` the value, `f(x) @ target` one
-    value per node, and `&` joins calls. Every thread of the task may use it, and every rank of a gang. With
-    `executor="thread"` only the task's own thread may.
+    value per node, and `&` joins calls. The handle of an actor works there too, and `actor(name)` finds one. Every
+    thread of the task may use it, and every rank of a gang. With `executor="thread"` only the task's own thread may.
 
     - Calls travel through the client, which places them ahead of all waiting calls. Arrays and tensors travel as
       blobs, behind all other frames. UsageError refuses generator functions, and iterators as arguments.
@@ -44,9 +45,23 @@ class TargetHandle(CallTarget):
             print(total([1, 2, 3], pool) >> pool)
     """
 
+    _sender: TaskSender
+
     def __init__(self, pool: str, nodes: tuple[int, ...], is_whole: bool, label: str, total_slots: int) -> None:
         """Create a handle. `is_whole`: it stands for the whole pool. `label`: its name in messages."""
         self._sender = TaskSender(pool=pool, numbers=nodes, is_whole=is_whole, label=label, slots=total_slots)
+
+    def actor(self, name: str) -> Any:
+        """Return the handle of the actor with that name.
+
+        Args:
+            name: Name of an actor that lives in the pool.
+
+        Raises:
+            UsageError: There is none.
+            PoolClosed: The pool is not open.
+        """
+        return self._sender.find_actor(name)
 
     def __repr__(self) -> str:
         return str(self._sender)
@@ -91,6 +106,8 @@ class TaskSender:
         there = self._there()
         if not isinstance(there, Caller):
             return there.broadcast(pending)
+        if isinstance(pending.fn, ActorMethod):
+            refuse_broadcast(pending.name)
         _refuse_streams(pending)
         if pending.options.nodes is not None:
             future: Future[Any] = self._send(there, pending)
@@ -104,11 +121,23 @@ class TaskSender:
         where = [{**shared, "nodes": (node,), "part": part} for part, node in enumerate(self.numbers)]
         return values_of(there.submit(pending, where))
 
+    def find_actor(self, name: str) -> Any:
+        """Return the handle of a named actor. Raises UsageError."""
+        there: Any = self._there()
+        if isinstance(there, Caller):
+            return value_of(there.find_actor(name))
+        return getattr(there, "pool", there).actor(name)  # a part of a pool has its pool
+
     def failures(self) -> None:
         """Report nothing: only a pool counts failures, to report those that nobody has read."""
 
     def _send(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
         _refuse_streams(pending)
+        if isinstance(pending.fn, ActorMethod):
+            part, parts, first = actor_place(actor_of_call(pending.fn, pending.options, self.pool))
+            place = {"kind": int(CallKind.ACTOR), "nodes": None, "part": part, "parts": parts, "first_node": first}
+            (of_actor,) = caller.submit(pending, [place])
+            return of_actor
         is_gang = pending.fn.launch.is_gang or pending.options.nodes is not None
         kind = int(CallKind.GANG if is_gang else CallKind.PLAIN)
         (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self.is_whole else self.numbers}])
