@@ -2,19 +2,24 @@
 
 The pure state machine runs alone, in this thread, against simulated nodes: no engine, no processes, no clock. Each node
 has 8 slots, tasks take 10 ms, and twice as many tasks as there are slots wait, besides those sent in advance. A task
-costs two events, `submit` and `finished`, and the figure is the CPU time of both. With resources, each node has 8 GPUs
-and 32 CPUs, and every task needs one of four amounts. Each size runs several times, in turns, and its line shows the
-median with the fastest and the slowest run.
+costs two events, `submit` and `finished`. All events are recorded first, and the figure is the CPU time for a task of
+feeding them to another scheduler. With gangs, one task in 100 is a gang of two nodes. With resources, each node has 8
+GPUs and 32 CPUs, and every task needs one of four amounts. With refs, every second task prefers the node of its value.
+Each size runs several times, in turns, and its line shows the median with the fastest and the slowest run.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import platform
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from skyward.schedule.actions import Action, Send, StartGang
 from skyward.schedule.resources import Need, Supply
@@ -26,9 +31,13 @@ BACKLOG = 2
 """Waiting tasks for each slot, besides those that nodes were sent in advance."""
 GANG = 2
 """Nodes of a gang."""
+GANG_EVERY = 100
+"""Tasks, one of which is a gang."""
 SUPPLY = Supply(cpus=32, memory_gib=256, devices=("NVIDIA A100-SXM4-80GB",) * 8)
 NEEDS = (Need(devices=1000), Need(devices=500, cpus=2000), Need(cpus=2000, devices=0), Need(devices=2000))
-KINDS = ("tasks", "tasks and gangs", "tasks with resources")
+KINDS = ("tasks", "tasks and gangs", "tasks with resources", "all, with refs")
+Event = tuple[Callable[..., list[Action]], tuple[int, ...], dict[str, Any]]
+"""Method of the scheduler, with its arguments."""
 
 
 @dataclass
@@ -66,41 +75,55 @@ class SimulatedNodes:
         return task, node
 
 
-def measure(nodes: int, tasks: int, kind: str) -> float:
-    """Return the CPU time for a task, in microseconds. With gangs, one task in 100 is a gang of two nodes."""
-    with_gangs, needs = kind == KINDS[1], NEEDS if kind == KINDS[2] else ()
-    scheduler, simulated = Scheduler(), SimulatedNodes(nodes)
+def record(nodes: int, tasks: int, kind: str) -> tuple[Scheduler, list[Event], int]:
+    """Run tasks on simulated nodes. Return an equal scheduler without work, all events, and how many fill the nodes."""
+    with_gangs, with_refs, needs = kind in KINDS[1::2], kind == KINDS[3], NEEDS if kind in KINDS[2:] else ()
+    scheduler, other, simulated = Scheduler(), Scheduler(), SimulatedNodes(nodes)
     for node in range(nodes):
-        scheduler.node_up(node, SLOTS, SUPPLY if needs else None)
-    number = 0
-    clock, spent = time.thread_time_ns, 0
+        for own in (scheduler, other):
+            own.node_up(node, SLOTS, SUPPLY if needs else None)
+    events: list[Event] = []
 
-    def submit() -> None:
-        nonlocal number, spent
-        number += 1
-        is_gang = with_gangs and number % 100 == 0
-        members = tuple((number // 100 + offset) % nodes for offset in range(GANG))
-        need = needs[number % len(needs)] if needs else None
-        began = clock()
-        if is_gang:
-            actions = scheduler.submit_gang(number, nodes=members, places=1)
+    def feed(event: Event) -> None:
+        method, arguments, options = event
+        events.append(event)
+        simulated.take(method(scheduler, *arguments, **options))
+
+    def submit(number: int) -> None:
+        near = number // GANG_EVERY * 7919 % nodes
+        need = {"need": needs[number % len(needs)]} if needs else {}
+        if with_gangs and number % GANG_EVERY == 0:
+            members = tuple((near + offset) % nodes for offset in range(GANG))
+            feed((Scheduler.submit_gang, (number,), {"nodes": members, "places": 1, **need}))
         else:
-            actions = scheduler.submit(number, need=need)
-        spent += clock() - began
-        simulated.take(actions)
+            prefer = {"prefer": (near,)} if with_refs and number % 2 else {}
+            feed((Scheduler.submit, (number,), {**need, **prefer}))
 
-    scheduler.submit(0)
-    scheduler.finished(0, TASK_NS)  # now tasks are known to be short, so they are sent in advance
+    feed((Scheduler.submit, (0,), {}))
+    feed((Scheduler.finished, (0, TASK_NS), {}))  # now tasks are known to be short, so they are sent in advance
+    numbers = itertools.count(1)
     while scheduler.queued < BACKLOG * SLOTS * nodes:
-        submit()
-    spent = 0
+        submit(next(numbers))
+    fill = len(events)
     for _ in range(tasks):
         task, node = simulated.end_one()
-        began = clock()
-        actions = scheduler.gang_finished(task) if node < 0 else scheduler.finished(task, TASK_NS)
-        spent += clock() - began
-        simulated.take(actions)
-        submit()
+        feed((Scheduler.gang_finished, (task,), {}) if node < 0 else (Scheduler.finished, (task, TASK_NS), {}))
+        submit(next(numbers))
+    return other, events, fill
+
+
+def measure(nodes: int, tasks: int, kind: str) -> float:
+    """Return the CPU time for a task, in microseconds: that of its two events, which were recorded before."""
+    scheduler, events, fill = record(nodes, tasks, kind)
+    gc.collect()
+    gc.freeze()  # otherwise each full collection would also walk over the recorded events
+    for method, arguments, options in events[:fill]:
+        method(scheduler, *arguments, **options)
+    began = time.thread_time_ns()
+    for method, arguments, options in events[fill:]:
+        method(scheduler, *arguments, **options)
+    spent = time.thread_time_ns() - began
+    gc.unfreeze()
     return spent / tasks / 1000
 
 
