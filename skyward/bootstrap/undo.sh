@@ -13,5 +13,7 @@ for node in $nodes; do
         [ -n "$is_any" ] || break
     done
     is_base_ours && rm -rf "${base:?}/$node"
+    # The groups of the node, and those of its calls below them.
+    find /sys/fs/cgroup -depth -type d -path "*/skyward.*.*.$node*" -exec rmdir {} + 2>/dev/null
 done
 say end ok

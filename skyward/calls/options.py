@@ -39,12 +39,13 @@ class CallOptions:
             is stopped with GangHung, which names the missing rank and holds each rank's Python stack. None: the gang
             is never stopped, and the stacks are logged once, after 5 minutes.
         name: Name of the call in logs and errors. Default: the function's name.
-        cpus: Processors that the call books on its node, > 0, such as 2 or 0.5. None: none. `concurrency` stays the
-            upper bound of the calls on a node.
+        cpus: Processors that the call books on its node, > 0, such as 2 or 0.5. None: none. It gets no more where the
+            node enforces that: see `instance_info().enforced`. `concurrency` stays the upper bound of calls on a node.
         gpus: Devices that the call books and sees: a whole number, a share of one below 1, or 0 to hide all. None: the
             equal share of its slot, which is all of them with one slot. A gang books this number on each node, for all
             of its ranks there.
-        memory_gib: Memory that the call books, in GiB, > 0. None: none.
+        memory_gib: Memory that the call books, in GiB, > 0. None: none. Where the node enforces it, a call that uses
+            more is killed, and fails with OutOfMemory.
         accelerator: Kind of these devices, such as "A100"; for nodes that differ. Without `gpus`, it books one.
         nodes: Number of nodes, >= 1. The call then runs as a gang on any of them that are free, wherever it is sent,
             and its value is the list of theirs. None: one node, and one value.

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from .. import _version
+from ..node.agent.limit_groups import find_enforcement
 from .host import HostFacts, Support, examine_host
 from .packages import Extra, PackageState, examine_extras
 
@@ -34,11 +35,13 @@ class Report:
     """Facts about this machine and this installation.
 
     Attributes:
+        limits: numbers of calls that the kernel enforces here, and why not the others, in words.
         problems: reasons why `sky.Local()` does not run here, one sentence each; empty where it runs.
     """
 
     version: str
     host: HostFacts
+    limits: str
     core: Extra
     extras: tuple[Extra, ...]
 
@@ -58,6 +61,7 @@ def examine() -> Report:
     return Report(
         version=_version.__version__,
         host=examine_host(),
+        limits=str(find_enforcement()),
         core=core,
         extras=tuple(e for e in extras if e.name not in NOT_SHOWN),
     )
@@ -99,6 +103,7 @@ def describe_host(report: Report) -> list[str]:
         row("platform", host.platform),
         row("cores", f"{host.usable_cores} usable of {host.cores}"),
         row("memory", describe_memory(host)),
+        row("call limits", report.limits),
         row("open files", f"{host.open_files_soft} at most (hard limit {host.open_files_hard})"),
         *(row(support.name, describe_support(support)) for support in host.supports),
     ]

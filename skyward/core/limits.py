@@ -11,6 +11,8 @@ import os
 import resource
 from collections.abc import Iterator
 
+from .cgroups import groups_of
+
 _MANY_FILES = 1 << 20
 """Stand-in for "unlimited"."""
 
@@ -32,41 +34,14 @@ def default_blob_limit() -> int:
 
 def _group_limits(proc: str) -> Iterator[int]:
     """Yield the limits of the process's memory control group and its ancestors, in version 1 or 2."""
-    for folder, top, name in _memory_groups(proc):
-        while True:
+    for group in groups_of(proc):
+        if group.version == 1 and "memory" not in group.controllers:
+            continue
+        name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
+        for folder in group.upwards():
             # The file is missing, or holds "max" (no limit).
             with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name)) as file:
                 yield int(file.read())
-            if folder == top or len(folder) <= len(top):
-                break
-            folder = os.path.dirname(folder)  # noqa: PLW2901  # the way up
-
-
-def _memory_groups(proc: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (folder of the group, mount point of its hierarchy, name of the limit file)."""
-    try:
-        with open(os.path.join(proc, "cgroup")) as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-        with open(os.path.join(proc, "mountinfo")) as file:
-            mounts = [line.split() for line in file]
-    except OSError:  # macOS
-        return
-    paths = {"cgroup2" if number == "0" else kinds: path for number, kinds, path in groups}
-    for mount in mounts:
-        # number parent device root place options ... - type source superoptions
-        kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-        if kind == "cgroup2":
-            path, name = paths.get("cgroup2"), "memory.max"
-        elif kind == "cgroup" and "memory" in options:
-            path = next((path for kinds, path in paths.items() if "memory" in kinds.split(",")), None)
-            name = "memory.limit_in_bytes"
-        else:
-            continue
-        root, place = mount[3], mount[4]
-        if path is not None:
-            # In a container the mount may start at the process's own group, but the path still starts at the host's.
-            below = os.path.relpath(path, root) if path.startswith(root) else "."
-            yield os.path.normpath(os.path.join(place, below)), place, name
 
 
 def file_limit() -> int:

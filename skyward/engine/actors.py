@@ -240,7 +240,7 @@ class Actors:
     def _settled(self, action: Settle) -> None:
         """Start an actor where its resources are booked."""
         actor = self._ledger.actors[action.actor]
-        actor.grant = None if action.devices is None else Grant.of_booking(action.devices, actor.gpus)
+        actor.grant = Grant.of_booking(action.devices, gpus=actor.gpus, cpus=actor.cpus, memory_gib=actor.memory_gib)
         self._begin(actor, action.node)
 
     def _refused(self, action: Unsettle) -> None:
@@ -292,6 +292,7 @@ class Actors:
             exit_code=fields["exit_code"],
             stack=fields["stack"],
             why=fields["why"],
+            memory_gib=fields.get("memory_gib"),
         )
         actor.is_made, actor.gone = False, loss
         self._settle(actor, loss)

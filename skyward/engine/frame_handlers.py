@@ -177,6 +177,7 @@ class FrameHandlers:
             at=fields["at"],
             stack=fields["stack"],
             why=fields.get("why", ""),
+            memory_gib=fields.get("memory_gib"),
         )
         if task.actor:
             self._dispatcher.actors.lost(task, loss)

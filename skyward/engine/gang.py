@@ -26,6 +26,7 @@ from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 _FAIL_AGAIN = (
     "ArgumentNotPicklable",
     "MissingDependency",
+    "OutOfMemory",
     "PayloadNotLoadable",
     "ResultNotPicklable",
     "TaskTimeout",
@@ -209,7 +210,9 @@ def parts_of_ranks(gang: Gang, booked: tuple[int, ...]) -> list[tuple[Grant, tup
     local = gang.ranks_per_node
     shares = [share(booked, rank, local) for rank in range(local)]
     everything = shared_view(shares) if gang.launch.sees_neighbours else None
-    return [(Grant(devices=own), own if everything is None else everything) for own in shares]
+    cpus, memory_gib = gang.options.cpus, gang.options.memory_gib
+    grants = [Grant(devices=own, cpus=cpus, memory_gib=memory_gib) for own in shares]
+    return [(grant, grant.devices or () if everything is None else everything) for grant in grants]
 
 
 def make_ranks(

@@ -143,6 +143,7 @@ class Gangs:
             order = RankOrder(
                 rank=rank,
                 grant=grant,
+                shared_as=f"{gang.id}.{rank.restart_count}",
                 visible=visible,
                 launch=gang.launch_bytes,
                 preload=gang.launch.preload,

@@ -50,8 +50,12 @@ class LiveActor(LineEnd):
     """Resources that it books for its life; None if it asks for none."""
     gpus: float | None = None
     """Number of devices that it asks for, such as 0.25."""
+    cpus: float | None = None
+    """Processors that it asks for."""
+    memory_gib: float | None = None
+    """Memory that it asks for."""
     grant: Grant | None = None
-    """Devices that are booked for it; None for all of its node."""
+    """Part of its node that it may use; None for all of it."""
     has_process: bool = False
     """Whether a process was ordered for it, and its end not yet reported."""
     max_restarts: int

@@ -94,7 +94,8 @@ class NodeLinks:
         if self._usage_tenths:
             link.send(FrameKind.USAGE, lane=self._usage_tenths)
         devices = describe(link.resources.devices)
-        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip, devices=devices))
+        limits = link.facts.get("limits", "")
+        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip, devices=devices, limits=limits))
         supply = _supply(link.resources)
         self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots, supply))
         for on_up in self.on_up:

@@ -163,8 +163,11 @@ class TaskDispatcher:
         for action in actions:
             if isinstance(action, Send):
                 task = self._ledger.tasks[action.task]
-                if action.devices is not None:
-                    task.grant = Grant.of_booking(action.devices, task.options.gpus)
+                if action.devices is not None or task.options.need is not None:
+                    options = task.options
+                    task.grant = Grant.of_booking(
+                        action.devices, gpus=options.gpus, cpus=options.cpus, memory_gib=options.memory_gib
+                    )
                 elif task.attempt:  # the devices of an earlier run, perhaps on another node
                     task.grant = None
                 actions += self.send(task, action.node, is_alone=task is alone)
@@ -288,7 +291,8 @@ class TaskDispatcher:
         if loss is None:
             loss = self._ledger.node_loss(action.node or 0, started=action.started)
         # False: no node is left that it may go to.
-        if action.started is not False and not task.is_cancelled and task.rerun is not None:
+        may_run = action.started is not False and not task.is_cancelled
+        if may_run and task.rerun is not None and loss.memory_gib is None:  # it would only run out of memory again
             pause_s = task.rerun.retries.spend(is_node_loss=loss.is_node)
             if pause_s is not None:
                 return self._rerun_after(pause_s, task, task.rerun)

@@ -15,7 +15,7 @@ from ..core import interrupts
 from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
 from ..core.user_lines import drop_our_frames
-from ..errors import NodeError, NodeLost, Preempted, SlotLost, UsageError
+from ..errors import NodeError, NodeLost, OutOfMemory, Preempted, SlotLost, UsageError
 from ..values.devices import Grant
 from ..wire.blobs import Blob
 from ..wire.failures import EncodedFailure, decode_failure, explain_result_error, is_fault_of_value
@@ -108,6 +108,8 @@ class Loss:
     """Python stack at the crash."""
     why: str = ""
     """Reason why the process could not be started; empty if it was started."""
+    memory_gib: float | None = None
+    """Memory limit of the call at which the kernel killed its process; None for any other death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +436,15 @@ def _loss_error(loss: Loss, name: str, again: str) -> NodeError:
             node=loss.node,
             started=loss.started,
         )
+    if loss.memory_gib is not None:
+        return OutOfMemory(
+            f"{name!r} on node {loss.node}: its process {death_of(loss)} (the pool continues); set a larger "
+            "memory_gib, or let the call hold less at once",
+            node=loss.node,
+            started=True,
+            signal=loss.signal,
+            memory_gib=loss.memory_gib,
+        )
     return SlotLost(
         f"{name!r} on node {loss.node}: its process {death_of(loss)} (the pool continues); "
         f"set {again} or more if the call may run again",
@@ -448,6 +459,8 @@ def death_of(loss: Loss) -> str:
     """Say in words how a process died, after "its process"."""
     if loss.why:
         return f"could not be started: {loss.why}"
+    if loss.memory_gib is not None:
+        return f"used more memory than its memory_gib={loss.memory_gib:g}, and was killed by the kernel"
     if loss.signal is None:
         return f"exited with code {loss.exit_code} (os._exit, or a crash while it started)"
     try:

@@ -23,6 +23,7 @@
     │   ├── NodeLost               the node went away with work on it
     │   ├── RefLost                the nodes that held a kept value are gone
     │   ├── SlotLost               the process that ran the call died
+    │   │   └── OutOfMemory        the call used more memory than its memory_gib
     │   ├── ActorLost              an actor's process or node is gone, or it was closed
     │   ├── Preempted              the provider took the machine back
     │   ├── Unreachable            the machine does not answer
@@ -71,6 +72,7 @@ from .node import (
     BootstrapFailed,
     NodeError,
     NodeLost,
+    OutOfMemory,
     Preempted,
     RefLost,
     SlotLost,
@@ -141,6 +143,7 @@ __all__ = [
     "NodeError",
     "NodeLost",
     "NotRun",
+    "OutOfMemory",
     "OutcomeUnknown",
     "PayloadNotLoadable",
     "PoolClosed",

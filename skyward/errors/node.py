@@ -82,6 +82,26 @@ class SlotLost(NodeError):
     exit_code: int | None = None
 
 
+class OutOfMemory(SlotLost, MemoryError):
+    """The process that ran the call used more memory than the call's `memory_gib`, and the kernel killed it.
+
+    Book more, or let the call hold less at once. It is not run again by `retries` or `max_restarts`, because it would
+    need as much. Also a MemoryError.
+
+    Attributes:
+        memory_gib: The limit, in GiB. In a gang, that of all its ranks on the node.
+
+    Example:
+        try:
+            load.with_options(memory_gib=4)(path) >> pool
+        except sky.errors.OutOfMemory as error:
+            print(f"needs more than {error.memory_gib} GiB")
+    """
+
+    retryable = False
+    memory_gib: float = 0.0
+
+
 class ActorLost(NodeError):
     """The process of an actor died, its node was lost, or the actor was closed.
 

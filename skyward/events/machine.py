@@ -118,6 +118,8 @@ class NodeReady(Event):
         node: Index of the node.
         address: Address of the node; may be empty.
         devices: Accelerators that its calls share, such as "8x NVIDIA L4"; empty without any.
+        limits: Numbers of calls that its kernel enforces, such as "cpus and memory_gib, by control groups of version
+            2", and why not the others.
 
     Example:
         >>> NodeReady(node=1, address="10.0.0.7").address
@@ -127,6 +129,7 @@ class NodeReady(Event):
     node: int
     address: str = ""
     devices: str = ""
+    limits: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,8 @@ class PoolActors:
             nodes=nodes,
             need=need,
             gpus=options.gpus,
+            cpus=options.cpus,
+            memory_gib=options.memory_gib,
             max_restarts=options.max_restarts,
             restarts_left=options.max_restarts,
             made=Future(),

@@ -51,8 +51,8 @@ class Grant:
         devices: Indexes among the node's devices. None: the equal share of a slot, or of a gang's rank. Empty: none is
             visible.
         gpu_share: Share of its one device, in (0, 1]; for MPS, where it runs.
-        cpus: Number of cores, > 0; None: no limit of its own.
-        memory_gib: Memory, > 0; None: no limit of its own.
+        cpus: Number of cores, > 0; None: no limit of its own. The ranks of a gang on one node share it.
+        memory_gib: Memory, > 0; None: no limit of its own. Shared likewise.
 
     Example:
         >>> Grant.parse(Grant(devices=(0, 1)).pack()).devices
@@ -65,9 +65,19 @@ class Grant:
     memory_gib: float | None = None
 
     @classmethod
-    def of_booking(cls, devices: tuple[int, ...], gpus: float | None) -> Grant:
-        """Return the grant of booked devices; `gpus` is the number that was asked for, such as 0.25."""
-        return cls(devices=devices, gpu_share=gpus if gpus is not None and 0 < gpus < 1 else 1.0)
+    def of_booking(
+        cls,
+        devices: tuple[int, ...] | None,
+        *,
+        gpus: float | None = None,
+        cpus: float | None = None,
+        memory_gib: float | None = None,
+    ) -> Grant | None:
+        """Return the grant of booked devices and of the numbers that were asked for; None without any."""
+        if devices is None and cpus is None and memory_gib is None:
+            return None
+        share = gpus if gpus is not None and 0 < gpus < 1 else 1.0
+        return cls(devices=devices, gpu_share=share, cpus=cpus, memory_gib=memory_gib)
 
     def pack(self) -> bytes:
         """Return the body of a GRANT frame."""

@@ -90,6 +90,9 @@ class InstanceInfo:
         accelerator: Type of this node's accelerators, or None.
         devices: Accelerators that are this process's own: the share of a slot or rank. Others may be visible; see
             `sky.integrations.torch`.
+        cpus: Processors that the call books by `cpus=`, or None. The ranks of a gang share them on each node.
+        memory_gib: Memory that it books by `memory_gib=`, or None. Shared likewise.
+        enforced: Those of "cpus" and "memory_gib" that the kernel enforces for this process, by control groups.
         network: Private network, or None.
         rank: Rank in the gang, or None.
         local_rank: Rank on this node, or None.
@@ -135,6 +138,12 @@ class InstanceInfo:
     """Folder of each volume of the pool, by the path under which the pool names it."""
     devices: tuple[Device, ...] = ()
     """Accelerators that are this process's own."""
+    cpus: float | None = None
+    """Processors that the call books, or None."""
+    memory_gib: float | None = None
+    """Memory that the call books, or None."""
+    enforced: tuple[str, ...] = ()
+    """Those of "cpus" and "memory_gib" that the kernel enforces for this process."""
 
     @property
     def is_preempted(self) -> bool:

@@ -154,6 +154,8 @@ class RankOrder:
     """Variables beyond the node's environment, set before anything is imported."""
     grant: Grant | None = None
     """Part of the node that the rank may use; None: its equal share of everything."""
+    shared_as: str = ""
+    """Name under which the ranks of the gang on this node share the limits of the grant."""
     visible: tuple[int, ...] | None = None
     """Devices that its process sees, in the order in which it counts them; None: those of the grant alone."""
     tell_stopped_after_s: float = 300.0

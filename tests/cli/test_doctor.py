@@ -130,7 +130,7 @@ def a_host(**changed: object) -> HostFacts:
 
 def a_report(host: HostFacts, *extras: Extra) -> Report:
     core = Extra(name="core", packages=(Package(name="cloudpickle", version="3.1", state=PackageState.INSTALLED),))
-    return Report(version="0.1", host=host, core=core, extras=extras)
+    return Report(version="0.1", host=host, limits="none", core=core, extras=extras)
 
 
 def test_a_missing_part_comes_with_the_way_to_get_it() -> None:

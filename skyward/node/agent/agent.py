@@ -18,6 +18,7 @@ from .complaints import complain
 from .devices import find_devices
 from .facts import node_facts
 from .first_zygote import FirstZygote
+from .limit_groups import find_enforcement
 from .loop import EventLoop
 from .node_tasks import NodeTasks
 from .notice import NoticeWatch
@@ -44,7 +45,8 @@ class Agent:
         self._listener = listener
         self._loop = EventLoop()
         self._devices = find_devices(dict(config.env))
-        self._tasks = NodeTasks(self._loop, config, listener.getsockname(), self._devices, first)
+        self._enforcement = find_enforcement()
+        self._tasks = NodeTasks(self._loop, config, listener.getsockname(), self._devices, self._enforcement, first)
         self._ports = PortLocks(config.address)
         send = self._tasks.send
         self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))
@@ -146,7 +148,7 @@ class Agent:
         if "stripe" in hello:
             self._on_stripe(session, hello)
             return
-        facts = node_facts(self._config, self._devices)
+        facts = node_facts(self._config, self._devices, self._enforcement)
         facts |= {
             "version": PROTOCOL_VERSION,
             "node": self._config.node,

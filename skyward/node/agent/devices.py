@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ...values.devices import NO_GRANT, Device, Grant, Maker, share
+from .limit_groups import LimitGroup
 
 _SMI_LIMIT_S = 15.0
 """Seconds for `nvidia-smi`. Without its persistence mode the driver initialises every GPU first."""
@@ -55,12 +56,14 @@ CHOOSING_VARIABLES = frozenset(name for names in _CHOOSING.values() for name in 
 
 @dataclass(frozen=True, kw_only=True)
 class NodePart:
-    """Part of a node that a process gets: its own devices, the number of visible ones, and the variables for them."""
+    """Part of a node that a process gets: its own devices, the number of visible ones, the variables, and its group."""
 
     grant: Grant = NO_GRANT
     devices: tuple[Device, ...] = ()
     visible: int = 0
     env: tuple[tuple[str, str], ...] = ()
+    group: LimitGroup | None = None
+    """Control group that limits it."""
 
 
 NO_PART = NodePart()

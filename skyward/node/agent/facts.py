@@ -11,17 +11,20 @@ from typing import Any
 from ...core.limits import file_limit, memory_bytes
 from ...wire.tasks import NodeConfig
 from .devices import NodeDevices
+from .limit_groups import Enforcement
 
 
-def node_facts(config: NodeConfig, devices: NodeDevices) -> dict[str, Any]:
+def node_facts(config: NodeConfig, devices: NodeDevices, enforcement: Enforcement) -> dict[str, Any]:
     """Collect plain data for the WELCOME frame.
 
     `devices` holds the fields of each device that user processes see, `accelerators` their number, and `accelerator`
-    the name of the first. `cpus` and `memory_gib` are what these processes share; the rest is the machine's.
+    the name of the first. `cpus` and `memory_gib` are what these processes share, and `limits` says in words who
+    enforces the numbers of calls; the rest is the machine's.
 
     Args:
         config: Configuration of the node.
         devices: Its devices.
+        enforcement: Its control groups.
     """
     return {
         "hostname": socket.gethostname(),
@@ -32,6 +35,7 @@ def node_facts(config: NodeConfig, devices: NodeDevices) -> dict[str, Any]:
         "accelerator": devices.product,
         "accelerators": len(devices),
         "devices": [asdict(device) for device in devices.devices],
+        "limits": str(enforcement),
         "files": file_limit(),
         "memory_bytes": memory_bytes(),
     }

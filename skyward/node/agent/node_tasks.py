@@ -12,7 +12,8 @@ import os
 import pickle
 import signal
 import time
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 from ...errors import InternalError
 from ...values.devices import NO_GRANT, Grant
@@ -27,6 +28,7 @@ from .complaints import complain
 from .devices import NodeDevices
 from .first_zygote import FirstZygote
 from .granted import GrantedSlots
+from .limit_groups import Enforcement, LimitGroup, LimitGroups
 from .loop import EventLoop
 from .output import DISPLAYS
 from .placement import Placement
@@ -58,12 +60,14 @@ class NodeTasks:
         config: NodeConfig,
         address: str,
         devices: NodeDevices,
+        enforcement: Enforcement,
         first: FirstZygote | None = None,
     ) -> None:
         self.client: Session | None = None
         """Session that receives results; None while nobody is connected, when only the lease ends the work."""
         self.spool = Spool(config.folder, config.blob_limit_bytes)
         self._devices = devices
+        self._limits = LimitGroups(config.folder, enforcement)
         self._env = dict(config.env)
         self._granted = GrantedSlots(self._resolve, self._renew)
         self.placing = Placement(
@@ -82,8 +86,8 @@ class NodeTasks:
         self._failed_ranks: dict[int, bytes] = {}
         """Bodies of LOST frames for ranks that died before their task arrived."""
         self._lines = 0
-        self._dead_line: tuple[int, int, int] = (0, 0, 0)
-        """Number, current task and exit code of the latest dead slot that had a direct line."""
+        self._dead_line: tuple[int, int, int, float | None] = (0, 0, 0, None)
+        """Number, current task, exit code and exceeded limit of the latest dead slot that had a direct line."""
         self._early_deaths = 0
 
     def start(self) -> None:
@@ -129,7 +133,10 @@ class NodeTasks:
         self.placing.add(frame)
 
     def on_grant(self, frame: Frame) -> None:
-        self._granted.add(frame.ident, Grant.parse(frame.body))
+        grant = Grant.parse(frame.body)
+        if self._config.executor == "thread":  # its calls share one process, which cannot have a limit for each
+            grant = replace(grant, cpus=None, memory_gib=None)
+        self._granted.add(frame.ident, grant)
 
     def _on_recalled(self, task: int) -> None:
         self._granted.forget(task)
@@ -156,10 +163,10 @@ class NodeTasks:
             slot.held = frame.ident
             self.placing.by_task[frame.ident] = slot
             return
-        dead, current_task, code = self._dead_line
+        dead, current_task, code, exceeded_gib = self._dead_line
         # Only the latest death is remembered. After an older one the task counts as begun, so nobody runs it twice.
         has_begun = dead != number or current_task == frame.ident
-        self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code))
+        self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code, exceeded_gib=exceeded_gib))
 
     def on_unhold(self, frame: Frame) -> None:
         slot = self.placing.by_task.get(frame.ident)
@@ -340,16 +347,14 @@ class NodeTasks:
         has_line = number == 0 and config.executor == "process" and request == NO_GRANT
         self._lines += 1
         try:
-            slot = make_slot(
+            slot = self._make_slot(
                 number,
+                grant,
                 lanes=lanes,
                 executor=config.executor,
                 workers_per_node=config.slots,
-                notice_file=config.notice_file,
                 volumes=config.placed_volumes,
                 line_number=self._lines if has_line else 0,
-                agent=self._address,
-                part=self._devices.part_of(grant, grant.devices or (), self._env),
             )
         except OSError as error:
             complain(self._config.node, f"agent delays slot {number}: {error.strerror}")
@@ -361,21 +366,54 @@ class NodeTasks:
         self._fork(slot, config.preload, b"")
         self._send_line(slot)
 
+    def _make_slot(
+        self,
+        number: int,
+        grant: Grant,
+        *,
+        visible: tuple[int, ...] | None = None,
+        shared_as: str = "",
+        env: tuple[tuple[str, str], ...] = (),
+        **options: Any,
+    ) -> SlotProcess:
+        """Create a slot for a grant that names its devices, with a group that limits it. Raises OSError."""
+        group = self._group_for(grant, shared_as)
+        part = self._devices.part_of(grant, (grant.devices if visible is None else visible) or (), self._env)
+        try:
+            return make_slot(
+                number,
+                env=(*_threads_for(grant.cpus, self._config), *env),
+                notice_file=self._config.notice_file,
+                agent=self._address,
+                part=replace(part, group=group),
+                **options,
+            )
+        except OSError:
+            if group is not None:
+                self._limits.leave(group)
+            raise
+
+    def _group_for(self, grant: Grant, shared_as: str) -> LimitGroup | None:
+        try:
+            return self._limits.join(cpus=grant.cpus, memory_gib=grant.memory_gib, shared_as=shared_as)
+        except OSError as error:  # the call runs without it, and can see that in `instance_info().enforced`
+            complain(self._config.node, f"agent cannot make a control group: {error}; a call runs without limits")
+            return None
+
     def on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)
-        env = (*_threads_of(order.rank, self._config), *order.env)
+        env = (*_threads_of(order.rank, order.grant, self._config), *order.env)
         grant = self._devices.of(order.grant or NO_GRANT, order.rank.local_rank, order.rank.local_world_size)
-        visible = grant.devices if order.visible is None else order.visible
         try:
-            slot = make_slot(
+            slot = self._make_slot(
                 order.rank.local_rank,
+                grant,
+                visible=order.visible,
+                shared_as=order.shared_as,
+                env=env,
                 rank=order.rank,
                 deliver=bool(frame.lane),
-                env=env,
-                notice_file=self._config.notice_file,
                 volumes=self._config.placed_volumes,
-                agent=self._address,
-                part=self._devices.part_of(grant, visible or (), self._env),
             )
         except OSError as error:
             self._failed_ranks[frame.ident] = self._lost_body(None, 1, why=f"{type(error).__name__}: {error}")
@@ -392,20 +430,18 @@ class NodeTasks:
         grant = self._devices.of(order.grant or NO_GRANT, 0, 1)
         self._lines += 1
         try:
-            slot = make_slot(
+            slot = self._make_slot(
                 self._config.slots + len(self.placing.actors),
+                grant,
                 lanes=order.lanes,
                 executor=executor,
                 workers_per_node=self._config.slots,
-                notice_file=self._config.notice_file,
                 line_number=self._lines if executor == "process" else 0,
-                agent=self._address,
-                part=self._devices.part_of(grant, grant.devices or (), self._env),
             )
         except OSError as error:
             self._tell_actor_gone(frame.ident, self._lost_body(None, 1, why=f"{type(error).__name__}: {error}"))
             return
-        if order.grant is not None:
+        if order.grant is not None and order.grant.devices is not None:
             self._granted.end_holders(grant.devices or (), self.placing.slots)
         slot.actor = frame.ident
         self.placing.actors[frame.ident] = slot
@@ -428,7 +464,8 @@ class NodeTasks:
         del self.placing.actors[slot.actor]
         for pending in slot.waiting:
             self._report_lost(slot, pending.frame.ident, code)
-        self._tell_actor_gone(slot.actor, self._lost_body(0, code, crash_of(slot), why=slot.failure))
+        body = self._lost_body(0, code, crash_of(slot), why=slot.failure, exceeded_gib=slot.exceeded_gib)
+        self._tell_actor_gone(slot.actor, body)
 
     def _tell_actor_gone(self, actor: int, body: bytes) -> None:
         if self.client is not None:
@@ -468,12 +505,15 @@ class NodeTasks:
             return
         if pid:
             kill_session(pid)
+        if slot.group is not None:
+            slot.exceeded_gib = slot.group.exceeded_gib() if code == -signal.SIGKILL else None
+            self._limits.leave(slot.group)
         slot.is_dead = True  # set first, so that nothing below gives it another task
         for frame in slot.receive():
             self.on_slot_frame(slot, frame)
         self._read_output(slot)
         if slot.line_number:
-            self._dead_line = slot.line_number, int(slot.page[CURRENT]), code
+            self._dead_line = slot.line_number, int(slot.page[CURRENT]), code, slot.exceeded_gib
         self.placing.give_up(slot)
         for task in list(slot.running):
             self._report_lost(slot, task, code)
@@ -497,10 +537,17 @@ class NodeTasks:
         crash = None if slot is None else crash_of(slot)
         if slot is None:
             return self._lost_body(None, code, crash)
-        return self._lost_body(slot.begun_index(task), code, crash, why=slot.failure)
+        index = slot.begun_index(task)
+        return self._lost_body(index, code, crash, why=slot.failure, exceeded_gib=slot.exceeded_gib)
 
     def _lost_body(
-        self, index: int | None, code: int, crash: tuple[float, str] | None = None, *, why: str = ""
+        self,
+        index: int | None,
+        code: int,
+        crash: tuple[float, str] | None = None,
+        *,
+        why: str = "",
+        exceeded_gib: float | None = None,
     ) -> bytes:
         if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
             index = 0  # report it as begun: every process dies before it begins, so retries would never end
@@ -513,6 +560,7 @@ class NodeTasks:
             "at": time.time() if crash is None else crash[0],
             "stack": "" if crash is None else crash[1],
             "why": why,
+            "memory_gib": exceeded_gib,
         }
         return json.dumps(lost).encode()
 
@@ -564,8 +612,15 @@ class NodeTasks:
         self._loop.call_later(0, end)
 
 
-def _threads_of(rank: Rank, config: NodeConfig) -> tuple[tuple[str, str], ...]:
-    """Return thread counts for a gang with more ranks here than slots: the counts of slots would be too high."""
+def _threads_of(rank: Rank, grant: Grant | None, config: NodeConfig) -> tuple[tuple[str, str], ...]:
+    """Return thread counts for a gang with processors of its own, or with more ranks here than slots."""
+    if grant is not None and grant.cpus is not None:
+        return _threads_for(grant.cpus / rank.local_world_size, config)
     if rank.local_world_size <= config.slots:
         return ()
-    return tuple((name, str(max(1, config.cores // rank.local_world_size))) for name in config.thread_variables)
+    return _threads_for(config.cores / rank.local_world_size, config)
+
+
+def _threads_for(cpus: float | None, config: NodeConfig) -> tuple[tuple[str, str], ...]:
+    """Return thread counts for a process with this many processors; none if it has those of its slot."""
+    return () if cpus is None else tuple((name, str(max(1, int(cpus)))) for name in config.thread_variables)

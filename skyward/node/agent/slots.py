@@ -21,6 +21,7 @@ from ..slot.shelf import Shelf
 from ..slot.slot import SlotConfig
 from ..slot.stacks import STACKS_AT
 from .devices import NO_PART, NodePart
+from .limit_groups import LimitGroup
 from .output import DISPLAYS, OutputReader
 
 if TYPE_CHECKING:  # as in wire.tasks
@@ -103,6 +104,10 @@ class SlotProcess:
     """Grant of the calls that it was started for; without devices: its number's share of them."""
     renewed_as: Grant | None = None
     """Grant of its successor, once it is to end because calls need another process; it takes no more."""
+    group: LimitGroup | None = None
+    """Control group that limits it."""
+    exceeded_gib: float | None = None
+    """Memory limit at which the kernel has killed it; None for any other death."""
     page_fd: int = -1
     """File of the shared page, in process slots and ranks. The process writes its stacks behind the page."""
 
@@ -233,6 +238,7 @@ def make_slot(
     Raises:
         OSError: the machine has no room for the descriptors; then none is left open.
     """
+    group = part.group
     config = SlotConfig(
         number=number,
         lanes=lanes,
@@ -248,9 +254,12 @@ def make_slot(
         grant=part.grant,
         devices=part.devices,
         visible=part.visible,
+        groups=() if group is None else group.entries,
+        enforced=() if group is None else group.options,
     )
     with contextlib.ExitStack() as undo:
         slot = _with_ends(config, line_number, undo)
+        slot.group = group
         undo.pop_all()
         return slot
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from ...core.process import adopt_orphans, die_with_parent
 from ...state.volumes import detach
+from .limit_groups import remove_groups
 
 _POLL_S = 0.25
 _PAUSE_S = 1.0
@@ -81,9 +82,10 @@ def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, stand
 
 
 def remove_node(folder: str) -> None:
-    """Remove the folder of a node whose processes are gone, and its links to volumes. Idempotent."""
+    """Remove the folder of a node whose processes are gone, its links to volumes, and its groups. Idempotent."""
     import shutil  # only at the end: it imports every compression, in processes that only wait
 
+    remove_groups(folder)
     detach(folder)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -51,6 +51,10 @@ class SlotConfig:
     """Devices of the grant."""
     visible: int = 0
     """Number of devices that the process sees."""
+    groups: tuple[str, ...] = ()
+    """Files by which the process enters the control groups that limit it."""
+    enforced: tuple[str, ...] = ()
+    """Options of its calls that these groups enforce."""
 
 
 class Slot:
@@ -214,4 +218,7 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         notice_file=config.notice_file,
         volumes=FrozenMap({place.path: place.folder for place in config.volumes}),
         devices=config.devices,
+        cpus=config.grant.cpus,
+        memory_gib=config.grant.memory_gib,
+        enforced=config.enforced,
     )

@@ -261,6 +261,7 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
         # and the task checks that when it begins.
         _draw_own_numbers()
         if config.preload and not order.launch:  # a rank does this later, once its variables are set
+            os.environ.update(order.config.env)
             apply_thread_counts()
         become_slot(order, fds)
         code = 0
@@ -302,6 +303,9 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     os.close(null)
     for fd in (out, err):
         os.close(fd)
+    for path in order.config.groups:  # before anything of the user's: memory is charged where it was first used
+        with open(path, "w") as file:
+            file.write("0")
     prepare = partial(_apply_launch, order) if order.launch else None
     shelf_fd = more[0] if more else -1
     line = socket.socket(fileno=more[1]) if len(more) > 1 else None

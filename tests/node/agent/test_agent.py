@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from skyward.node.agent.devices import NodeDevices
+from skyward.node.agent.limit_groups import Enforcement
 from skyward.node.agent.loop import EventLoop
 from skyward.node.agent.node_tasks import NodeTasks
 from skyward.node.agent.session import Session
@@ -85,7 +86,7 @@ def agent(tmp_path: Path) -> Any:
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=1, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    made: Any = NodeTasks(EventLoop(), config, address="", devices=NodeDevices())
+    made: Any = NodeTasks(EventLoop(), config, "", NodeDevices(), Enforcement())
     made.client = Client()
     payload = encode(None, lambda data: pytest.fail("a blob")).body
     made.placing.add_function(Frame(FrameKind.FUNCTION, 0, 0, 0, FUNCTION + payload))

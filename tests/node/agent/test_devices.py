@@ -9,6 +9,7 @@ import pytest
 
 from skyward.node.agent.devices import NodeDevices, find_devices, mps_environment
 from skyward.node.agent.facts import node_facts
+from skyward.node.agent.limit_groups import Enforcement
 from skyward.values.devices import Grant, share
 from skyward.wire.tasks import NodeConfig
 from tests.stand_in_gpus import GPUS, MIG, install_smi
@@ -190,6 +191,6 @@ def test_facts_are_those_of_the_users_environment(tmp_path: Path) -> None:
     config = NodeConfig(
         pool="p", node=0, folder="", slots=1, python=sys.executable, path=(), cwd="", env=env, cores=3, memory_gib=1.5
     )
-    facts = node_facts(config, find_devices(dict(env)))
+    facts = node_facts(config, find_devices(dict(env)), Enforcement())
     assert (facts["accelerators"], facts["cpus"], facts["memory_gib"]) == (2, 3, 1.5)
     assert [device["index"] for device in facts["devices"]] == [0, 1]

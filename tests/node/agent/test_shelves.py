@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from skyward.node.agent.devices import NodeDevices
+from skyward.node.agent.limit_groups import Enforcement
 from skyward.node.agent.loop import EventLoop
 from skyward.node.agent.node_tasks import NodeTasks
 from skyward.node.agent.slots import make_slot
@@ -87,7 +88,7 @@ def agent(tmp_path: Path) -> Any:
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=2, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    made: Any = NodeTasks(EventLoop(), config, address="", devices=NodeDevices())
+    made: Any = NodeTasks(EventLoop(), config, "", NodeDevices(), Enforcement())
     made.client = Client()
     made.placing.add_function(Frame(FrameKind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
     return made
