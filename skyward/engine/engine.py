@@ -114,6 +114,10 @@ class WaitingCallers(Protocol):
         """Tell whether the buffers of a waiting caller's call may stay in this process's memory (`PulledTask`)."""
         ...
 
+    def may_hold(self, size: int) -> bool:
+        """Tell whether copies of that many bytes may stay in this process's memory for a future (`HeldTask`)."""
+        ...
+
     def stop_pulling(self) -> None:
         """Send all buffers from now on, because slots cannot read this process's memory."""
         ...

@@ -59,6 +59,10 @@ class Leader:
             return False
         return all(link.line is not None for link in tuple(self._ledger.links.values()))
 
+    def may_hold(self, size: int) -> bool:
+        """Tell whether copies of a call's buffers may stay in this process's memory; see `HeldTask`."""
+        return size >= pull.LEAST_SIZE and self.may_pull()
+
     def stop_pulling(self) -> None:
         """Send all buffers from now on, because the kernel refused a slot access to this process's memory."""
         self.can_pull = False

@@ -269,6 +269,20 @@ class PulledTask(CallTask):
             self.on_failed(loss_error(loss, self.name, self.tail))
 
 
+@dataclass(eq=False, kw_only=True)
+class HeldTask(PulledTask):
+    """Call of a future, whose buffers stay in this process's memory as copies for this call alone.
+
+    `call_again` sends the call with its buffers as blobs. Any thread may do that, because nothing changes the copies.
+    """
+
+    def send_again(self) -> None:
+        try:
+            self.call_again()
+        except Exception as error:  # no room for the blobs, or the pool was closed meanwhile
+            self.on_failed(error)
+
+
 class ResultStream(Generic[T]):
     """Iterator over the values of a remote generator, as they arrive. Not for several threads at once.
 

@@ -14,8 +14,9 @@ from ..calls.options import CallOptions
 from ..console.activity import Progress, ProgressBoard
 from ..engine.builder import PackedCall, Place
 from ..engine.engine import Engine
-from ..engine.tasks import CallTask, PulledTask, ResultStream, Task, WireFunction
+from ..engine.tasks import CallTask, HeldTask, PulledTask, ResultStream, Task, WireFunction
 from ..errors import NotRun, UsageError
+from ..wire.payloads import send_stays
 from ..wire.seen import SeenArrays
 from ..wire.tasks import CallKind, Mode, actor_place
 from .actors import PoolActors
@@ -203,24 +204,7 @@ class Dispatch:
             call = PackedCall(name, self._function(pending), payload, options)
             task = self._streaming(pending, future, call, sources, kind, place)
         else:
-            # Buffers stay in this process's memory only while the caller waits. A retry may come after that.
-            may_repeat = options.allow_reruns or options.retry_on or options.need is not None
-            may_stay = engine.leader.may_pull if leads and not may_repeat and not pending.is_kept else None
-            payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
-            call = PackedCall(name, self._function(pending), payload, options)
-            if payload.stays:
-                task = self._builder.task(
-                    PulledTask,
-                    task_id,
-                    call,
-                    kind,
-                    place,
-                    future=future,
-                    call_again=partial(self._call_again, pending, kind, nodes, place),
-                    stop_pulling=engine.leader.stop_pulling,
-                )
-            else:
-                task = self._builder.task(CallTask, task_id, call, kind, place, mode=_mode(pending), future=future)
+            task = self._plain(pending, future, (args, kwargs), kind, nodes, place, leads=leads, seen=seen)
         if kind == CallKind.ACTOR:
             task.actor = task.head.actor
         if is_strict:
@@ -230,6 +214,54 @@ class Dispatch:
         else:
             engine.submit(task, nodes=nodes)
         return future
+
+    def _plain(
+        self,
+        pending: PendingCompute[Any],
+        future: Future[Any],
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        kind: CallKind,
+        nodes: tuple[int, ...] | None,
+        place: Place,
+        *,
+        leads: bool,
+        seen: SeenArrays | None,
+    ) -> CallTask:
+        """Make the task of a call that streams nothing."""
+        packing, name = self.packing, pending.name
+        may_stay = self._may_stay(pending, kind, nodes, leads=leads, may_hold=seen is None)
+        payload = packing.arguments(*arguments, name, seen, may_stay=may_stay)
+        if payload.stays and not leads:
+            payload = packing.hold(payload)
+        call = PackedCall(name, self._function(pending), payload, pending.options)
+        make = partial(self._builder.task, task_id=future.call_id, call=call, kind=kind, place=place, future=future)
+        if not payload.stays:
+            return make(CallTask, mode=_mode(pending))
+        stop_pulling = self._engine.leader.stop_pulling
+        if leads:
+            again = partial(self._call_again, pending, kind, nodes, place)
+            return make(PulledTask, call_again=again, stop_pulling=stop_pulling)
+        return make(HeldTask, call_again=partial(self._send_held, call, future), stop_pulling=stop_pulling)
+
+    def _may_stay(
+        self,
+        pending: PendingCompute[Any],
+        kind: CallKind,
+        nodes: tuple[int, ...] | None,
+        *,
+        leads: bool,
+        may_hold: bool,
+    ) -> Callable[[int], bool] | None:
+        """Return the function that tells whether a call's buffers may stay in this process's memory; None: never.
+
+        They stay only while the caller waits, or as copies that are dropped with the call. A retry may come after that.
+        """
+        options = pending.options
+        if options.allow_reruns or options.retry_on or options.need is not None or pending.is_kept:
+            return None
+        if leads:
+            return self._engine.leader.may_pull
+        return self._engine.leader.may_hold if may_hold and kind == CallKind.PLAIN and nodes is None else None
 
     def _function(self, pending: PendingCompute[Any]) -> WireFunction:
         method = pending.fn
@@ -245,6 +277,14 @@ class Dispatch:
     ) -> Any:
         """Send a call once more whose buffers could not stay in this process's memory, and wait for its value."""
         return value_of(self._call(pending, kind=kind, nodes=nodes, place=place))
+
+    def _send_held(self, call: PackedCall, future: Future[Any]) -> None:
+        """Send the call of a future whose buffers could not stay in this process's memory, as blobs."""
+        sent = call._replace(payload=send_stays(call.payload, self.packing.put))
+        task_id = future.call_id
+        self._engine.submit(self._builder.task(CallTask, task_id, sent, CallKind.PLAIN, _ALONE, future=future))
+        if future.cancelled():  # before the task was submitted
+            self._cancel(task_id)
 
     def _streaming(
         self,

@@ -7,6 +7,7 @@ pickled again whenever one of those is replaced, or is of a kind that can change
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import threading
@@ -25,7 +26,8 @@ from ..values.launch import ProcessLaunch
 from ..values.ref import splice
 from ..wire.blobs import BlobStore, content_digest
 from ..wire.frames import INLINE_LIMIT
-from ..wire.payloads import Encoded, PutBlob, encode
+from ..wire.payloads import Encoded, PutBlob, copy_stays, encode, send_stays
+from ..wire.pull import PullRefused
 from ..wire.seen import SeenArrays
 from .graphs import has_calls
 
@@ -40,6 +42,16 @@ class Packer:
 
     def close(self) -> None:
         self._store.clear()
+
+    def hold(self, payload: Encoded) -> Encoded:
+        """Copy the buffers that stay in this process's memory, for a call whose caller does not wait.
+
+        Bytes that were sent before, or cannot be copied, become blobs: those are shared by all calls that need them.
+        """
+        if not any(self._store.is_repeated(view) for view in payload.stays):
+            with contextlib.suppress(PullRefused, OSError):  # no memory, or a sandbox
+                return copy_stays(payload)
+        return send_stays(payload, self.put)
 
     def function(self, function: Callable[..., Any], name: str) -> WireFunction:
         """Pickle a function. Raises ArgumentNotPicklable."""

@@ -339,10 +339,23 @@ class BlobStore:
         """All snapshots that exist: those in `_kept`, and those that only a call still refers to."""
         self._samples: Counter[bytes] = Counter()
         """Number of snapshots in `_alive` with each sample."""
+        self._asked: OrderedDict[bytes, None] = OrderedDict()
+        """Samples of bytes that `is_repeated` was asked about, the oldest first."""
         self._bytes = 0
         """Total size of the snapshots in `_alive`."""
         # Reentrant, because the garbage collector may run `_forget` in a thread that holds the lock.
         self._lock = threading.RLock()
+
+    def is_repeated(self, data: memoryview) -> bool:
+        """Return whether these bytes were probably put, or asked about, before. A blob is then worth its cost."""
+        sample = _sample(data)
+        if self._samples.get(sample) or sample in self._asked:
+            return True
+        with self._lock:
+            self._asked[sample] = None
+            while len(self._asked) > _STORED:
+                self._asked.popitem(last=False)
+        return False
 
     def put(self, data: memoryview) -> Blob:
         """Return the blob with this content: an existing one, or a new snapshot."""

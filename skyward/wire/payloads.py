@@ -93,6 +93,19 @@ def encode(
     return _with_blobs(data, large, put, tuple(pinned))
 
 
+def copy_stays(encoded: Encoded) -> Encoded:
+    """Return the same value with copies of the buffers that stay in this process's memory, which nobody changes.
+
+    Raises:
+        PullRefused: This process may not read its own memory in this way.
+        OSError: There is no memory for the copies.
+    """
+    copies = tuple(pull(place_of(view), view.nbytes) for view in encoded.stays)
+    names = b"".join(REFERENCE.pack(place_of(copy), copy.nbytes) for copy in copies)
+    start = HEAD.size + len(copies) * REFERENCE.size
+    return Encoded(encoded.body[: HEAD.size] + names + encoded.body[start:], stays=copies)
+
+
 def send_stays(encoded: Encoded, put: PutBlob) -> Encoded:
     """Return the same value with blobs instead of buffers that stay in this process's memory."""
     start = HEAD.size + len(encoded.stays) * REFERENCE.size

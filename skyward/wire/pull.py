@@ -1,7 +1,8 @@
-"""Buffers that the slot copies straight out of the client's memory, without a file in between (Linux).
+"""Buffers that are copied straight out of another process's memory, without a file in between (Linux).
 
-Only for calls whose caller waits, because then the buffers do not change. `process_vm_readv` needs the permissions of a
-debugger (the same user, no Yama restriction). Where it is refused, the call is sent again with blobs.
+A slot copies arguments from the client, and the client copies values from a slot. The buffers must not change
+meanwhile: the caller waits, or the client holds a copy for this call alone. `process_vm_readv` needs the permissions of
+a debugger (the same user, no Yama restriction). Where it is refused, the buffers are sent as blobs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from ..errors import InternalError
 _PLACE = struct.Struct("<QQ")  # process, address
 _HUGE = 2 << 20
 """Bytes of a huge page. Zeroing one takes a fraction of the time of 512 small ones."""
+LEAST_SIZE = 4 << 20
+"""Bytes from which values, and arguments of futures, are copied. A copy has huge pages, so that of less would waste
+memory."""
 _SPLIT = 8 << 20
 """Bytes from which two threads read: allocating pages takes longer than copying, and both happen in the kernel."""
 

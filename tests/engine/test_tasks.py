@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from skyward.calls.futures import Future
-from skyward.engine.tasks import Loss, PulledTask, TaskFailure
-from skyward.errors import SlotLost
+from skyward.engine.tasks import HeldTask, Loss, PulledTask, TaskFailure
+from skyward.errors import PoolClosed, SlotLost
 from skyward.wire.failures import EncodedFailure
 from tests.engine.parts import Parts
 
@@ -17,12 +17,13 @@ from tests.engine.parts import Parts
 class Pulled:
     """A call whose buffers stay in memory, and the fallback when a slot cannot read them."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, task_class: type[PulledTask] = PulledTask) -> None:
+        self.error: Exception | None = None
         self.made_by: list[threading.Thread] = []
         self.was_stopped = False
         self.future: Future[Any] = Future()
         task = parts.task()
-        self.task = PulledTask(
+        self.task = task_class(
             id=task.id,
             name=task.name,
             head=task.head,
@@ -36,6 +37,8 @@ class Pulled:
 
     def call_again(self) -> int:
         self.made_by.append(threading.current_thread())
+        if self.error is not None:
+            raise self.error
         return 42
 
     def stop_pulling(self) -> None:
@@ -72,6 +75,25 @@ def test_an_error_of_the_call_is_raised_unchanged(parts: Parts) -> None:
     pulled.task.on_error(failed("builtins.ValueError"))
     assert pulled.future.has_failed
     assert not pulled.was_stopped
+
+
+def test_the_call_of_a_future_is_sent_again_by_any_thread(parts: Parts) -> None:
+    agent = parts.add_node()
+    pulled = Pulled(parts, HeldTask)
+    with parts.ledger:
+        parts.dispatcher.submit(pulled.task, None)
+    assert agent.kinds() == []
+    assert pulled.made_by == [threading.current_thread()]
+    assert not pulled.future.done()
+
+
+def test_a_future_whose_call_cannot_be_sent_again_fails(parts: Parts) -> None:
+    pulled = Pulled(parts, HeldTask)
+    pulled.error = PoolClosed("pool: closed")
+    pulled.task.on_error(failed("skyward.wire.pull.PullRefused"))
+    assert pulled.was_stopped
+    with pytest.raises(PoolClosed):
+        pulled.future.result(0)
 
 
 @pytest.mark.parametrize(("started", "again"), [(False, 1), (True, 0)])

@@ -1,4 +1,4 @@
-"""Large arguments of a call whose caller waits: the slot reads them from the caller's memory."""
+"""Large arguments that slots read from this process's memory: of callers that wait, and copies for futures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,53 @@ def test_memory_that_cannot_be_read_goes_as_blobs_and_is_not_tried_again(monkeyp
             assert total(np.full(BIG, number)) >> pool == number * BIG
         assert tried == [8 * BIG]
         assert not engine.leader.can_pull
+
+
+def test_a_future_gets_its_array_as_it_was_when_it_was_sent(pool: ComputePool, stayed: list[int]) -> None:
+    array = np.full(BIG, 3)
+    future = total(array) > pool
+    array[:] = 0
+    assert future.result() == 3 * BIG
+    assert set(stayed) == {array.nbytes}
+
+
+def test_an_array_of_futures_becomes_a_blob_when_it_is_sent_again(pool: ComputePool, stayed: list[int]) -> None:
+    array = np.full(BIG, 5)
+    assert (total(array) > pool).result() == 5 * BIG
+    once = len(stayed)
+    until(engine_of(pool).leader.may_pull)
+    assert (total(array) > pool).result() == 5 * BIG
+    assert len(stayed) == once + 1  # it was asked about, and not copied
+
+
+def test_the_copy_for_a_future_that_cannot_be_read_is_sent_as_a_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[memoryview] = []
+
+    def copied(place: bytes, size: int) -> memoryview:
+        copies.append(pull(place, size))
+        return copies[-1]
+
+    def nowhere(data: memoryview) -> bytes:
+        place = place_of(data)
+        return place[:8] + (8).to_bytes(8, "little") if any(data is copy for copy in copies) else place
+
+    monkeypatch.setattr(payloads, "pull", copied)
+    monkeypatch.setattr(payloads, "place_of", nowhere)
+    with sky.ComputePool(sky.Local()) as pool:
+        engine = engine_of(pool)
+        until(engine.leader.may_pull)
+        for number in range(3):
+            assert (total(np.full(BIG, number)) > pool).result() == number * BIG
+        assert len(copies) == 1
+        assert not engine.leader.can_pull
+
+
+def test_futures_of_many_threads_get_their_arrays(pool: ComputePool) -> None:
+    def call(start: int) -> list[bool]:
+        return [(total(np.full(BIG, n)) > pool).result() == n * BIG for n in range(start, start + 5)]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(all(right) for right in threads.map(call, range(10, 50, 10)))
 
 
 def test_many_threads_can_send_arrays(pool: ComputePool) -> None:

@@ -15,10 +15,7 @@ from ...wire.blobs import DIGEST_SIZE
 from ...wire.channel import receive
 from ...wire.frames import HAS_FD, KEPT, PROTOCOL_VERSION, QUIET, Frame, FrameKind, FrameParser, pack
 from ...wire.payloads import Encoded
-from ...wire.pull import is_possible
-
-_LENT_SIZE = 4 << 20
-"""Bytes from which a value is lent. The copy has huge pages, so that of a smaller one would waste memory."""
+from ...wire.pull import LEAST_SIZE, is_possible
 
 
 def blob_body(digest: bytes, size: int, offset: int = 0) -> bytes:
@@ -184,7 +181,7 @@ class SlotLine:
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns)))
 
     def may_lend(self, size: int) -> bool:
-        return size >= _LENT_SIZE and is_possible() and not self._is_refused
+        return size >= LEAST_SIZE and is_possible() and not self._is_refused
 
     def lend(self, ident: int, payload: Encoded, elapsed_ns: int) -> bool:
         try:
