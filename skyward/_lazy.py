@@ -106,7 +106,8 @@ def _unknown(module: str, name: str, public: Collection[str], caller: FrameType)
     # `from module import name` replaces an AttributeError with an ImportError that lacks the hint. Other errors pass.
     if 0 <= at < len(code) and code[at] == opmap["IMPORT_FROM"]:
         return ImportError(f"cannot import name {name!r} from {module!r}{hint}", name=name)
-    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+    # Without `obj`, Python adds no suggestion of its own behind ours.
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}", name=name, obj=None)
 
 
 def _hint(module: str, name: str, public: Collection[str]) -> str:

@@ -169,8 +169,13 @@ ARGUMENTS = [
     Mistake("below our decorators", lambda _: quiet_area(), WrongArguments, ("missing", "'width'")),
     Mistake("to submit", lambda p: p.submit(plain), WrongArguments, ("plain(): missing", "'width'")),
     Mistake("to map", lambda p: p.map(area, [1], [2], [3]), WrongArguments, ("too many positional arguments",)),
-    Mistake("a call to map", lambda p: p.map(area(1), [1]), UsageError, ("_area(1) is a call", "the function itself")),
-    Mistake("a call to compute", lambda _: sky.compute(area(1)), UsageError, ("_area(1) is a call",)),
+    Mistake(
+        "a call to map",
+        lambda p: p.map(area(1), [1]),
+        UsageError,
+        ("_area(1): a call, not a function", "the function itself"),
+    ),
+    Mistake("a call to compute", lambda _: sky.compute(area(1)), UsageError, ("_area(1): a call, not a function",)),
     Mistake("a generator", lambda p: passed(x for x in "ab") >> p, ArgumentNotPicklable, ("Iterator[...]",)),
     Mistake("returned", lambda p: returns_generator() >> p, ResultNotPicklable, ("a generator", "yield")),
     Mistake("no call", lambda p: p.submit(3), UsageError, ("call=3: neither a function nor a call",)),
@@ -188,7 +193,7 @@ def no_value(width: Any) -> Any:
     return None
 
 
-NO_CALL = "A function without @sky.compute runs here and at once"
+NO_CALL = "without @sky.compute, a function runs here and at once"
 OPERANDS = [
     Mistake("an undecorated function", lambda p: plain(3, 4) >> p, UsageError, ("`>>`: 12 is a value (int)", NO_CALL)),
     Mistake("for a future", lambda p: plain(3, 4) > p, UsageError, ("`>`: 12 is a value (int)", NO_CALL)),
@@ -258,6 +263,7 @@ NAMES = [
     Mistake("pool.resize", lambda p: p.resize, AttributeError, ("write pool.scale(4)",)),
     Mistake("pool.sumbit", lambda p: p.sumbit, AttributeError, ("did you mean submit?",)),
     Mistake("node.starmap", lambda p: p.node(0).starmap, AttributeError, ("'NodeTarget'", "pool.map(")),
+    Mistake("Volume(bucket=)", lambda _: untyped.Volume(bucket="b"), WrongArguments, ("s3://bucket/prefix",)),
     Mistake("f.remote", lambda _: area.remote, AttributeError, ("f(x) >> pool",)),
     Mistake("f.map", lambda _: area.map, AttributeError, ("pool.map(f, xs)",)),
     Mistake("f.locl", lambda _: area.locl, AttributeError, ("did you mean local?",)),
@@ -280,7 +286,10 @@ def test_tables_of_missing_names_hold_no_existing_name(pool: sky.ComputePool) ->
         "an actor": sky.ActorOptions.__dataclass_fields__,
         "ComputePool": pool_options | set(ALIASES),
         "provider": PROVIDERS,
-        **{kind.__name__: inspect.signature(kind).parameters for kind in (sky.Image, sky.AWS, sky.SSH, sky.Local)},
+        **{
+            kind.__name__: inspect.signature(kind).parameters
+            for kind in (sky.Image, sky.Volume, sky.AWS, sky.SSH, sky.Local)
+        },
     }
     places["SSH"] = set(places["SSH"]) - {"hosts"}
     assert set(places) == set(FOREIGN)
@@ -499,3 +508,10 @@ def _expect(pool: sky.ComputePool, mistake: Mistake) -> None:
         mistake.write(pool)
     for words in mistake.says:
         assert words in str(raised.value)
+
+
+def test_a_missing_name_is_suggested_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import skyward; skyward.Locale"], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.lower().count("did you mean") == 1

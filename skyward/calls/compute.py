@@ -351,7 +351,7 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             bound = functools.partial(inner.fn, *function.args, **function.keywords)
             return ComputeFunction(bound, checked if options else inner.options)
         if isinstance(function, Unrun):
-            raise UsageError(f"compute(): {short(function)} is a call; pass the function itself, without arguments")
+            raise UsageError(f"{short(function)}: a call, not a function; pass the function itself, without arguments")
         if not callable(function):
             raise UsageError(f"compute(): {function!r} is not a function; decorate a function")
         code = innermost(function)

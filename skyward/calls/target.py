@@ -315,6 +315,6 @@ def _problem(value: Any, operator: str) -> str:
         name = name_of(value)
         return f"{name} is a function, not a call of one; write sky.compute({name})(...) {operator} pool"
     return (
-        f"{short(value)} is a value ({type(value).__name__}), not a call. A function without @sky.compute runs "
-        "here and at once; decorate it, or write pool.submit(function, ...)"
+        f"{short(value)} is a value ({type(value).__name__}), not a call: without @sky.compute, a function runs here "
+        "and at once; decorate it, or write pool.submit(function, ...)"
     )

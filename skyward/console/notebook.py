@@ -12,10 +12,9 @@ from typing import Any, Protocol
 from ..core.html import bar, lines
 from ..events import Event, PoolClosed, PoolReady
 from .activity import Counts, Progress, RunningTask
-from .panel import done_of, progress_line, rate_of, status_line
+from .panel import clock_of, done_of, progress_line, rate_of, status_line
 from .state import PoolState
 from .style import Style
-from .words import duration
 
 _log = logging.getLogger(__name__)
 
@@ -154,14 +153,10 @@ class NotebookView:
 def _map_forms(progress: Progress, now: float) -> tuple[str, str]:
     """Return a map or a group as plain text and as HTML."""
     plain = progress_line(progress, _WIDTH, now, _STYLE, indent=0)
-    seconds = progress.seconds(now)
     texts = [done_of(progress)]
-    if progress.done and seconds > 0:
+    if progress.done and progress.seconds(now) > 0:
         texts.append(rate_of(progress, now))
-    left_s = progress.left_s(now)
-    if progress.ended is not None:
-        texts.append(f"in {duration(seconds)}")
-    elif left_s is not None:
-        texts.append(f"{duration(left_s)} left")
+    if clock := clock_of(progress, now):
+        texts.append(clock)
     part = None if progress.total is None else progress.done / progress.total if progress.total else 1.0
     return plain, bar(progress.name, part, " · ".join(texts))

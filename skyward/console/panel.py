@@ -106,7 +106,7 @@ def progress_line(progress: Progress, width: int, now: float, style: Style, *, i
     is_narrow = width < _NARROW
     name = fitted(printable(progress.name), _SHORT_LABEL if is_narrow else _LABEL, style.ellipsis)
     text = " " * indent + name + " " * (max(0, (_SHORT_LABEL if is_narrow else _LABEL) - columns(name)) + 1)
-    done, seconds = progress.done, progress.seconds(now)
+    done = progress.done
     cells: list[tuple[str, str]] = []
     """(plain, as shown)"""
     cells.append(_same(done_of(progress)))
@@ -114,11 +114,9 @@ def progress_line(progress: Progress, width: int, now: float, style: Style, *, i
         part = done / progress.total if progress.total else 1.0
         size = _LONG_BAR if not is_narrow else _LONG_BAR // 2
         cells.append(("#" * size + f" {part:4.0%}", f"{style.bar(part, size)} {part:4.0%}"))
-    if progress.ended is not None:
-        cells.append(_same(f"in {duration(seconds)}"))
-    elif (left_s := progress.left_s(now)) is not None:
-        cells.append(_same(f"{duration(left_s)} left"))
-    if done and seconds > 0:
+    if clock := clock_of(progress, now):
+        cells.append(_same(clock))
+    if done and progress.seconds(now) > 0:
         cells.append(_same(rate_of(progress, now)))
     used = columns(text)
     for plain, shown in cells:
@@ -134,6 +132,15 @@ def done_of(progress: Progress) -> str:
     return (
         f"{show(progress.done)} done" if progress.total is None else f"{show(progress.done)} of {show(progress.total)}"
     )
+
+
+def clock_of(progress: Progress, now: float) -> str:
+    """Return the time left, or the time it took; empty while nothing is known."""
+    if progress.ended is not None:
+        is_whole = progress.total is None or progress.done == progress.total
+        return f"{'in' if is_whole else 'stopped after'} {duration(progress.seconds(now))}"
+    left_s = progress.left_s(now)
+    return "" if left_s is None else f"{duration(left_s)} left"
 
 
 def rate_of(progress: Progress, now: float) -> str:

@@ -187,6 +187,12 @@ FOREIGN: dict[str, dict[str, str]] = {
         "username": "write user=",
         "*": 'pass options by name: hosts=["gpu1"]',
     },
+    "Volume": {
+        **_each("bucket prefix", 'write sky.Volume("s3://bucket/prefix")'),
+        **_each("name path url uri", 'pass it first: sky.Volume("cache")'),
+        "storage": 'write sky.Volume("s3://bucket/prefix"); credentials are variables of the image: Image(env={...})',
+        "*": 'pass one source, such as sky.Volume("cache")',
+    },
     "Local": {
         **_each("nodes concurrency workers cpus num_workers", _OF_THE_POOL),
         "*": "pass options by name, and nodes= and concurrency= to the pool",
@@ -221,6 +227,8 @@ def advice(place: str, name: str, known: Iterable[str], *, shown: str = "{}=") -
         return text
     if near is not None:
         return f"did you mean {shown.format(near)}?"
+    if not known:
+        return "it has no public name; add one"
     return f"use one of {', '.join(known)}" if len(known) <= _SHOWN else f"see help(sky.{place})"
 
 
@@ -232,4 +240,5 @@ def no_attribute(owner: object, name: str, place: str, known: Iterable[str], *, 
     text = problem or f"{type(owner).__name__!r} object has no attribute {name!r}"
     if not name.startswith("_"):  # libraries probe for such names, and show no message
         text = f"{text}; {advice(place, name, known, shown='{}')}"
-    return AttributeError(text, name=name, obj=owner)
+    # Without `obj`, Python adds no suggestion of its own behind ours.
+    return AttributeError(text, name=name, obj=None)

@@ -40,7 +40,7 @@ def load(name: str) -> type[Provider]:
         provider: type[Provider] = getattr(import_module(module), attribute)
     except ImportError as error:
         raise MissingDependency(
-            f"provider={name!r}: needs an optional package ({error}); run `pip install skyward[{name}]`",
+            f"provider={name!r}: needs an optional package ({error}); run `pip install 'skyward[{name}]'`",
             name=error.name,
         ) from error
     return provider

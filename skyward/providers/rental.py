@@ -371,7 +371,7 @@ def _public_key_of(folder: str) -> str:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
         raise MissingDependency(
-            f"rented machines: need an optional package ({error}); run `pip install skyward[ssh]`", name=error.name
+            f"rented machines: need an optional package ({error}); run `pip install 'skyward[ssh]'`", name=error.name
         ) from error
     path = os.path.join(folder, "key")
     if os.path.exists(path):

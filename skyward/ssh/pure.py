@@ -40,7 +40,7 @@ def pure(target: SSHTarget) -> Connection:
     """Build a Connection through paramiko. Raises MissingDependency; UsageError if the key file does not exist."""
     if importlib.util.find_spec("paramiko") is None:
         raise MissingDependency(
-            "transport='paramiko': needs paramiko, as every machine without `ssh` does; run `pip install skyward[ssh]`",
+            "transport='paramiko': paramiko, which replaces `ssh`, is not installed; run `pip install 'skyward[ssh]'`",
             name="paramiko",
         )
     target.check_key_file()

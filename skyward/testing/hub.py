@@ -38,10 +38,10 @@ class HubServer:
             mlflow.set_tracking_uri(server.url)
     """
 
-    def __init__(self, folder: Path, *, with_auth: bool = True, settings: Settings | None = None) -> None:
+    def __init__(self, folder: str | Path, *, with_auth: bool = True, settings: Settings | None = None) -> None:
         from ..hub.http.settings import local_settings
 
-        self.settings = settings or local_settings(folder, port=0, with_auth=with_auth)
+        self.settings = settings or local_settings(Path(folder), port=0, with_auth=with_auth)
         self.url = ""
         self.token = ""
         self._ready: Future[tuple[Hub, str]] = Future()

@@ -133,6 +133,9 @@ def test_maps_and_groups_have_a_bar_a_rate_and_the_time_left() -> None:
     progress.add(30)
     progress.ended = 1040.0
     assert progress_line(progress, 100, 2000.0, BARE).endswith("120 of 120  ━━━━━━━━━━━━━━━━━━━━ 100%  in 40 s  3.0/s")
+    failed = Progress("simulate", 120)
+    failed.began, failed.ended = 1000.0, 1005.0
+    assert progress_line(failed, 100, 2000.0, BARE).endswith("0 of 120  ────────────────────   0%  stopped after 5.0 s")
     endless = Progress("stream", None)
     endless.began = 1000.0
     endless.add(5)

@@ -26,7 +26,7 @@ class Clients:
             from botocore.config import Config
         except ImportError as error:
             raise MissingDependency(
-                f"AWS: needs an optional package ({error}); run `pip install skyward[aws]`", name=error.name
+                f"AWS: needs an optional package ({error}); run `pip install 'skyward[aws]'`", name=error.name
             ) from error
         self._config = Config(
             retries={"total_max_attempts": 1, "mode": "standard"},

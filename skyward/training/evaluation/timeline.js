@@ -13,6 +13,12 @@
     return Number((value / size).toPrecision(4)) + " " + name;
   };
 
+  const clock = value => {
+    const two = number => (number < 10 ? "0" : "") + number;
+    const hours = Math.floor(value / 3600), minutes = Math.floor(value / 60) % 60, rest = Number((value % 60).toFixed(3));
+    return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+  };
+
   const STEPS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800];
   const steps = about => {
     const rough = seconds / about, power = 10 ** Math.floor(Math.log10(rough));
@@ -30,7 +36,7 @@
       text.setAttribute("x", share + "%");
       text.setAttribute("y", 14);
       text.setAttribute("class", share * wide.clientWidth < 2500 ? "first" : (100 - share) * wide.clientWidth < 2500 ? "last" : "tick");
-      text.textContent = words(at);
+      text.textContent = seconds < 90 ? words(at) : clock(at);
       axis.append(text);
       wide.querySelectorAll("svg.lane").forEach(lane => {
         const line = document.createElementNS(SVG, "line");

@@ -123,7 +123,7 @@ def _cosine_with_min_lr(
     min_lr_rate: float | None = None,
 ) -> Factor:
     if (min_lr is None) == (min_lr_rate is None):
-        raise TypeError("needs exactly one of min_lr and min_lr_rate")  # words: ok
+        raise TypeError(f"min_lr={min_lr}, min_lr_rate={min_lr_rate}: not exactly one of them; set one of the two")
     least = min_lr_rate if min_lr is None else min_lr / rate
     assert least is not None
     return _after(
@@ -133,7 +133,7 @@ def _cosine_with_min_lr(
 
 def _polynomial(warmup: int, steps: int, rate: float, *, lr_end: float = 1e-7, power: float = 1.0) -> Factor:
     if rate <= lr_end:
-        raise TypeError(f"lr_end={lr_end} must be below learning_rate={rate}")  # words: ok
+        raise TypeError(f"lr_end={lr_end}: not below learning_rate={rate}; lower it")
 
     def fall(step: int) -> float:
         left = max(0.0, 1 - _progress(step, warmup, steps))
@@ -166,7 +166,8 @@ def _warmup_stable_decay(
         "1-sqrt": lambda left: 1 - math.sqrt(1 - left),
     }
     if warmup_type not in shapes or decay_type not in shapes:
-        raise TypeError(f"warmup_type and decay_type must be one of {', '.join(shapes)}")  # words: ok
+        names = ", ".join(shapes)
+        raise TypeError(f"warmup_type={warmup_type!r}, decay_type={decay_type!r}: unknown; use {names}")
 
     def factor(step: int) -> float:
         if step < warmup:
