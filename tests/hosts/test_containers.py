@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 import skyward as sky
 from skyward.errors import ProviderError
 from tests.hosts.containers import IMAGE, Podman
+from tests.hosts.index import PackageIndex
 from tests.providers.conftest import Hosts
 from tests.waiting import until
 
@@ -128,4 +130,29 @@ def test_an_image_that_lacks_a_program_is_refused(host: Hosts, podman: Podman, l
     pool = sky.ComputePool(host.ssh(), image=sky.Image(container=name))
     with pytest.raises(sky.errors.SkywardError, match=words), pool:
         pass
+    assert podman.containers() == []
+
+
+@pytest.mark.timeout(600)
+def test_ranks_of_torch_in_two_containers_meet(podman: Podman, torch_index: PackageIndex) -> None:
+    @sky.compute
+    @sky.integrations.torch(backend="gloo", returns="ranks")
+    def sum_of_ranks() -> tuple[int, float, bool]:
+        import torch
+        import torch.distributed as dist
+
+        value = torch.tensor(float(dist.get_rank() + 1))
+        dist.all_reduce(value)
+        return dist.get_rank(), value.item(), "mnt" in os.listdir("/")
+
+    folder = Path(tempfile.mkdtemp(prefix="sky-hosts-", dir="/tmp"))
+    two = Hosts(folder, 2, environment=podman.options)
+    image = sky.Image(container=IMAGE, pip=[f"torch=={version('torch')}"], pip_index_url=torch_index.simple)
+    try:
+        with sky.ComputePool(two.ssh(), nodes=2, image=image, provision_timeout_s=500) as pool:
+            assert len(podman.containers()) == 2
+            assert sum_of_ranks() @ pool == [(0, 3.0, False), (1, 3.0, False)]
+    finally:
+        two.stop()
+        shutil.rmtree(folder)
     assert podman.containers() == []
