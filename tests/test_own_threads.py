@@ -41,7 +41,7 @@ LISTED = {
     "wire/spares.py:_Spares._drop_later": "closes a descriptor; nothing can raise",
     "wire/pull.py:pull": "the copy is incomplete, and the call is sent again",
     "pool/streams.py:InputFeed.start": "the call that reads the iterator fails",
-    "pool/graphs.py:Graphs.prepare": "logged; the thread goes on with other graphs",
+    "calls/graphs.py:Graphs.prepare": "logged; the thread goes on with other graphs",
     "pool/scaler.py:PoolScaler.start": "reported; the thread looks again",
     "pool/forwarding.py:ForwardedPort.__init__": "the port takes no more connections; open ones go on",
     "pool/forwarding.py:ForwardedPort._accept": "one connection is closed",

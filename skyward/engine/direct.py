@@ -11,6 +11,7 @@ and knows no part above it:
     link_repair           links that break, nodes that are lost
     members               nodes that join, and nodes that are given back
     nested_calls          calls that tasks make
+    task_values           values that tasks have references to
     gangs                 ranks that start and end as one
     actors                objects that live on nodes, and their calls in order
     nodes, open_streams   links to the agents; items to and from running tasks
@@ -117,7 +118,8 @@ class DirectEngine:
         transfers = Transfers(ledger, emit, are_allowed=direct_transfers)
         self.values = KeptValues(ledger, self._dispatcher, transfers)
         self.actors = Actors(ledger, self._lines, self._dispatcher, self.nodes, self.builder, kept)
-        self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.actors, self.builder)
+        self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.actors, self.builder, self.values)
+        self.nodes.on_up.append(self.nested_calls.held.on_up)
         lost = (
             self.actors.node_lost,
             self.values.node_lost,

@@ -12,19 +12,19 @@ has it (FETCH) and passes it on. On one machine only descriptors travel, so no b
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, values_of
 from ..errors import PoolClosed, RefLost
-from ..values.ref import Pickled, Ref, load
+from ..values.ref import Elsewhere, Pickled, Ref, load
 from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
-from ..wire.tasks import parse
+from ..wire.tasks import Parsed, parse
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
@@ -35,29 +35,33 @@ _PREFERRED = 8
 """Most nodes that a task prefers: the scheduler looks at each, for each task."""
 
 
-class KeptBlob(Blob):
+class KeptBlob(Blob, Elsewhere):
     """Blob of a value that stays on nodes. When it is garbage-collected, they drop it.
 
     Args:
         digest: Name of the content.
         size: Size in bytes.
         source: The client's own copy of the bytes; None: only nodes have them.
-        forget: Function that makes the nodes drop the blob. It takes no lock.
+        values: Values that stay, of the same engine. Makes the nodes drop the blob.
     """
 
-    def __init__(
-        self, digest: bytes, size: int, source: Blob | None, forget: Callable[[bytes, tuple[NodeLink, ...]], object]
-    ) -> None:
+    def __init__(self, digest: bytes, size: int, source: Blob | None, values: KeptValues) -> None:
         super().__init__(digest, size, -1)
         self.source = source
         self.holders: list[NodeLink] = []
         """Nodes that were told to keep it. They hold it until it is forgotten."""
         self.places: list[NodeLink] = []
         """Nodes that have had it. Some may have dropped it, or may be gone."""
-        self._forget = forget
+        self._values = values
 
     def here(self) -> Blob | None:
         return self.source
+
+    def map(self) -> Any:
+        return self
+
+    def held(self, pickled: Pickled) -> KeptValue:
+        return KeptValue(pickled, self._values)
 
     def sent_to(self, link: object) -> None:
         if isinstance(link, NodeLink) and link not in self.places:
@@ -65,16 +69,16 @@ class KeptBlob(Blob):
 
     def __del__(self) -> None:
         if getattr(self, "places", None):  # missing if the constructor was interrupted
-            self._forget(self.digest, tuple(self.holders))
+            self._values.forget_soon(self.digest, tuple(self.holders))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptReceived(Received):
-    """Result that stays on its node. Its value is a reference."""
+    """Value that stays on its node, in place of which a reference is made."""
 
     values: KeptValues
 
-    def decode(self) -> Any:
+    def decode(self) -> Ref[Any]:
         data = None if self.parsed.pickle_is_blob else bytes(self.parsed.pickle)
         return Ref(KeptValue(Pickled(data, self.blobs), self.values))
 
@@ -149,27 +153,13 @@ class KeptValues:
             UsageError: This process has no room to send a blob.
         """
         blobs = tuple(self._kept(blob) for blob in payload.blobs)
-        parsed = parse(payload.body)
-        data = None if parsed.pickle_is_blob else bytes(parsed.pickle)
         with self._ledger:
             self._ledger.require_open()
-            for node in nodes:
-                link = self._ledger.links.get(node)
-                if link is None:  # it is being replaced, and gets the bytes with the first call
-                    continue
-                try:
-                    for blob in blobs:
-                        link.hold_blob(blob)
-                        blob.holders.append(link)
-                except OSError as error:
-                    raise cannot_send("put()", error) from error
-                self._ledger.dirty.add(link)
-                if link.wanted:
-                    self._want(link)
-        return Ref(KeptValue(Pickled(data, blobs), self))
+            self.hold(blobs, nodes)
+        return KeptReceived(parse(payload.body), blobs, self).decode()
 
     def _kept(self, blob: Blob) -> KeptBlob:
-        return blob if isinstance(blob, KeptBlob) else KeptBlob(blob.digest, blob.size, blob, self._forget_soon)
+        return blob if isinstance(blob, KeptBlob) else KeptBlob(blob.digest, blob.size, blob, self)
 
     def nodes_of(self, blobs: tuple[Blob, ...]) -> tuple[int, ...]:
         """Return the nodes that have all of these blobs; none if there are no blobs."""
@@ -189,6 +179,10 @@ class KeptValues:
         if all(blob.here() is not None for blob in blobs):
             return [blob.here() or blob for blob in blobs]
         refuse_to_wait("ref.get()")
+        return values_of(self.begin_fetch(blobs))
+
+    def begin_fetch(self, blobs: tuple[Blob, ...]) -> list[Future[Blob]]:
+        """Begin to get the bytes of blobs from the nodes, and return a future for each. Raises PoolClosed."""
         futures: list[Future[Blob]] = [Future() for _ in blobs]
         with self._ledger:
             self._ledger.require_open()
@@ -198,22 +192,42 @@ class KeptValues:
                     self._ledger.after.append(lambda future=future, here=here: future.settle(here))  # type: ignore[misc]
                 else:
                     self._fetch_for(blob, future=future)
-        return values_of(futures)
+        return futures
 
     # Under the lock -------------------------------------------------------------------------------------------------
 
     def received(self, link: Readable, frame: Frame) -> Received:
         """Take a result that stays on its node."""
-        parsed = parse(frame.body)
-        blobs: list[KeptBlob] = []
         assert isinstance(link, NodeLink)
+        return self.kept_on(link, parse(frame.body))
+
+    def kept_on(self, link: NodeLink, parsed: Parsed) -> KeptReceived:
+        """Take a value whose blobs the agent of a node keeps."""
+        blobs: list[KeptBlob] = []
         for digest, size in parsed.references:
             link.keep(digest, size)
-            blob = KeptBlob(digest, size, None, self._forget_soon)
+            blob = KeptBlob(digest, size, None, self)
             blob.holders.append(link)
             blob.places.append(link)
             blobs.append(blob)
         return KeptReceived(parsed, tuple(blobs), self)
+
+    def hold(self, blobs: Iterable[Blob], nodes: Iterable[int]) -> None:
+        """Send blobs to nodes, which hold them until they are forgotten. Raises UsageError if there is no room."""
+        for node in nodes:
+            link = self._ledger.links.get(node)
+            if link is None:  # it is being replaced, and gets the bytes with the first call
+                continue
+            try:
+                for blob in blobs:
+                    if isinstance(blob, KeptBlob) and link not in blob.holders:
+                        link.hold_blob(blob)
+                        blob.holders.append(link)
+            except OSError as error:
+                raise cannot_send("put()", error) from error
+            self._ledger.dirty.add(link)
+            if link.wanted:
+                self._want(link)
 
     def _places_of(self, blobs: tuple[Blob, ...]) -> tuple[int, ...]:
         """Return a few nodes that have the largest of these blobs."""
@@ -227,7 +241,8 @@ class KeptValues:
         )
         return tuple(islice(having, _PREFERRED))
 
-    def _forget_soon(self, digest: bytes, holders: tuple[NodeLink, ...]) -> None:
+    def forget_soon(self, digest: bytes, holders: tuple[NodeLink, ...]) -> None:
+        """Make the nodes drop a blob. Takes no lock, because finalizers call it."""
         self.soon(lambda: self._forget(digest, holders))
 
     def _forget(self, digest: bytes, holders: tuple[NodeLink, ...]) -> None:

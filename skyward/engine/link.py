@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,6 +283,8 @@ class NodeLink(Readable, LineEnd):
         """Blobs of nested calls that arrived before the call itself, by the number of the call."""
         self.wanted: list[Blob] = []
         """Blobs that calls need here and that lie on other nodes; see `engine.kept_values`."""
+        self.named_by: Callable[[int, bytes], Blob | None] = lambda task, digest: None
+        """Function that returns a blob that a task may name; see `engine.task_values`."""
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         self.channel.queue(kind, ident, body, lane=lane)
@@ -520,7 +522,10 @@ class NodeLink(Readable, LineEnd):
 
     def received(self, frame: Frame) -> Received:
         parsed = parse(frame.body)
-        blobs = tuple(self._arrived.pop(digest) for digest, _ in parsed.references)
+        blobs = tuple(
+            self.take_arrived(digest) or self.named_by(frame.ident, digest) or Blob(digest, size, -1)
+            for digest, size in parsed.references
+        )
         for blob in blobs:
             if blob.fd >= 0 and (blob.size < _LOADED_SIZE or not has_room_for_files()):
                 blob.load()

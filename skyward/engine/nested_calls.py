@@ -17,24 +17,28 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ..errors import InternalError, SkywardError, UsageError
+from ..calls.futures import joined
+from ..errors import InternalError, RefLost, SkywardError, UsageError
 from ..schedule.actions import Refuse
-from ..wire.blobs import Blob, blob_digest, content_digest
+from ..wire.blobs import DIGEST_SIZE, Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.failures import encode_exception
 from ..wire.frames import Frame, FrameKind
-from ..wire.nested_calls import FIND_ACTOR, NestedCall, NestedOutcome, message_of, packed, payload_in
-from ..wire.payloads import Encoded
-from ..wire.tasks import HEAD, PICKLE_IS_BLOB, REFERENCE, CallKind
+from ..wire.nested_calls import NestedCall, NestedOutcome, Request, message_of, packed, payload_in
+from ..wire.payloads import Encoded, encode
+from ..wire.tasks import HEAD, PICKLE_IS_BLOB, REFERENCE, CallKind, Mode, parse
 from .actors import Actors
 from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
 from .gangs import Gangs
+from .kept_values import KeptBlob, KeptReceived, KeptValues
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
+from .task_values import TaskValues
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
 from .threads import in_words
 
@@ -78,13 +82,22 @@ class NestedCalls:
     """Open calls of tasks: each becomes a task or gang, whose outcome is sent back."""
 
     def __init__(
-        self, ledger: Ledger, dispatcher: TaskDispatcher, gangs: Gangs, actors: Actors, builder: TaskBuilder
+        self,
+        ledger: Ledger,
+        dispatcher: TaskDispatcher,
+        gangs: Gangs,
+        actors: Actors,
+        builder: TaskBuilder,
+        values: KeptValues,
     ) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._gangs = gangs
         self._actors = actors
         self._builder = builder
+        self._values = values
+        self.held = TaskValues(ledger, dispatcher)
+        """Values that tasks have references to."""
         dispatcher.handlers[Refuse] = self._refuse
         dispatcher.on_cancelled.append(self._ended)
         self._calls: dict[int, _OpenCall] = {}
@@ -113,13 +126,15 @@ class NestedCalls:
         self._inbox.put(lambda: self._begin(call, frame.body, blobs))
 
     def on_uncall(self, link: Readable, frame: Frame) -> None:
-        """Stop a call whose caller no longer waits for it."""
+        """Stop a call whose caller no longer waits for it, or forget the references of its outcome."""
         if not isinstance(link, NodeLink):
             return
         link.blobs_of_call(frame.ident)  # drops them
         call = self._take(frame.ident)
         if call is not None:
             self._stop(call)
+        else:  # behind the calls that took these references along
+            self._inbox.put(lambda: self._release(frame.ident))
 
     def _ended(self, parent: int) -> None:
         """Cancel the calls of a task that has ended or is being stopped, and report that to it."""
@@ -192,8 +207,13 @@ class NestedCalls:
         link = self._ledger.links.get(call.node)
         if link is None:
             return
+        kept = [blob for blob in message.blobs if isinstance(blob, KeptBlob)]
+        if kept:
+            self.held.hold(call.parent, call.number, kept)
         try:
             for blob in message.blobs:
+                if isinstance(blob, KeptBlob):
+                    continue
                 body = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
                 link.channel.queue(FrameKind.BLOB, call.number, body, blob=blob, priority=BLOBS)
         except OSError as error:  # this call gets an error instead of its value; others are not affected
@@ -214,13 +234,17 @@ class NestedCalls:
     def _begin(self, call: _OpenCall, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
         try:
             request = NestedCall(*message_of(body, blobs))
-            if request.kind == FIND_ACTOR:
+            if request.kind == Request.FIND_ACTOR:
                 self._settle(call.number, "packed", self._actors.find(request.name))
                 return
+            if request.kind in (Request.PUT, Request.GET):
+                (self._put if request.kind == Request.PUT else self._get)(call, request)
+                return
+            named = partial(self._named, request.parent)
             packed_call = PackedCall(
                 request.name,
-                WireFunction(content_digest(request.function), payload_in(request.function, blobs)),
-                payload_in(request.arguments, blobs),
+                WireFunction(content_digest(request.function), payload_in(request.function, blobs, named)),
+                payload_in(request.arguments, blobs, named),
                 pickle.loads(request.options),
             )
             make = self._gang_of if request.kind == CallKind.GANG else self._task_of
@@ -254,6 +278,7 @@ class NestedCalls:
             packed_call,
             request.kind,
             (request.part, request.parts, request.first_node),
+            mode=_mode_of(request),
             call_number=call.number,
             report=self._report,
         )
@@ -275,6 +300,7 @@ class NestedCalls:
             request.launch,
             nodes=request.nodes if request.is_on_all else None,
             some_of=None if request.is_on_all else request.nodes,
+            mode=_mode_of(request),
             is_nested=True,
         )
 
@@ -321,6 +347,42 @@ class NestedCalls:
                 f"{actor.lanes} at once; call the method on self, or set concurrency={actor.lanes + 1} or more"
             )
 
+    # References ------------------------------------------------------------------------------------------------------
+
+    def _named(self, parent: int, digest: bytes, _: int) -> Blob:
+        """Return a blob that a task names. Raises RefLost."""
+        with self._ledger.lock:
+            blob = self.held.named(parent, digest)
+        if blob is None:
+            raise RefLost("ref: its value is gone, because its task has dropped it; keep the Ref while calls use it")
+        return blob
+
+    def _release(self, number: int) -> None:
+        with self._ledger:
+            self.held.release(number)
+
+    def _put(self, call: _OpenCall, request: NestedCall) -> None:
+        """Make a reference of a value whose bytes the node of the task keeps."""
+        with self._ledger:
+            link = self._ledger.links.get(call.node)
+            if link is None:
+                return
+            # Before the check: if nobody waits, the reference dies at once, and the node drops the bytes.
+            value = self._values.kept_on(link, parse(request.arguments))
+            if self._adopt(call, request.parent):
+                self._values.hold(value.blobs, request.nodes or ())
+        self._settle(call.number, "value", value)
+
+    def _get(self, call: _OpenCall, request: NestedCall) -> None:
+        """Get the bytes of blobs that do not lie on the node of the task."""
+        digests = [request.arguments[at : at + DIGEST_SIZE] for at in range(0, len(request.arguments), DIGEST_SIZE)]
+        blobs = tuple(self._named(request.parent, digest, 0) for digest in digests)
+        with self._ledger:
+            if not self._adopt(call, request.parent):
+                return
+        future = joined(self._values.begin_fetch(blobs))
+        future.add_done_callback(lambda _: self._report(call.number, "blobs", future))
+
     # Outcomes --------------------------------------------------------------------------------------------------------
 
     def _report(self, number: int, status: str, outcome: Any) -> None:
@@ -343,6 +405,10 @@ def _cannot_begin(reason: str) -> UsageError:
     return UsageError(f"call made by a task: cannot start: {reason}; check its function, arguments and options")
 
 
+def _mode_of(request: NestedCall) -> Mode:
+    return Mode.KEEP if request.is_kept else Mode.CALL
+
+
 def _message(status: str, outcome: Any) -> Encoded:
     if status == "value":
         return _of_values("value", [outcome])
@@ -350,6 +416,8 @@ def _message(status: str, outcome: Any) -> Encoded:
         return packed(NestedOutcome("value", (outcome.body,)), outcome.blobs)
     if status == "gang":
         return _of_gang(outcome)
+    if status == "blobs":
+        return _of_fetch(outcome)
     if status == "failed":
         fields = (outcome.failure, outcome.where, outcome.node, outcome.task, outcome.log_tail)
         return packed(NestedOutcome("failed", (pickle.dumps(fields),)), ())
@@ -373,11 +441,26 @@ def _of_gang(gang: Gang) -> Encoded:
 
 def _of_values(status: str, values: list[Received]) -> Encoded:
     payloads = [_forwarded(value) for value in values]
-    return packed(NestedOutcome(status, tuple(p.body for p in payloads)), [blob for p in payloads for blob in p.blobs])
+    blobs = [blob for payload in payloads for blob in payload.blobs]
+    # Bytes win over a reference to the same bytes, which arrives with them then.
+    blobs.sort(key=lambda blob: not isinstance(blob, KeptBlob))
+    is_held = any(isinstance(blob, KeptBlob) for blob in blobs)
+    return packed(NestedOutcome(status, tuple(p.body for p in payloads), is_held), blobs)
+
+
+def _of_fetch(future: concurrent.futures.Future[tuple[Blob, ...]]) -> Encoded:
+    try:
+        return packed(NestedOutcome("blobs"), future.result())
+    except concurrent.futures.CancelledError:
+        return packed(NestedOutcome("cancelled"), ())
+    except Exception as error:
+        return _message("error", error)
 
 
 def _forwarded(value: Received) -> Encoded:
     """Return the payload unchanged, with blobs named by content, because a slot names its results by number only."""
+    if isinstance(value, KeptReceived):
+        return encode(value.decode(), Blob.snapshot)
     if not value.blobs:
         return Encoded(HEAD.pack(0, 0, 0) + bytes(value.parsed.pickle))
     blobs = tuple(_named(blob) for blob in value.blobs)
@@ -387,6 +470,8 @@ def _forwarded(value: Received) -> Encoded:
 
 
 def _named(blob: Blob) -> Blob:
+    if isinstance(blob, KeptBlob):
+        return blob
     if blob.is_loaded:
         return Blob.snapshot(memoryview(blob.map()))
     with memoryview(blob.map()) as view:

@@ -10,6 +10,7 @@ from typing import Any
 from ..calls.actor_handle import ActorMethod, actor_of_call, refuse_broadcast
 from ..calls.compute import PendingCompute
 from ..calls.futures import Failures, Future, followed, value_of
+from ..calls.graphs import GraphRoot, Graphs, has_calls
 from ..calls.options import CallOptions
 from ..console.activity import Progress, ProgressBoard
 from ..engine.builder import PackedCall, Place
@@ -20,7 +21,6 @@ from ..wire.payloads import send_stays
 from ..wire.seen import SeenArrays
 from ..wire.tasks import CallKind, Mode, actor_place
 from .actors import PoolActors
-from .graphs import GraphRoot, Graphs, has_calls
 from .packer import Packer, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
 

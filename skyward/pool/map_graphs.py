@@ -9,7 +9,7 @@ from typing import Any
 
 from ..calls.compute import ComputeFunction, PendingCompute
 from ..calls.futures import value_of
-from .graphs import GraphRoot, has_calls
+from ..calls.graphs import GraphRoot, has_calls
 
 Prepare = Callable[[Sequence[PendingCompute[Any]]], list[GraphRoot]]
 """Function that prepares the graphs of one send; see `Graphs.prepare`."""

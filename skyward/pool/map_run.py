@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from ..calls.compute import ComputeFunction
 from ..calls.futures import refuse_to_wait
+from ..calls.graphs import has_calls
 from ..calls.options import CallOptions
 from ..console.activity import Progress, ProgressBoard
 from ..core import interrupts
@@ -30,7 +31,6 @@ from ..values.ref import splice_items
 from ..wire.failures import decode_failure
 from ..wire.tasks import Mode, TaskHead
 from .chunk_sizes import MAX_ITEMS, ChunkSizes
-from .graphs import has_calls
 from .map_graphs import MapGraphs, Prepare
 from .packer import Packer
 

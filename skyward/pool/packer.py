@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 
 from ..calls.compute import ComputeFunction, is_importable
+from ..calls.graphs import has_calls
 from ..engine.tasks import WireFunction
 from ..errors import ArgumentNotPicklable, NotRun, UsageError
 from ..values.launch import ProcessLaunch
@@ -29,7 +30,6 @@ from ..wire.frames import INLINE_LIMIT
 from ..wire.payloads import Encoded, PutBlob, copy_stays, encode, send_stays
 from ..wire.pull import PullRefused
 from ..wire.seen import SeenArrays
-from .graphs import has_calls
 
 
 class Packer:

@@ -25,6 +25,16 @@ class Pickled(NamedTuple):
 
     data: bytes | None
     buffers: tuple[Any, ...] = ()
+    names: tuple[bytes, ...] = ()
+    """Names by which the program knows the buffers, if this process got them from there."""
+
+
+class Elsewhere:
+    """Buffer of a value that stays on nodes: it stands for bytes that this process does not have."""
+
+    def held(self, pickled: Pickled) -> Held:
+        """Return the value behind a reference that consists of such buffers."""
+        raise NotImplementedError
 
 
 class Held(Protocol):
@@ -60,6 +70,9 @@ class Ref(Generic[T_co]):
     The value is freed when nothing refers to it: the reference was dropped or garbage-collected, and calls
     that use it have ended. The end of the pool frees it in any case. Every thread may use a reference. `with ref:`
     drops it at the end of the block.
+
+    In a task, `pool.put(value)` and `f(x).keep() >> target` make references too. They end with the task, unless it
+    returns them.
 
     Example:
         >>> import skyward as sky
@@ -173,9 +186,11 @@ def load(data: Any, *buffers: Any) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
-def carried(data: Any, *buffers: Any) -> Ref[Any]:
-    """Make the reference of a task, which has brought its bytes along."""
-    return Ref(_Carried(Pickled(data, buffers)))
+def carried(names: tuple[bytes, ...], data: Any, *buffers: Any) -> Ref[Any]:
+    """Make a reference that arrived: with its bytes, or as names of buffers that lie elsewhere."""
+    pickled = Pickled(data, buffers, names)
+    elsewhere = next((buffer for buffer in buffers if isinstance(buffer, Elsewhere)), None)
+    return Ref(_Carried(pickled) if elsewhere is None else elsewhere.held(pickled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,5 +209,5 @@ class _Carried:
 
     def get(self) -> Any:
         # Copies, because each `get` returns a new value, and an array would write into the buffers of the others.
-        data, buffers = self.pickled
+        data, buffers, _ = self.pickled
         return load(data, *(bytearray(buffer) for buffer in buffers))

@@ -226,6 +226,20 @@ class Blob:
         return blob
 
 
+class NamedBlob(Blob):
+    """Bytes that this process got from another one, which knows them by their name. They need not travel back."""
+
+    def __init__(self, digest: bytes, data: memoryview) -> None:
+        super().__init__(digest, data.nbytes, -1)
+        self._data = data
+        self._copy: Blob | None = None
+
+    def here(self) -> Blob:
+        if self._copy is None:
+            self._copy = Blob.snapshot(self._data)
+        return self._copy
+
+
 class BlobWriter:
     """Writer of a blob that arrives in pieces, in order. Owns the file until `finish` hands it over.
 

@@ -51,8 +51,8 @@ class FrameKind(IntEnum):
     BLOB = 11  # C > A > S and back; digest, size, offset, and either a file descriptor or a piece
     DROP_BLOB = 12  # C > A  digest; u32: how often it was added, if more than once. A > S  digest: unmap it
     DROP_FUNCTION = 13  # C > A > S  digest; no open task uses it
-    FETCH = 15  # C > A  digest of a blob to send; the answer is its BLOB and FETCHED, both with the number in `ident`
-    FETCHED = 16  # A > C  digest; lane 1: the agent does not have it
+    FETCH = 15  # C > A, S > A  digest of a blob to send; the answers are its BLOB and FETCHED, with this `ident`
+    FETCHED = 16  # A > C, A > S  digest; lane 1, or no BLOB: the agent does not have it
     OFFER = 17  # C > A  json: digest, secret; send a blob to another node. The answer is OFFERED
     OFFERED = 18  # A > C  lane: port; 0: the agent cannot send it
     PULL = 19  # C > A  json: address, port, secret, digest, size; get a blob from another node. The answer is PULLED
@@ -115,7 +115,7 @@ class FrameKind(IntEnum):
 
     # Calls from inside a task to other nodes; ident, also of their blobs: number of the call, see `nested_calls`.
     CALL = 70  # S > A > C  payload: NestedCall
-    UNCALL = 71  # S > A > C  nobody waits for it any longer
+    UNCALL = 71  # S > A > C  nobody waits for it any longer, or refers to what was in its outcome
     OUTCOME = 72  # C > A > S  payload: NestedOutcome
 
     # Channels between a task and the client; ident: number of the channel, see `task_channel`.

@@ -6,7 +6,8 @@ them travel before the message, under the number of the call and named by conten
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from .blobs import Blob
@@ -17,8 +18,12 @@ IS_NESTED = 1 << 63
 """Bit that is set in the numbers of nested calls and clear in the client's own numbers."""
 
 
-FIND_ACTOR = -1
-"""Kind of a request for the handle of the actor with that name. All other kinds are those of `wire.tasks.CallKind`."""
+class Request(IntEnum):
+    """Requests of a task that are no calls, in place of the kind of a call."""
+
+    FIND_ACTOR = 16  # name: that of an actor, whose handle is to come
+    PUT = 17  # arguments: a payload whose blobs stay on the node of the task
+    GET = 18  # arguments: digests of blobs, whose bytes are to come
 
 
 class NestedCall(NamedTuple):
@@ -27,6 +32,7 @@ class NestedCall(NamedTuple):
     `function` and `arguments` are payloads; `options` and `launch` are pickles, and only a gang has a `launch`.
     `nodes` are the allowed nodes; None allows every node without a role. `is_on_all` makes a gang run on all of them.
     A call of an actor has the number of that actor in its last three fields, see `wire.tasks.actor_place`.
+    A payload may refer to blobs that the task has references to; these do not travel. `is_kept`: the value stays.
     """
 
     parent: int
@@ -41,6 +47,7 @@ class NestedCall(NamedTuple):
     part: int = 0
     parts: int = 1
     first_node: int = 0
+    is_kept: bool = False
 
 
 class NestedOutcome(NamedTuple):
@@ -48,10 +55,14 @@ class NestedOutcome(NamedTuple):
 
     `status` is "value" (one payload), "values" (one for each item of a list), "ranks" (one for each rank, a list of one
     value), "failed" (the pickled fields of a TaskFailure), "error" (a pickled exception) or "cancelled" (no payload).
+    A GET has "blobs" and no payload: its bytes come as blobs.
+
+    `is_held`: it has references, whose blobs do not travel. They stay until UNCALL, or the end of the task.
     """
 
     status: str
     payloads: tuple[bytes, ...] = ()
+    is_held: bool = False
 
 
 def packed(message: NestedCall | NestedOutcome, blobs: Iterable[Blob]) -> Encoded:
@@ -67,7 +78,7 @@ def message_of(body: bytes, blobs: Mapping[bytes, Blob]) -> tuple[Any, ...]:
     return fields
 
 
-def payload_in(body: bytes, blobs: Mapping[bytes, Blob]) -> Encoded:
-    """Return a payload of a message together with its blobs."""
+def payload_in(body: bytes, blobs: Mapping[bytes, Blob], absent: Callable[[bytes, int], Blob]) -> Encoded:
+    """Return a payload of a message together with its blobs. `absent` makes those that did not travel, by name."""
     body = bytes(body)
-    return Encoded(body, tuple(blobs[digest] for digest, _ in references(body)))
+    return Encoded(body, tuple(blobs.get(digest) or absent(digest, size) for digest, size in references(body)))

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import cloudpickle
 
 from ..values.pinned import Pinned
-from ..values.ref import Pickled, Ref, Spliced, carried, held_by, load
-from .blobs import Blob
+from ..values.ref import Elsewhere, Pickled, Ref, Spliced, carried, held_by, load
+from .blobs import Blob, NamedBlob
 from .frames import INLINE_LIMIT
 from .pull import place_of, pull
 from .tasks import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed
@@ -49,6 +49,11 @@ class Encoded(NamedTuple):
     """Buffers outside both, which the receiver reads in this process's memory while the sender waits."""
     pinned: tuple[Pinned, ...] = ()
     """Objects that must live as long as somebody may use the value."""
+
+    @property
+    def has_references(self) -> bool:
+        """Return whether the receiver needs blobs, even if they need not travel with it."""
+        return self.body[1:3] != b"\0\0"
 
     def with_elapsed(self, elapsed_ns: int) -> bytes:
         return self.body[:3] + elapsed_ns.to_bytes(8, "little") + self.body[11:]
@@ -213,7 +218,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
         if type(obj) is Spliced:
             return load, self._parts(obj.pickled)
         if type(obj) is Ref:
-            return carried, self._parts(held_by(obj).pickled)
+            data, *buffers = self._parts(pickled := held_by(obj).pickled)
+            return carried, (pickled.names or _names_of(pickled.buffers), data, *buffers)
         if issubclass(type(obj), Pinned):
             self._pinned.append(obj)
         reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj) or reduce_wrapper(obj)
@@ -221,7 +227,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
 
     def _parts(self, pickled: Pickled) -> tuple[Any, ...]:
         """Return the arguments from which a value that is pickled already is loaded. Its buffers stay blobs."""
-        return pickled.data, *(self._buffer(part) for part in pickled.buffers)
+        if not pickled.names:
+            return pickled.data, *map(self._buffer, pickled.buffers)
+        return pickled.data, *map(self._named_buffer, pickled.buffers, pickled.names)
+
+    def _named_buffer(self, part: Any, name: bytes) -> pickle.PickleBuffer:
+        return self._buffer(part if isinstance(part, Blob) else NamedBlob(name, memoryview(part).cast("B")))
 
     def _buffer(self, part: Any) -> pickle.PickleBuffer:
         if not isinstance(part, Blob):
@@ -229,6 +240,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
         empty = bytearray()
         self._aside[id(empty)] = empty, part
         return pickle.PickleBuffer(empty)
+
+
+def _names_of(buffers: tuple[Any, ...]) -> tuple[bytes, ...]:
+    """Return the names of buffers that are all blobs; otherwise none."""
+    return tuple(part.digest for part in buffers) if all(isinstance(part, Blob) for part in buffers) else ()
 
 
 def _with_large_bytes(value: Any, depth: int = 3) -> Any:
@@ -298,7 +314,7 @@ class Mappable(Protocol):
     """Blob as `decode` uses it."""
 
     def map(self) -> Any:
-        """Return its bytes, writable. Nobody else sees what is written."""
+        """Return its bytes, writable. Nobody else sees what is written. `Elsewhere` returns itself."""
         ...
 
 
@@ -315,7 +331,8 @@ def decode(parsed: Parsed, blobs: Iterable[Mappable]) -> Any:
         return pickle.loads(parsed.pickle, buffers=[pull(place, size) for place, size in parsed.references])
     buffers: list[Any] = [blob.map() for blob in blobs]
     data: Any = buffers.pop() if parsed.pickle_is_blob else parsed.pickle
-    return pickle.loads(data, buffers=[pickle.PickleBuffer(b) for b in buffers])
+    # A reference takes a buffer that lies elsewhere as it is.
+    return pickle.loads(data, buffers=[b if isinstance(b, Elsewhere) else pickle.PickleBuffer(b) for b in buffers])
 
 
 @contextlib.contextmanager

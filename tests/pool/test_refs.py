@@ -310,13 +310,6 @@ def test_a_reference_refuses_other_ways(pool: sky.ComputePool) -> None:
     with pytest.raises(sky.errors.ArgumentNotPicklable, match=r"put\(\): a generator"):
         pool.put(x for x in "ab")
 
-    @sky.compute
-    def keeps(target: sky.ComputePool) -> None:
-        numbers(1).keep() >> target
-
-    with pytest.raises(UsageError, match=r"keep\(\): numbers is called by a task"):
-        keeps(pool) >> pool
-
 
 def test_a_closed_pool_has_only_what_the_program_has() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=1, logs=False) as pool:

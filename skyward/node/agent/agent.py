@@ -50,7 +50,9 @@ class Agent:
         self._ports = PortLocks(config.address)
         send = self._tasks.send
         self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))
-        self._nested = CallRelay(self._tasks.forward, self._tasks.spool.failure_of, self._tasks.on_call_ended)
+        self._nested = CallRelay(
+            self._tasks.placing, self._tasks.forward, self._tasks.spool.failure_of, self._tasks.on_call_ended
+        )
         self._channels = ChannelRelay(self._tasks.forward)
         self._usage = UsageMeter(
             self._loop, lambda: self._tasks.placing.blob_bytes, lambda body: send(FrameKind.USAGE, body=body)

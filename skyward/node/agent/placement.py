@@ -100,7 +100,11 @@ class Placement:
     def drop_kept(self, slot: SlotProcess, task: int) -> None:
         """Drop the blobs of a value that will not come."""
         for digest in slot.kept.pop(task, ()):
-            self._blobs.drop(digest)
+            self.drop(digest)
+
+    def drop(self, digest: bytes) -> None:
+        """Drop a blob that was kept once."""
+        self._blobs.drop(digest)
 
     def blob(self, digest: bytes) -> Blob | None:
         """Return a blob of this node."""

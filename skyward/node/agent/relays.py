@@ -8,12 +8,17 @@ for these calls any longer. ChannelRelay passes messages both ways; see `skyward
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Callable
 
+from ...wire.blobs import DIGEST_SIZE
 from ...wire.failures import encode_exception
-from ...wire.frames import Frame, FrameKind
+from ...wire.frames import HAS_FD, KEPT, Frame, FrameKind
 from ...wire.nested_calls import NestedOutcome, packed
+from ..slot.link import blob_body
+from .placement import Placement
 from .session import Session
 
 _NUMBER = 8
@@ -61,18 +66,22 @@ class QuestionRelay:
 
 
 class CallRelay:
-    """Relay of calls that tasks make.
+    """Relay of calls that tasks make, and keeper of the values that they put.
 
-    `forward` sends a frame to the client. `failure_of` returns an error if there was no room for a blob of the frame.
-    `ended` notes that nothing more is sent of a call.
+    `placing` has the blobs of the node. `forward` sends a frame to the client. `failure_of` returns an error if there
+    was no room for a blob of the frame. `ended` notes that nothing more is sent of a call.
     """
 
     def __init__(
         self,
+        placing: Placement,
         forward: Callable[[Frame], None],
         failure_of: Callable[[int], OSError | None],
         ended: Callable[[int], None],
     ) -> None:
+        self._placing = placing
+        self._kept: dict[int, list[bytes]] = {}
+        """Blobs that a task puts, by its call, until the call has gone to the client, which holds them from then on."""
         self._forward = forward
         self._failure_of = failure_of
         self._ended = ended
@@ -80,16 +89,48 @@ class CallRelay:
         """Sessions by call."""
 
     def on_slot_frame(self, session: Session, frame: Frame) -> None:
-        """Pass a BLOB, CALL or UNCALL from a task to the client."""
+        """Pass a BLOB, CALL or UNCALL from a task to the client, and answer FETCH."""
+        if frame.kind == FrameKind.FETCH:
+            self._fetch(session, frame)
+            return
         if frame.kind == FrameKind.UNCALL:
             self._sessions.pop(frame.ident, None)
+            self._drop(frame.ident)
         else:
             self._sessions[frame.ident] = session
-        error = self._failure_of(frame.ident) if frame.kind == FrameKind.CALL else None
+        if frame.kind == FrameKind.BLOB and frame.flags & KEPT:
+            self._placing.add_blob(frame)
+            self._kept.setdefault(frame.ident, []).append(frame.body[:DIGEST_SIZE])
+            return
+        error = None
+        if frame.kind == FrameKind.CALL:
+            error = self._failure_of(frame.ident) or self._hand_over(frame.ident)
         if error is None:
             self._forward(frame)
         else:  # a blob of the call found no room here
             self._tell(frame.ident, error)
+
+    def _fetch(self, session: Session, frame: Frame) -> None:
+        """Give a task a blob of this node. Without it, or without a free descriptor, the task asks the client."""
+        blob = self._placing.blob(frame.body)
+        if blob is not None and blob.fd >= 0:
+            with contextlib.suppress(OSError):
+                body = blob_body(blob.digest, blob.size)
+                session.send_result(Frame(FrameKind.BLOB, HAS_FD, 0, frame.ident, body, blob.fd))
+        session.send_result(Frame(FrameKind.FETCHED, 0, 0, frame.ident, frame.body))
+
+    def _hand_over(self, call: int) -> OSError | None:
+        """Leave the blobs that a call puts to the client. Without one of them, drop all, and return an error."""
+        blobs = [self._placing.blob(digest) for digest in self._kept.get(call, ())]
+        if any(blob is None or blob.fd < 0 for blob in blobs):
+            self._drop(call)
+            return OSError(errno.EMFILE, "the node's agent may open no more files, so it cannot keep the value")
+        self._kept.pop(call, None)
+        return None
+
+    def _drop(self, call: int) -> None:
+        for digest in self._kept.pop(call, ()):
+            self._placing.drop(digest)
 
     def _tell(self, call: int, error: OSError) -> None:
         session = self._sessions.pop(call)
@@ -116,6 +157,7 @@ class CallRelay:
         # Newest first, so that no waiting call starts in the place of a withdrawn one.
         for call in reversed([call for call, caller in self._sessions.items() if caller is session]):
             del self._sessions[call]
+            self._drop(call)
             self._failure_of(call)
             self._forward(Frame(FrameKind.UNCALL, 0, 0, call, b""))
 

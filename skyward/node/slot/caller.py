@@ -12,7 +12,7 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,17 +20,19 @@ import cloudpickle
 
 from ...calls.actor_handle import ActorMethod
 from ...calls.compute import PendingCompute
-from ...calls.futures import Future, Undecoded, this_thread
-from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
+from ...calls.futures import Future, Undecoded, refuse_to_wait, this_thread, value_of, values_of
+from ...calls.graphs import Graphs
+from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
 from ...values.launch import RankValues
-from ...values.ref import splice
+from ...values.ref import Ref, splice
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.failures import decode_failure, explain_result_error, is_fault_of_value
 from ...wire.frames import IN_ORDER, Frame, FrameKind
-from ...wire.nested_calls import FIND_ACTOR, IS_NESTED, NestedCall, NestedOutcome, message_of, packed, payload_in
+from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, Request, message_of, packed, payload_in
 from ...wire.payloads import Encoded, decode, encode
 from ...wire.tasks import CallKind, parse
+from .far_values import FarBlob, Lease, ended, unknown, with_bytes
 from .link import connect_task, read_blob_body
 from .runtime import RunningCall, call_endings
 
@@ -47,7 +49,7 @@ def caller_of(call: RunningCall) -> Caller:
         caller = _open.get(call.task)
         if caller is None:
             try:
-                caller = Caller(call.agent, call.task)
+                caller = Caller(call.agent, call.task, call.names)
             except OSError as error:
                 raise PoolClosed(f"agent of this node: cannot be reached ({error}); reopen the pool") from error
             _open[call.task] = caller
@@ -64,11 +66,24 @@ def _end(task: int) -> None:
 
 
 class Caller:
-    """Open calls of one task. Any thread may call."""
+    """Open calls of one task. Any thread may call.
 
-    def __init__(self, agent: str, task: int) -> None:
+    Args:
+        agent: Path of the socket of the node's agent.
+        task: Number of the task.
+        names: Names of the blobs among its arguments.
+
+    Raises:
+        OSError: The agent cannot be reached.
+    """
+
+    def __init__(self, agent: str, task: int, names: frozenset[bytes]) -> None:
         self._task = task
+        self._names = names
         self._link = connect_task(agent, task, "caller")
+        self.graphs = Graphs()
+        self._until_end: list[Blob] = []
+        """Blobs of references in the task's value: the client must not drop them before it has the value."""
         self._futures: dict[int, Future[Any]] = {}
         self._arrived: dict[int, dict[bytes, Blob]] = {}
         self._outbox: queue.SimpleQueue[tuple[int, int, int, Encoded | None]] = queue.SimpleQueue()
@@ -85,8 +100,10 @@ class Caller:
 
         Raises:
             ArgumentNotPicklable: the function or an argument cannot be sent.
+            UsageError: a reference belongs to a task that has ended.
         """
         function, arguments = _payloads(pending)
+        blobs = (*function.blobs, *self._unknown(arguments.blobs))
         is_gang = pending.fn.launch.is_gang or pending.options.nodes is not None
         launch = pickle.dumps(pending.fn.launch) if is_gang else b""
         options = cloudpickle.dumps(pending.options)
@@ -99,28 +116,92 @@ class Caller:
                 arguments=arguments.body,
                 options=options,
                 launch=launch,
+                is_kept=pending.is_kept,
                 **place,
             )
-            futures.append(self._send(call, (*function.blobs, *arguments.blobs)))
+            futures.append(self._send(call, blobs))
         return futures
 
     def find_actor(self, name: str) -> Future[Any]:
         """Ask the client for the handle of a named actor."""
-        return self._send(NestedCall(self._task, name, b"", b"", b"", b"", FIND_ACTOR, None))
+        return self._send(NestedCall(self._task, name, b"", b"", b"", b"", Request.FIND_ACTOR, None))
 
-    def _send(self, call: NestedCall, blobs: tuple[Blob, ...] = ()) -> Future[Any]:
-        message = packed(call, blobs)
+    def _unknown(self, blobs: tuple[Blob, ...]) -> list[Blob]:
+        """Return the blobs that must travel with a call."""
+        far = [blob for blob in blobs if isinstance(blob, FarBlob)]
+        if any(blob.lease.caller is not self for blob in far):
+            raise ended()
+        return list(unknown((blob for blob in blobs if blob not in far), self._names))
+
+    def _begin(self) -> tuple[int, Future[Any]]:
         number = int.from_bytes(os.urandom(8), "little") | IS_NESTED
         future: Future[Any] = Future(lambda _: self._cancel(number))
         self._futures[number] = future
         if self._is_closed:  # `close` may have run since the future was registered
             self._give_up()
+        return number, future
+
+    def _send(self, call: NestedCall, blobs: Iterable[Blob] = (), kept: tuple[Blob, ...] = ()) -> Future[Any]:
+        message = packed(call, blobs)
+        number, future = self._begin()
+        if kept:
+            self._outbox.put((FrameKind.BLOB, 0, number, Encoded(b"", kept)))
         # Duplicates, because a sent blob is closed, and one blob may go to several nodes.
         copies = tuple(Blob(blob.digest, blob.size, os.dup(blob.open())) for blob in message.blobs)
         flags = IN_ORDER if call.kind == CallKind.ACTOR else 0
         self._outbox.put((FrameKind.CALL, flags, number, Encoded(message.body, copies)))
         future.set_running()
         return future
+
+    # Values that stay -----------------------------------------------------------------------------------------------
+
+    def put(self, value: Any, nodes: tuple[int, ...]) -> Ref[Any]:
+        """Keep a value on the node of this task, send it to other nodes, and return a reference.
+
+        Raises:
+            ArgumentNotPicklable: the value cannot be pickled.
+        """
+        try:
+            payload = encode(value, Blob.kept)
+            kept = tuple(with_bytes(payload.blobs))
+        except Exception as error:
+            raise ArgumentNotPicklable(
+                f"put(): a {type(value).__qualname__} cannot be kept: {type(error).__name__}: {error}; pass plain data",
+                argument="value",
+            ) from error
+        ref: Ref[Any] = value_of(self._send(self._request(Request.PUT, payload.body, nodes), kept=kept))
+        return ref
+
+    def fetch(self, blobs: Sequence[Blob]) -> list[Blob]:
+        """Get the bytes of blobs: from this node, or else through the client. See `far_values`."""
+        refuse_to_wait("ref.get()")
+        if self._is_closed:
+            raise ended()
+        here: list[Blob | None] = values_of([self._ask_agent(blob.digest) for blob in blobs])
+        missing = {blob.digest for blob, found in zip(blobs, here, strict=True) if found is None}
+        come: dict[bytes, Blob] = {}
+        if missing:
+            come = value_of(self._send(self._request(Request.GET, b"".join(missing))))
+        return [found or come[blob.digest] for blob, found in zip(blobs, here, strict=True)]
+
+    def _ask_agent(self, digest: bytes) -> Future[Blob | None]:
+        number, future = self._begin()
+        self._outbox.put((FrameKind.FETCH, 0, number, Encoded(digest)))
+        return future
+
+    def _request(self, kind: Request, arguments: bytes, nodes: tuple[int, ...] = ()) -> NestedCall:
+        return NestedCall(self._task, kind.name, b"", arguments, b"", b"", kind, nodes)
+
+    def until_end(self, blob: Blob) -> None:
+        if self._is_closed:
+            raise ended()
+        self._until_end.append(blob)
+
+    def forget(self, number: int) -> None:
+        if not self._is_closed:  # otherwise the client knows
+            self._outbox.put((FrameKind.UNCALL, 0, number, None))
+
+    # The end --------------------------------------------------------------------------------------------------------
 
     def _cancel(self, number: int) -> None:
         if self._futures.pop(number, None) is not None:
@@ -130,10 +211,12 @@ class Caller:
         """Cancel the open calls; when this returns nobody waits for one. The agent notifies the client."""
         self._is_closed = True
         self._give_up()
+        self.graphs.close()
         self._outbox.put((0, 0, 0, None))
         self._link.shut_down()
         for thread in self._threads:
             thread.join(_JOIN_S)
+        self._until_end.clear()
 
     def _give_up(self, error: BaseException | None = None) -> None:
         for number in reversed(list(self._futures)):  # newest first, so that no waiting call replaces a stopped one
@@ -153,6 +236,10 @@ class Caller:
             try:
                 if message is None:
                     self._link.send(kind, number)
+                elif kind == FrameKind.FETCH:
+                    self._link.send(kind, number, message.body)
+                elif kind == FrameKind.BLOB:
+                    self._link.keep(number, message.blobs)
                 else:
                     self._link.send_payload(kind, number, message, flags=flags)
             except OSError:
@@ -185,7 +272,13 @@ class Caller:
             blobs = self._arrived.pop(frame.ident, {})
             future = self._futures.pop(frame.ident, None)
             if future is not None:
-                _settle(future, NestedOutcome(*message_of(frame.body, blobs)), blobs)
+                outcome = NestedOutcome(*message_of(frame.body, blobs))
+                _settle(future, outcome, blobs, Lease(self, frame.ident) if outcome.is_held else None)
+        elif frame.kind == FrameKind.FETCHED:
+            fetched = self._arrived.pop(frame.ident, {})
+            future = self._futures.pop(frame.ident, None)
+            if future is not None:
+                future.settle(next(iter(fetched.values()), None))
 
 
 def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
@@ -203,14 +296,20 @@ def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
                 f"{subject} cannot be sent: {type(error).__name__}: {error}; send plain data, arrays or paths",
                 argument=pending.name,
             ) from error
-    return encoded[0], encoded[1]
+    code, arguments = encoded
+    if any(blob.here() is None for blob in code.blobs):
+        raise UsageError("ref: used without being an argument; pass it as one")
+    return code._replace(blobs=tuple(with_bytes(code.blobs))), arguments
 
 
-def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob]) -> None:
+def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob], lease: Lease | None) -> None:
     """Settle a future. The thread that reads the value unpickles it."""
 
+    def absent(digest: bytes, size: int) -> Blob:
+        return Blob(digest, size, -1) if lease is None else FarBlob(digest, size, lease)
+
     def value(payload: bytes) -> Any:
-        received = payload_in(payload, blobs)
+        received = payload_in(payload, blobs, absent)
         try:
             return decode(parse(received.body), received.blobs)
         except Exception as error:
@@ -230,6 +329,7 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
         raise original
 
     readers: dict[str, Callable[[], Any]] = {
+        "blobs": lambda: blobs,
         "value": lambda: value(outcome.payloads[0]),
         "values": lambda: [value(payload) for payload in outcome.payloads],
         "ranks": lambda: RankValues(chain.from_iterable(map(value, outcome.payloads))),

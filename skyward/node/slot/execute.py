@@ -24,9 +24,9 @@ from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as
 from ...wire.frames import KEPT, QUIET, Frame, FrameKind
-from ...wire.payloads import Encoded, Mappable, PutBlob, decode, encode, paused_collector, send_stays
+from ...wire.payloads import Encoded, Mappable, decode, encode, paused_collector, send_stays
 from ...wire.pull import PullRefused
-from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, parse
+from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, parse, references
 from .link import Replies
 from .runtime import free_leases, leases
 
@@ -40,6 +40,8 @@ BLOCK = 128
 """Most calls per block. When a slot dies within a block, all of its calls count as begun."""
 
 _OURS = os.path.join(PACKAGE_ROOT, "skyward") + os.sep
+_OWN = frozenset({Blob})
+"""Blobs that were made here. All others belong to references."""
 _counter = 0
 
 
@@ -160,7 +162,7 @@ class TaskRun:
         if not self.deliver:
             value = None
         if head.mode == Mode.KEEP:
-            return self._encode(value, Blob.kept)
+            return self._encode(value, is_kept=True)
         return self._encode(value, may_stay=self.link.may_lend)
 
     def _run_chunk(self, function: Callable[..., Any], payload: Any, first: int) -> Encoded:
@@ -304,13 +306,22 @@ class TaskRun:
 
     # Sending --------------------------------------------------------------------------------------------------------
 
-    def _encode(
-        self, value: Any, put: PutBlob = put_result_blob, may_stay: Callable[[int], bool] | None = None
-    ) -> Encoded:
+    def _encode(self, value: Any, *, is_kept: bool = False, may_stay: Callable[[int], bool] | None = None) -> Encoded:
         try:
-            return encode(value, put, may_stay=may_stay)
+            encoded = encode(value, Blob.kept if is_kept else put_result_blob, may_stay=may_stay)
+            return encoded if _OWN.issuperset(map(type, encoded.blobs)) else self._of_references(encoded, is_kept)
         except Exception as error:
             raise ResultNotPicklable(_why_not(value, error)) from error
+
+    def _of_references(self, encoded: Encoded, is_kept: bool) -> Encoded:
+        """Leave out blobs that the client knows. A value that stays has the bytes itself."""
+        from .far_values import unknown, with_bytes
+
+        if not is_kept:
+            names = {digest for digest, _ in references(self.frame.body, TASK_HEAD.size)}
+            return encoded._replace(blobs=tuple(unknown(encoded.blobs, names)))
+        with self.guard.user_code():  # the bytes may come from other nodes
+            return encoded._replace(blobs=tuple(with_bytes(encoded.blobs)))
 
     def _send_value(self, value: Encoded, elapsed_ns: int, flags: int) -> None:
         """Send the last frame of a call that returned."""

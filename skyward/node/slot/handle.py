@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from ...calls.active import PoolLike, open_pools
 from ...calls.actor_handle import ActorMethod, actor_of_call, refuse_broadcast
-from ...calls.compute import PendingCompute
-from ...calls.futures import Future, value_of, values_of
+from ...calls.compute import PendingCompute, PendingComputeGroup
+from ...calls.futures import Future, followed, value_of, values_of
+from ...calls.graphs import has_calls
 from ...calls.target import CallTarget
 from ...errors import PoolClosed, UsageError
+from ...values.ref import Ref
 from ...wire.tasks import CallKind, actor_place
 from .caller import Caller, caller_of
 from .runtime import current_call
@@ -29,6 +33,9 @@ class TargetHandle(CallTarget):
       blobs, behind all other frames. UsageError refuses generator functions, and iterators as arguments.
     - When the task ends, fails or is cancelled, its open calls are cancelled.
     - Errors arrive as themselves.
+    - Graphs run as in the program: `f(g(x)) >> target` runs `g` first, near `f`.
+    - `f(x).keep() >> target` and `pool.put(value)` return references. They end with the task, unless it returns
+      them. `put` keeps the bytes on the task's own node, and nowhere else unless a call takes them there.
     - The task keeps its slot while it waits. UsageError refuses a call that could never start because waiting tasks
       hold all of its slots.
 
@@ -62,6 +69,22 @@ class TargetHandle(CallTarget):
             PoolClosed: The pool is not open.
         """
         return self._sender.find_actor(name)
+
+    def put(self, value: T, *, nodes: Iterable[int] | None = None) -> Ref[T]:
+        """Keep a value on the node of this task, and return a reference that calls take instead of the value.
+
+        Args:
+            value: Any picklable value.
+            nodes: Nodes without a role to send it to at once.
+
+        Raises:
+            ArgumentNotPicklable: The value cannot be pickled.
+            UsageError: There is no such node, or this is a part of a pool.
+        """
+        return self._sender.put(value, nodes)
+
+    def _submit_parts(self, group: PendingComputeGroup) -> list[Future[Any]]:
+        return self._sender.submit_parts(group.items)
 
     def __repr__(self) -> str:
         return str(self._sender)
@@ -102,6 +125,27 @@ class TaskSender:
 
     submit_part = submit
 
+    def submit_parts(self, pendings: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+        """Send the calls of a group. Calls among their arguments run once for the whole group."""
+        there = self._there()
+        if isinstance(there, Caller) and any(map(_has_calls, pendings)):
+            return self._graph(there, pendings)
+        return [self.submit(pending) for pending in pendings]
+
+    def put(self, value: T, nodes: Iterable[int] | None) -> Ref[T]:
+        if not self.is_whole:
+            raise UsageError(f"{self}: a part of a pool has no put(); pass the pool itself to the task")
+        there = self._there()
+        chosen = () if nodes is None else tuple(nodes)
+        for node in chosen:
+            if node not in self.numbers:
+                places = ", ".join(map(str, self.numbers))
+                raise UsageError(f"nodes={node!r}: not a node of {self}; use {places}", field="nodes", value=node)
+        if isinstance(there, Caller):
+            return there.put(value, chosen)
+        ref: Ref[T] = there.put(value, nodes=nodes)  # type: ignore[attr-defined]
+        return ref
+
     def broadcast(self, pending: PendingCompute[T]) -> list[T]:
         there = self._there()
         if not isinstance(there, Caller):
@@ -109,6 +153,9 @@ class TaskSender:
         if isinstance(pending.fn, ActorMethod):
             refuse_broadcast(pending.name)
         _refuse_streams(pending)
+        if _has_calls(pending):
+            (resolved,) = there.graphs.resolve((pending,), partial(self._send_one, there))
+            pending = value_of(resolved)
         if pending.options.nodes is not None:
             future: Future[Any] = self._send(there, pending)
             chosen: list[T] = value_of(future)
@@ -132,6 +179,17 @@ class TaskSender:
         """Report nothing: only a pool counts failures, to report those that nobody has read."""
 
     def _send(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
+        if _has_calls(pending):
+            (future,) = self._graph(caller, (pending,))
+            return future
+        return self._send_one(caller, pending)
+
+    def _graph(self, caller: Caller, pendings: Sequence[PendingCompute[Any]]) -> list[Future[Any]]:
+        """Send calls once the calls among their arguments have run."""
+        send = partial(self._send_one, caller)
+        return [followed(future, send) for future in caller.graphs.resolve(pendings, send)]
+
+    def _send_one(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
         _refuse_streams(pending)
         if isinstance(pending.fn, ActorMethod):
             part, parts, first = actor_place(actor_of_call(pending.fn, pending.options, self.pool))
@@ -160,12 +218,11 @@ class TaskSender:
         )
 
 
+def _has_calls(pending: PendingCompute[Any]) -> bool:
+    return has_calls((pending.args, pending.kwargs))
+
+
 def _refuse_streams(pending: PendingCompute[Any]) -> None:
-    if pending.is_kept:
-        raise UsageError(
-            f"keep(): {pending.name} is called by a task, and only the program that opened the pool keeps values; "
-            "leave out .keep()"
-        )
     if pending.fn.is_generator:
         raise UsageError(
             f"{pending.name}: a generator function, whose values cannot be streamed to a task; return a list"

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
-from ...wire.blobs import DIGEST_SIZE
+from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.channel import receive
 from ...wire.frames import HAS_FD, KEPT, PROTOCOL_VERSION, QUIET, Frame, FrameKind, FrameParser, pack
 from ...wire.payloads import Encoded
@@ -67,13 +67,7 @@ class Link:
     def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, *, flags: int = 0) -> None:
         """Send the payload's blobs, then the frame that needs them."""
         with self._lock:
-            for blob in payload.blobs:
-                frame = pack(FrameKind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD | flags & KEPT)
-                # The descriptor travels with the first byte, so the rest of a partly sent frame needs none.
-                sent = socket.send_fds(self._sock, [frame], [blob.fd])
-                if sent < len(frame):
-                    self._sock.sendall(frame[sent:])
-                blob.close()
+            self._send_blobs(ident, payload.blobs, flags)
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns), flags=flags))
 
     def may_lend(self, size: int) -> bool:
@@ -81,6 +75,20 @@ class Link:
 
     def lend(self, ident: int, payload: Encoded, elapsed_ns: int) -> bool:
         return False
+
+    def keep(self, ident: int, blobs: tuple[Blob, ...]) -> None:
+        """Send blobs that stay on the node."""
+        with self._lock:
+            self._send_blobs(ident, blobs, KEPT)
+
+    def _send_blobs(self, ident: int, blobs: tuple[Blob, ...], flags: int) -> None:
+        for blob in blobs:
+            frame = pack(FrameKind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD | flags & KEPT)
+            # The descriptor travels with the first byte, so the rest of a partly sent frame needs none.
+            sent = socket.send_fds(self._sock, [frame], [blob.fd])
+            if sent < len(frame):
+                self._sock.sendall(frame[sent:])
+            blob.close()
 
     def receive(self) -> Frame:
         """Wait for the next frame. Raises ChannelClosed when the agent is gone."""
@@ -173,7 +181,7 @@ class SlotLine:
         self._link.send(kind, ident, body, flags=flags, lane=lane)
 
     def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, *, flags: int = 0) -> None:
-        if payload.blobs or not flags & QUIET:
+        if payload.has_references or not flags & QUIET:
             self._say_elsewhere(ident)
             self._link.send_payload(kind, ident, payload, elapsed_ns, flags=flags)
             return

@@ -21,6 +21,8 @@ class RunningCall(NamedTuple):
     rank: Rank | None = None
     agent: str = ""
     """Path of the socket of the node's agent."""
+    names: frozenset[bytes] = frozenset()
+    """Names of the blobs among its arguments, which the program knows."""
 
     @property
     def node(self) -> int:

@@ -165,7 +165,10 @@ class Slot:
         streams.begin()
         guard.begin(frame.ident)
         head = unpack_task(frame.body)
-        enter_call(self.call(frame.ident, head, lane), whole_process=whole_process)
+        call = self.call(frame.ident, head, lane)
+        if blobs:
+            call = call._replace(names=frozenset(blob.digest for blob in blobs))
+        enter_call(call, whole_process=whole_process)
         try:
             with self._mappings.lend(blobs) as lent:
                 TaskRun(

@@ -4,8 +4,9 @@
 takes it prefers that node, so the bytes need not move. A pending call is one step of a send, however often it is used
 there: twice as an argument, in two calls of a group, or on every node under `@`.
 
-One thread of the pool begins the steps whose arguments are there. Packing arguments takes time and may import modules
-of the user's, so the I/O thread must not do it. All state of a graph belongs to that thread, except the futures.
+One thread begins the steps whose arguments are there, in the program or in the task that sends the graph. Packing
+arguments takes time and may import modules of the user's, so the I/O thread must not do it. All state of a graph
+belongs to that thread, except the futures.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ..calls.compute import PendingCompute
-from ..calls.futures import Future, Undecoded
 from ..core import interrupts
 from ..errors import PoolClosed, UsageError
 from ..values.ref import Ref, Spliced, held_by
+from .compute import PendingCompute
+from .futures import Future, Undecoded
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class GraphRoot:
 
 
 class Graphs:
-    """Graphs of one pool. Thread-safe."""
+    """Graphs that one pool, or one task, sends. Thread-safe."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -146,7 +147,13 @@ class Graphs:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        while (event := self._inbox.get()) is not None:
+        while True:
+            event = self._inbox.get()
+            if event is None:
+                if self._inbox.empty():
+                    return
+                self._inbox.put(None)  # behind the outcomes of steps that were cancelled since
+                continue
             try:
                 event()
             except BaseException:  # a call's own errors are the run's; one more graph must not stop all others
