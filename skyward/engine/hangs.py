@@ -191,7 +191,9 @@ class Late(Stacks):
 def timed_out(name: str, timeout_s: float, notes: Iterable[str]) -> TaskTimeout:
     """Build the error of a call that ran too long. The notes show its stack and its last output."""
     error = TaskTimeout(
-        f"{name!r} ran longer than its timeout_s={timeout_s:g} and was stopped", task=name, timeout_s=timeout_s
+        f"{name!r} ran longer than its timeout_s={timeout_s:g} and was stopped; if it needs more time, raise timeout_s",
+        task=name,
+        timeout_s=timeout_s,
     )
     for note in notes:
         error.add_note(note)

@@ -15,9 +15,10 @@ _NUMBER = 8
 _LAST_S = 0.5
 NOBODY = 1
 _REASONS = {
-    NOBODY: "it does not answer: no training run with a TrainerControlCallback is in it yet, or it has ended",
-    2: "too many questions to it are open",
-    3: f"its answer is larger than {INLINE_LIMIT} bytes",
+    NOBODY: "control: the call does not answer: it has no training run with a TrainerControlCallback, or that has "
+    "ended; try again when one runs",
+    2: "control: too many questions to the call are open; try again when some are answered",
+    3: f"control: the answer exceeds {INLINE_LIMIT} bytes; let the handler return less",
 }
 
 Answer = concurrent.futures.Future[bytes]
@@ -56,7 +57,9 @@ class OpenQuestions:
             }
         matching = [call for call, call_name in calls.items() if call_name == (name or call_name)]
         if not matching:
-            raise ControlFailed(f"no call{f' of {name!r}' if name else ''} is open in the pool")
+            raise ControlFailed(
+                f"control: no call{f' of {name!r}' if name else ''} is open in the pool; send one first"
+            )
         if len(matching) > 1:
             names = ", ".join(sorted(calls[call] for call in matching))
             raise UsageError(f"control: {len(matching)} calls are open ({names}); pass the future of one of them")
@@ -87,7 +90,7 @@ class OpenQuestions:
         try:
             return answer.result(timeout_s)
         except TimeoutError:
-            raise ControlFailed(f"the call did not answer within {timeout_s:g} s") from None
+            raise ControlFailed(f"control: the call did not answer within {timeout_s:g} s; try again") from None
         finally:
             with self._ledger.lock:
                 self._open.pop(number, None)
@@ -98,13 +101,13 @@ class OpenQuestions:
         if gang is not None:
             rank = gang.tasks.get(0)
             if rank is None or rank.id not in gang.open:
-                raise ControlFailed("its ranks are being started")
+                raise ControlFailed("control: the ranks of the call are being started; try again when they run")
             return rank.id, rank.node
         if call not in self._ledger.tasks:
-            raise ControlFailed("the call has ended", is_gone=True)
+            raise ControlFailed("control: the call has ended; read its value or its error", is_gone=True)
         node = self._ledger.node_of(self._ledger.tasks[call])
         if node is None:
-            raise ControlFailed("the call waits for a place in the pool")
+            raise ControlFailed("control: the call waits for a place in the pool; try again when it runs")
         return call, node
 
     def on_answer(self, frame: Frame) -> None:
@@ -127,12 +130,18 @@ class OpenQuestions:
 
     def _give_up(self, task: int, _: int) -> None:
         for number in [number for number, (target, _) in self._open.items() if target == task]:
-            self._settle(self._open.pop(number)[1], ControlFailed("the call has ended", is_gone=True))
+            self._settle(
+                self._open.pop(number)[1],
+                ControlFailed("control: the call has ended; read its value or its error", is_gone=True),
+            )
 
     def close(self) -> None:
         """Fail all open questions, because the engine ends."""
         for number in list(self._open):
-            self._settle(self._open.pop(number)[1], ControlFailed("the pool was closed", is_gone=True))
+            self._settle(
+                self._open.pop(number)[1],
+                ControlFailed("control: the pool was closed; open it again, and send the call", is_gone=True),
+            )
 
     def _settle(self, answer: Answer, outcome: bytes | ControlFailed) -> None:
         def settle() -> None:

@@ -59,7 +59,7 @@ class _CallTransport:
             raise ControlFailed(str(error), is_gone=True) from error
         except ControlFailed as error:
             if self._was_answered and error.reason == NOBODY:  # the call is ending, or restarting
-                raise ControlFailed("the run has ended", is_gone=True) from error
+                raise ControlFailed("control: the run has ended; read the value of its call", is_gone=True) from error
             raise
         self._was_answered = True
         return int(answer["status"]), dict(answer["body"])

@@ -71,9 +71,11 @@ def _ask(
         reply = connection.getresponse()
         answer = json.loads(reply.read(_ANSWER_LIMIT))
     except (ConnectionError, FileNotFoundError, http.client.RemoteDisconnected) as error:
-        raise ControlFailed(f"{where}: nothing listens there: {error}", is_gone=True) from error
+        raise ControlFailed(
+            f"{where}: nothing listens there ({error}); see `skyward train list`", is_gone=True
+        ) from error
     except TimeoutError as error:
-        raise ControlFailed(f"{where}: no answer within {connection.timeout:g} s") from error
+        raise ControlFailed(f"{where}: no answer within {connection.timeout:g} s; try again") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ControlFailed(f"{where}: invalid answer: {what}") from error
