@@ -258,7 +258,7 @@ def _check_class(cls: type) -> None:
 class ActorBase:
     """Base of classes whose objects live on a node, for programs that are type-checked; see `actor`.
 
-    Methods with `@compute` are what others may call.
+    Others may call the methods that have `@compute`.
 
     Example:
         class Model(sky.ActorBase):

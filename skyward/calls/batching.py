@@ -34,8 +34,8 @@ def batched(*, max_size: int, wait_s: float) -> Callable[[Callable[[A, list[X]],
         wait_s: Longest time that an item waits for others before the method is called, in seconds, >= 0.
 
     Returns:
-        A decorator of methods that take one list and return a list of the same length. An error of the method is the
-        error of each call in the list, and a list of another length is a UsageError of each.
+        A decorator of methods that take one list and return a list of the same length. If the method
+        raises, each call in the list raises its error. If it returns a list of another length, each raises UsageError.
 
     Raises:
         UsageError: A value is illegal.

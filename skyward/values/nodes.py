@@ -11,10 +11,10 @@ from ..errors import UsageError
 @checked_options
 @dataclass(frozen=True)
 class Nodes:
-    """Bounds of an elastic pool: `sky.ComputePool(..., nodes=sky.Nodes(2, max=8))`, or short `nodes=(2, 8)`.
+    """Bounds of an elastic pool: `sky.ComputePool(..., nodes=sky.Nodes(2, max=8))`, or `nodes=(2, 8)` for short.
 
     The pool starts with `desired` nodes. It grows up to `max` while calls wait, and gives idle nodes back down to
-    `min`. With `min=0`, an idle pool has no nodes, and the next call gets some.
+    `min`. With `min=0`, an idle pool has no nodes, and the next call starts one.
 
     Args:
         min: Fewest nodes, >= 0.

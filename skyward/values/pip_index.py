@@ -23,7 +23,7 @@ def normalized(package: str) -> str:
 @checked_options
 @dataclass(frozen=True, repr=False)
 class PipIndex:
-    """Package index that some packages come from, and they come from nowhere else.
+    """Package index for named packages, which then come from nowhere else.
 
     The named packages are installed from this index, whether `Image.pip` lists them or one of its packages depends on
     them. A version is set in `Image.pip`. All other packages come from the default index, also those that this index

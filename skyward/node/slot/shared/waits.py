@@ -221,7 +221,7 @@ class SharedBarrier(SharedThing):
 
     It works as `threading.Barrier` and can be used again and again. A call that has waited is a party until it ends. If
     a party gives up, fails or dies, the barrier is broken: all who wait, now or later, get BrokenBarrierError instead
-    of waiting for ever. `reset` makes it new.
+    of waiting forever. `reset` makes it new.
 
     Args:
         name: 1 to 200 characters.
