@@ -4,9 +4,11 @@
 arguments, run `python -m pytest` with them.
 
 Each group is a pytest process; `make lint` runs beside the promises. Tests of hosts mostly wait: for machines to boot,
-for cut links, for leases to expire. So they run beside the others, in two groups: each has a bed of its own
-(tests/hosts/bed.py). All other tests need a core, and frameworks mostly to be imported. Groups should end together:
-the last lines tell how long each took.
+for cut links, for leases to expire. So they run beside the others, in three groups: each has a bed of its own
+(tests/hosts/bed.py). All other tests need a core, and frameworks mostly to be imported.
+
+A limited number of groups runs at once. The others wait in the order of their part, so the cores stay busy until the
+last groups end. The last lines tell how long each group took.
 """
 
 from __future__ import annotations
@@ -37,24 +39,32 @@ PARTS: dict[str, Groups] = {
         "frameworks": promises.FRAMEWORKS,
         "hub": promises.HUB,
     },
+    # Groups begin in this order. Groups that another one waits for come first.
     "rest": {
-        "core": ("tests",),
-        "machines": ("tests/bootstrap", "tests/lifecycle", "tests/providers", "tests/ssh"),
-        "integrations": ("tests/acceptance", "tests/integrations"),
-        "training": ("tests/training",),
-        "hub": ("tests/hub",),
-        "pages": ("tests/hub/ui", "tests/test_browser.py", "tests/test_notebook_in_browser.py"),
-        "hosts": ("tests/hosts", "tests/bootstrap/test_on_hosts.py"),
         "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
+        "faults": tuple(
+            f"tests/hosts/test_faults_{name}.py" for name in ("clients", "links", "machines", "processes", "starts")
+        ),
+        "hosts": ("tests/hosts", "tests/bootstrap/test_on_hosts.py"),
+        "training": ("tests/training",),
+        "examples": ("tests/test_examples.py",),
+        "machines": ("tests/bootstrap", "tests/lifecycle", "tests/providers", "tests/ssh"),
+        "integrations": ("tests/integrations",),
+        "hub": ("tests/hub",),
+        "core": ("tests",),
+        "pages": ("tests/hub/ui", "tests/test_browser.py", "tests/test_notebook_in_browser.py"),
     },
 }
 # A browser drops its connections whenever a network interface comes or goes, and tests of hosts make many of them.
-# Tests of machines watch leases of seconds: they begin when fewer groups run, and first come those of tests/bootstrap,
+# Tests of machines watch leases of seconds: they begin when fewer hosts boot, and first come those of tests/bootstrap,
 # which watch none. If they began any later, they would be the last to end.
-AFTER = {"pages": ("hosts", "rented"), "machines": ("rented",)}
+AFTER = {"pages": ("hosts", "faults", "rented"), "machines": ("rented",)}
+# Tests wait for processes, and those of hosts for much else: five groups keep two cores busy. More groups would end
+# later, since the last ones would be long, and fail tests that look at the clock.
+AT_ONCE = 5
 # Further processes beside a part's groups. mypy keeps one core busy for a minute or two.
 COMMANDS = {"promises": {"lint": ["make", "--no-print-directory", "lint"]}, "rest": {}}
-HOSTS = PARTS["rest"]["hosts"] + PARTS["rest"]["rented"]  # conftest.py refuses tests of hosts elsewhere
+HOSTS = PARTS["rest"]["hosts"]  # conftest.py refuses tests of hosts elsewhere
 SLOWEST = 20
 LOOK_S, LINE_S = 1.0, 60.0
 
@@ -97,14 +107,22 @@ class Group:
     def has_failed(self) -> bool:
         return self._process is None or self._process.poll() != 0
 
+    @property
+    def has_begun(self) -> bool:
+        return self._process is not None
+
     def look(self, groups: list[Group]) -> None:
-        """Start it when the groups before it have ended. Note whether it still runs, and how long it has run."""
-        before = AFTER.get(self.name, ())
-        if self._process is None and not any(group.is_running for group in groups if group.name in before):
+        """Start it when its turn has come. Note whether it still runs, and how long it has run."""
+        if self._process is None and self._may_start(groups):
             self.start()
         if self._process is not None and self.is_running:
             self.minutes = (time.monotonic() - self._began) / 60
             self.is_running = self._process.poll() is None
+
+    def _may_start(self, groups: list[Group]) -> bool:
+        before = AFTER.get(self.name, ())
+        running = [group for group in groups if group.has_begun and group.is_running]
+        return len(running) < AT_ONCE and not any(group.is_running for group in groups if group.name in before)
 
     def wait(self) -> None:
         """Wait for its end, if it has begun."""
