@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +23,8 @@ from typing import IO, Any
 
 from ..core.process import PACKAGE_ROOT
 from ..values.machine import Machine
+from ..wire.frames import FrameKind, pack
+from .keeper_links import hello
 
 _END_LIMIT_S = 3.0
 _REAP_LIMIT_S = 600.0
@@ -69,6 +70,7 @@ class Keeper:
             "folder": machine.folder,
             "pid": machine.pid,
             "lease_s": machine.lease_s,
+            "frames": _frames(),
         }
         with self._lock:
             self._watched[_key(machine)] = order
@@ -179,6 +181,12 @@ class Keeper:
                 time.sleep(_RESTART_PAUSE_S)
 
 
+def _frames() -> dict[str, str]:
+    """Return the frames that a keeper sends to a local node, as JSON can carry them."""
+    frames = {"hello": hello(), "lease": pack(FrameKind.LEASE), "shutdown": pack(FrameKind.SHUTDOWN)}
+    return {name: frame.decode("latin-1") for name, frame in frames.items()}
+
+
 def _key(machine: Machine) -> str:
     """Return a key for a machine. The path of its socket is not enough, because hosts may use the same path."""
     return "\0".join((machine.socket_path, *machine.channel))
@@ -194,6 +202,8 @@ def _working_folder() -> str:
 def _file_in_memory() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("skyward-keeper", os.MFD_CLOEXEC), "w+b")
+    import tempfile  # macOS
+
     return tempfile.TemporaryFile()
 
 

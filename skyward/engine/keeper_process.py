@@ -12,12 +12,15 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .keeper_nodes import KeptNode, LocalNode, RemoteNode, node_of
+from .keeper_nodes import LocalNode, node_of
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself would take a tenth of this process's memory
     import subprocess
+    from typing import Any
+
+    from .keeper_nodes import KeptNode
 
 _END_LIMIT_S = 6.0
 """Seconds that a node has to end by itself after the client's death. Then its watchdog is killed, and all with it."""
@@ -28,14 +31,15 @@ _REAP_TRIES = 3
 _REAP_AGAIN_S = 5.0
 
 
-class _Guarded(NamedTuple):
+class _Guarded:
     """Command to run after the client's death."""
 
-    argv: list[str]
-    log_path: str
-    cwd: str
-    env: dict[str, str]
-    limit_s: float
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.argv: list[str] = order["argv"]
+        self.log_path: str = order["log_path"]
+        self.cwd: str = order["cwd"]
+        self.env: dict[str, str] = order["env"]
+        self.limit_s: float = order["limit_s"]
 
 
 class _Keeper:
@@ -78,8 +82,7 @@ class _Keeper:
 
     def _forgive(self, now: float) -> None:
         for node in self._nodes.values():
-            if isinstance(node, RemoteNode):
-                node.forgive(now)
+            node.forgive(now)
 
     def _read_orders(self) -> None:
         with contextlib.suppress(BlockingIOError):  # everything that arrived is read
@@ -102,9 +105,7 @@ class _Keeper:
                 if node is not None:
                     node.close()
             case "guard":
-                self._guarded[order["name"]] = _Guarded(
-                    order["argv"], order["log_path"], order["cwd"], order["env"], order["limit_s"]
-                )
+                self._guarded[order["name"]] = _Guarded(order)
             case "release":
                 self._guarded.pop(order["name"], None)
 
@@ -147,7 +148,7 @@ def _end_all(nodes: list[KeptNode]) -> None:
         for node in open_nodes:
             if node.fileno() in ready:
                 node.read(now)
-            elif isinstance(node, RemoteNode):
+            elif not isinstance(node, LocalNode):
                 node.tick(now)
     for node in nodes:
         node.kill()
