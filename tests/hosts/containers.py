@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from tests.hosts.base import base
 from tests.hosts.fixtures import REQUIRE, require_hosts
 
-__all__ = ["IMAGE", "Podman"]
+__all__ = ["IMAGE", "Podman", "software_of_podman"]
 
 IMAGE = "localhost/skyward-test:1"
 _PARTS = (
@@ -89,3 +91,42 @@ class Podman:
 
     def containers(self) -> list[str]:
         return self("ps", "-aq").split()
+
+    def save(self, folder: Path, name: str = IMAGE) -> None:
+        """Save an image as files: its manifest, and what that names by digest."""
+        self("save", "--format=docker-dir", "-q", "-o", str(folder), name)
+
+
+_PROGRAMS = ("podman", "conmon", "crun", "newuidmap", "newgidmap")
+_SETTINGS = {
+    # systemd-nspawn's hosts have no keyrings, and let root alone raise limits.
+    "etc/containers/containers.conf": (
+        '[containers]\nkeyring = false\ndefault_ulimits = ["nofile=1024:4096", "nproc=4096:4096"]\n'
+        '[engine]\nruntime = "crun"\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\n'
+    ),
+    "etc/containers/storage.conf": '[storage]\ndriver = "vfs"\n',
+    "etc/containers/policy.json": '{"default": [{"type": "insecureAcceptAnything"}]}\n',
+}
+
+
+def software_of_podman(archive: Path, *, registry: str) -> None:
+    """Write an archive with this machine's podman for a bare Debian, set to trust a registry without TLS."""
+    lacking = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if lacking:
+        if os.environ.get(REQUIRE):
+            pytest.fail(f"{', '.join(lacking)}: not installed, and {REQUIRE} is set", pytrace=False)
+        pytest.skip(f"{', '.join(lacking)}: not installed; install podman, crun and uidmap")
+    programs = [str(shutil.which(program)) for program in _PROGRAMS]
+    listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    libraries = {word for line in listed.splitlines() for word in line.split() if word.startswith("/lib/")}
+    missing = sorted(path for path in libraries if not os.path.exists(base() / path[1:]))
+    trusted = f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n'
+    with tarfile.open(archive, "w") as tar:
+        for path in programs:
+            tar.add(path, path[1:])
+        for path in missing:
+            tar.add(os.path.realpath(path), f"usr{path}")  # /lib is a link there
+        for name, text in {**_SETTINGS, "etc/containers/registries.conf": trusted}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))

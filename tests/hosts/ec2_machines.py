@@ -217,6 +217,8 @@ class Machines:
             host = Host(self.bed, f"ip-{address.replace('.', '-')}", address, users={user: public})
             machine.host = host
             host.make()
+            if settings.software:
+                host.unpack(settings.software)
             if instance.user_data and settings.boots != "never":
                 _write_user_data(host, base64.b64decode(str(instance.user_data)))
         host.start(ssh_after_s=float("inf") if settings.boots == "never" else settings.ssh_after_s)

@@ -26,6 +26,8 @@ class Settings:
     """How long describe_instances and terminate_instances do not know a new one."""
     console_after_s: float = 0.0
     """How long the console's output is empty, counted from when it is listed."""
+    software: str = ""
+    """Archive that a new one has on its disk, as if its image had been made with it; empty: a bare Debian."""
     refuses_terminate_while_pending: bool = False
     enforces_security_groups: bool = True
 

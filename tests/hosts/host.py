@@ -381,6 +381,10 @@ class Host:
             self.authorize(user, keys)
         self._introduce()
 
+    def unpack(self, archive: str) -> None:
+        """Unpack a tar file on its disk, before its first boot."""
+        run(["tar", "-C", str(self._root), "-xpf", archive])
+
     def authorize(self, user: str, public_keys: str) -> None:
         """Let `user` in with these keys and no others."""
         home = self._root / ("root" if user == "root" else f"home/{user}")
