@@ -107,7 +107,7 @@ def _parameter(method: Callable[..., Any]) -> str:
 class _Item(Generic[X, Y]):
     """One call: its item, and its value or error."""
 
-    __slots__ = ("error", "has_left", "is_done", "item", "value")
+    __slots__ = ("error", "has_left", "is_done", "item", "value", "wake")
 
     value: Y
 
@@ -117,6 +117,8 @@ class _Item(Generic[X, Y]):
         self.is_done = False
         self.has_left = False
         """Whether its caller is gone, with the value or cancelled."""
+        self.wake = threading.Event()
+        """Set to let its caller look again."""
 
 
 class _Batches(Generic[X, Y]):
@@ -125,23 +127,26 @@ class _Batches(Generic[X, Y]):
     The first waiting caller leads: it waits for others, and calls the method for all of them in its own thread. So no
     thread is needed. A cancellation may come at any instruction of the leader. So items stay in the line until they are
     done, and a leader whose caller has left is no leader.
+
+    Each caller has an event of its own. With one condition for all of them, every new item woke every thread.
     """
 
     def __init__(self, max_size: int, wait_s: float) -> None:
         self._max_size = max_size
         self._wait_s = wait_s
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._line: list[_Item[X, Y]] = []
         self._leader: _Item[X, Y] | None = None
 
     def run(self, method: Callable[[list[X]], list[Y]], item: X, name: str) -> Y:
         mine: _Item[X, Y] = _Item(item)
         try:
-            with self._changed:
+            with self._lock:
                 self._line.append(mine)
-                self._changed.notify_all()
+                if self._leader is not None and len(self._line) >= self._max_size:
+                    self._leader.wake.set()
             while self._takes_the_lead(mine):
-                self._lead(method, name)
+                self._lead(mine, method, name)
         finally:
             mine.has_left = True
         if mine.error is not None:
@@ -150,24 +155,28 @@ class _Batches(Generic[X, Y]):
 
     def _takes_the_lead(self, mine: _Item[X, Y]) -> bool:
         """Wait until the call is done or may lead. Return whether it leads."""
-        with self._changed:
-            while not mine.is_done:
+        while True:
+            with self._lock:
+                if mine.is_done:
+                    if self._leader is mine:
+                        self._pass_on()
+                    return False
                 if self._leader is None or self._leader.has_left or self._leader is mine:
                     self._leader = mine
                     return True
-                self._changed.wait(_LOOK_S)
-            if self._leader is mine:
-                self._leader = None
-                self._changed.notify_all()
-        return False
+                mine.wake.clear()
+            mine.wake.wait(_LOOK_S)
 
-    def _lead(self, method: Callable[[list[X]], list[Y]], name: str) -> None:
+    def _pass_on(self) -> None:
+        """Let the next waiting caller lead. Needs the lock."""
+        self._leader = None
+        waiting = self._open()
+        if waiting:
+            waiting[0].wake.set()
+
+    def _lead(self, mine: _Item[X, Y], method: Callable[[list[X]], list[Y]], name: str) -> None:
         """Wait for others, call the method once, and give each its value."""
-        deadline = time.monotonic() + self._wait_s
-        with self._changed:
-            while len(self._open()) < self._max_size and (left_s := deadline - time.monotonic()) > 0:
-                self._changed.wait(min(left_s, _LOOK_S))
-            batch = self._open()[: self._max_size]
+        batch = self._gather(mine)
         error: Exception | None = None
         values: list[Y] = []
         try:
@@ -180,14 +189,27 @@ class _Batches(Generic[X, Y]):
                 error = UsageError(f"{name}: returned {len(values)} values for {len(batch)} items; return one for each")
         except Exception as raised:
             error = raised
-        with self._changed:
+        with self._lock:
             for index, one in enumerate(batch):
                 if error is None:
                     one.value = values[index]
                 one.error = error
                 one.is_done = True
             self._line[:] = self._open()
-            self._changed.notify_all()
+        for one in batch:
+            one.wake.set()
+
+    def _gather(self, mine: _Item[X, Y]) -> list[_Item[X, Y]]:
+        """Return the items of the next list, once they are enough or have waited long enough."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            with self._lock:
+                waiting = self._open()
+                left_s = deadline - time.monotonic()
+                if len(waiting) >= self._max_size or left_s <= 0:
+                    return waiting[: self._max_size]
+                mine.wake.clear()
+            mine.wake.wait(min(left_s, _LOOK_S))
 
     def _open(self) -> list[_Item[X, Y]]:
         return [one for one in self._line if not (one.is_done or one.has_left)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -82,3 +83,22 @@ def test_an_sshd_that_allows_few_sessions_is_supported(far: Far) -> None:
         for _ in range(4):
             carry_much(pool)
     nothing_runs_on([far.host])
+
+
+def test_an_operation_on_shared_state_is_one_round_trip(far: Far) -> None:
+    @sky.compute  # in here, so that it travels by value
+    def operate(times: int) -> list[float]:
+        took = []
+        for number in range(times):
+            began = time.monotonic()
+            sky.counter("n").increment()
+            sky.dict[str, int]("d")["key"] = number
+            took.append((time.monotonic() - began) / 2)
+        return took
+
+    far.line.set_delay(DELAY_S)
+    with far.pool("openssh") as pool:
+        took = sorted(operate(10) >> pool)
+        # The first operation of each kind opens a connection to the agent on its host, which costs no round trip.
+        assert 2 * DELAY_S <= took[5] < 3 * DELAY_S
+        assert pool.counter("n").value() == 10

@@ -51,6 +51,13 @@ class Tally:
         self.count += number
         return self.count
 
+    def append(self, number: int) -> list[int]:
+        self.numbers_seen = [*getattr(self, "numbers_seen", []), number]
+        return self.numbers_seen
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
     def pid(self) -> int:
         return os.getpid()
 
@@ -179,6 +186,37 @@ def test_a_cancelled_call_leaves_the_others(pool: sky.ComputePool, tmp_path: Pat
     assert queued[1].cancel()
     assert running.cancel()
     assert queued[2].result(LIMIT_S) == 101
+
+
+def test_cancelled_calls_never_run_and_the_others_keep_their_order(pool: sky.ComputePool, tmp_path: Path) -> None:
+    tally: Any = Tallies() >> pool
+    running = tally.wait(tmp_path / "began", tmp_path / "go") > pool
+    queued = {n: tally.append(n) > pool for n in range(120)}  # in the client, on the node and in the process's socket
+    until((tmp_path / "began").exists, LIMIT_S)
+    cancelled = {n for n in queued if n % 3 == 0 or 30 < n < 50}
+    assert all(queued[n].cancel() for n in cancelled)
+    late = tally.append(1000) > pool
+    (tmp_path / "go").touch()
+    assert running.result(LIMIT_S) == 0
+    assert late.result(LIMIT_S) == [*(n for n in queued if n not in cancelled), 1000]
+
+
+def test_lone_calls_and_bursts_take_turns_in_order(pool: sky.ComputePool) -> None:
+    tally: Any = Tallies() >> pool
+    counts = []
+    for _ in range(30):
+        counts.append(tally.add(1) >> pool)
+        futures = [tally.add(1) > pool for _ in range(5)]
+        counts += [future.result(LIMIT_S) for future in futures]
+        futures = [tally.add(1) > pool for _ in range(3)]
+        last = tally.add(1) >> pool
+        counts += [*(future.result(LIMIT_S) for future in futures), last]
+    assert counts == list(range(1, 301))
+
+
+def test_an_actor_that_books_processors_limits_the_threads_of_libraries(pool: sky.ComputePool) -> None:
+    with Tallies.with_options(cpus=1)() >> pool as tally:
+        assert tally.variable("OMP_NUM_THREADS") >> pool == "1"
 
 
 def test_an_actor_goes_where_it_is_sent(pool: sky.ComputePool) -> None:

@@ -1,4 +1,4 @@
-"""Values that stay on a node with little memory, a full disk, or no room for a value."""
+"""Kept values, and large arguments of actors, on a node with little memory, a full disk, or no room for a value."""
 
 from __future__ import annotations
 
@@ -85,3 +85,46 @@ def test_a_value_without_room_fails_its_call_and_the_node_goes_on(pool: sky.Comp
         without_room(1 << 20).keep() >> pool
     kept = without_room(resource.RLIM_INFINITY).keep() >> pool
     assert first(kept) >> pool == b"\0"
+
+
+# Actors -------------------------------------------------------------------------------------------------------------
+
+
+class Store(sky.ActorBase):
+    """Waits for a file, so that the arguments of later calls pile up on the node."""
+
+    @sky.compute
+    def wait(self, there: Path) -> None:
+        until(there.exists, 60)
+
+    @sky.compute
+    def first(self, data: bytes) -> bytes:
+        return data[:1]
+
+    @sky.compute
+    def block(self, limit: int) -> bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        return bytes(SIZE)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_large_arguments_of_waiting_calls_go_to_the_disk_or_stay_in_memory(
+    pool: sky.ComputePool, tmp_path: Path, is_full: bool
+) -> None:
+    assert isinstance(pool.provider, SmallMemory)
+    if is_full:
+        Path(pool.provider.folders[-1], "blobs").touch()  # no folder can be made there, as on a full disk
+    with Store() >> pool as store:
+        waiting = store.wait(tmp_path / "go") > pool
+        futures = [store.first(letter * SIZE) > pool for letter in (b"a", b"b", b"c")]
+        until(lambda: places(pool) == ((3, 0) if is_full else (1, 2)))
+        (tmp_path / "go").touch()
+        assert waiting.result(60) is None
+        assert [future.result(60) for future in futures] == [b"a", b"b", b"c"]
+
+
+def test_an_actor_without_room_for_a_value_fails_that_call_alone(pool: sky.ComputePool) -> None:
+    with Store() >> pool as store:
+        with pytest.raises(ResultNotPicklable, match="a bytes without room on the node: File too large"):
+            store.block(1 << 20) >> pool
+        assert len(store.block(resource.RLIM_INFINITY) >> pool) == SIZE

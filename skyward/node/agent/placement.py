@@ -167,6 +167,20 @@ class Placement:
         """Give an actor its next calls. None overtakes one that waits for blobs."""
         while slot.waiting and not slot.waiting[0].missing and slot.room:
             self._begin(slot, slot.waiting.popleft())
+        if slot.waiting and slot.may_shelve and 2 * len(slot.shelved) < MOST:
+            self._fill_shelf_of_actor(slot)
+
+    def _fill_shelf_of_actor(self, slot: SlotProcess) -> None:
+        """Send an actor its next calls, however long they take: no other process could run them.
+
+        Calls with blobs wait here, because those on the shelf hold descriptors open in the process.
+        """
+        while slot.waiting and slot.may_shelve and len(slot.shelved) < MOST:
+            pending = slot.waiting[0]
+            if pending.missing or not pending.may_wait_in_slot or references(pending.frame.body, TASK_HEAD.size):
+                break
+            self._put_on_shelf(slot, slot.waiting.popleft())
+        self.flush(slot)
 
     def go_on(self, slot: SlotProcess) -> None:
         """Give out tasks after one has ended in this slot."""
@@ -294,6 +308,8 @@ class Placement:
         was_shelved = task in self.shelved
         if was_shelved:
             self.take_back(self.shelved[task])
+        elif (slot := self.by_task.get(task)) is not None and slot.actor and task not in slot.running:
+            self.take_back(slot)
         pending = self.pending(task)
         if pending is None:
             return False
@@ -354,7 +370,8 @@ class Placement:
         assert slot.shelf is not None
         pending.shelf_number, pending.shelved_at = slot.shelf.put(), time.monotonic()
         slot.shelved.append(pending)
-        self.shelved[pending.frame.ident] = slot
+        if not slot.actor:  # nobody else may have the calls of an actor
+            self.shelved[pending.frame.ident] = slot
         self._give(slot, pending, flags=ON_SHELF)
 
     def _take_back_overdue(self) -> None:
@@ -370,7 +387,7 @@ class Placement:
         assert slot.shelf is not None
         numbers = slot.shelf.take_back()
         for pending in slot.shelved:
-            del self.shelved[pending.frame.ident]
+            self.shelved.pop(pending.frame.ident, None)
         # The slot read the number of the first ones before, so it has these.
         while slot.shelved and slot.shelved[0].shelf_number not in numbers:
             slot.take_from_shelf()
@@ -391,7 +408,7 @@ class Placement:
             self._on_recalled(task)
             return
         pending.missing = self._missing(pending.frame)
-        self.queue.appendleft(pending)
+        (slot.waiting if slot.actor else self.queue).appendleft(pending)
 
     def give_up(self, slot: SlotProcess) -> None:
         """Settle the shelf of a dead slot, and drop the blobs of values that will not come."""
