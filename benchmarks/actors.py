@@ -3,7 +3,8 @@
     .make/bench/bin/python benchmarks/actors.py
 
 `make bench` makes that environment. Both run on this machine, and their rounds alternate, so that the noise of the
-machine meets both alike. Without Ray only skyward is measured.
+machine meets both alike. Both limit numpy in the model to one thread, as Ray does by default. Without Ray only skyward
+is measured.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def skyward() -> Iterator[Round]:
 
     with sky.ComputePool(sky.Local(), logs=False, console=False) as pool:
         counter: Any = sky.actor(Counter)() >> pool
-        model: Any = sky.actor(concurrency=2 * BATCH)(Model)() >> pool
+        model: Any = sky.actor(concurrency=2 * BATCH, cpus=1)(Model)() >> pool
 
         def get(futures: list[Any]) -> list[Any]:
             return [future.result() for future in futures]
