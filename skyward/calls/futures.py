@@ -163,8 +163,8 @@ class Future(concurrent.futures.Future[T]):
         self._state = _PENDING
         self._result: Any = None
         self._exception: BaseException | None = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Any], object]] = []
+        self._made_waiters: list[Any] | None = None
+        self._made_callbacks: list[Callable[[Any], object]] | None = None
         self._lock = threading.RLock()
         self._made_condition: threading.Condition | None = None
         # Plain functions and a number instead of closures: thousands of futures may wait, and the garbage collector
@@ -180,7 +180,21 @@ class Future(concurrent.futures.Future[T]):
         self.shown: Callable[[], None] | None = None
         """Wait briefly until the call's output is shown, so that the output comes before the value."""
 
-    if not TYPE_CHECKING:  # there it is the attribute of the standard future
+    if not TYPE_CHECKING:  # there they are the attributes of the standard future
+
+        @property
+        def _waiters(self) -> list[Any]:
+            """Waiters of the standard future, such as those of `concurrent.futures.wait`. Most futures have none."""
+            if self._made_waiters is None:
+                self._made_waiters = []
+            return self._made_waiters
+
+        @property
+        def _done_callbacks(self) -> list[Callable[[Any], object]]:
+            """Callbacks of the standard future. Most futures have none."""
+            if self._made_callbacks is None:
+                self._made_callbacks = []
+            return self._made_callbacks
 
         @property
         def _condition(self) -> threading.Condition:
@@ -206,7 +220,7 @@ class Future(concurrent.futures.Future[T]):
                 is_new = self._state not in (_CANCELLED, _CANCELLED_AND_NOTIFIED)
                 if is_new:
                     self._state = _CANCELLED_AND_NOTIFIED
-                    for waiter in self._waiters:
+                    for waiter in self._made_waiters or ():
                         waiter.add_cancelled(self)
                     self._notify()
         finally:
@@ -216,7 +230,7 @@ class Future(concurrent.futures.Future[T]):
                 if is_new and self._stop is not None:
                     self._stop(self.call_id)
         if is_new:
-            self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
+            self._call_callbacks()
         return True
 
     @property
@@ -251,10 +265,10 @@ class Future(concurrent.futures.Future[T]):
                 return
             self._result = value
             self._state = _FINISHED
-            for waiter in self._waiters:
+            for waiter in self._made_waiters or ():
                 waiter.add_result(self)
             self._notify()
-        self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
+        self._call_callbacks()
 
     def settle_error(self, error: BaseException | Undecoded) -> None:
         """Set the error, which may be Undecoded. Dropped if the future was cancelled."""
@@ -263,12 +277,16 @@ class Future(concurrent.futures.Future[T]):
                 return
             self._exception = _Remote(error) if isinstance(error, Undecoded) else error
             self._state = _FINISHED
-            for waiter in self._waiters:
+            for waiter in self._made_waiters or ():
                 waiter.add_exception(self)
             self._notify()
-        self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
+        self._call_callbacks()
         if self.failures is not None:
             self.failures.failed(self)
+
+    def _call_callbacks(self) -> None:
+        if self._made_callbacks is not None:
+            self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
 
     def _notify(self) -> None:
         if self._made_condition is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +24,9 @@ Place = tuple[int, int, int]
 """Place of a task in a broadcast: (this part, number of parts, number of the first node)."""
 
 _ALONE: Place = (0, 1, 0)
+
+_HEADS = 256
+"""Heads to remember. Most open calls differ only in their arguments."""
 
 _LAUNCH_LIMIT = 64 * 1024
 """Bytes. The agent sends the order to start a rank to the zygote in one packet."""
@@ -95,7 +99,7 @@ class TaskBuilder:
         return task_class(
             id=task_id,
             name=name,
-            head=TaskHead(function.digest, mode, kind, inputs, window, *place),
+            head=_head(function.digest, mode, kind, inputs, window, place),
             function=function,
             payload=payload,
             options=options,
@@ -154,6 +158,12 @@ class TaskBuilder:
         if launch.ranks_per_node == "auto" and devices is not None:
             return max(1, devices // UNIT)
         return self._ranks_per_node(launch)
+
+
+@functools.lru_cache(maxsize=_HEADS)
+def _head(digest: bytes, mode: int, kind: int, inputs: int, window: int, place: Place) -> TaskHead:
+    """Return the head of a task. Calls share it, because the garbage collector visits all objects of open calls."""
+    return TaskHead(digest, mode, kind, inputs, window, *place)
 
 
 def refuse_gang_options(options: CallOptions, name: str) -> None:

@@ -328,17 +328,22 @@ class NodeLink(Readable, LineEnd):
         known.users += 1
         self._functions.move_to_end(function.digest)
 
-    def release(self, task: Task) -> None:
-        """Release the function and blobs of a task that has ended or goes to another node."""
+    def release(self, task: Task) -> bool:
+        """Release the function and blobs of a task that has ended or goes to another node.
+
+        Returns whether frames may have been queued for the node.
+        """
         if self.free_line(task):
-            return
+            return True
         if task.payload.blobs:
             self.release_blobs(task.payload.blobs)
         known = self._functions.get(task.function.digest)
         if known is not None:
             known.users -= 1
-        if len(self._functions) > _FUNCTION_COUNT:
-            self._drop_function()
+        if len(self._functions) <= _FUNCTION_COUNT:
+            return False
+        self._drop_function()
+        return True
 
     def _drop_function(self) -> None:
         """Drop the least recently used function: a loop that creates closures must not fill the nodes."""
@@ -522,6 +527,8 @@ class NodeLink(Readable, LineEnd):
 
     def received(self, frame: Frame) -> Received:
         parsed = parse(frame.body)
+        if not parsed.references:
+            return Received(parsed, ())
         blobs = tuple(
             self.take_arrived(digest) or self.named_by(frame.ident, digest) or Blob(digest, size, -1)
             for digest, size in parsed.references

@@ -341,7 +341,5 @@ class TaskDispatcher:
         actor = self._ledger.actors.get(task.actor) if task.actor else None
         if actor is not None and actor.free_line(task):
             return
-        if link is not None:
-            link.release(task)
-            if link.channel.has_output:
-                self._ledger.dirty.add(link)
+        if link is not None and link.release(task):
+            self._ledger.dirty.add(link)

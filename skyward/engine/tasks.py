@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..calls.futures import Future, Undecoded, refuse_to_wait
@@ -131,26 +131,28 @@ class Task:
     payload: Encoded
     options: CallOptions
     rank: int | None = None
-    tail: deque[str] | tuple[()] = ()
-    """Last lines of its output."""
-    shown: Callable[[], None] | None = None
-    """Function that waits briefly until the last line of its output is shown; None: it has no output."""
-    is_cancelled: bool = False
     timeout_s: float | None = None
-    grant: Grant | None = None
-    """Part of its node that it may use, decided before it is sent; None: the equal share of a slot."""
     expected_ns: float | None = None
     """Expected duration; None: assume that of earlier tasks of the same function."""
-    attempt: int = 0
-    """Number of times it was sent."""
-    rerun: Rerun | None = None
-    """Set while it is open if it may be submitted again."""
-    actor: int = 0
-    """Number of the actor whose call it is; 0: none. The scheduler knows no such task."""
-    in_bulk: bool = True
-    """Whether it may be sent in advance with many others. False: its future cannot be cancelled once it is sent."""
+    grant: Grant | None = None
+    """Part of its node that it may use, decided before it is sent; None: the equal share of a slot."""
     may_move: bool = True
     """Whether it can be sent again. False if its input, or items already delivered, cannot be repeated."""
+    actor: int = 0
+    """Number of the actor whose call it is; 0: none. The scheduler knows no such task."""
+
+    # Fields that few tasks ever set. They stay on the class until then, because a task is made for each call.
+    tail: deque[str] | tuple[()] = field(default=(), init=False)
+    """Last lines of its output."""
+    shown: Callable[[], None] | None = field(default=None, init=False)
+    """Function that waits briefly until the last line of its output is shown; None: it has no output."""
+    is_cancelled: bool = field(default=False, init=False)
+    attempt: int = field(default=0, init=False)
+    """Number of times it was sent."""
+    rerun: Rerun | None = field(default=None, init=False)
+    """Set while it is open if it may be submitted again."""
+    in_bulk: bool = field(default=True, init=False)
+    """Whether it may be sent in advance with many others. False: its future cannot be cancelled once it is sent."""
 
     handles_loss: ClassVar[bool] = False
     """Whether `on_lost` handles the loss of its process. The engine then does not retry the task."""

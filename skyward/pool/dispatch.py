@@ -74,12 +74,14 @@ class Dispatch:
             seen: Arrays that may have been sent before.
             failures: Counter of failures, for futures that users hold.
         """
-        send = partial(self._send_to_one, nodes=nodes, is_strict=is_strict, seen=seen, failures=failures)
         try:
-            return send(pending, leads=leads)
+            return self._send_to_one(
+                pending, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen, failures=failures
+            )
         except NotRun:  # found out by failing, because a look at all arguments costs more than sending a small call
             if not has_calls((pending.args, pending.kwargs)):
                 raise
+        send = partial(self._send_to_one, nodes=nodes, is_strict=is_strict, seen=seen, failures=failures)
         (future,) = self._graph((pending,), nodes, send, is_strict=is_strict, failures=failures)
         return future
 
