@@ -41,6 +41,13 @@ import torch
 from skyward.training import Trainer, TrainingArguments
 trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments("out"), train_dataset=[])
 """,
+    "hub_sweeps": """
+from pathlib import Path
+from skyward import hub
+from skyward.testing.hub import HubServer
+server = HubServer(Path("hub")).__enter__()  # its thread is a daemon, and ends with the program
+hub.connect(server.url, server.token)
+""",
     "joblib": """
 import skyward as sky
 from joblib import Parallel, delayed

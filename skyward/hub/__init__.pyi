@@ -15,6 +15,8 @@ from .client.fluent import set_tag as set_tag
 from .client.fluent import set_tags as set_tags
 from .client.fluent import start_run as start_run
 from .client.logger import HubLogger as HubLogger
+from .client.optuna_storage import OptunaStorage as OptunaStorage
+from .client.optuna_storage import optuna_storage as optuna_storage
 from .client.reading import LoggedRun as LoggedRun
 from .client.reading import RunList as RunList
 from .client.reading import experiments as experiments

@@ -61,6 +61,9 @@ class HubServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        from ..hub.client.pools import finish_records
+
+        finish_records()  # a pool that was closed a moment ago
         assert self._loop is not None
         assert self._task is not None
         self._loop.call_soon_threadsafe(self._task.cancel)

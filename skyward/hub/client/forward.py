@@ -1,6 +1,7 @@
 """Program half of `tunnel`: it sends a task's requests on to the program's hub.
 
-It does so with the program's own token, which no node ever sees, and it accepts only requests that log to a run.
+It does so with the program's own token, which no node ever sees, and it accepts only requests that log to a run or
+work on the trials of a sweep.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from .fluent import current_address, current_experiment
 from .tunnel import PIECE_BYTES
 
 _IN_MEMORY = 4 << 20
-_ALLOWED = re.compile(r"POST /v1/runs/[0-9a-f]{32}/batches|PUT /v1/blobs/[0-9a-f]{64}\?run=[0-9a-f]{32}", re.ASCII)
+_ALLOWED = re.compile(
+    r"POST /v1/runs/[0-9a-f]{32}/batches|PUT /v1/blobs/[0-9a-f]{64}\?run=[0-9a-f]{32}"
+    r"|GET /v1/sweeps\?name=[^&]*|GET /v1/sweeps/\d+|GET /v1/sweeps/\d+/(trials\?since|silent\?silent_s)=\d+"
+    r"|POST /v1/sweeps/\d+/trials|(GET|PATCH) /v1/trials/\d+|POST /v1/trials/\d+/heartbeat",
+    re.ASCII,
+)
 
 
 def serve(channel: TaskChannel) -> None:

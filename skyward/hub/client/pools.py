@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -85,6 +85,11 @@ class PoolRecorder:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def is_ending(self) -> bool:
+        """True once its pool is closed."""
+        return self._stream.is_closed
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end of the recorder, once its pool is closed."""
@@ -164,9 +169,18 @@ def _milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
 
 
+def finish_records() -> None:
+    """Wait until the last records of closed pools are in the hub, for five seconds at most."""
+    _join(recorder for recorder in list(_recorders) if recorder.is_ending)
+
+
 def _finish_all() -> None:
+    _join(list(_recorders))
+
+
+def _join(recorders: Iterable[PoolRecorder]) -> None:
     deadline = time.monotonic() + _EXIT_S
-    for recorder in list(_recorders):
+    for recorder in recorders:
         recorder.join(max(0.0, deadline - time.monotonic()))
 
 

@@ -20,6 +20,7 @@ RESOURCES = frozenset(
     {
         "server",
         "session",
+        "sweep",
         "organization",
         "pool",
         "project",

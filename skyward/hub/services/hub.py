@@ -33,6 +33,7 @@ from .people import People
 from .pools import Pools
 from .quotas import Quotas
 from .registry import Registry
+from .sweeps import Sweeps
 
 if TYPE_CHECKING:
     from ..store.blobs import Blobs, Bucket
@@ -77,6 +78,7 @@ class Hub:
         self.tracking = LiveTracking(database, blobs, on_change=record_change, live=self.live)
         self.pools = Pools(database, on_change=record_change)
         self.registry = Registry(database, blobs, on_change=record_change)
+        self.sweeps = Sweeps(database, on_change=record_change)
         self.access = Access(database)
         self.people = People(database, self.access)
         self.quotas = Quotas(database)

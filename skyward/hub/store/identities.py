@@ -155,8 +155,8 @@ def describe_project(tx: Transaction, project: int, description: str) -> None:
 
 
 def is_used(snapshot: ReadSnapshot, project: int) -> bool:
-    """Tell whether a project has experiments, models, pools or jobs, those in the bin among them."""
-    tables = ("experiment", "registered_model", "pool", "job")
+    """Tell whether a project has experiments, models, pools, jobs or sweeps, those in the bin among them."""
+    tables = ("experiment", "registered_model", "pool", "job", "sweep")
     return any(
         snapshot.execute(f"SELECT 1 FROM {table} WHERE project = ? LIMIT 1", (project,)).fetchone() is not None
         for table in tables

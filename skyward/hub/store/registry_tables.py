@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, SmallInteger, Table, Text, UniqueConstraint, text
 
-from .job_tables import metadata
+from .sweep_tables import metadata
 from .tables import INTEGER, identity
 
 __all__ = [

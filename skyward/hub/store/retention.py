@@ -56,7 +56,14 @@ _JOBS_OF_PROJECT = (
 )
 _REST_OF_PROJECT = (
     "DELETE FROM pool_event WHERE pool IN (SELECT pk FROM pool WHERE project = ?)",
-    *(f"DELETE FROM {name} WHERE project = ?" for name in ("pool", "key", "membership", "token", "event", "quota")),
+    *(
+        f"DELETE FROM {name} WHERE sweep IN (SELECT id FROM sweep WHERE project = ?)"
+        for name in ("trial_step", "trial")
+    ),
+    *(
+        f"DELETE FROM {name} WHERE project = ?"
+        for name in ("pool", "sweep", "key", "membership", "token", "event", "quota")
+    ),
     "DELETE FROM project WHERE id = ?",
 )
 

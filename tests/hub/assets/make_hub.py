@@ -28,6 +28,7 @@ from skyward.hub.model.points import PointColumns
 from skyward.hub.model.quotas import Quota
 from skyward.hub.model.registry import ModelMetric, ModelStatus, Stage
 from skyward.hub.model.runs import DatasetInput, ModelLink, RunState
+from skyward.hub.model.sweeps import Direction, Parameter, TrialChange, TrialState
 from skyward.hub.services.hub import Hub
 from skyward.hub.services.jobs import NewJob
 from skyward.hub.store.database import Database
@@ -67,6 +68,7 @@ async def fill(hub: Hub) -> str:
     await add_models(hub, owner, experiment)
     await add_pool(hub, owner)
     await add_job(hub, owner)
+    await add_sweep(hub, owner)
     await hub.people.create_run_token(owner, "running")
     await hub.close()
     return token.text
@@ -110,6 +112,14 @@ async def fill_run(hub: Hub, owner: Actor, run: str) -> None:
     await hub.tracking.send_command(owner, run, "save")
     for key, text in (("notes.txt", "hello"), ("model/weights", "weights"), ("model/copy", "weights")):
         await hub.tracking.put_artifact(owner, run, key, stream(text))
+
+
+async def add_sweep(hub: Hub, owner: Actor) -> None:
+    sweep = (await hub.sweeps.create_sweep(owner, "rates", "made", [Direction.MINIMIZE])).id
+    params = {"x": Parameter(0.5, '{"name": "FloatDistribution"}')}
+    change = TrialChange(key="first", params=params, steps={0: 1.5, 1: math.nan}, user_attrs={"seed": "7"})
+    trial = (await hub.sweeps.create_trial(owner, sweep, change)).id
+    await hub.sweeps.change_trial(owner, trial, TrialChange(key="e", state=TrialState.COMPLETED, values=[math.inf]))
 
 
 async def stream(text: str) -> AsyncIterator[bytes]:

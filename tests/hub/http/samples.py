@@ -35,6 +35,8 @@ class Things:
     pool: str
     model: str
     logged_model: str
+    sweep: str
+    trial: str
     sha256: str = "a" * 64
 
     def in_path(self, before: str, name: str) -> str:
@@ -46,6 +48,8 @@ class Things:
             "blobs": self.sha256,
             "projects": self.project,
             "pools": self.pool,
+            "sweeps": self.sweep,
+            "trials": self.trial,
             "workspaces": self.project,
             "members": self.user,
             "users": self.user,
@@ -106,6 +110,9 @@ def make_things(client: httpx.Client, owner: httpx.Client, name: str, user: str)
     pool = os.urandom(16).hex()
     batch = {"client": "c", "first": 1, "records": [["pool", {"name": name}]]}
     client.post(f"/v1/pools/{pool}/batches", json=batch).raise_for_status()
+    sweep_body = {"name": name, "key": name, "directions": ["minimize"]}
+    sweep = client.post("/v1/sweeps", json=sweep_body).raise_for_status().json()["id"]
+    trial = client.post(f"/v1/sweeps/{sweep}/trials", json={"key": name}).raise_for_status().json()["id"]
     return Things(
         experiment=experiment,
         run=run,
@@ -117,6 +124,8 @@ def make_things(client: httpx.Client, owner: httpx.Client, name: str, user: str)
         model=name,
         logged_model=logged,
         pool=pool,
+        sweep=str(sweep),
+        trial=str(trial),
     )
 
 

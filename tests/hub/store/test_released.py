@@ -51,6 +51,20 @@ def owner_of(hub: Hub, data: Path) -> Actor:
     return asyncio.run(hub.access.actor_for((data / "token").read_text(), None))
 
 
+def test_sweeps_of_a_release_are_read_back(hub: Hub, data: Path) -> None:
+    owner = owner_of(hub, data)
+
+    async def look() -> None:
+        for sweep in await hub.sweeps.sweeps(owner, 0, 10):  # releases before 0004 have none
+            changes = await hub.sweeps.changes(owner, sweep.id, 0)
+            assert [(trial.state.value, trial.values, trial.params["x"].value) for trial in changes.trials] == [
+                ("completed", [math.inf], 0.5)
+            ]
+            assert [step.step for step in changes.steps] == [0, 1]
+
+    asyncio.run(look())
+
+
 def test_runs_of_a_release_are_read_back(hub: Hub, data: Path) -> None:
     owner = owner_of(hub, data)
 

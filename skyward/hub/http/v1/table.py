@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...model.access import Right
 from ..reply import Bytes, ServerSentEvents
 from ..routing import MIB, Route
-from . import events, experiments, model_wire, models, people, pool_wire, pools, runs, server, wire
+from . import events, experiments, model_wire, models, people, pool_wire, pools, runs, server, sweep_wire, sweeps, wire
 
 ARTIFACT_LIMIT = 1024 * 1024 * MIB
 """Largest artifact in bytes: it is streamed, so memory does not bound it."""
@@ -63,6 +63,20 @@ POOLS = (
     Route("POST", "/v1/pools/{id}/batches", wire.BatchIn, wire.BatchOut, WRITE, "pool", pools.accept_batch, "Send numbered records of a pool, each of which counts once."),
 )
 
+SWEEPS = (
+    Route("GET", "/v1/sweeps", sweep_wire.SweepsQuery, sweep_wire.SweepsOut, READ, "sweep", sweeps.search, "List sweeps."),
+    Route("POST", "/v1/sweeps", sweep_wire.NewSweep, sweep_wire.SweepOut, WRITE, "sweep", sweeps.create, "Create a sweep.", status=201),
+    Route("GET", "/v1/sweeps/{id}", wire.Nothing, sweep_wire.SweepOut, READ, "sweep", sweeps.get, "Get a sweep."),
+    Route("PATCH", "/v1/sweeps/{id}", sweep_wire.SweepChange, sweep_wire.SweepOut, WRITE, "sweep", sweeps.change, "Set attributes of a sweep."),
+    Route("DELETE", "/v1/sweeps/{id}", wire.Nothing, wire.Done, WRITE, "sweep", sweeps.delete, "Delete a sweep with its trials for good."),
+    Route("GET", "/v1/sweeps/{id}/trials", sweep_wire.TrialsQuery, sweep_wire.TrialChangesOut, READ, "sweep", sweeps.trials, "Get the trials of a sweep that changed since a version."),
+    Route("POST", "/v1/sweeps/{id}/trials", sweep_wire.TrialBody, sweep_wire.TrialOut, WRITE, "sweep", sweeps.create_trial, "Create a trial.", status=201),
+    Route("GET", "/v1/sweeps/{id}/silent", sweep_wire.SilentQuery, sweep_wire.SilentTrials, READ, "sweep", sweeps.silent, "List running trials whose worker has fallen silent."),
+    Route("GET", "/v1/trials/{id}", wire.Nothing, sweep_wire.TrialDetailOut, READ, "sweep", sweeps.get_trial, "Get a trial with the values that it reported."),
+    Route("PATCH", "/v1/trials/{id}", sweep_wire.TrialBody, sweep_wire.TrialChanged, WRITE, "sweep", sweeps.change_trial, "Change a trial."),
+    Route("POST", "/v1/trials/{id}/heartbeat", wire.Nothing, wire.Done, WRITE, "sweep", sweeps.beat, "Tell that the worker of a trial is alive."),
+)
+
 PEOPLE = (
     Route("GET", "/v1/me", wire.Nothing, wire.Me, READ, "session", people.me, "Tell who asks, and in which role."),
     Route("POST", "/v1/session", wire.SignIn, wire.Done, NONE, "session", people.sign_in, "Exchange a one-time code for a cookie."),
@@ -92,4 +106,4 @@ SERVER = (
 )
 # fmt: on
 
-ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *MODELS, *POOLS, *PEOPLE, *SERVER)
+ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *MODELS, *POOLS, *SWEEPS, *PEOPLE, *SERVER)

@@ -15,7 +15,10 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-ADDED_LATER = frozenset({"attempt", "device_use", "job", "job_blob", "job_output", "lease", "machine_set", "quota"})
+ADDED_LATER = frozenset(
+    {"attempt", "device_use", "job", "job_blob", "job_output", "lease", "machine_set", "quota"}
+    | {"sweep", "trial", "trial_step"}
+)
 
 
 def upgrade() -> None:
