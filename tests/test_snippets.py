@@ -21,6 +21,7 @@ import pytest
 
 import skyward
 from skyward.cli import build_parser
+from skyward.hub.http.settings import read_settings
 from tests.test_docs import BLOCK, PAGES, ROOT
 
 EXAMPLES = {path.read_text() for path in (ROOT / "examples").glob("*.py")}  # test_examples runs these
@@ -199,3 +200,30 @@ def unknown(words: list[str]) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_commands_of_skyward_exist_with_their_options(page: Path) -> None:
     assert [words for words in commands(page.read_text()) if unknown(words)] == []
+
+
+def pool_files() -> dict[str, str]:
+    """Return the blocks that are a skyward.toml, indented ones too."""
+    found = {}
+    for page in PAGES:
+        fenced = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        blocks = [inspect.cleandoc(block) for block in (*fenced, *snippets(page.read_text()))]
+        found |= {f"{page.name}-{n}": block for n, block in enumerate(blocks) if re.search(r"^\[pools\.", block, re.M)}
+    return found
+
+
+@pytest.mark.parametrize("text", pool_files().values(), ids=pool_files())
+def test_a_shown_configuration_of_pools_is_legal(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "skyward.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    for name in re.findall(r"^\[pools\.(\w+)\]", text, re.MULTILINE):
+        assert skyward.ComputePool.named(name).name == name
+
+
+def test_the_shown_configuration_of_a_hub_is_legal(tmp_path: Path) -> None:
+    text = re.search(r"^```yaml\n(.*?)^```", (ROOT / "guides" / "hub_team.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert text is not None
+    (tmp_path / "hub.yaml").write_text(text[1])
+    settings = read_settings(tmp_path / "hub.yaml", {"HUB_DATABASE_PASSWORD": "secret"})
+    assert (settings.server.workers, settings.storage.bucket) == (4, "team-runs")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 HELP = "start a tracking server for runs, and manage it"
 
 DESCRIPTION = """\
-A hub remembers runs: parameters, metrics, artifacts. It speaks MLflow's protocol, so that scripts which log to MLflow
-log to it unchanged. It needs `pip install 'skyward[hub]'`; clients need nothing.
+A hub remembers runs: parameters, metrics, artifacts. It speaks MLflow's protocol, so scripts that log to MLflow
+need no change. It needs `pip install 'skyward[hub]'`; clients need nothing.
 """
 
 EPILOG = """\

@@ -38,7 +38,7 @@ def add_data(actions: _Actions) -> None:
         actions, "backup", "write a hub to one file, also while it runs", "hub backup hub.backup", _backup
     )
     add_place(backup)
-    backup.add_argument("file", help="file to be made")
+    backup.add_argument("file", help="file to write")
     restore = add_action(
         actions, "restore", "read a backup into an empty hub", "hub restore hub.backup --config hub.yaml", _restore
     )

@@ -83,13 +83,13 @@ def _group(actions: _Actions, name: str, text: str, example: str) -> _Actions:
 
 def _add_tokens(actions: _Actions) -> None:
     create = add_action(actions, "create", "make a token, which is shown once", "hub token create ci", _create_token)
-    create.add_argument("name", help="text by which you will know it")
-    create.add_argument("--user", help="its user (default: you); only owners make those of others")
-    create.add_argument("--project", help="the only project for which it is good (default: all of the user's)")
+    create.add_argument("name", help="name by which you recognize it")
+    create.add_argument("--user", help="user of the token (default: you); only owners may name others")
+    create.add_argument("--project", help="the only project that it may use (default: all of the user's)")
     create.add_argument("--role", choices=ROLES, help="greatest role that it gives")
     create.add_argument("--expires-in", type=period_s, metavar="PERIOD", help="such as 12h, 30d or 4w (default: never)")
     listing = add_action(actions, "list", "list tokens without their secrets", "hub token list", _list_tokens)
-    listing.add_argument("--all", action="store_true", help="those of everybody; for owners")
+    listing.add_argument("--all", action="store_true", help="tokens of all users; for owners")
     revoke = add_action(actions, "revoke", "end a token at once", "hub token revoke 3f2a9c01b7de", _revoke_token)
     revoke.add_argument("id", help="id of the token; see `skyward hub token list`")
 
@@ -100,7 +100,7 @@ def _add_users(actions: _Actions) -> None:
     add.add_argument("--owner", action="store_true", help="let the user manage projects and users")
     add.add_argument("--service", action="store_true", help="account of a program: tokens, no signing in")
     add_action(actions, "list", "list users", "hub user list", _list_users)
-    link = add_action(actions, "link", "print a further one-time sign-in link", "hub user link ada", _link_user)
+    link = add_action(actions, "link", "print another one-time sign-in link", "hub user link ada", _link_user)
     link.add_argument("name", help="name of the user")
     remove = add_action(actions, "remove", "disable a user for good", "hub user remove ada", _remove_user)
     remove.add_argument("name", help="name of the user")
