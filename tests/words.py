@@ -34,7 +34,9 @@ TURNS = {
     r"\bso many\b": "name the number",
     r"\bof (?:ours|its own accord)\b": "name it",
     r"\b(?:thereof|hereby|whereof|therein|wherein|whereby|thereby|whereupon)\b": "use a plain word",
-    r"(?:^|[.:;!?] )\**(?:What(?! to do\b)|That which|Those that|Those who|Whoever|Whatever) (?![^.:;!]*\?)": "begin with a noun",
+    r"(?:^|[.:;!?] )\**(?:What(?! to do\b)|That which|Those (?:that|who)|Whoever|Whatever) (?![^.:;!]*\?)": (
+        "begin with a noun"
+    ),
     r", for (?:it|they|he|there|then|that|this|these|its|their|no|nothing|otherwise|only) ": "write 'because'",
     r"\b(?:is|are|was|were) asked (?:of|for of)\b": "say who queries whom",
     r"\b(?:has|have|had) it not\b": "say what is missing",
