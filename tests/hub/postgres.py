@@ -101,7 +101,17 @@ def run_server() -> Iterator[PostgresServer]:
             pytest.fail(reason)
         pytest.skip(reason)
     # Not below pytest's own folder: that is for its user alone, and it tidies away the folders of other sessions.
-    with tempfile.TemporaryDirectory(prefix="skyward-postgres-") as folder:
+    with tempfile.TemporaryDirectory(prefix="skyward-postgres-", dir=_place()) as folder:
         server = PostgresServer(Path(folder))
         yield server
         server.stop()
+
+
+def _place() -> str | None:
+    """Return where the files go: into memory if there is room, because each database is 300 files.
+
+    To make and remove one took 0.03 s of processor time in memory, and 0.2 s on a disk.
+    """
+    memory = Path("/dev/shm")
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= 2**30
+    return str(memory) if has_room else None
