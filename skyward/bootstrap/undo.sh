@@ -14,6 +14,7 @@ for node in $nodes; do
     done
     is_base_ours && rm -rf "${base:?}/$node"
     # The groups of the node, and those of its calls below them.
-    find /sys/fs/cgroup -depth -type d -path "*/skyward.*.*.$node*" -exec rmdir {} + 2>/dev/null
+    find /sys/fs/cgroup -depth -type d \( -name "skyward.*.*.$node" -o -path "*/skyward.*.*.$node/*" \) \
+        -exec rmdir {} + 2>/dev/null || :
 done
 say end ok

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from skyward.bootstrap.scripts import marked, script, undo
+from skyward.core.cgroups import groups_of
 from skyward.errors import ProviderError
 from skyward.ssh.command import SSHResult
 from tests.waiting import until
@@ -51,6 +52,20 @@ def test_processes_of_the_node_are_ended_however_they_detached_themselves(folder
     undo(run, [other.name])
     spared.wait(10)
     assert not other.exists()
+
+
+@pytest.mark.root
+def test_the_control_groups_of_the_node_are_removed(folder: Path) -> None:
+    above = next((Path(group.folder) for group in groups_of()), None)
+    if above is None:
+        pytest.skip("no control groups here")
+    groups, others = (above / f"skyward.1.1.{name}" for name in (folder.name, f"{folder.name}0"))
+    for path in (groups, others):
+        (path / "1").mkdir(parents=True)
+    undo(run, [folder.name])
+    assert not groups.exists()
+    (others / "1").rmdir()
+    others.rmdir()
 
 
 def test_a_shell_that_does_not_answer_is_an_error(folder: Path) -> None:

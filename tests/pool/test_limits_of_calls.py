@@ -102,6 +102,17 @@ def test_a_call_that_exceeds_its_memory_says_so(pool: sky.ComputePool) -> None:
     assert isinstance(caught.value, MemoryError)
 
 
+def test_a_call_whose_process_cannot_even_start_within_its_memory_says_so(pool: sky.ComputePool) -> None:
+    with pytest.raises(sky.errors.OutOfMemory):
+        fill.with_options(memory_gib=0.001)(1) >> pool
+
+
+def test_a_gang_that_exceeds_its_memory_is_not_started_again(pool: sky.ComputePool) -> None:
+    rank = sky.integrations.jax(processes_per_node=2)(lambda: len(bytearray(300 * MIB)))
+    with pytest.raises(sky.errors.OutOfMemory, match=r"memory_gib=0.3"):
+        sky.compute(rank).with_options(memory_gib=0.3, max_restarts=3)() @ pool
+
+
 def test_another_kill_within_the_limit_is_not_one_of_memory(pool: sky.ComputePool) -> None:
     with pytest.raises(sky.errors.SlotLost) as caught:
         sky.compute(lambda: os.kill(os.getpid(), signal.SIGKILL)).with_options(memory_gib=1)() >> pool

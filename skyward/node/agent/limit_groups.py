@@ -80,6 +80,8 @@ def _why_not(missing: Sequence[str], groups: Sequence[Group]) -> str:
     names = " and ".join(missing)
     if not groups:
         return f"{names} not enforced: this system has no control groups"
+    if os.geteuid() == 0:
+        return f"{names} not enforced: the control groups here are read-only or have limits of their own (a container?)"
     return (
         f"{names} not enforced: this user may not make control groups here; run as root, or in a systemd unit with "
         "Delegate=yes"

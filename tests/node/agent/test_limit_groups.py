@@ -46,7 +46,7 @@ def test_a_group_that_has_limits_is_not_left(top: Path) -> None:
     own = make(top / "own", cgroup_type="domain", cgroup_procs="7", memory_max="1073741824")
     found = find_enforcement([group_of(own, top)])
     assert found.options == ()
-    assert "cpus and memory_gib not enforced: this user may not make control groups here; run as root" in str(found)
+    assert str(found).startswith("cpus and memory_gib not enforced: ")
 
 
 def test_the_top_of_the_hierarchy_may_have_processes_but_that_of_a_container_may_not(top: Path) -> None:
