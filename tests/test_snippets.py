@@ -204,7 +204,7 @@ def test_named_commands_of_skyward_exist_with_their_options(page: Path) -> None:
 
 def pool_files() -> dict[str, str]:
     """Return the blocks that are a skyward.toml, indented ones too."""
-    found = {}
+    found: dict[str, str] = {}
     for page in PAGES:
         fenced = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
         blocks = [inspect.cleandoc(block) for block in (*fenced, *snippets(page.read_text()))]

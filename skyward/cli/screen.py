@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..console.words import columns
 from ..core.printable import printable
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), width: int | None = None
+) -> list[str]:
     """Lines, each column as wide as its widest cell; the columns in `right` stand to the right.
+
+    A table that is wider than `width`, by default the terminal, has a few lines for each row instead.
 
     >>> table(("name", "usd"), [("a", "1"), ("bcd", "20")], right=[1])
     ['NAME  USD', 'a       1', 'bcd    20']
+    >>> table(("name", "usd", "age"), [("a", "1", "-"), ("bcd", "20", "3 s")], width=12)
+    ['a', '  usd 1', 'bcd', '  usd 20,', '  age 3 s']
     """
     cells = [[title.upper() for title in header], *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(columns(row[n]) for row in cells) for n in range(len(header))]
+    if width is None and sys.stdout.isatty():
+        width = os.get_terminal_size(sys.stdout.fileno()).columns
+    if width and sum(widths) + 2 * (len(widths) - 1) > width:
+        return [line for row in cells[1:] for line in _record(header, row, width)]
     lines = []
     for row in cells:
         padded = []
@@ -28,6 +39,22 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequen
             padded.append(space + cell if n in right else cell + space)
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def _record(header: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
+    """Yield a row of a table as lines: its first cell, then the others with their titles, except the empty ones."""
+    yield row[0]
+    line = " "
+    for title, cell in zip(header[1:], row[1:], strict=True):
+        if cell in ("", "-"):
+            continue
+        fact = f" {title} {cell}"
+        if line.strip() and columns(line) + columns(fact) + 1 > width:
+            yield line
+            line = " "
+        line += fact + ","
+    if line.strip():
+        yield line.removesuffix(",")
 
 
 def as_json(value: Any) -> str:
