@@ -55,9 +55,9 @@ def test_scikit_learns_own_tests_pass_on_a_pool(tmp_path: Path) -> None:
     settings.write_text("[pytest]\nmarkers =\n    thread_unsafe\n    network\n    allow_unwritable\n")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-v", "-c", settings, "--rootdir", THEIRS, "-p", "no:cacheprovider"),
-            *("-p", "everything_on_a_pool", "--timeout", "120"),
-            *("-k", " and ".join(f"not {name}" for name in NOT_OURS), *(THEIRS / file for file in FILES)),
+            *(sys.executable, "-m", "pytest", "-v", "-c", str(settings), "--rootdir", str(THEIRS)),
+            *("-p", "no:cacheprovider", "-p", "everything_on_a_pool", "--timeout", "120"),
+            *("-k", " and ".join(f"not {name}" for name in NOT_OURS), *(str(THEIRS / file) for file in FILES)),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent.parent)])},

@@ -86,7 +86,7 @@ def tally(pool: sky.ComputePool) -> Iterator[Tally]:
 
 
 def count_actors(pool: sky.ComputePool) -> int:
-    return len(pool._life.running()[0].actors.work())
+    return len(pool._life.running()[0].actors.work())  # no public name counts what an actor has to do
 
 
 @sky.compute

@@ -132,10 +132,10 @@ def test_the_trial_of_a_killed_worker_fails_and_is_run_again_by_another(
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
-    while not storage._get_stale_trial_ids(study._study_id):
-        threading.Event().wait(0.1)  # the test's time limit ends this
-    study.optimize(square, n_trials=1)
-    assert [trial.state for trial in study.get_trials()] == [TrialState.FAIL, TrialState.COMPLETE]
+    while study.trials[0].state is TrialState.RUNNING:  # the test's time limit ends this
+        study.optimize(square, n_trials=1)
+    assert study.trials[0].state is TrialState.FAIL
+    assert [retries.retried_trial_number(trial) for trial in study.trials].count(0) == 1
     storage.delete_study(study._study_id)
 
 
