@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -136,7 +135,7 @@ def _remove_ended() -> None:
                     from .mounts import unmount  # as above
 
                     unmount(os.path.join(home, "files"))  # else files on the server would be deleted
-                shutil.rmtree(home, ignore_errors=True)
+                _remove(home)
 
 
 def make_room(needed: int, limit: int) -> None:
@@ -152,8 +151,14 @@ def make_room(needed: int, limit: int) -> None:
         if total <= limit:
             return
         with contextlib.suppress(OSError), _alone(f"caches-{name}"):  # a node uses it
-            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+            _remove(os.path.join(root, name))
             total -= size
+
+
+def _remove(folder: str) -> None:
+    import shutil  # it imports every compression, and each process of a node imports this module
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _names_in(kind: str) -> list[str]:
