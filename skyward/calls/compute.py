@@ -270,13 +270,23 @@ def _is_iterator(hint: Any) -> bool:
     return hint is Iterator or get_origin(hint) is Iterator
 
 
+if TYPE_CHECKING:
+
+    class GangFunction(ComputeFunction[P, list[T]]):
+        """Compute function for several nodes, for type checkers: `.local()` has one value, not a list."""
+
+        def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # type: ignore[override]
+
+
 class GangDecorator(Protocol):
     """Decorator `compute(nodes=2)`: each call has a list of values, one for each node."""
 
     @overload
-    def __call__(self, fn: Callable[P, RankValues[T]], /) -> ComputeFunction[P, RankValues[T]]: ...
+    def __call__(  # type: ignore[overload-overlap]  # the first one that fits is meant
+        self, fn: Callable[P, RankValues[T]], /
+    ) -> ComputeFunction[P, RankValues[T]]: ...
     @overload
-    def __call__(self, fn: Callable[P, T], /) -> ComputeFunction[P, list[T]]: ...
+    def __call__(self, fn: Callable[P, T], /) -> GangFunction[P, T]: ...
 
 
 @overload

@@ -103,6 +103,8 @@ assert_type(with_options.with_options(timeout_s=1)(2), sky.PendingCompute[float]
 assert_type(trained(3), sky.PendingCompute[dict[str, float]])
 assert_type(stacked(3, rate=0.5), sky.PendingCompute[bytes])
 assert_type(stacked.local(3), bytes)
+assert_type(on_two(3), sky.PendingCompute[list[float]])
+assert_type(on_two.local(3), float)
 assert_type(sharded(3), sky.PendingCompute[list[float]])
 assert_type(fitted(3), sky.PendingCompute[list[float]])
 assert_type(tuned(3), sky.PendingCompute[list[float]])
