@@ -128,7 +128,7 @@ class DirectEngine:
             self.channels.node_lost,
         )
         self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
-        self.members = Membership(ledger, self._lines, self._dispatcher, self.nodes, on_left=lost)
+        self.members = Membership(ledger, self._lines, self._dispatcher, self.nodes, self.values, on_left=lost)
         self.frame_handlers = FrameHandlers(
             ledger,
             self._dispatcher,

@@ -98,6 +98,10 @@ class PoolMembers(Protocol):
         """Send a node no new calls, so that it can be given back when those that run there have ended."""
         ...
 
+    def move_values(self, node: int) -> None:
+        """Move the values that stay on a node to others, so that it can be given back. Call it until that succeeds."""
+        ...
+
     def give_back(self, node: int) -> bool:
         """Stop using a node, and let its agent end. Returns False, and changes nothing, if the node is in use."""
         ...

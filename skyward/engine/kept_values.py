@@ -11,6 +11,7 @@ has it (FETCH) and passes it on. On one machine only descriptors travel, so no b
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, values_of
-from ..errors import PoolClosed, RefLost
+from ..errors import PoolClosed, RefLost, UsageError
 from ..values.ref import Elsewhere, Pickled, Ref, load
 from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS
@@ -53,6 +54,11 @@ class KeptBlob(Blob, Elsewhere):
         self.places: list[NodeLink] = []
         """Nodes that have had it. Some may have dropped it, or may be gone."""
         self._values = values
+
+    def held_by(self, link: NodeLink) -> None:
+        """Note that a node was told to keep it."""
+        self.holders.append(link)
+        link.held.add(self)
 
     def here(self) -> Blob | None:
         return self.source
@@ -122,6 +128,19 @@ class _Fetch:
     """Callers that need it."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Move:
+    """Blob that a node will let go of when another one has it."""
+
+    blob: KeptBlob
+    source: NodeLink
+    target: NodeLink
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        return self.source.node, self.target.node
+
+
 class KeptValues:
     """Blobs that stay on nodes, and those on their way from one node to another.
 
@@ -142,6 +161,8 @@ class KeptValues:
         """Function that lets the I/O thread do something. It takes no lock, as finalizers require."""
         self._fetches: dict[int, _Fetch] = {}
         """Open fetches, by number."""
+        self._moves: dict[int, _Move] = {}
+        """Moves whose target was asked whether it has the blob, by number."""
 
     # For the pool, without the lock ---------------------------------------------------------------------------------
 
@@ -207,7 +228,7 @@ class KeptValues:
         for digest, size in parsed.references:
             link.keep(digest, size)
             blob = KeptBlob(digest, size, None, self)
-            blob.holders.append(link)
+            blob.held_by(link)
             blob.places.append(link)
             blobs.append(blob)
         return KeptReceived(parsed, tuple(blobs), self)
@@ -222,7 +243,7 @@ class KeptValues:
                 for blob in blobs:
                     if isinstance(blob, KeptBlob) and link not in blob.holders:
                         link.hold_blob(blob)
-                        blob.holders.append(link)
+                        blob.held_by(link)
             except OSError as error:
                 raise cannot_send("put()", error) from error
             self._ledger.dirty.add(link)
@@ -251,6 +272,51 @@ class KeptValues:
                 link.forget_blob(digest, is_held=link in holders)
                 if link.channel.has_output:
                     self._ledger.dirty.add(link)
+
+    # Moves ----------------------------------------------------------------------------------------------------------
+
+    def move(self, node: int, to: Iterable[int]) -> None:
+        """Move values that a node holds to other nodes, as far as they are ready. Call it again until it holds none.
+
+        A node lets go of a value when another one has said that it has all its bytes. If that fails, the next call
+        tries again. The program's own values are sent again when they are needed.
+        """
+        source = self._ledger.links[node]
+        targets = [link for number in to if (link := self._ledger.links.get(number)) and link.channel.is_attached]
+        for blob in list(source.held):
+            if not isinstance(blob, KeptBlob):
+                continue
+            others = [link for link in blob.holders if link is not source and self._ledger.links.get(link.node) is link]
+            if blob.source is not None:
+                self._let_go(blob, source)
+            elif others:
+                self._check(blob, source, others[0])
+            elif targets:
+                target = min(targets, key=lambda link: (not link.has_blob(blob.digest), link.blob_bytes))
+                with contextlib.suppress(UsageError):  # no free descriptor here: the next call may find one
+                    self.hold((blob,), (target.node,))
+
+    def _check(self, blob: KeptBlob, source: NodeLink, target: NodeLink) -> None:
+        """Ask a node whether it has a blob, if it should."""
+        is_asked = any(one.blob is blob for one in self._moves.values())
+        if target.has_blob(blob.digest) and not is_asked:
+            number = next(self._ledger.numbers)
+            self._moves[number] = _Move(blob, source, target)
+            target.channel.queue(FrameKind.FETCH, number, blob.digest, lane=1, priority=BLOBS)
+            self._ledger.dirty.add(target)
+
+    def _moved(self, move: _Move, *, is_there: bool) -> None:
+        if is_there:
+            self._let_go(move.blob, move.source)
+        else:
+            move.target.lacks_blob(move.blob.digest)
+            self._let_go(move.blob, move.target)
+
+    def _let_go(self, blob: KeptBlob, link: NodeLink) -> None:
+        blob.holders.remove(link)
+        link.held.discard(blob)
+        link.forget_blob(blob.digest, is_held=True)
+        self._ledger.dirty.add(link)
 
     # Fetches --------------------------------------------------------------------------------------------------------
 
@@ -306,6 +372,10 @@ class KeptValues:
         assert isinstance(link, NodeLink)
         digest = frame.body[:DIGEST_SIZE]
         blob = link.take_arrived(digest)
+        move = self._moves.pop(frame.ident, None)
+        if move is not None:
+            self._moved(move, is_there=not frame.lane)
+            return
         fetch = self._fetches.pop(frame.ident, None)
         if fetch is None:
             return
@@ -330,6 +400,9 @@ class KeptValues:
         for link in fetch.links:
             if self._ledger.links.get(link.node) is link:
                 self._fail_tasks(link, fetch.blob.digest, error)
+                for blob in [blob for blob in link.held if blob.digest == fetch.blob.digest]:
+                    if isinstance(blob, KeptBlob):
+                        self._let_go(blob, link)
         for future in fetch.futures:
             self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]
 
@@ -343,6 +416,7 @@ class KeptValues:
     def node_lost(self, node: int) -> None:
         """Fetch from other nodes what was to come from a lost one."""
         self._transfers.node_lost(node)
+        self._moves = {number: one for number, one in self._moves.items() if node not in one.nodes}
         for number, fetch in list(self._fetches.items()):
             if fetch.source is not None and fetch.source.node == node:
                 del self._fetches[number]

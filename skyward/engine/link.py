@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -281,6 +282,8 @@ class NodeLink(Readable, LineEnd):
         self._arrived: dict[bytes, Blob] = {}
         self._of_calls: dict[int, dict[bytes, Blob]] = {}
         """Blobs of nested calls that arrived before the call itself, by the number of the call."""
+        self.held: weakref.WeakSet[Blob] = weakref.WeakSet()
+        """Blobs of references that this node was told to keep; see `engine.kept_values`."""
         self.wanted: list[Blob] = []
         """Blobs that calls need here and that lie on other nodes; see `engine.kept_values`."""
         self.named_by: Callable[[int, bytes], Blob | None] = lambda task, digest: None
@@ -454,9 +457,9 @@ class NodeLink(Readable, LineEnd):
         entry.is_there = True
 
     @property
-    def holds_values(self) -> bool:
-        """Return whether calls or references of the user hold a blob here."""
-        return any(entry.users for entry in self._blobs.values())
+    def blob_bytes(self) -> int:
+        """Size of all blobs here in bytes."""
+        return self._blob_bytes
 
     def forget_blob(self, digest: bytes, *, is_held: bool) -> None:
         """Let go of a blob whose reference is gone, and drop it at once unless calls use it. `is_held`: it was held."""

@@ -17,6 +17,7 @@ from ..values.machine import Machine
 from ..wire.channel import ChannelClosed
 from ..wire.frames import FrameKind
 from .direct_lines import DirectLines
+from .kept_values import KeptValues
 from .ledger import Ledger
 from .link import NodeLink
 from .nodes import NodeLinks
@@ -35,6 +36,7 @@ class Membership:
         lines: Direct lines, which are dropped with their node.
         dispatcher: Carries out the decisions of the scheduler.
         nodes: Links to all nodes.
+        values: Values that stay on nodes.
         on_left: Functions that get the number of each node that was given back, under the ledger's lock.
     """
 
@@ -44,6 +46,7 @@ class Membership:
         lines: DirectLines,
         dispatcher: TaskDispatcher,
         nodes: NodeLinks,
+        values: KeptValues,
         *,
         on_left: Sequence[Callable[[int], object]],
     ) -> None:
@@ -51,10 +54,11 @@ class Membership:
         self._lines = lines
         self._dispatcher = dispatcher
         self._nodes = nodes
+        self._values = values
         self._on_left = on_left
         self._leaving: set[int] = set()
         self.keeps: Callable[[int], bool] = lambda node: (
-            ledger.links[node].holds_values or any(actor.node == node for actor in ledger.actors.values())
+            bool(ledger.links[node].held) or any(actor.node == node for actor in ledger.actors.values())
         )
         """Tells whether something of the user's lives on a node beyond its calls. Such a node is in use."""
 
@@ -123,6 +127,17 @@ class Membership:
             if node not in self._leaving and not self._ledger.scheduler.is_wanted(node):
                 self._leaving.add(node)
                 self._dispatcher.perform(self._ledger.scheduler.node_leaving(node))
+
+    def move_values(self, node: int) -> None:
+        """Move the values that stay on a node to others, so that it can be given back. Call it until that succeeds.
+
+        They go to nodes with lower numbers, because those are given back later. Without such a node they stay.
+        """
+        ledger = self._ledger
+        with ledger:
+            if ledger.is_open and node in ledger.links:
+                staying = sorted(ledger.links.keys() - self._leaving)
+                self._values.move(node, [other for other in staying if other < node or node in self._leaving])
 
     def give_back(self, node: int) -> bool:
         """Stop using a node, and let its agent end. Returns False, and changes nothing, if the node is in use."""

@@ -348,24 +348,23 @@ class PoolScaler:
         self._emit(ScalingFailed(pool=self._pool, nodes=nodes, wanted=wanted, reason=reason))
 
     def _shrink(self, demand: Demand, surplus: int, before: int, why: str) -> None:
-        """Give back idle nodes, those with the highest numbers first, and those that were leaving."""
+        """Give back idle nodes, those with the highest numbers first, and those that were leaving.
+
+        Values that stay are moved away from nodes that would be surplus without them.
+        """
         members, gone = self._engine.members, list[int]()
         is_whole = self._sizing.at_rest == 0 and surplus == before
         busy = []
         for node in sorted(demand.loads, reverse=True):
-            if node in self._leaving:
-                if not demand.loads[node] and members.give_back(node):
-                    gone.append(node)
-            elif surplus > 0 and (is_whole or node not in self._sizing.kept):
-                if not demand.loads[node] and members.give_back(node):
-                    gone.append(node)
-                    surplus -= 1
-                else:
-                    busy.append(node)
-        if self._pin is not None:
-            for node in sorted(busy, key=lambda node: (demand.loads[node], -node))[:surplus]:
-                members.leave(node)
-                self._leaving.add(node)
+            is_surplus = surplus > 0 and (is_whole or node not in self._sizing.kept)
+            if node not in self._leaving and not is_surplus:
+                continue
+            if not demand.loads[node] and members.give_back(node):
+                gone.append(node)
+                surplus -= node not in self._leaving
+            else:
+                busy.append(node)
+        self._empty(demand, busy, max(0, surplus))
         self._leaving -= set(gone)
         if gone:
             self._machines.give_back(gone)
@@ -373,3 +372,15 @@ class PoolScaler:
             self._emit(
                 PoolScaled(pool=self._pool, before=len(demand.loads), nodes=nodes, reason=why, removed=tuple(gone))
             )
+
+    def _empty(self, demand: Demand, busy: Sequence[int], surplus: int) -> None:
+        """Prepare nodes to go that are in use: move the values of idle ones, and send no more calls to others."""
+        members = self._engine.members
+        staying = [node for node in busy if node not in self._leaving]
+        for node in {*self._leaving.intersection(busy), *staying[:surplus]}:
+            if not demand.loads[node]:
+                members.move_values(node)
+        if self._pin is not None:
+            for node in sorted(staying, key=lambda node: (demand.loads[node], -node))[:surplus]:
+                members.leave(node)
+                self._leaving.add(node)

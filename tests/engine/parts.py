@@ -13,6 +13,7 @@ from skyward.engine.direct_lines import DirectLines
 from skyward.engine.frame_handlers import FrameHandlers
 from skyward.engine.gang import Gang
 from skyward.engine.gangs import Gangs
+from skyward.engine.kept_values import KeptValues
 from skyward.engine.ledger import Ledger
 from skyward.engine.link import NodeLink
 from skyward.engine.link_repair import LinkRepair
@@ -23,6 +24,7 @@ from skyward.engine.retries import Retries
 from skyward.engine.task_dispatcher import TaskDispatcher
 from skyward.engine.task_events import TaskEvents
 from skyward.engine.tasks import Received, Task, TaskFailure, WireFunction
+from skyward.engine.transfers import Transfers
 from skyward.events import Event
 from skyward.schedule.scheduler import Scheduler
 from skyward.values.devices import Device
@@ -121,6 +123,10 @@ class Parts:
         self.lines = DirectLines(self.ledger)
         self.dispatcher = TaskDispatcher(self.ledger, self.lines, self.task_events, self.logs, grace_s=GRACE_S)
         self.nodes = NodeLinks(self.ledger, self.dispatcher, job_id="job", initializer=None, emit=self.events.append)
+        self.values = KeptValues(
+            self.ledger, self.dispatcher, Transfers(self.ledger, self.events.append, are_allowed=True)
+        )
+        self.values.soon = lambda action: action()
         self.ends: list[FarEnd] = []
 
     def gangs(self) -> Gangs:
@@ -130,7 +136,7 @@ class Parts:
         return LinkRepair(self.ledger, self.lines, self.dispatcher, self.nodes, self.task_events, on_lost=on_lost)
 
     def members(self, *on_left: Any) -> Membership:
-        return Membership(self.ledger, self.lines, self.dispatcher, self.nodes, on_left=on_left)
+        return Membership(self.ledger, self.lines, self.dispatcher, self.nodes, self.values, on_left=on_left)
 
     def frame_handlers(self, **given: Any) -> FrameHandlers:
         noted: dict[str, Any] = {
@@ -143,6 +149,7 @@ class Parts:
         return FrameHandlers(self.ledger, self.dispatcher, self.logs, **noted)
 
     def close(self) -> None:
+        self.values.close()
         for link in self.ledger.links.values():
             link.close()
             if link.line is not None:

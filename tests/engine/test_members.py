@@ -6,10 +6,23 @@ import pickle
 
 import pytest
 
+from skyward.engine.kept_values import KeptReceived
 from skyward.errors import NodeLost
 from skyward.events import NodeLost as NodeLostEvent
-from skyward.wire.frames import FrameKind
-from tests.engine.parts import Parts
+from skyward.node.slot.link import blob_body
+from skyward.wire.blobs import Blob
+from skyward.wire.frames import Frame, FrameKind
+from skyward.wire.payloads import Encoded, encode
+from skyward.wire.tasks import parse
+from tests.engine.parts import FarEnd, Parts
+
+VALUE = b"v" * 300_000
+
+
+def kept_on(parts: Parts, node: int) -> KeptReceived:
+    """Let a value stay on a node."""
+    with parts.ledger:
+        return parts.values.kept_on(parts.ledger.links[node], parse(encode(VALUE, Blob.kept).body))
 
 
 def test_an_idle_node_is_told_to_end_and_calls_wait_for_another(parts: Parts) -> None:
@@ -74,13 +87,93 @@ def test_calls_that_only_an_absent_node_could_run_fail_when_it_cannot_come(parts
 def test_a_value_that_stays_on_a_node_is_use_until_its_reference_is_gone(parts: Parts) -> None:
     members = parts.members()
     parts.add_node(0)
-    digest = b"d" * 16
-    parts.ledger.links[0].keep(digest, 8)
+    kept = [kept_on(parts, 0)]
     assert not members.is_idle
     assert not members.give_back(0)
-    parts.ledger.links[0].forget_blob(digest, is_held=True)
+    kept.clear()
     assert members.is_idle
     assert members.give_back(0)
+
+
+def arrive(parts: Parts, end: FarEnd, frame: Frame, *, has_blob: bool = True, is_missing: bool = False) -> None:
+    """Let the agent of a node answer a FETCH."""
+    if has_blob:
+        blob = Blob.kept(memoryview(VALUE))
+        end.send(FrameKind.BLOB, frame.ident, blob_body(blob.digest, blob.size), fd=blob.fd)
+    end.send(FrameKind.FETCHED, frame.ident, frame.body, lane=int(is_missing))
+    link = next(link for link in parts.ledger.links.values() if link.node == parts.ends.index(end))
+    received: list[Frame] = []
+    while not received:  # the blob is read alone
+        received = list(link.receive())
+    with parts.ledger:
+        parts.values.on_fetched(link, received[0])
+
+
+def test_a_value_moves_to_a_node_that_stays_before_its_own_is_given_back(parts: Parts) -> None:
+    members = parts.members()
+    there, agent = parts.add_node(0), parts.add_node(1)
+    kept = kept_on(parts, 1)
+    assert not members.give_back(1)
+    members.move_values(0)  # there is no node with a lower number
+    members.move_values(1)
+    arrive(parts, agent, agent.next(FrameKind.FETCH))
+    there.next(FrameKind.BLOB)
+    assert not members.give_back(1), "nobody has said that the bytes arrived"
+    members.move_values(1)
+    members.move_values(1)
+    (question,) = [frame for frame in there.received() if frame.kind == FrameKind.FETCH]
+    assert question.lane == 1
+    arrive(parts, there, question, has_blob=False)
+    assert agent.next(FrameKind.DROP_BLOB).body == kept.blobs[0].digest
+    assert members.give_back(1)
+    assert not members.give_back(0)
+    assert parts.values.nodes_of(kept.blobs) == (0,)
+
+
+def test_a_node_stays_if_its_value_did_not_arrive_and_the_move_is_tried_again(parts: Parts) -> None:
+    members = parts.members()
+    there, agent = parts.add_node(0), parts.add_node(1)
+    kept = kept_on(parts, 1)
+    for is_missing in (True, False):  # the other node has no room for it, at first
+        members.move_values(1)
+        arrive(parts, agent, agent.next(FrameKind.FETCH))
+        members.move_values(1)
+        arrive(parts, there, there.next(FrameKind.FETCH), has_blob=False, is_missing=is_missing)
+        assert members.give_back(1) is not is_missing
+    assert parts.values.nodes_of(kept.blobs) == (0,)
+
+
+@pytest.mark.parametrize("step", ["the bytes are fetched", "the node is asked"])
+def test_a_value_moves_elsewhere_if_the_node_dies_that_was_to_get_it(parts: Parts, step: str) -> None:
+    members = parts.members()
+    _, there, agent = (parts.add_node(number) for number in range(3))
+    kept = kept_on(parts, 2)
+    with parts.ledger:
+        parts.values.hold(kept.blobs, (1,))
+    if step == "the node is asked":
+        arrive(parts, agent, agent.next(FrameKind.FETCH))
+        members.move_values(2)
+        there.next(FrameKind.FETCH)
+    with parts.ledger:
+        parts.ledger.links.pop(1).close()
+        parts.values.node_lost(1)
+    assert not members.give_back(2)
+    members.move_values(2)
+    arrive(parts, agent, agent.next(FrameKind.FETCH))
+    members.move_values(2)
+    arrive(parts, parts.ends[0], parts.ends[0].next(FrameKind.FETCH), has_blob=False)
+    assert members.give_back(2)
+
+
+def test_a_value_that_the_program_has_is_no_reason_to_keep_a_node(parts: Parts) -> None:
+    members = parts.members()
+    parts.add_node(0)
+    blob = Blob.kept(memoryview(VALUE))
+    ref = parts.values.put(Encoded(encode(0, Blob.kept).body, (blob,)), (0,))
+    assert not members.give_back(0)
+    members.move_values(0)
+    assert members.give_back(0)
+    assert ref.nodes == ()
 
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1)])

@@ -11,9 +11,7 @@ import pytest
 from skyward.calls.options import CallOptions
 from skyward.engine.actors import Actors
 from skyward.engine.builder import TaskBuilder
-from skyward.engine.kept_values import KeptValues
 from skyward.engine.nested_calls import NestedCalls
-from skyward.engine.transfers import Transfers
 from skyward.errors import UsageError
 from skyward.schedule.actions import Refuse
 from skyward.wire.blobs import Blob
@@ -35,10 +33,7 @@ def nested_calls(parts: Parts) -> Iterator[NestedCalls]:
     gangs = parts.gangs()
     builder = TaskBuilder(lambda: next(parts.ledger.numbers), parts.nodes.ranks_per_node, gangs.cancel, None)
     actors = Actors(parts.ledger, parts.lines, parts.dispatcher, parts.nodes, builder, frozenset())
-    transfers = Transfers(parts.ledger, parts.events.append, are_allowed=True)
-    values = KeptValues(parts.ledger, parts.dispatcher, transfers)
-    values.soon = lambda action: action()
-    nested_calls = NestedCalls(parts.ledger, parts.dispatcher, gangs, actors, builder, values)
+    nested_calls = NestedCalls(parts.ledger, parts.dispatcher, gangs, actors, builder, parts.values)
     yield nested_calls
     nested_calls.close()
     nested_calls.join()

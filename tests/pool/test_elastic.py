@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
-from skyward.errors import NoCapacity, NodeLost, PoolClosed, UsageError
+from skyward.errors import NoCapacity, NodeLost, PoolClosed, RefLost, UsageError
 from skyward.events import Emit, Event, PoolScaled, ScalingFailed
 from skyward.testing import Faults
 from skyward.values.machine import Machine, Offer, PoolSpec
+from skyward.values.ref import held_by
+from tests.engines import engine_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(90)
@@ -105,6 +110,74 @@ def test_waiting_calls_get_further_nodes(elastic: Elastic, tmp_path: Path) -> No
 def test_a_call_to_a_node_that_is_not_there_brings_it(elastic: Elastic) -> None:
     assert elastic.pool.node(2).run(place())[0] == 2
     assert 2 in elastic.pool.agent_pids()
+
+
+@sky.compute
+def block(number: int) -> bytes:
+    return bytes([number]) * 3_000_000
+
+
+@sky.compute
+def first(data: bytes) -> tuple[int, int, int]:
+    return data[0], len(data), place.local()[0]
+
+
+def test_values_that_stay_move_before_their_node_is_given_back(elastic: Elastic) -> None:
+    pool = elastic.pool
+    pool.scale(3)
+    refs: list[sky.Ref[bytes]] = [block(node).keep() >> pool.node(node) for node in range(3)]
+    refs += [block(2).keep() >> pool.node(2), pool.put(bytes([4]) * 3_000_000, nodes=[1, 2])]
+    pool.scale(1)
+    until(lambda: len(pool.agent_pids()) == 1, 40)
+    assert [first(ref) >> pool for ref in refs] == [(number, 3_000_000, 0) for number in (0, 1, 2, 2, 4)]
+    assert [ref.nodes for ref in refs] == [(0,)] * 5
+    assert [ref.get()[0] for ref in refs] == [0, 1, 2, 2, 4]
+
+
+def test_a_node_with_a_value_stays_if_no_other_can_take_it() -> None:
+    with sky.ComputePool(sky.Local(), nodes=(0, 2), idle_timeout_s=0.3, logs=False, console=False) as pool:
+        pool.scale(2)
+        kept = block(1).keep() >> pool.node(1)
+        pool.scale(None)
+        until(lambda: list(pool.agent_pids()) == [1], 40)
+        with pytest.raises(AssertionError, match="not within"):
+            until(lambda: rests(pool), 1.5)
+        assert first(kept) >> pool == (1, 3_000_000, 1)
+        kept.drop()
+        until(lambda: rests(pool))
+
+
+@pytest.mark.parametrize("killed", [0, 2], ids=["the target", "the source"])
+def test_a_node_that_is_killed_while_values_move_loses_at_most_its_own(killed: int) -> None:
+    with sky.ComputePool(sky.Local(), nodes=(2, 3), idle_timeout_s=60.0, logs=False, console=False) as pool:
+        faults = Faults(pool)
+        for number in range(3):
+            pool.scale(3)
+            until(lambda: len(pool.agent_pids()) == 3, 40)
+            faults.wait_until_whole()
+            # Nodes without values are given back first, and values go to the node that has the least bytes.
+            beside = [block(node).keep() >> pool.node(node) for node in (0, 1, 1)]
+            beside[2] = block(9).keep() >> pool.node(1)
+            moving = block(number + 20).keep() >> pool.node(2)
+            agent = pool.agent_pids()[killed]
+            os.kill(agent, signal.SIGSTOP)  # a move that has begun cannot end now
+            pool.scale(2)
+            until(partial(moves, pool, moving))
+            os.kill(agent, signal.SIGKILL)
+            assert first(beside[2]).with_timeout(60) >> pool == (9, 3_000_000, 1)
+            if killed == 2:
+                with pytest.raises(RefLost):
+                    moving.get()
+            else:
+                assert moving.get()[0] == number + 20
+                until(lambda: sorted(pool.agent_pids()) == [0, 1], 40)
+                assert moving.get()[0] == number + 20
+
+
+def moves(pool: sky.ComputePool, ref: sky.Ref[bytes]) -> bool:
+    """Return whether a second node was told to keep a value."""
+    (blob,) = held_by(ref).pickled.buffers
+    return sum(blob in link.held for link in engine_of(pool).ledger.links.values()) == 2
 
 
 def test_a_lost_node_of_an_elastic_pool_is_replaced(elastic: Elastic) -> None:

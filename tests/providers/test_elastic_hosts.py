@@ -13,6 +13,7 @@ pytestmark = pytest.mark.timeout(120)
 
 # They travel by value, because this module is not on the nodes.
 node = sky.compute(lambda: __import__("skyward").instance_info().node)
+block = sky.compute(lambda number: bytes([number]) * (1 << 21))
 size = sky.compute(lambda values: (len(values), __import__("skyward").instance_info().node))
 
 
@@ -42,3 +43,18 @@ def test_a_pool_grows_to_a_second_host_and_gives_it_back(sshds: Hosts) -> None:
         until(lambda: pool.nodes == 1, 60)
         assert node() @ pool == [0]
     assert [(event.before, event.nodes) for event in events if isinstance(event, PoolScaled)] == [(1, 2), (2, 1)]
+
+
+def test_a_value_moves_to_the_host_that_stays(sshds: Hosts) -> None:
+    pool = sky.ComputePool(sshds.ssh(), nodes=(1, 2), idle_timeout_s=1.0, logs=False, console=False)
+    with pool:
+        pool.scale(2)
+        other = block(6).keep() >> pool.node(0)
+        kept, put = block(7).keep() >> pool.node(1), pool.put(bytes(1 << 20), nodes=[1])
+        assert kept.nodes == put.nodes == (1,)
+        pool.scale(None)
+        until(lambda: pool.nodes == 1, 60)
+        assert kept.nodes == other.nodes == (0,)
+        assert size(kept) >> pool == (1 << 21, 0)
+        assert kept.get() == bytes([7]) * (1 << 21)
+        assert size(put) >> pool == (1 << 20, 0)

@@ -288,9 +288,12 @@ class NodeTasks:
         return frame
 
     def on_fetch(self, frame: Frame) -> None:
-        """Send a blob that the client or another node needs."""
+        """Send a blob that the client or another node needs. `lane`: only tell whether it is here."""
         digest = frame.body
         blob = self.placing.blob(digest)
+        if frame.lane:
+            self.send(FrameKind.FETCHED, frame.ident, digest, lane=int(blob is None or blob.fd < 0))
+            return
         fd = -1
         if blob is not None and self.client is not None:
             with contextlib.suppress(OSError):  # no free descriptor: the client looks elsewhere
