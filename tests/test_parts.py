@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import __main__ as runner
 from tests.__main__ import PARTS, chosen
 
 ROOT = Path(__file__).parent.parent
@@ -59,3 +60,24 @@ def test_no_file_is_in_two_groups_of_the_promises() -> None:
 @pytest.mark.parametrize("path", [path for groups in PARTS.values() for paths in groups.values() for path in paths])
 def test_each_path_of_a_group_exists(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+def test_a_limited_number_of_groups_runs_at_once_and_some_after_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    names = ["last", "first", *(f"other{number}" for number in range(runner.AT_ONCE))]
+    commands = {name: ["sh", "-c", f"echo begin {name} >>{log}; sleep 0.2; echo end {name} >>{log}"] for name in names}
+    monkeypatch.setitem(PARTS, "trial", {})
+    monkeypatch.setitem(runner.COMMANDS, "trial", commands)
+    monkeypatch.setitem(runner.AFTER, "last", ("first",))
+    monkeypatch.setattr(runner, "RESULTS", tmp_path)
+    monkeypatch.setattr(runner, "LOOK_S", 0.01)
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)  # `make coverage` runs no commands
+    assert runner.run("trial") == 0
+    assert "all passed" in capsys.readouterr().out
+    lines = log.read_text().splitlines()
+    running = [sum(1 if line.startswith("begin") else -1 for line in lines[:count]) for count in range(len(lines) + 1)]
+    assert len(lines) == 2 * len(names)
+    assert max(running) <= runner.AT_ONCE
+    assert lines.index("end first") < lines.index("begin last")
