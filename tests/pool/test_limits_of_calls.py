@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import skyward as sky
@@ -105,6 +106,16 @@ def test_a_call_that_exceeds_its_memory_says_so(pool: sky.ComputePool) -> None:
 def test_a_call_whose_process_cannot_even_start_within_its_memory_says_so(pool: sky.ComputePool) -> None:
     with pytest.raises(sky.errors.OutOfMemory):
         fill.with_options(memory_gib=0.001)(1) >> pool
+
+
+def test_values_that_the_program_keeps_do_not_count_for_later_calls(pool: sky.ComputePool) -> None:
+    ones = sky.compute(lambda mib: np.ones(mib * MIB // 8)).with_options(memory_gib=0.3)
+    kept = [ones(60) >> pool for _ in range(6)]
+    assert sum(value.nbytes for value in kept) == 360 * MIB
+    held = [ones(60).keep() >> pool for _ in range(6)]
+    assert sum(ref.nbytes for ref in held) >= 360 * MIB
+    with pytest.raises(sky.errors.OutOfMemory):
+        ones(400) >> pool
 
 
 def test_a_gang_that_exceeds_its_memory_is_not_started_again(pool: sky.ComputePool) -> None:

@@ -53,6 +53,31 @@ def settings(
             yield Setting("memory.memsw.limit_in_bytes", size, is_optional=True)
 
 
+def room(version: Literal[1, 2], controllers: Collection[str], *, memory_gib: float, stat: str) -> Iterator[Setting]:
+    """Yield what to write so that a group has its memory beside that of values which have left the process.
+
+    A value travels in shared memory. The kernel counts it for the group that wrote it as long as anybody has it, such
+    as the client.
+
+    Args:
+        version: Version of the hierarchy.
+        controllers: Controllers that the group has there.
+        memory_gib: Memory of the calls.
+        stat: Text of the group's `memory.stat`.
+    """
+    shared = count_in(stat, "shmem")
+    limits = list(settings(version, controllers, cpus=None, memory_gib=memory_gib + shared / 2**30))
+    yield from limits
+    if version == 1:  # memory may not exceed memory with swap, so either may have to come first
+        yield limits[0]
+
+
+def count_in(text: str, name: str) -> int:
+    """Return a number in the text of a file that has a name and a number in each line; 0 without such a line."""
+    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+    return int(fields.get(name, 0))
+
+
 def kills_file(version: Literal[1, 2]) -> str:
     """Return the file that counts the processes which the kernel has killed at the memory limit."""
     return "memory.events" if version == 2 else "memory.oom_control"
@@ -60,8 +85,7 @@ def kills_file(version: Literal[1, 2]) -> str:
 
 def kills(text: str) -> int:
     """Return the count in the text of that file; 0 for kernels that do not count."""
-    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
-    return int(fields.get("oom_kill", 0))
+    return count_in(text, "oom_kill")
 
 
 def enforced(controllers: Collection[str]) -> tuple[str, ...]:

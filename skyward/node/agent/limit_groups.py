@@ -21,7 +21,7 @@ from typing import Literal
 
 from ...core.cgroups import Group, groups_of
 from ...core.process import start_time
-from .limit_files import WANTED, enforced, kills, kills_file, settings
+from .limit_files import WANTED, enforced, kills, kills_file, room, settings
 
 _PROCESSES = "cgroup.procs"
 _BELOW = "cgroup.subtree_control"
@@ -82,10 +82,8 @@ def _why_not(missing: Sequence[str], groups: Sequence[Group]) -> str:
         return f"{names} not enforced: this system has no control groups"
     if os.geteuid() == 0:
         return f"{names} not enforced: the control groups here are read-only or have limits of their own (a container?)"
-    return (
-        f"{names} not enforced: this user may not make control groups here; run as root, or in a systemd unit with "
-        "Delegate=yes"
-    )
+    advice = "run as root, or by `systemd-run --user --scope`"
+    return f"{names} not enforced: this user may not make control groups here; {advice}"
 
 
 def _place_in(group: Group, wanted: Sequence[str]) -> Place | None:
@@ -148,6 +146,17 @@ class LimitGroup:
     def options(self) -> tuple[str, ...]:
         """Options of calls that are enforced, as in `Enforcement`."""
         return enforced([name for place, _ in self.folders for name in place.controllers])
+
+    def make_room(self) -> None:
+        """Let the next call have all of its memory, although values of earlier ones still count for the group."""
+        for place, folder in self.folders:
+            if self.memory_gib is None or "memory" not in place.controllers:
+                continue
+            with contextlib.suppress(OSError), open(os.path.join(folder, "memory.stat")) as file:
+                for setting in room(place.version, place.controllers, memory_gib=self.memory_gib, stat=file.read()):
+                    # EBUSY: it uses more than that now; the next value tries again.
+                    with contextlib.suppress(OSError):
+                        _write(folder, setting.file, setting.text)
 
     def exceeded_gib(self) -> float | None:
         """Return the memory limit if the kernel has killed a process at it, else None."""

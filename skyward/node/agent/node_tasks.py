@@ -237,6 +237,8 @@ class NodeTasks:
     def on_slot_readable(self, slot: SlotProcess) -> None:
         try:
             for frame in slot.channel.receive():
+                if frame.kind == FrameKind.BLOB and slot.group is not None:
+                    slot.group.make_room()
                 self.on_slot_frame(slot, frame)
         except BlockingIOError:  # no more frames for now
             return

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from skyward.node.agent.limit_files import WANTED, enforced, kills, settings
+from skyward.node.agent.limit_files import WANTED, enforced, kills, room, settings
 
 
 def files(version: Literal[1, 2], *, cpus: float | None = None, memory_gib: float | None = None) -> dict[str, str]:
@@ -54,6 +54,14 @@ def test_the_least_quota_is_the_one_that_the_kernel_accepts() -> None:
 )
 def test_kills_are_counted(text: str, count: int) -> None:
     assert kills(text) == count
+
+
+def test_values_that_have_left_the_process_are_added_to_its_memory() -> None:
+    stat = f"cache 7\nrss 8\nshmem {2**28}\nmapped_file 9\n"
+    version_1 = [(file, text) for file, text, _ in room(1, WANTED, memory_gib=0.5, stat=stat)]
+    both = [("memory.limit_in_bytes", str(3 * 2**28)), ("memory.memsw.limit_in_bytes", str(3 * 2**28))]
+    assert version_1 == [*both, both[0]]
+    assert ("memory.max", str(2**29)) in [(file, text) for file, text, _ in room(2, WANTED, memory_gib=0.5, stat="")]
 
 
 def test_controllers_enforce_the_options_of_calls() -> None:
