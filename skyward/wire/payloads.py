@@ -4,8 +4,8 @@ Pickle protocol 5 leaves large buffers out of the pickle. Each becomes a blob, n
 the blobs and unpickles over the mappings, so an array arrives without a copy and can be written. A pickle that is
 itself too large for a frame becomes the last blob. `tasks` describes the layout.
 
-Values of plain built-in types go through the C pickler. Everything else goes through cloudpickle: functions and classes
-of `__main__` travel by value, those of importable modules by name.
+Values of plain built-in types, and small arrays of numpy, go through the C pickler. Everything else goes through
+cloudpickle: functions and classes of `__main__` travel by value, those of importable modules by name.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def encode(
             the receiver?
         reduce: Called first for each object. Returns how to pickle it, or None for the usual way.
     """
-    if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
+    if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH, with_arrays=reduce is None):
         data = pickle.dumps(value, protocol=5)
         if len(data) <= INLINE_LIMIT:
             return Encoded(_NOTHING + data)
@@ -154,8 +154,14 @@ def _are_plain_arguments(value: Any) -> bool:
     )
 
 
-def _is_plain(value: Any, depth: int) -> bool:
-    """Return whether the C pickler alone produces the right bytes: built-in values, and few enough to check."""
+def _is_plain(value: Any, depth: int, *, with_arrays: bool = True) -> bool:
+    """Return whether the C pickler alone produces the right bytes: built-in values, and few enough to check.
+
+    Args:
+        value: Any object.
+        depth: Number of containers within each other that are checked.
+        with_arrays: Whether small arrays of numpy count too.
+    """
     kind = type(value)
     if kind in _ATOMS:
         return kind is not str or len(value) <= INLINE_LIMIT
@@ -166,10 +172,25 @@ def _is_plain(value: Any, depth: int) -> bool:
     if kind is tuple or kind is list:
         if _ATOMS.issuperset(set(map(type, value))):  # building the set first is the fastest check of a long list
             return True
-        return depth > 1 and len(value) <= _PLAIN_LENGTH and all(_is_plain(v, depth - 1) for v in value)
+        if depth == 1 or len(value) > _PLAIN_LENGTH:
+            return False
+        return all(_is_plain(v, depth - 1, with_arrays=with_arrays) for v in value)
     if kind is dict:
-        return len(value) <= _PLAIN_LENGTH and _is_plain(list(value), 1) and _is_plain(list(value.values()), depth - 1)
-    return False
+        return (
+            len(value) <= _PLAIN_LENGTH
+            and _is_plain(list(value), 1)
+            and _is_plain(list(value.values()), depth - 1, with_arrays=with_arrays)
+        )
+    return with_arrays and kind.__module__ == "numpy" and _is_small_array(value)
+
+
+def _is_small_array(value: Any) -> bool:
+    """Return whether a value is an array of numbers, or a number of numpy, that is no blob."""
+    import numpy as np  # loaded already, because a value is of it
+
+    if type(value) is np.ndarray:
+        return not value.dtype.hasobject and value.nbytes < INLINE_LIMIT
+    return isinstance(value, np.number | np.bool_)
 
 
 class _LargeBytes:

@@ -143,6 +143,22 @@ def test_a_read_only_array_and_a_view_come_back_equal() -> None:
     assert np.array_equal(round_trip(memoryview(bytes(600_000)).tobytes()), bytes(600_000))
 
 
+def test_small_arrays_and_numbers_of_numpy_are_as_from_pickle() -> None:
+    array = np.zeros((3, 4), dtype=[("a", "i4"), ("b", "f8")], order="F")
+    array["b"] = np.arange(12).reshape(3, 4)
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    first, second, third, (number, truth) = round_trip([array, array, frozen, (np.float32(1.5), np.bool_(True))])
+    assert first is second
+    assert (first == array).all()
+    assert first.flags.f_contiguous
+    assert first.flags.writeable
+    assert not third.flags.writeable
+    assert (type(number), number, type(truth), bool(truth)) == (np.float32, 1.5, np.bool_, True)
+    functions = round_trip(np.array([lambda: 1, lambda: 2]))
+    assert [function() for function in functions] == [1, 2]
+
+
 def test_object_arrays_travel_in_the_pickle() -> None:
     array = np.array([{"a": 1}, [2], None], dtype=object)
     assert list(round_trip(array)) == list(array)
