@@ -16,6 +16,7 @@ from .hub_people import add_people
 
 if TYPE_CHECKING:
     from ..hub.http.local import Welcome
+    from ..hub.runner.launcher import Launcher
     from ..hub.services.hub import Hub
 
     _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -33,6 +34,7 @@ examples:
   skyward hub up --data ./hub --port 8100
   skyward hub up --runs ~/copied/runs
   skyward hub serve --config hub.yaml
+  skyward hub launcher --machines lab
   skyward hub sync copied/runs
   skyward hub user add ada
   skyward hub token create laptop
@@ -64,6 +66,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     serve = _add(actions, "serve", "start a hub for a team", "serve --config hub.yaml")
     serve.add_argument("--config", metavar="FILE", help="configuration; SKYWARD_HUB_<SECTION>_<KEY> overrides a key")
     serve.set_defaults(run=_serve)
+    launcher = _add(actions, "launcher", "start jobs of a hub on machines of this one's providers", "launcher")
+    launcher.add_argument("--data", metavar="DIR", help="folder of the launcher (default: $XDG_DATA_HOME/skyward/hub)")
+    launcher.add_argument("--machines", action="append", default=[], metavar="SET", help="serve this set; repeatable")
+    launcher.add_argument("--url", help="address of the hub (default: SKYWARD_HUB_URL)")
+    launcher.set_defaults(run=_launcher)
     sync = _add(actions, "sync", "send folders of runs to a hub; SKYWARD_HUB_URL names it", "sync copied/runs")
     sync.add_argument("folder", help="folder of a run, or of several runs")
     sync.add_argument("--url", help="address of the hub (default: SKYWARD_HUB_URL)")
@@ -87,10 +94,12 @@ def _add(actions: _Actions, name: str, text: str, example: str) -> argparse.Argu
 
 def _up(arguments: argparse.Namespace) -> int:
     _need_extra()
+    from ..hub.client.settings import Address
     from ..hub.client.sync import check_runs
     from ..hub.http.local import welcome
     from ..hub.http.serve import serve
     from ..hub.http.settings import data_folder, local_settings
+    from ..hub.runner.local import start_local_launcher
     from ..hub.store.lock import make_folder
 
     if arguments.runs:
@@ -101,11 +110,39 @@ def _up(arguments: argparse.Namespace) -> int:
 
     async def greet(hub: Hub, url: str) -> None:
         greeting = await welcome(hub, url, data)
+        launchers.append(await start_local_launcher(hub, Address(url=url, token=greeting.token), data))
         if arguments.runs:
             await asyncio.to_thread(_show_runs, arguments.runs, greeting)
         print(_json_line(greeting) if arguments.json else "\n".join(_lines(greeting)), flush=True)
 
-    serve(local_settings(data, port=arguments.port, with_auth=not arguments.no_auth), greet)
+    launchers: list[Launcher] = []
+    try:
+        serve(local_settings(data, port=arguments.port, with_auth=not arguments.no_auth), greet)
+    finally:
+        for launcher in launchers:
+            launcher.stop()
+    return 0
+
+
+def _launcher(arguments: argparse.Namespace) -> int:
+    _need_extra()
+    import logging
+    import signal
+
+    from ..errors import UsageError
+    from ..hub.client.settings import address_of
+    from ..hub.http.settings import data_folder
+    from ..hub.runner.launcher import Launcher
+
+    address = address_of(arguments.url)
+    if address is None:
+        raise UsageError("url: no hub is named; pass --url, or set SKYWARD_HUB_URL and SKYWARD_HUB_TOKEN")
+    logging.getLogger("skyward").setLevel(logging.INFO)
+    data = Path(arguments.data).absolute() if arguments.data else data_folder()
+    launcher = Launcher(address, data / "launcher", arguments.machines)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: launcher.stop())
+    launcher.run()
     return 0
 
 

@@ -42,7 +42,8 @@
     │   └── GangHung               ranks of a gang waited too long in a collective
     ├── ControlFailed              a training run did not answer, or refused a command
     ├── HubError                   a hub refused a request
-    │   └── HubUnreachable         the hub does not answer, or none is named
+    │   ├── HubUnreachable         the hub does not answer, or none is named
+    │   └── JobFailed              a job ended without a value
     ├── CheckpointError            a checkpoint of a training run
     │   ├── CheckpointNotFound     the checkpoint, or a required part of it, is missing
     │   ├── CheckpointCorrupt      a file differs from what was written
@@ -66,7 +67,7 @@ Example:
 from __future__ import annotations
 
 from .base import InternalError, SkywardError
-from .hub import HubError, HubUnreachable
+from .hub import HubError, HubUnreachable, JobFailed
 from .node import (
     ActorLost,
     BootstrapFailed,
@@ -137,6 +138,7 @@ __all__ = [
     "InitializerFailed",
     "InteractiveInput",
     "InternalError",
+    "JobFailed",
     "MissingDependency",
     "NoActivePool",
     "NoCapacity",

@@ -30,6 +30,26 @@ class HubError(SkywardError):
     field: str = ""
 
 
+class JobFailed(HubError):
+    """A job of a hub ended without a value and without an exception of its function.
+
+    Its message has the reason: its time or its budget is over, or its pool did not open. `Job.logs` has its output.
+
+    Attributes:
+        job: Id of the job.
+        state: "failed" or "timed_out".
+
+    Example:
+        try:
+            value = hub.job("1f0c").result()
+        except sky.errors.JobFailed as error:
+            print(error.job, error.state)
+    """
+
+    job: str = ""
+    state: str = ""
+
+
 class HubUnreachable(HubError):
     """A hub did not answer, or no hub is named.
 

@@ -18,7 +18,9 @@ from ..console.announcer import observers as _observers
 from ..wire.task_channel import TaskChannel as _TaskChannel
 from ..wire.task_channel import services as _services
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra={"OptunaStorage": "hpo", "optuna_storage": "hpo"})
+__getattr__, __dir__, __all__ = _lazy_names(
+    __name__, __file__, apart=("map",), extra={"OptunaStorage": "hpo", "optuna_storage": "hpo"}
+)
 
 
 def _forward(channel: _TaskChannel) -> None:

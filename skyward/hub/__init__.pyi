@@ -14,6 +14,12 @@ from .client.fluent import set_experiment as set_experiment
 from .client.fluent import set_tag as set_tag
 from .client.fluent import set_tags as set_tags
 from .client.fluent import start_run as start_run
+from .client.jobs import Job as Job
+from .client.jobs import JobAttemptInfo as JobAttemptInfo
+from .client.jobs import job as job
+from .client.jobs import jobs as jobs
+from .client.jobs import map as map
+from .client.jobs import submit as submit
 from .client.logger import HubLogger as HubLogger
 from .client.optuna_storage import OptunaStorage as OptunaStorage
 from .client.optuna_storage import optuna_storage as optuna_storage

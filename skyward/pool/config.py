@@ -88,6 +88,17 @@ def provider_named(name: str) -> Any:
     return _Config.read().named(name)
 
 
+def provider_of(description: dict[str, Any]) -> Any:
+    """Return the provider that a table describes, such as `{"type": "ssh", "hosts": ["a"]}`.
+
+    Raises:
+        UsageError: The table has a mistake. The message names the key and the fix.
+        MissingDependency: The provider needs an extra that is not installed.
+    """
+    empty = _Config(pools={}, providers={}, origins={}, files=[])
+    return empty.pools_provider(description, ("machines", "provider"))
+
+
 def mentioned_providers(names: Iterable[str] = ()) -> tuple[list[Any], list[SkywardError]]:
     """Return the remote providers in the files and in `names`, each once, and the errors in the files.
 

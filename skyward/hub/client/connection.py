@@ -8,6 +8,7 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, Self
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -29,7 +30,23 @@ class _Response(Protocol):
     status: int
 
     def read(self, size: int = ..., /) -> bytes: ...
+    def readline(self) -> bytes: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """A server-sent event.
+
+    Attributes:
+        kind: its name.
+        id: place behind it, for a reader that comes back; may be empty.
+        body: its JSON.
+    """
+
+    kind: str
+    id: str
+    body: Mapping[str, Any]
 
 
 class HubConnection:
@@ -91,6 +108,22 @@ class HubConnection:
         with self._answer("GET", path, None, {"Accept": accept}, query) as response:
             return response.read()
 
+    def events(self, path: str, *, query: Mapping[str, Any] | None = None) -> Iterator[StreamEvent]:
+        """Yield the server-sent events of an answer, until it ends.
+
+        Raises:
+            HubUnreachable: there was no answer, or it broke off.
+        """
+        with self._answer("GET", path, None, {"Accept": "text/event-stream"}, query) as response:
+            fields: dict[str, str] = {}
+            while line := response.readline():
+                name, _, value = line.decode().rstrip("\n").partition(": ")
+                if name:
+                    fields[name] = value
+                elif "data" in fields:
+                    yield StreamEvent(fields.get("event", ""), fields.get("id", ""), json.loads(fields["data"]))
+                    fields = {}
+
     def download(self, path: str, to: BinaryIO, *, query: Mapping[str, Any] | None = None) -> None:
         """Write the body of an answer to a file.
 
@@ -114,6 +147,12 @@ class HubConnection:
         size = os.fstat(source.fileno()).st_size
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         with self._answer(method, path, source, headers, query) as response:
+            text = response.read()
+        return json.loads(text) if text else {}
+
+    def send(self, method: str, path: str, body: bytes, *, query: Mapping[str, Any] | None = None) -> Any:
+        """Send bytes as the body and return the answer's JSON."""
+        with self._answer(method, path, body, {"Content-Type": "application/octet-stream"}, query) as response:
             text = response.read()
         return json.loads(text) if text else {}
 

@@ -33,6 +33,9 @@ class ProgramAnswer:
     def read(self, size: int = -1) -> bytes:
         return self._body.read(size)
 
+    def readline(self) -> bytes:
+        return self._body.readline()
+
     def close(self) -> None:
         self._body.close()
 

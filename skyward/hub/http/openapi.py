@@ -19,7 +19,7 @@ _BINARY: dict[str, Any] = {"application/octet-stream": {}}
 _MARKERS: dict[type, dict[str, Any]] = {
     Bytes: _BINARY,
     Document: {"application/json": {"schema": {"type": "object"}}},
-    ServerSentEvents: {"text/event-stream": {"schema": {"type": "string"}}},
+    ServerSentEvents: {"text/event-stream": {"schema": {"type": "object"}}},
     Text: {"text/plain": {"schema": {"type": "string"}}},
 }
 _ERRORS = {

@@ -30,6 +30,8 @@ RESOURCES = frozenset(
         "model",
         "blob",
         "event",
+        "job",
+        "capacity",
         "token",
         "user",
         "audit",

@@ -137,7 +137,7 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
+class FailureCounts:
     """Failed attempts of a job, counted for each budget."""
 
     user: int = 0
@@ -156,11 +156,11 @@ class AfterAttempt:
     """
 
     state: JobState
-    failures: Failures
+    failures: FailureCounts
     pause_s: float = 0.0
 
 
-def after_attempt(end: AttemptEnd, failures: Failures, *, retries: int, ends_as: JobState | None) -> AfterAttempt:
+def after_attempt(end: AttemptEnd, failures: FailureCounts, *, retries: int, ends_as: JobState | None) -> AfterAttempt:
     """Decide what follows the end of an attempt.
 
     An error of the user's function spends `retries`, a failed start spends `START_RETRIES`, and a loss or a preemption
@@ -178,7 +178,7 @@ def after_attempt(end: AttemptEnd, failures: Failures, *, retries: int, ends_as:
     user += end is AttemptEnd.FAILED
     start += end is AttemptEnd.START_FAILED
     lost += end is AttemptEnd.LOST
-    counted = Failures(user=user, start=start, lost=lost)
+    counted = FailureCounts(user=user, start=start, lost=lost)
     if ends_as is not None:
         return AfterAttempt(state=ends_as, failures=counted)
     if user > retries or start > START_RETRIES:

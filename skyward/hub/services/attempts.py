@@ -22,7 +22,7 @@ from ..store.attempts import AttemptRow
 from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
-from .calls import Service
+from .calls import Service, require_no_run_token
 from .job_life import enter, finish_attempt, lose_runner, machines_named
 from .jobs import need_job
 from .receiving import receive_blob
@@ -286,6 +286,7 @@ class Attempts(Service):
     def _end(
         self, tx: Transaction, actor: Actor, job_id: str, number: int, end: AttemptEnd, error: str, cost_usd: float
     ) -> None:
+        require_no_run_token(actor)
         job = need_job(tx, actor, job_id, for_update=tx.for_update)
         attempt = attempts.find_attempt(tx, job.pk, number)
         if attempt is None or (attempt.ended_at is not None and attempt.outcome != end):
@@ -310,6 +311,7 @@ def need_attempt(
     Raises:
         Refusal: The attempt is stale, or another runner's.
     """
+    require_no_run_token(actor)
     job = need_job(snapshot, actor, job_id, for_update=for_update)
     attempt = attempts.find_attempt(snapshot, job.pk, number)
     if attempt is None:

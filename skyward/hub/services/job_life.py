@@ -27,7 +27,8 @@ def enter(tx: Transaction, job: JobRow, state: JobState) -> None:
 def finish_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow, end: AttemptEnd, error: str = "") -> None:
     """End an attempt, whose machines are free now, and let its job go on as `after_attempt` says."""
     attempt.ended_at, attempt.outcome, attempt.command = tx.now, end, ""
-    attempt.error = error or attempt.error
+    # A runner that was told to end does not know why; whoever told it has noted that.
+    attempt.error = attempt.error or error if end is AttemptEnd.STOPPED else error or attempt.error
     if attempt.token is not None:
         identities.delete_token(tx, attempt.token)
         attempt.token = None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 
-from ..model.jobs import TRANSITIONS, Failures, JobPriority, JobSpec, JobState
+from ..model.jobs import TRANSITIONS, FailureCounts, JobPriority, JobSpec, JobState
 from .transaction import ReadSnapshot, Transaction
 
 
@@ -53,11 +53,11 @@ class JobRow:
         self.ended_at = now if state.is_final else None
 
     @property
-    def failures(self) -> Failures:
-        return Failures(user=self.user_failures, start=self.start_failures, lost=self.losses)
+    def failures(self) -> FailureCounts:
+        return FailureCounts(user=self.user_failures, start=self.start_failures, lost=self.losses)
 
     @failures.setter
-    def failures(self, counted: Failures) -> None:
+    def failures(self, counted: FailureCounts) -> None:
         self.user_failures, self.start_failures, self.losses = counted.user, counted.start, counted.lost
 
     def decoded_spec(self) -> JobSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,8 @@ class Things:
     project: str
     user: str
     pool: str
+    job: str
+    machines: str
     model: str
     logged_model: str
     sweep: str
@@ -50,6 +53,12 @@ class Things:
             "pools": self.pool,
             "sweeps": self.sweep,
             "trials": self.trial,
+            "jobs": self.job,
+            "job-blobs": hashlib.sha256(b"bytes").hexdigest(),
+            "attempts": "1",
+            "results": "value",
+            "launchers": "made-up",
+            "capacity": self.machines,
             "workspaces": self.project,
             "members": self.user,
             "users": self.user,
@@ -69,6 +78,8 @@ class Things:
         if name == "path" and "artifacts" in route.path:
             of_run = "run_id" in fields
             return self.artifact if of_run else f"{self.experiment}/{self.run}/artifacts"
+        if name == "start" and route.path.endswith("/output"):
+            return "0"
         if name == "experiment" and "name" in fields:
             return None
         if ("registered-models/" in route.path and not route.path.endswith("/create")) or "versions/" in route.path:
@@ -113,6 +124,9 @@ def make_things(client: httpx.Client, owner: httpx.Client, name: str, user: str)
     sweep_body = {"name": name, "key": name, "directions": ["minimize"]}
     sweep = client.post("/v1/sweeps", json=sweep_body).raise_for_status().json()["id"]
     trial = client.post(f"/v1/sweeps/{sweep}/trials", json={"key": name}).raise_for_status().json()["id"]
+    job = client.post("/v1/jobs", json={"name": name, "spec": {}}).raise_for_status().json()["id"]
+    machines = f"set-{os.urandom(4).hex()}"  # those belong to no project, so everybody may read their names
+    owner.post("/v1/capacity", json={"name": machines, "provider": {"type": "local"}}).raise_for_status()
     return Things(
         experiment=experiment,
         run=run,
@@ -126,6 +140,8 @@ def make_things(client: httpx.Client, owner: httpx.Client, name: str, user: str)
         pool=pool,
         sweep=str(sweep),
         trial=str(trial),
+        job=job,
+        machines=machines,
     )
 
 

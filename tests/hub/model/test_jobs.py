@@ -11,7 +11,7 @@ from skyward.hub.model.jobs import (
     START_RETRIES,
     TRANSITIONS,
     AttemptEnd,
-    Failures,
+    FailureCounts,
     JobState,
     after_attempt,
     pause_s,
@@ -60,7 +60,7 @@ def test_row_changes_as_the_table_says_and_not_otherwise(before: JobState, after
 def test_each_kind_of_failure_spends_its_own_budget(retries: int) -> None:
     def tries(end: AttemptEnd) -> int:
         """Return the attempts until the job has failed, 100 at most."""
-        failures, count = Failures(), 0
+        failures, count = FailureCounts(), 0
         while count < 100:
             count += 1
             after = after_attempt(end, failures, retries=retries, ends_as=None)
@@ -77,17 +77,16 @@ def test_each_kind_of_failure_spends_its_own_budget(retries: int) -> None:
 
 @pytest.mark.parametrize("end", AttemptEnd)
 def test_job_that_was_told_to_end_ends_so_unless_it_was_faster(end: AttemptEnd) -> None:
-    after = after_attempt(end, Failures(), retries=9, ends_as=JobState.TIMED_OUT)
+    after = after_attempt(end, FailureCounts(), retries=9, ends_as=JobState.TIMED_OUT)
     assert after.state is (JobState.COMPLETED if end is AttemptEnd.COMPLETED else JobState.TIMED_OUT)
 
 
 def test_pauses_grow_with_losses_and_not_with_preemptions() -> None:
-    lost = [
-        after_attempt(AttemptEnd.LOST, Failures(lost=count), retries=0, ends_as=None).pause_s for count in range(12)
-    ]
+    counts = [FailureCounts(lost=count) for count in range(12)]
+    lost = [after_attempt(AttemptEnd.LOST, earlier, retries=0, ends_as=None).pause_s for earlier in counts]
     assert lost[:4] == [1.0, 2.0, 4.0, 8.0]
     assert lost[-1] == pause_s(10**6) == LONGEST_PAUSE_S
-    assert after_attempt(AttemptEnd.STOPPED, Failures(lost=5), retries=0, ends_as=None).pause_s == 0.0
+    assert after_attempt(AttemptEnd.STOPPED, FailureCounts(lost=5), retries=0, ends_as=None).pause_s == 0.0
 
 
 def reachable(state: JobState) -> set[JobState]:

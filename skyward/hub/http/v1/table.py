@@ -8,7 +8,23 @@ from __future__ import annotations
 from ...model.access import Right
 from ..reply import Bytes, ServerSentEvents
 from ..routing import MIB, Route
-from . import events, experiments, model_wire, models, people, pool_wire, pools, runs, server, sweep_wire, sweeps, wire
+from . import (
+    attempts,
+    events,
+    experiments,
+    job_wire,
+    jobs,
+    model_wire,
+    models,
+    people,
+    pool_wire,
+    pools,
+    runs,
+    server,
+    sweep_wire,
+    sweeps,
+    wire,
+)
 
 ARTIFACT_LIMIT = 1024 * 1024 * MIB
 """Largest artifact in bytes: it is streamed, so memory does not bound it."""
@@ -77,6 +93,30 @@ SWEEPS = (
     Route("POST", "/v1/trials/{id}/heartbeat", wire.Nothing, wire.Done, WRITE, "sweep", sweeps.beat, "Tell that the worker of a trial is alive."),
 )
 
+JOBS = (
+    Route("GET", "/v1/jobs", job_wire.JobsQuery, job_wire.JobsOut, READ, "job", jobs.search, "List jobs, the newest first."),
+    Route("POST", "/v1/jobs", job_wire.NewJobIn, job_wire.JobOut, WRITE, "job", jobs.submit, "Submit a job.", MIB, status=201),
+    Route("PUT", "/v1/job-blobs/{sha256}", Bytes, wire.BlobOut, WRITE, "blob", jobs.put_blob, "Upload bytes that a job will name.", ARTIFACT_LIMIT),
+    Route("GET", "/v1/jobs/{id}", wire.Nothing, job_wire.JobOut, READ, "job", jobs.get, "Get a job with its attempts."),
+    Route("DELETE", "/v1/jobs/{id}", wire.Nothing, wire.Done, WRITE, "job", jobs.delete, "Delete a job that is over."),
+    Route("GET", "/v1/jobs/{id}/logs", job_wire.OutputQuery, ServerSentEvents, READ, "job", jobs.output, "Follow the output of a job from any byte."),
+    Route("GET", "/v1/jobs/{id}/results/{name}", wire.Nothing, Bytes, READ, "job", jobs.get_result, "Download the packed value or exception of a job."),
+    Route("POST", "/v1/jobs/{id}/cancel", wire.Nothing, job_wire.JobOut, WRITE, "job", jobs.cancel, "End a job for good."),
+    Route("POST", "/v1/jobs/{id}/save", wire.Nothing, job_wire.JobOut, WRITE, "job", jobs.save, "Tell a running job to save a checkpoint."),
+    Route("POST", "/v1/jobs/{id}/retry", wire.Nothing, job_wire.JobOut, WRITE, "job", jobs.retry, "Let a job that is over begin again."),
+    Route("POST", "/v1/jobs/{id}/hold", wire.Nothing, job_wire.JobOut, WRITE, "job", jobs.hold, "Keep a waiting job from beginning."),
+    Route("POST", "/v1/jobs/{id}/release", wire.Nothing, job_wire.JobOut, WRITE, "job", jobs.release, "Let a held job begin."),
+    Route("POST", "/v1/jobs/{id}/attempts/{number}/beat", job_wire.Beat, job_wire.OrderOut, WRITE, "job", attempts.beat, "Renew the lease of an attempt, for its runner."),
+    Route("PUT", "/v1/jobs/{id}/attempts/{number}/output", Bytes, job_wire.OutputSize, WRITE, "job", attempts.add_output, "Send output of an attempt, for its runner.", attempts.OUTPUT_LIMIT, query=("start",)),
+    Route("PUT", "/v1/jobs/{id}/attempts/{number}/results/{name}", Bytes, wire.Done, WRITE, "job", attempts.put_result, "Send the value or exception of an attempt, for its runner.", ARTIFACT_LIMIT),
+    Route("POST", "/v1/jobs/{id}/attempts/{number}/end", job_wire.AttemptEndIn, wire.Done, WRITE, "job", attempts.end, "End an attempt, for its runner."),
+    Route("POST", "/v1/launchers/{name}/poll", job_wire.LauncherPoll, job_wire.LauncherOrdersOut, OWN, "capacity", attempts.poll, "Collect what a launcher must start and kill."),
+    Route("GET", "/v1/capacity", wire.Nothing, job_wire.CapacityOut, READ, "capacity", attempts.capacity, "List machine sets and their use."),
+    Route("POST", "/v1/capacity", job_wire.MachineSetWire, wire.Done, OWN, "capacity", attempts.declare, "Declare a machine set.", status=201),
+    Route("POST", "/v1/capacity/{name}/drain", job_wire.Drain, wire.Done, OWN, "capacity", attempts.drain, "Begin no more jobs on a machine set, or begin them again."),
+    Route("DELETE", "/v1/capacity/{name}", wire.Nothing, wire.Done, OWN, "capacity", attempts.remove, "Remove a machine set that no job uses."),
+)
+
 PEOPLE = (
     Route("GET", "/v1/me", wire.Nothing, wire.Me, READ, "session", people.me, "Tell who asks, and in which role."),
     Route("POST", "/v1/session", wire.SignIn, wire.Done, NONE, "session", people.sign_in, "Exchange a one-time code for a cookie."),
@@ -106,4 +146,4 @@ SERVER = (
 )
 # fmt: on
 
-ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *MODELS, *POOLS, *SWEEPS, *PEOPLE, *SERVER)
+ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *MODELS, *POOLS, *JOBS, *SWEEPS, *PEOPLE, *SERVER)

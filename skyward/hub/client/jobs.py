@@ -1,0 +1,522 @@
+"""Jobs: calls that are handed to the hub, wait their turn there, and outlive the program that submitted them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+import time
+import uuid
+from base64 import b64decode
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, Literal, TypeVar
+
+from ...accelerators import Accelerator
+from ...calls.compute import PendingCompute, as_compute, pending_of
+from ...errors import HubError, HubUnreachable, JobFailed, UsageError
+from ...values.image import Image
+from ...wire.failures import EncodedFailure, decode_failure
+from ...wire.payloads import unpickle_whole
+from .connection import HubConnection, path_of
+from .job_code import PackedCode, PackedFile, image_fields, pack_call, packed_code
+from .reading import needed_address
+from .settings import Address
+
+T = TypeVar("T")
+
+FINAL = frozenset({"completed", "failed", "cancelled", "timed_out"})
+"""Statuses of a job that is over."""
+POOL_OPTIONS = frozenset(
+    {"concurrency", "executor", "preload", "default_timeout_s", "allocation", "architecture", "cancel_grace_s"}
+    | {"provision_timeout_s", "direct_transfers"}
+)
+"""Options of `sky.ComputePool` that a job takes beside its own, as plain data."""
+AWAY_S = 300.0
+"""Seconds for which a hub that does not answer is asked again, by calls that wait for a job."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAttemptInfo:
+    """An attempt of a job. Times are milliseconds since 1970.
+
+    Attributes:
+        number: From 1.
+        machines: Name of the machine set.
+        nodes: Numbers of its nodes there.
+        reserved_at: Time at which it got its machines.
+        began_at: Time at which its pool was open; None before.
+        ended_at: Its end; None while it holds machines.
+        end: "completed", "failed", "start_failed", "no_capacity", "lost", "stopped" or "withdrawn"; empty before.
+        error: Why, in words.
+        cost_usd: Cost of its machines.
+        output_bytes: Bytes of output.
+    """
+
+    number: int
+    machines: str
+    nodes: Sequence[int]
+    reserved_at: int
+    began_at: int | None
+    ended_at: int | None
+    end: str
+    error: str
+    cost_usd: float
+    output_bytes: int
+
+
+class Job(Generic[T]):
+    """A job of the hub: a future that any process can ask, today or next week.
+
+    Each property asks the hub. Thread-safe. `await job` waits for its value.
+
+    Attributes:
+        id: Its id.
+        name: Its name.
+
+    Example:
+        from skyward import hub
+
+        job = hub.submit(train(config), nodes=2, on="all")
+        print(job.status, job.why_waiting)
+        for line in job.logs():
+            print(line)
+        values = job.result()
+    """
+
+    def __init__(self, address: Address, body: Mapping[str, Any]) -> None:
+        self.id = str(body["id"])
+        self.name = str(body["name"])
+        self._address = address
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.name}>"
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> str:
+        """State: "queued", "reserved", "starting", "running", "preempting", "lost", or one of the final ones.
+
+        Final are "completed", "failed", "cancelled" and "timed_out".
+        """
+        return str(self._body()["status"])
+
+    @property
+    def why_waiting(self) -> str:
+        """Reason in words why it waits, or why it ended as it did. Empty if there is nothing to say."""
+        return str(self._body()["why"])
+
+    @property
+    def attempts(self) -> list[JobAttemptInfo]:
+        """Attempts so far, the first one first."""
+        known = [field.name for field in fields(JobAttemptInfo)]
+        return [JobAttemptInfo(**{name: attempt[name] for name in known}) for attempt in self._body()["attempts"]]
+
+    @property
+    def cost_usd(self) -> float:
+        """Cost of all attempts so far."""
+        return float(self._body()["cost_usd"])
+
+    def done(self) -> bool:
+        """Report whether the job is over."""
+        return self.status in FINAL
+
+    # Value ------------------------------------------------------------------------------------------------------------
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the value. For `on="all"`, it is the list of the nodes' values.
+
+        A hub that does not answer is asked again for 5 minutes.
+
+        Args:
+            timeout: Longest wait in seconds; None for no limit.
+
+        Raises:
+            TimeoutError: The job is not over yet.
+            CancelledError: It was cancelled.
+            JobFailed: It ended without an exception of its own, such as by its time limit.
+            Exception: The exception of the function, with its remote traceback.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        value: T = _unpacked(pickle.loads(self._blob("value")))
+        return value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end, and return the exception of the job; None if it has a value. See `result`.
+
+        Raises:
+            TimeoutError: The job is not over yet.
+            CancelledError: It was cancelled.
+        """
+        body = self._wait(timeout)
+        if body["status"] == "completed":
+            return None
+        if body["status"] == "cancelled":
+            raise CancelledError(f"job {self.id} was cancelled")
+        if body["status"] == "failed" and "error" in body["results"]:
+            failure: EncodedFailure = pickle.loads(self._blob("error"))
+            where = f"job {self.id}, attempt {body['attempt_count']}"
+            return decode_failure(failure, where=where, node=None, task=self.name)
+        return JobFailed(
+            f"job={self.id}: {body['status']}: {body['why'] or 'no reason is known'}; read its output",
+            url=self._address.url,
+            job=self.id,
+            state=body["status"],
+        )
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.to_thread(self.result).__await__()
+
+    def logs(self, *, follow: bool = True, attempt: int | None = None, start: int = 0) -> Iterator[str]:
+        """Yield the lines of output of all attempts, one after the other.
+
+        Args:
+            follow: Whether to wait for more until the job is over. False: only what is there now.
+            attempt: Number of the first attempt to show.
+            start: First byte of that attempt to show.
+
+        Raises:
+            HubUnreachable: The hub does not answer for 5 minutes.
+        """
+        place, rest, away_since = (attempt or 1, start), b"", time.monotonic()
+        while True:
+            try:
+                with HubConnection(self._address) as connection:
+                    for event in connection.events(self._path("logs"), query=_output_query(place, follow)):
+                        away_since = time.monotonic()
+                        if event.kind == "end":
+                            yield from _lines(rest, is_last=True)[0]
+                            return
+                        if event.kind == "output":
+                            place = _place_of(event.id)
+                            lines, rest = _lines(rest + b64decode(event.body["data"]))
+                            yield from lines
+            except HubUnreachable:
+                if time.monotonic() - away_since > AWAY_S:
+                    raise
+            time.sleep(1.0)  # the stream broke off: the server ends, and another one comes
+
+    # Orders -----------------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> bool:
+        """End the job for good. Return False if it is over already.
+
+        A waiting job ends at once. A running one ends when its machines are gone; `result` waits for that.
+        """
+        try:
+            self._order("cancel")
+        except HubError as error:
+            if error.status != 409:
+                raise
+            return False
+        return True
+
+    def save(self) -> None:
+        """Tell the training in a running job to save a checkpoint and go on.
+
+        Raises:
+            HubError: The job does not run.
+        """
+        self._order("save")
+
+    def retry(self) -> None:
+        """Let a job that failed, was cancelled or took too long begin again. Raises HubError if it did not."""
+        self._order("retry")
+
+    def hold(self) -> None:
+        """Keep a waiting job from beginning, until `release`. Raises HubError if it does not wait."""
+        self._order("hold")
+
+    def release(self) -> None:
+        """Let a held job begin when its turn comes."""
+        self._order("release")
+
+    def delete(self) -> None:
+        """Delete a job that is over, with output and value. Raises HubError if it is not over."""
+        with HubConnection(self._address) as connection:
+            connection.json("DELETE", self._path())
+
+    # Within -----------------------------------------------------------------------------------------------------------
+
+    def _path(self, *parts: str) -> str:
+        return path_of("v1", "jobs", self.id, *parts)
+
+    def _body(self) -> dict[str, Any]:
+        with HubConnection(self._address) as connection:
+            body: dict[str, Any] = connection.json("GET", self._path())
+        return body
+
+    def _order(self, order: str) -> None:
+        with HubConnection(self._address) as connection:
+            connection.json("POST", self._path(order), {})
+
+    def _blob(self, name: str) -> bytes:
+        content = io.BytesIO()
+
+        def download() -> None:
+            content.seek(0)
+            content.truncate()
+            with HubConnection(self._address) as connection:
+                connection.download(self._path("results", name), content)
+
+        _until_heard(download, None)
+        return content.getvalue()
+
+    def _wait(self, timeout: float | None) -> dict[str, Any]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause_s = _FIRST_LOOK_S
+        while True:
+            body: dict[str, Any] = _until_heard(self._body, deadline)
+            if body["status"] in FINAL:
+                return body
+            left_s = pause_s if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"job={self.id}: is {body['status']} after {timeout:g} s; {body['why']}")
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(_LONGEST_LOOK_S, pause_s * 1.3)
+
+
+def submit(  # noqa: PLR0913  # keyword-only options
+    call: PendingCompute[Any],
+    *,
+    on: Literal["one", "all"] = "one",
+    nodes: int = 1,
+    accelerator: str | Accelerator | None = None,
+    vcpus: int | None = None,
+    memory_gib: float | None = None,
+    region: str = "",
+    labels: Sequence[str] = (),
+    image: Image | None = None,
+    project: str | None = None,
+    name: str | None = None,
+    type: Literal["training", "evaluation", "conversion", "other"] = "other",  # noqa: A002  # as in YAML
+    priority: Literal["low", "medium", "high"] = "medium",
+    max_duration_s: float = 86_400.0,
+    budget_usd: float | None = None,
+    preemptible: bool = False,
+    retries: int | None = None,
+    hold: bool = False,
+    key: str | None = None,
+    **pool: Any,
+) -> Job[Any]:
+    """Hand a call to the hub. It runs when its machines are its project's to take, also if this program has ended.
+
+    The function, its arguments, your modules and the image travel to the hub now.
+
+    Args:
+        call: The call, as operators take it.
+        on: "one" is `>>`: one node, one value. "all" is `@`: each node, and the list of their values.
+        nodes: Nodes of the job, all at once.
+        accelerator: Accelerator of each node, such as "A100". None: no matter which, and whole nodes.
+        vcpus: Lowest number of virtual CPUs of a node.
+        memory_gib: Lowest memory of a node, in GiB.
+        region: Region of the machines.
+        labels: Labels that the machine set must have.
+        image: Environment of the nodes.
+        project: Project of the hub. None: the token's.
+        name: Name of the job. None: that of the call.
+        type: Kind of work, for lists.
+        priority: Priority within the project. Only an admin may pass "high".
+        max_duration_s: Seconds after which an attempt is told to save and end.
+        budget_usd: Most that all attempts may cost.
+        preemptible: Whether more urgent work may tell it to save and make way.
+        retries: Retries after an exception of the function. None: the `retries` of the call.
+        hold: Whether it waits until it is released.
+        key: Text of yours. A second job with the same key is the first one, so a program may submit it again.
+        pool: Further options of `sky.ComputePool`: concurrency, executor, preload, allocation and others.
+
+    Raises:
+        UsageError: An option is illegal, or a job cannot run such a call.
+        ArgumentNotPicklable: The function or an argument cannot be sent.
+        HubError: The hub refuses the job, or does not answer.
+
+    Example:
+        from skyward import hub
+
+        job = hub.submit(train(config), nodes=4, on="all", accelerator="A100", max_duration_s=48 * 3600)
+        print(job.id)
+    """
+    request = _request(
+        on=on,
+        nodes=nodes,
+        accelerator=accelerator,
+        vcpus=vcpus or 0,
+        memory_gib=memory_gib or 0.0,
+        region=region,
+        labels=list(labels),
+        max_duration_s=max_duration_s,
+        budget_usd=budget_usd,
+        is_preemptible=preemptible,
+        image=image_fields(image),
+        pool=_pool_options(pool),
+    )
+    body = {"name": name, "type": type, "priority": priority, "is_held": hold, "key": key, "retries": retries}
+    (job,) = _submit_all([pending_of(call)], request, body, image, project)
+    return job
+
+
+def map(function: Callable[..., T], items: Iterable[Any], **options: Any) -> list[Job[T]]:  # noqa: A001
+    """Submit one job for each item, with the options of `submit`. Your modules travel once.
+
+    Args:
+        function: Function of one argument.
+        items: Its arguments.
+        options: Options of `submit`, but `key`.
+
+    Example:
+        from skyward import hub
+
+        jobs = hub.map(evaluate, ["a.pt", "b.pt"], accelerator="A100")
+        scores = [job.result() for job in jobs]
+    """
+    compute_function = as_compute(function)
+    return [submit(compute_function(item), **options) for item in items]
+
+
+def job(job_id: str, *, project: str | None = None) -> Job[Any]:
+    """Return a job by its id. Raises HubError if the project has none."""
+    address = _address(project)
+    with HubConnection(address) as connection:
+        return Job(address, connection.json("GET", path_of("v1", "jobs", job_id)))
+
+
+def jobs(status: str | Sequence[str] | None = None, *, project: str | None = None, limit: int = 100) -> list[Job[Any]]:
+    """Return jobs of a project, the newest first.
+
+    Args:
+        status: State, or states, that they have; see `Job.status`. None: any.
+        project: Project of the hub. None: the token's.
+        limit: Greatest number.
+    """
+    address = _address(project)
+    wanted = [status] if isinstance(status, str) else list(status or ())
+    with HubConnection(address) as connection:
+        body = connection.json("GET", "/v1/jobs", query={"status": wanted, "limit": limit})
+    return [Job(address, row) for row in body["jobs"]]
+
+
+# Submission -----------------------------------------------------------------------------------------------------------
+
+
+def _submit_all(
+    calls: Sequence[PendingCompute[Any]],
+    request: Mapping[str, Any],
+    body: Mapping[str, Any],
+    image: Image | None,
+    project: str | None,
+) -> list[Job[Any]]:
+    address = _address(project)
+    made = []
+    with HubConnection(address) as connection, packed_code(image) as (code, folder):
+        for call in calls:
+            packed = pack_call(call, folder)
+            for file in (code.file, packed):
+                _upload(connection, file)
+            answer = connection.json("POST", "/v1/jobs", _new_job(call, code, packed, request, body))
+            made.append(Job[Any](address, answer))
+    return made
+
+
+def _new_job(
+    call: PendingCompute[Any],
+    code: PackedCode,
+    packed: PackedFile,
+    request: Mapping[str, Any],
+    body: Mapping[str, Any],
+) -> dict[str, Any]:
+    retries = call.options.retries if body["retries"] is None else body["retries"]
+    spec = {
+        **request,
+        "retries": retries,
+        "timeout_s": call.options.timeout_s,
+        "code_path": list(code.path),
+        "code_folder": code.folder,
+    }
+    return {
+        "name": body["name"] or call.name,
+        "type": body["type"],
+        "priority": body["priority"],
+        "is_held": body["is_held"],
+        # Of each submission its own: the answer may be lost, and the request is sent again.
+        "key": body["key"] or uuid.uuid4().hex,
+        "blobs": {"code": code.file.sha256, "call": packed.sha256},
+        "spec": spec,
+    }
+
+
+def _request(*, nodes: int, accelerator: str | Accelerator | None, on: str, **others: Any) -> dict[str, Any]:
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise UsageError(f"nodes={nodes!r}: not a whole number >= 1; a job has a fixed number", field="nodes")
+    if on not in ("one", "all"):
+        raise UsageError(f"on={on!r}: unknown; use 'one' (as >>) or 'all' (as @)", field="on", value=on)
+    kind = Accelerator.from_name(accelerator) if isinstance(accelerator, str) else accelerator
+    return {
+        **others,
+        "on": on,
+        "nodes": nodes,
+        "accelerator": "" if kind is None else kind.name,
+        "devices": None if kind is None else kind.count,
+    }
+
+
+def _pool_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name not in POOL_OPTIONS:
+            raise UsageError(
+                f"{name}: not an option of a job; see hub.submit, or use one of {', '.join(sorted(POOL_OPTIONS))}",
+                field=name,
+            )
+    return dict(options)
+
+
+def _upload(connection: HubConnection, file: PackedFile) -> None:
+    with file.path.open("rb") as source:
+        connection.upload("PUT", path_of("v1", "job-blobs", file.sha256), source)
+
+
+def _address(project: str | None) -> Address:
+    address = needed_address("jobs")
+    return address if project is None else replace(address, project=project)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def _unpacked(packed: Any) -> Any:
+    """Unpack a value: one piece of bytes for each node or rank, in the lists that the pool made of them."""
+    return unpickle_whole(packed) if isinstance(packed, bytes) else [_unpacked(item) for item in packed]
+
+
+def _until_heard(request: Callable[[], Any], deadline: float | None) -> Any:
+    """Repeat a request while the hub is away, but not beyond the deadline and not for longer than `AWAY_S`."""
+    began_at = time.monotonic()
+    while True:
+        try:
+            return request()
+        except HubError as error:
+            now = time.monotonic()
+            if not error.retryable or now - began_at > AWAY_S or (deadline is not None and now > deadline):
+                raise
+            time.sleep(0.5)
+
+
+def _output_query(place: tuple[int, int], follow: bool) -> dict[str, Any]:
+    return {"attempt": place[0], "start": place[1], "follow": "true" if follow else "false"}
+
+
+def _place_of(event_id: str) -> tuple[int, int]:
+    number, _, offset = event_id.partition(":")
+    return int(number), int(offset)
+
+
+def _lines(data: bytes, *, is_last: bool = False) -> tuple[list[str], bytes]:
+    """Return the whole lines of output, and the rest."""
+    *lines, rest = data.split(b"\n")
+    if is_last and rest:
+        lines, rest = [*lines, rest], b""
+    return [line.decode(errors="replace") for line in lines], rest

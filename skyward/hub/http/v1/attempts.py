@@ -1,0 +1,128 @@
+"""Handlers of launchers and runners, and of the machines that they serve."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import msgspec
+
+from ...model.capacity import MachineSetSpec
+from ...model.jobs import AttemptEnd
+from ...model.refusal import Reason, Refusal
+from ...services.attempts import Launch
+from .. import files
+from ..routing import MIB, Call
+from . import job_wire, wire
+
+OUTPUT_LIMIT = 4 * MIB
+"""Most bytes of output in one message of a runner."""
+
+
+async def poll(call: Call, request: job_wire.LauncherPoll) -> job_wire.LauncherOrdersOut:
+    orders = await call.hub.attempts.poll(
+        call.actor,
+        call.path["name"],
+        machines=request.machines,
+        known=request.known,
+        gone=request.gone,
+        wait_s=request.wait_s,
+    )
+    return job_wire.LauncherOrdersOut(
+        start=[_launch(launch) for launch in orders.start], kill=list(orders.kill), forget=list(orders.forget)
+    )
+
+
+async def beat(call: Call, request: job_wire.Beat) -> job_wire.OrderOut:
+    order = await call.hub.attempts.beat(
+        call.actor,
+        call.path["id"],
+        _number(call),
+        is_running=request.is_running,
+        cost_usd=request.cost_usd,
+        saved_at=request.saved_at,
+    )
+    return job_wire.OrderOut(order.command, order.number, order.grace_s)
+
+
+async def add_output(call: Call, _request: None) -> job_wire.OutputSize:
+    start = files.query_value(call, "start")
+    if not (start.isascii() and start.isdecimal() and len(start) < 19):
+        raise Refusal(Reason.INVALID, f"start={start[:40]!r}: is no offset; send a whole number", field="start")
+    body = b"".join([chunk async for chunk in call.chunks])
+    return job_wire.OutputSize(
+        await call.hub.attempts.add_output(call.actor, call.path["id"], _number(call), int(start), body)
+    )
+
+
+async def put_result(call: Call, _request: None) -> wire.Done:
+    await call.hub.attempts.put_result(
+        call.actor, call.path["id"], _number(call), call.path["name"], call.chunks, call.size
+    )
+    return wire.Done()
+
+
+async def end(call: Call, request: job_wire.AttemptEndIn) -> wire.Done:
+    await call.hub.attempts.end(
+        call.actor,
+        call.path["id"],
+        _number(call),
+        AttemptEnd(request.end),
+        error=request.error,
+        cost_usd=request.cost_usd,
+    )
+    return wire.Done()
+
+
+def _number(call: Call) -> int:
+    number = call.path["number"]
+    if not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise Refusal(Reason.INVALID, f"number={number[:40]!r}: is no attempt; send a whole number", field="number")
+    return int(number)
+
+
+def _launch(launch: Launch) -> job_wire.LaunchOut:
+    return job_wire.LaunchOut(
+        job=launch.job,
+        attempt=launch.attempt,
+        name=launch.name,
+        project=launch.project,
+        token=launch.token,
+        spec=job_wire.JobSpecWire(**asdict(launch.spec)),
+        machines=job_wire.MachineSetWire(**asdict(launch.machines)),
+        nodes=list(launch.nodes),
+        grace_s=launch.grace_s,
+    )
+
+
+# Capacity -------------------------------------------------------------------------------------------------------------
+
+
+async def capacity(call: Call, _request: wire.Nothing) -> job_wire.CapacityOut:
+    return job_wire.CapacityOut(
+        [
+            job_wire.MachineSetOut(
+                name=record.spec.name,
+                machines=job_wire.MachineSetWire(**asdict(record.spec)),
+                is_draining=record.is_draining,
+                full_until=record.full_until,
+                used_nodes=record.used_nodes,
+                jobs=dict(record.jobs),
+            )
+            for record in await call.hub.capacity.sets(call.actor)
+        ]
+    )
+
+
+async def declare(call: Call, request: job_wire.MachineSetWire) -> wire.Done:
+    await call.hub.capacity.declare(call.actor, MachineSetSpec(**msgspec.structs.asdict(request)))
+    return wire.Done()
+
+
+async def drain(call: Call, request: job_wire.Drain) -> wire.Done:
+    await call.hub.capacity.drain(call.actor, call.path["name"], request.is_draining)
+    return wire.Done()
+
+
+async def remove(call: Call, _request: wire.Nothing) -> wire.Done:
+    await call.hub.capacity.remove(call.actor, call.path["name"])
+    return wire.Done()

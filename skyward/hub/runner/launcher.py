@@ -1,0 +1,216 @@
+"""A launcher: it takes attempts from the hub, and starts a detached runner for each.
+
+Everything that it knows is in its folder, so another one that is started there goes on where it was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...errors import HubError
+from ..client.connection import HubConnection, path_of
+from ..client.settings import PROJECT, SPOOL, TOKEN, URL, Address
+from ..store.lock import ProcessLock, make_folder
+from .runner import LAUNCH
+
+WAIT_S = 5.0
+"""Seconds for which the hub may hold a poll until there is something to do."""
+CONFIRM_S = 15.0
+"""Seconds for which the hub must have asked to kill a runner: after a pause of this machine it may be heard again."""
+STUBBORN_S = 60.0
+"""Seconds after which a runner is killed whose attempt is over, and which has not ended."""
+LOGS = 100
+"""Log files of ended runners that are kept."""
+_RETRY_S = 1.0
+Key = tuple[str, int]
+
+_log = logging.getLogger(__name__)
+
+
+class Launcher:
+    """Launcher of one folder.
+
+    Args:
+        address: The hub, with an owner's token.
+        folder: Where it keeps what it has started. One launcher at a time may use it.
+        machines: Names of the machine sets that it serves; empty for all.
+
+    Raises:
+        UsageError: Another launcher uses the folder, or it cannot be written.
+    """
+
+    def __init__(self, address: Address, folder: Path, machines: Sequence[str] = ()) -> None:
+        make_folder("data", folder)
+        self._lock = ProcessLock(folder / "launcher.lock")
+        self._attempts, self._logs = folder / "attempts", folder / "logs"
+        for place in (self._attempts, self._logs):
+            make_folder("data", place)
+        self._name = _name_of(folder)
+        self._address, self._machines = address, list(machines)
+        self._children: dict[Key, subprocess.Popen[bytes]] = {}
+        self._asked: dict[tuple[str, Key], float] = {}
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        """Serve the hub until `stop`. Its runners go on."""
+        connection = HubConnection(self._address)
+        while not self._is_over.is_set():
+            try:
+                self._obey(self._poll(connection))
+            except HubError as error:
+                _log.warning("the hub refused or did not answer: %s", error)
+                self._is_over.wait(_RETRY_S)
+            except Exception:
+                # A full disk or a broken answer must not end the launcher for good.
+                _log.exception("an order of the hub failed; it is tried again")
+                self._is_over.wait(_RETRY_S)
+        connection.close()
+        self._lock.release()
+
+    def stop(self) -> None:
+        """Let `run` return, within `WAIT_S`."""
+        self._is_over.set()
+
+    def _poll(self, connection: HubConnection) -> Mapping[str, Any]:
+        self._reap()
+        known = [_key_of(folder) for folder in self._folders()]
+        gone = [_key_of(folder) for folder in self._folders() if not _lives(folder)]
+        # A runner that ends is noticed by the next poll, so it must not be far away while some work.
+        wait_s = 1.0 if len(known) > len(gone) else WAIT_S
+        body = {"machines": self._machines, "known": known, "gone": gone, "wait_s": wait_s}
+        answer: Mapping[str, Any] = connection.json("POST", path_of("v1", "launchers", self._name, "poll"), body)
+        return answer
+
+    def _obey(self, orders: Mapping[str, Any]) -> None:
+        for launch in orders["start"]:
+            self._start(launch)
+        asked = {("kill", (job, number)) for job, number in orders["kill"]}
+        asked |= {("forget", (job, number)) for job, number in orders["forget"]}
+        self._asked = {order: self._asked.get(order, time.monotonic()) for order in asked}
+        for (what, key), since in self._asked.items():
+            waited_s = time.monotonic() - since
+            if what == "forget":
+                self._forget(key, is_stubborn=waited_s > STUBBORN_S)
+            elif waited_s > CONFIRM_S:
+                self._kill(key)
+        if self._asked and not orders["start"]:
+            self._is_over.wait(_RETRY_S)
+
+    def _start(self, launch: Mapping[str, Any]) -> None:
+        key = (launch["job"], launch["attempt"])
+        folder = self._folder(key)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _write_private(folder / LAUNCH, json.dumps(launch))
+        held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with (folder / "runner.log").open("ab") as log:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "skyward.hub.runner", str(folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=folder,
+                    env=self._environment(folder, launch),
+                    start_new_session=True,
+                    pass_fds=[held],  # it holds the lock for as long as it lives
+                )
+        except OSError:
+            _log.exception("attempt %d of job %s: its runner cannot be started", key[1], key[0])
+            return
+        finally:
+            os.close(held)
+        self._children[key] = child
+        (folder / "pid").write_text(f"{child.pid}\n")
+        _log.info("attempt %d of job %s: runner %d started", key[1], key[0], child.pid)
+
+    def _environment(self, folder: Path, launch: Mapping[str, Any]) -> dict[str, str]:
+        """Return the runner's environment: ours without our token, and with the job's."""
+        environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_TOKEN"}
+        environment |= {URL: self._address.url, TOKEN: launch["token"], PROJECT: launch["project"]}
+        return environment | {SPOOL: str(folder / "spool")}
+
+    def _kill(self, key: Key) -> None:
+        folder = self._folder(key)
+        with suppress(OSError, ValueError):  # no process was started, or it has just ended
+            if _lives(folder):
+                os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+                _log.warning("attempt %d of job %s: its runner was killed", key[1], key[0])
+
+    def _forget(self, key: Key, *, is_stubborn: bool) -> None:
+        folder = self._folder(key)
+        if _lives(folder):
+            if is_stubborn:
+                self._kill(key)
+            return
+        with suppress(FileNotFoundError):
+            (folder / "runner.log").replace(self._logs / f"{folder.name}.log")
+        # The launch goes last: a folder that lost it would be known to nobody. Its keeper may still write beside it.
+        for child in folder.iterdir():
+            if child.is_dir():
+                shutil.rmtree(child, ignore_errors=True)
+            elif child.name != LAUNCH:
+                child.unlink()
+        if [child.name for child in folder.iterdir()] == [LAUNCH]:
+            shutil.rmtree(folder)
+        for old in sorted(self._logs.iterdir(), key=lambda path: path.stat().st_mtime)[:-LOGS]:
+            old.unlink(missing_ok=True)
+
+    def _reap(self) -> None:
+        self._children = {key: child for key, child in self._children.items() if child.poll() is None}
+
+    def _folders(self) -> Iterator[Path]:
+        return (folder for folder in sorted(self._attempts.iterdir()) if (folder / LAUNCH).exists())
+
+    def _folder(self, key: Key) -> Path:
+        return self._attempts / f"{key[0]}-{key[1]}"
+
+
+def _key_of(folder: Path) -> Key:
+    job, _, number = folder.name.rpartition("-")
+    return job, int(number)
+
+
+def _lives(folder: Path) -> bool:
+    """Return whether the runner of a folder lives. It holds the lock, which the kernel releases at its death."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # none was started
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _name_of(folder: Path) -> str:
+    file = folder / "name"
+    if not file.exists():
+        _write_private(file, f"launcher-{uuid.uuid4().hex[:12]}")
+    return file.read_text().strip()
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only this user may read. It is whole or not there."""
+    unfinished = path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    unfinished.replace(path)

@@ -1,0 +1,94 @@
+"""A job's call on its node: it is unpacked there, run there, and its value is packed there.
+
+So neither the hub nor the runner ever loads what a user's pickle holds: the hub has no such right, and the runner lacks
+the user's packages and may hold a provider's credentials.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from typing import Any
+
+from ...errors import ResultNotPicklable, UsageError
+from ...values.launch import ProcessLaunch
+from ...wire.failures import encode_failure, stamp_as, stamp_failure
+from ...wire.payloads import pickle_whole, unpickle_whole
+
+_OURS = os.path.dirname(os.path.abspath(__file__))
+_LENGTH = 8
+
+
+class CallFailed(Exception):
+    """Carrier of the exception of a job's function, from the node to the runner, which may lack its class.
+
+    Args:
+        text: The exception in words.
+        failure: The exception, as `wire.failures.encode_failure` packs it.
+    """
+
+    def __init__(self, text: str, failure: bytes) -> None:
+        super().__init__(text, failure)
+        self.text, self.failure = text, failure
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def run_packed(call: bytes) -> bytes:
+    """Run a packed call and return its packed value.
+
+    Raises:
+        CallFailed: The function raised, or its value cannot be packed.
+    """
+    try:
+        function, args, kwargs = unpickle_whole(call)
+        value = function.fn(*args, **kwargs)
+    except (Exception, SystemExit) as error:
+        stamp_failure(error)
+        raise _carried(error) from None
+    try:
+        return pickle_whole(value)
+    except Exception as error:
+        reason = f"value: cannot be packed, because {type(error).__name__}: {error}; return plain data or arrays"
+        raise _carried(ResultNotPicklable(reason)) from None
+
+
+def _carried(error: BaseException) -> CallFailed:
+    carrier = CallFailed(f"{type(error).__name__}: {error}", encode_failure(error, hide=_OURS))
+    stamp_as(carrier, error)
+    return carrier
+
+
+def join_call(launch: bytes, call: bytes) -> bytes:
+    """Put the launch of a call's processes and the packed call into one piece."""
+    return len(launch).to_bytes(_LENGTH, "little") + launch + call
+
+
+def split_call(content: bytes) -> tuple[ProcessLaunch, bytes]:
+    """Return the launch of a call's processes, and the packed call, which stays packed.
+
+    Raises:
+        UsageError: The launch names something else than integrations of skyward.
+    """
+    size = int.from_bytes(content[:_LENGTH], "little")
+    launch = _LaunchUnpickler(io.BytesIO(content[_LENGTH : _LENGTH + size])).load()
+    if not isinstance(launch, ProcessLaunch):
+        raise _wrong_launch(type(launch).__qualname__)
+    return launch, content[_LENGTH + size :]
+
+
+class _LaunchUnpickler(pickle.Unpickler):
+    """Unpickler of a launch, which comes from a user: it makes values of skyward's integrations, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_ours = module == "skyward.values.launch" or module.startswith("skyward.integrations.")
+        found = super().find_class(module, name) if is_ours and "." not in name else None
+        if not isinstance(found, type) or found.__module__ != module:
+            raise _wrong_launch(f"{module}.{name}")
+        return found
+
+
+def _wrong_launch(name: str) -> UsageError:
+    return UsageError(f"integration={name!r}: is not one of skyward's; jobs take those of skyward.integrations only")

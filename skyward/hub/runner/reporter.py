@@ -1,0 +1,213 @@
+"""Messages of a runner to its hub. They wait on disk and are sent again until the hub has them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import HubError, HubUnreachable
+from ..client.connection import HubConnection, path_of
+from ..client.settings import Address
+
+BEAT_S = 1.0
+"""Seconds between two signs of life."""
+FENCE_S = 1200.0
+"""Seconds without an answer after which a runner ends: the hub gives its job to another one a little later."""
+_PIECE = 1 << 20
+_RETRY_S = 1.0
+_STALE = frozenset({401, 403, 404, 409})
+"""Statuses by which the hub says that the attempt is over, or its token is gone."""
+
+_log = logging.getLogger(__name__)
+
+
+class Stale(Exception):
+    """The hub has given the attempt up. The runner must end its machines and itself."""
+
+
+class HubLink:
+    """Requests about one attempt. Use it from one thread.
+
+    Args:
+        address: The hub, with the attempt's token.
+        job: Id of the job.
+        attempt: Number of the attempt.
+    """
+
+    def __init__(self, address: Address, job: str, attempt: int) -> None:
+        self._connection = HubConnection(address)
+        self._job, self._attempt = job, attempt
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def path(self, *parts: str) -> str:
+        return path_of("v1", "jobs", self._job, "attempts", str(self._attempt), *parts)
+
+    def beat(self, *, is_running: bool, cost_usd: float) -> dict[str, Any]:
+        """Send a sign of life and return the hub's order.
+
+        Raises:
+            Stale: The attempt is over.
+            HubUnreachable: There was no answer.
+        """
+        body = {"is_running": is_running, "cost_usd": cost_usd}
+        order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("beat"), body))
+        return order
+
+    def end(self, end: str, error: str, cost_usd: float) -> None:
+        """Tell how the attempt ended."""
+        body = {"end": end, "error": error[:4000], "cost_usd": cost_usd}
+        self._ask(lambda: self._connection.json("POST", self.path("end"), body))
+
+    def send_output(self, file: Path, start: int) -> int:
+        """Send output from an offset on, one piece of it, and return the offset behind what the hub has."""
+        with file.open("rb") as source:
+            source.seek(start)
+            piece = source.read(_PIECE)
+        if not piece:
+            return start
+        answer = self._ask(lambda: self._connection.send("PUT", self.path("output"), piece, query={"start": start}))
+        return int(answer["size"])
+
+    def send_result(self, name: str, file: Path) -> None:
+        """Send the packed value or exception."""
+        with file.open("rb") as source:
+            self._ask(lambda: self._connection.upload("PUT", self.path("results", name), source))
+
+    def download(self, name: str, to: Path) -> None:
+        """Write a blob of the job to a file."""
+        with to.open("wb") as file:
+            self._ask(lambda: self._connection.download(path_of("v1", "jobs", self._job, "results", name), file))
+
+    def _ask(self, request: Callable[[], Any]) -> Any:
+        try:
+            return request()
+        except HubUnreachable:
+            raise
+        except HubError as error:
+            if error.status in _STALE:
+                raise Stale(str(error)) from error
+            if error.retryable:
+                raise HubUnreachable(str(error), url=error.url, retryable=True) from error
+            raise
+
+
+class Reporter:
+    """Two threads that speak to the hub: one sends signs of life and collects commands, the other sends output.
+
+    Args:
+        make_link: Makes the link of a thread.
+        output: File that the output is written to.
+        on_order: Called with each new command, its number and its grace in seconds.
+        on_stale: Called once, when the attempt is given up or the hub was silent for `FENCE_S`.
+        cost_usd: Returns the cost so far.
+    """
+
+    def __init__(
+        self,
+        make_link: Callable[[], HubLink],
+        output: Path,
+        *,
+        on_order: Callable[[str, float], None],
+        on_stale: Callable[[], None],
+        cost_usd: Callable[[], float],
+    ) -> None:
+        self._make_link, self._output = make_link, output
+        self._on_order, self._on_stale, self._cost_usd = on_order, on_stale, cost_usd
+        self.is_running = False
+        self.sent = 0
+        self._seen = 0
+        self._answered_at = time.monotonic()
+        self._has_ended, self._is_stale = threading.Event(), threading.Event()
+        self._wake = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(self._beat_always,), name="skyward-job-beat", daemon=True),
+            threading.Thread(target=self._guarded, args=(self._send_always,), name="skyward-job-output", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def beat_now(self) -> None:
+        """Send the next sign of life at once, because something has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End both threads. Output that was written before has been sent, unless the attempt is stale."""
+        self._has_ended.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join(FENCE_S)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do the work of a thread. A mistake in it gives the attempt up, because nobody would renew its lease."""
+        try:
+            work()
+        except Exception:
+            _log.exception("a thread of the runner failed")
+            self._give_up()
+
+    def _beat_always(self) -> None:
+        link = self._make_link()
+        while not (self._has_ended.is_set() or self._is_stale.is_set()):
+            self._wake.clear()
+            try:
+                order = link.beat(is_running=self.is_running, cost_usd=self._cost_usd())
+                self._answered_at = time.monotonic()
+                if order["number"] > self._seen:
+                    self._seen = order["number"]
+                    self._on_order(str(order["command"]), float(order["grace_s"]))
+            except HubUnreachable as error:
+                _log.warning("the hub does not answer: %s", error)
+                if time.monotonic() - self._answered_at > FENCE_S:
+                    self._give_up()
+            except Stale as error:
+                _log.warning("this attempt is over: %s", error)
+                self._give_up()
+            self._wake.wait(BEAT_S)
+        link.close()
+
+    def _send_always(self) -> None:
+        link = self._make_link()
+        while not self._is_stale.is_set():
+            is_last = self._has_ended.is_set()  # asked first: the last output comes before the end
+            try:
+                before = self.sent
+                self.sent = link.send_output(self._output, before)
+                if self.sent == before:
+                    if is_last:
+                        break
+                    self._has_ended.wait(0.2)
+            except HubUnreachable:
+                self._is_stale.wait(_RETRY_S)
+            except Stale:
+                self._give_up()
+        link.close()
+
+    def _give_up(self) -> None:
+        if not self._is_stale.is_set():
+            self._is_stale.set()
+            self._on_stale()
+
+
+def until_heard(action: Callable[[], None], *, limit_s: float = FENCE_S) -> None:
+    """Repeat an action until the hub answers.
+
+    Raises:
+        Stale: The attempt is over, or the hub was silent for `limit_s`.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            action()
+            return
+        except HubUnreachable as error:
+            if time.monotonic() > deadline:
+                raise Stale(f"the hub did not answer for {limit_s:g} s") from error
+            time.sleep(_RETRY_S)

@@ -1,0 +1,108 @@
+"""Jobs from end to end: submitted from this process, run by a runner on this machine, and asked for their value."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward import hub
+from skyward.errors import HubError, JobFailed, UsageError
+from tests.hub.jobs.calls import OwnError, add, fail, node, runs_of, wait_for
+from tests.hub.jobs.hub_process import HubProcess
+from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("hub_process")
+
+
+def test_value_output_and_attempt_of_a_job_are_there_for_any_process() -> None:
+    submitted = hub.submit(add(1, 2), name="sum")
+    assert submitted.result(100) == 3
+    job = hub.job(submitted.id)
+    assert (job.name, job.status, job.result(), asyncio.run(value_of(job))) == ("sum", "completed", 3, 3)
+    assert list(job.logs()) == ["adding 1 and 2"]
+    assert list(job.logs(start=7, follow=False)) == ["1 and 2"]
+    (attempt,) = job.attempts
+    assert (attempt.machines, attempt.end, attempt.output_bytes) == ("local", "completed", 15)
+    assert not job.cancel()
+    assert [found.id for found in hub.jobs("completed")] == [job.id]
+
+
+async def value_of(job: hub.Job[int]) -> int:
+    return await job
+
+
+def test_exception_of_the_function_comes_back_with_its_class_and_traceback() -> None:
+    job = hub.submit(fail("too hot"))
+    error = job.exception(100)
+    assert isinstance(error, OwnError)
+    assert "calls.py" in error.__notes__[0]
+    assert f"job {job.id}, attempt 1" in error.__notes__[0]
+    assert job.why_waiting == "OwnError: too hot"
+    with pytest.raises(OwnError, match="too hot"):
+        job.result()
+    job.retry()
+    assert isinstance(job.exception(100), OwnError)
+    assert len(job.attempts) == 2
+    job.delete()
+    with pytest.raises(HubError, match="no such job"):
+        hub.job(job.id)
+
+
+def test_job_on_all_nodes_has_a_value_for_each_and_runs_functions_of_the_main_module() -> None:
+    assert hub.submit(node(), nodes=2, on="all").result(100) == [0, 1]
+
+    @sky.compute
+    def make_square() -> Callable[[int], int]:
+        return lambda number: number * number
+
+    assert hub.submit(make_square()).result(100)(3) == 9
+
+
+def test_running_job_is_cancelled_and_a_held_one_begins_when_it_is_released(
+    tmp_path: Path, hub_process: HubProcess
+) -> None:
+    file = tmp_path / "go"
+    job = hub.submit(wait_for(str(file)))
+    until(lambda: bool(runs_of(file)), 90)
+    assert job.status == "running"
+    with pytest.raises(TimeoutError, match="is running after 0.1 s"):
+        job.result(0.1)
+    assert job.cancel()
+    with pytest.raises(CancelledError):
+        job.result(60)
+    held = hub.submit(add(3, 4), hold=True)
+    assert (held.status, held.why_waiting) == ("queued", "is held; release it")
+    held.release()
+    assert held.result(100) == 7
+    hub_process.until_clean()
+
+
+def test_job_beyond_its_time_or_beyond_all_machines_says_so(tmp_path: Path) -> None:
+    late = hub.submit(wait_for(str(tmp_path / "never")), max_duration_s=1.0)
+    with pytest.raises(JobFailed, match="max_duration_s: its time is over") as caught:
+        late.result(100)
+    assert (caught.value.state, caught.value.job) == ("timed_out", late.id)
+    huge = hub.submit(add(1, 1), accelerator="H100")
+    until(lambda: huge.why_waiting == "waits for 1 node with H100: no machines of this hub can run it", 90)
+    assert huge.cancel()
+    assert huge.status == "cancelled"
+
+
+def test_wrong_options_are_refused_before_anything_is_sent() -> None:
+    @sky.compute
+    def stream() -> object:
+        yield 1
+
+    with pytest.raises(UsageError, match="call=stream: returns a stream"):
+        hub.submit(stream())
+    with pytest.raises(UsageError, match="on='each': unknown"):
+        hub.submit(add(1, 2), on="each")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="nodes=0"):
+        hub.submit(add(1, 2), nodes=0)
+    with pytest.raises(UsageError, match="logs: not an option of a job"):
+        hub.submit(add(1, 2), logs=False)
