@@ -10,7 +10,6 @@ rows are the steps by which an array goes to several slots: a file in memory, an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import mmap
 import os
 import statistics
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from workloads import Array
 
 SIZE = 100_000_000
-_CPU_CLOCK = 2
-"""Kind of the clock in its number. Source: clock_getcpuclockid of the GNU C library."""
 Samples = dict[str, list[float]]
 """Processor milliseconds of each way, by its name."""
 
@@ -107,14 +104,7 @@ def measure(pool: Any, array: Array, seed: int, samples: Samples) -> None:
 
 def cpu_ms() -> float:
     """Return the processor time of this process and all below it, with that of threads that have ended."""
-    return 1e3 * sum(map(cpu_s_of, [os.getpid(), *processes.descendants(os.getpid())]))
-
-
-def cpu_s_of(pid: int) -> float:
-    """Return the processor time of a process; 0 if it ended meanwhile."""
-    with contextlib.suppress(OSError):
-        return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
-    return 0.0
+    return 1e3 * sum(map(processes.all_cpu_seconds, [os.getpid(), *processes.descendants(os.getpid())]))
 
 
 def thread_ms(call: Callable[[], Any]) -> float:
