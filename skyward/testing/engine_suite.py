@@ -186,6 +186,41 @@ class EngineSuite:
             compute(same)(compute(fail)(compute(same)(1))) >> pool
         assert any("same <- fail" in note for note in caught.value.__notes__)
 
+    def test_a_task_keeps_puts_and_returns_values(self, pool: ComputePool) -> None:
+        def block(letter: bytes) -> bytes:
+            return letter * 2_000_000
+
+        there = pool.node(1)
+
+        def pipeline() -> list[Any]:
+            kept, put = compute(block)(b"k").keep() >> there, pool.put(b"p" * 2_000_000)
+            sizes = [len(ref.get()) for ref in (kept, put)]
+            sizes += compute(len)(kept) @ pool
+            return [sizes, kept, put, pool.put("small")]
+
+        sizes, *refs = compute(pipeline)() >> pool.node(0)
+        assert sizes == [2_000_000] * (2 + pool.nodes)
+        assert [ref.get()[:1] for ref in refs] == [b"k", b"p", "s"]
+        assert compute(len)(refs[0]) @ pool == [2_000_000] * pool.nodes
+
+    def test_a_task_runs_a_graph_once_for_each_send(self, pool: ComputePool, shared: Path) -> None:
+        def note(path: Path) -> bytes:
+            with path.open("a") as file:
+                file.write("ran\n")
+            return b"x" * 2_000_000
+
+        def size(one: bytes, more: Any) -> int:
+            return len(one) + sum(map(len, more))
+
+        lines = shared / "lines of a task"
+
+        def outer() -> list[int]:
+            call = compute(note)(lines)
+            return compute(size)(call, [call]) @ pool
+
+        assert compute(outer)() >> pool == [4_000_000] * pool.nodes
+        assert lines.read_text() == "ran\n"
+
     # Errors ---------------------------------------------------------------------------------------------------------
 
     def test_the_users_exception_arrives_as_itself(self, pool: ComputePool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,42 @@ def test_calls_in_flight_are_not_interrupted_when_a_pool_shrinks(elastic: Elasti
     assert len(pool.agent_pids()) == 3
     go.touch()
     assert sorted(future.result(30) for future in running) == [0, 1, 2]
+    until(lambda: len(pool.agent_pids()) == 1)
+
+
+def test_a_running_gang_keeps_its_nodes_when_the_pool_shrinks(elastic: Elastic, tmp_path: Path) -> None:
+    pool, go = elastic.pool, tmp_path / "go"
+    pool.scale(3)
+    gang = hold.with_options(nodes=2)(go) > pool
+    until(lambda: len(list(tmp_path.glob("running-*"))) == 2)
+    pool.scale(1)
+    until(lambda: len(pool.agent_pids()) == 2)  # the node beside the gang
+    assert not gang.done()
+    go.touch()
+    assert len(set(gang.result(30))) == 2
+    until(lambda: len(pool.agent_pids()) == 1)
+
+
+@sky.actor
+class Tally(sky.ActorBase):
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, number: int) -> int:
+        self.total += number
+        return self.total
+
+
+def test_the_node_of_an_actor_is_in_use_until_the_actor_ends(elastic: Elastic) -> None:
+    pool = elastic.pool
+    pool.scale(2)
+    tally: Any = Tally() >> pool.node(1)
+    assert tally.add(1) >> pool == 1
+    pool.scale(1)
+    until(lambda: pool.nodes == 1)
+    assert 1 in pool.agent_pids()
+    assert tally.add(2) >> pool == 3
+    tally.close()
     until(lambda: len(pool.agent_pids()) == 1)
 
 
