@@ -91,3 +91,29 @@ def test_large_arguments_block_no_other_traffic(tmp_path: Path) -> None:
         assert size == 8_000_000
         assert longest < 5
         assert len(lines_of(tmp_path / "beside")) > 1, "the first of them ended while the large one was on its way"
+
+
+def test_values_and_graphs_of_tasks_survive_broken_links(provider: Relayed, tmp_path: Path) -> None:
+    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool, breaking(provider, 2):
+        target = pool.node(1)
+
+        def parent() -> int:
+            right = 0
+            for number in range(20):
+                put, kept = pool.put(np.arange(number, number + 200_000)), make(number).keep() >> target
+                right += (first(put) >> target) == (first(kept) >> pool) == number
+                right += int(kept.get()[0]) == int(put.get()[0]) == number
+                right += (first(reverse(make(number))) >> pool) == number + 199_999
+            return int(right)
+
+        assert (sky.compute(parent)() > pool.node(0)).result(timeout=150) == 60
+
+
+@sky.compute
+def make(number: int) -> np.ndarray:
+    return np.arange(number, number + 200_000)
+
+
+@sky.compute
+def first(data: np.ndarray) -> int:
+    return int(data[0])

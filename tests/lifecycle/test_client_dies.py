@@ -28,6 +28,16 @@ with sky.ComputePool(sky.Local(), nodes=2) as pool:
     (here / "begun").touch()
     time.sleep(600)
 """
+WITH_VALUES_OF_A_TASK = """
+def busy(pool):
+    while True:
+        refs = [pool.put(bytes(1_000_000)), sky.compute(bytes)(1_000_000).keep() >> pool]
+        assert sky.compute(len)(sky.compute(bytes)(1_000_000)) >> pool == len(refs[1].get()) == 1_000_000
+        (here / "begun").touch()
+
+with sky.ComputePool(sky.Local(), nodes=2, concurrency=2) as pool:
+    sky.compute(busy)(pool) >> pool
+"""
 IN_A_CALL = """
 with sky.ComputePool(sky.Local(), nodes=2) as pool:
     hang() >> pool
@@ -69,6 +79,7 @@ with sky.ComputePool(sky.Local()) as pool:
     [
         pytest.param(IDLE, id="idle"),
         pytest.param(WITH_VALUES_THAT_STAY, id="values-that-stay"),
+        pytest.param(WITH_VALUES_OF_A_TASK, id="values-of-a-task"),
         pytest.param(IN_A_CALL, id="call"),
         pytest.param(IN_A_MAP, id="map"),
         pytest.param(IN_A_BROADCAST_WITH_DETACHED_CHILDREN, id="detached-grandchildren"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import ResultNotPicklable
+from skyward.errors import ArgumentNotPicklable, ResultNotPicklable
 from skyward.values.machine import PoolSpec
 from skyward.wire.tasks import NodeConfig
 from tests.waiting import open_files, until
@@ -128,3 +128,20 @@ def test_an_actor_without_room_for_a_value_fails_that_call_alone(pool: sky.Compu
         with pytest.raises(ResultNotPicklable, match="a bytes without room on the node: File too large"):
             store.block(1 << 20) >> pool
         assert len(store.block(resource.RLIM_INFINITY) >> pool) == SIZE
+
+
+def test_a_task_puts_values_beyond_the_memory_limit_and_is_told_if_there_is_no_room(pool: sky.ComputePool) -> None:
+    def many() -> tuple[list[bytes], str]:
+        refs = [pool.put(letter * SIZE) for letter in (b"a", b"b", b"c")]
+        letters = [ref.get()[:1] for ref in refs]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        try:
+            pool.put(bytes(SIZE))
+        except ArgumentNotPicklable as error:
+            return letters, str(error)
+        return letters, ""
+
+    letters, why = sky.compute(many)() >> pool
+    assert letters == [b"a", b"b", b"c"]
+    assert "File too large" in why
+    until(lambda: places(pool) == (0, 0))
