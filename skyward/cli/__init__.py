@@ -15,6 +15,8 @@
     skyward hub             skyward.hub.http.serve.serve()
     skyward experiment      skyward.hub.experiments()
     skyward run             skyward.hub.runs(), skyward.hub.run()
+    skyward job             skyward.hub.submit(), skyward.hub.jobs(), skyward.hub.job()
+    skyward capacity        skyward.hub.client.capacity
     skyward explain         skyward.cli.explain.explanation()
 
 A subcommand is a module of this package with HELP, DESCRIPTION, EPILOG, `add_options(parser)` and `run(arguments)`,
@@ -33,6 +35,7 @@ from types import ModuleType
 
 from .. import _version, errors
 from . import (
+    capacity,
     checkpoint,
     completion,
     doctor,
@@ -42,6 +45,7 @@ from . import (
     garbage,
     hub,
     integrations,
+    job,
     logs,
     offers,
     plan,
@@ -70,6 +74,8 @@ COMMANDS: dict[str, ModuleType] = {
     "hub": hub,
     "experiment": experiment,
     "run": run,
+    "job": job,
+    "capacity": capacity,
     "explain": explain,
     "completion": completion,
 }

@@ -381,8 +381,7 @@ def map(function: Callable[..., T], items: Iterable[Any], **options: Any) -> lis
 def job(job_id: str, *, project: str | None = None) -> Job[Any]:
     """Return a job by its id. Raises HubError if the project has none."""
     address = _address(project)
-    with HubConnection(address) as connection:
-        return Job(address, connection.json("GET", path_of("v1", "jobs", job_id)))
+    return Job(address, job_row(job_id, project=project))
 
 
 def jobs(status: str | Sequence[str] | None = None, *, project: str | None = None, limit: int = 100) -> list[Job[Any]]:
@@ -395,9 +394,19 @@ def jobs(status: str | Sequence[str] | None = None, *, project: str | None = Non
     """
     address = _address(project)
     wanted = [status] if isinstance(status, str) else list(status or ())
-    with HubConnection(address) as connection:
-        body = connection.json("GET", "/v1/jobs", query={"status": wanted, "limit": limit})
-    return [Job(address, row) for row in body["jobs"]]
+    return [Job(address, row) for row in job_rows(wanted, project=project, limit=limit)]
+
+
+def job_row(job_id: str, *, project: str | None = None) -> dict[str, Any]:
+    """Return a job with its attempts, as the API shows it. Raises HubError if the project has none of that id."""
+    with HubConnection(_address(project)) as connection:
+        return dict(connection.json("GET", path_of("v1", "jobs", job_id)))
+
+
+def job_rows(status: Sequence[str] = (), *, project: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    """Return jobs without their attempts, as the API shows them, the newest first."""
+    with HubConnection(_address(project)) as connection:
+        return list(connection.json("GET", "/v1/jobs", query={"status": list(status), "limit": limit})["jobs"])
 
 
 # Submission -----------------------------------------------------------------------------------------------------------
