@@ -29,6 +29,7 @@ from ..values.allocation import AllocationStrategy
 from ..values.image import DEFAULT_IMAGE, Image
 from ..values.machine import LogSink, Offer, PoolSpec
 from ..values.nodes import Nodes
+from ..values.pinned import refuse_to_keep
 from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
 from .cost import Forecast, forecast
@@ -547,8 +548,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
                 "data or arrays",
                 argument="value",
             ) from error
-        if payload.pinned:
-            raise UsageError("put(): the value holds the handle of an actor; pass the handle itself as an argument")
+        refuse_to_keep(payload.pinned)
         return engine.values.put(payload, chosen)
 
 

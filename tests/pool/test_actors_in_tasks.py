@@ -116,6 +116,16 @@ def test_calls_of_a_task_run_in_order_even_behind_arrays(pool: sky.ComputePool, 
     assert sky.compute(send)() >> pool.node(1) == list(range(60))
 
 
+def test_a_task_joins_calls_of_an_actor_and_keeps_their_values(pool: sky.ComputePool, tally: Tally) -> None:
+    @sky.compute
+    def parent() -> tuple[int, int, list[int]]:
+        joined = tally.add(tally.add(1)) >> pool
+        kept = tally.note(7).keep() >> pool
+        return joined, sky.compute(len)(kept) >> pool, kept.get()
+
+    assert parent() >> pool.node(1) == (2, 1, [7])
+
+
 def test_actors_call_each_other_and_the_pool(pool: sky.ComputePool, tally: Tally) -> None:
     first = Tally(0, tally) >> pool
     assert first.ask_other(3, pool) >> pool == 3
@@ -285,6 +295,7 @@ def test_wrong_uses_in_a_task_are_refused(pool: sky.ComputePool, tally: Tally) -
     assert "name='nobody': no actor" in refused(lambda: pool.actor("nobody"))
     with pytest.raises(UsageError, match="pass the handle itself as an argument"):
         pool.put([tally])
+    assert "pass the handle itself as an argument" in refused(lambda: pool.put([tally]))
     with sky.ComputePool(sky.Local(), logs=False, console=False) as other:
         foreign = Tally() >> other
         assert "lives in another pool" in refused(lambda: foreign.add(1) >> pool)

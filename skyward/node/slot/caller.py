@@ -24,6 +24,7 @@ from ...calls.futures import Future, Undecoded, refuse_to_wait, this_thread, val
 from ...calls.graphs import Graphs
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
 from ...values.launch import RankValues
+from ...values.pinned import refuse_to_keep
 from ...values.ref import Ref, splice
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
@@ -169,6 +170,7 @@ class Caller:
                 f"put(): a {type(value).__qualname__} cannot be kept: {type(error).__name__}: {error}; pass plain data",
                 argument="value",
             ) from error
+        refuse_to_keep(payload.pinned)
         ref: Ref[Any] = value_of(self._send(self._request(Request.PUT, payload.body, nodes), kept=kept))
         return ref
 
