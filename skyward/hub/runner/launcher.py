@@ -33,6 +33,8 @@ CONFIRM_S = 15.0
 """Seconds for which the hub must have asked to kill a runner: after a pause of this machine it may be heard again."""
 STUBBORN_S = 60.0
 """Seconds after which a runner is killed whose attempt is over, and which has not ended."""
+CHECKPOINT_DIR = "SKYWARD_CHECKPOINT_DIR"
+"""Variable that names a job's own folder, the same for each of its attempts. It stays until somebody removes it."""
 LOGS = 100
 """Log files of ended runners that are kept."""
 _RETRY_S = 1.0
@@ -56,7 +58,7 @@ class Launcher:
     def __init__(self, address: Address, folder: Path, machines: Sequence[str] = ()) -> None:
         make_folder("data", folder)
         self._lock = ProcessLock(folder / "launcher.lock")
-        self._attempts, self._logs = folder / "attempts", folder / "logs"
+        self._attempts, self._logs, self._checkpoints = (folder / name for name in ("attempts", "logs", "checkpoints"))
         for place in (self._attempts, self._logs):
             make_folder("data", place)
         self._name = _name_of(folder)
@@ -142,7 +144,12 @@ class Launcher:
         """Return the runner's environment: ours without our token, and with the job's."""
         environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_TOKEN"}
         environment |= {URL: self._address.url, TOKEN: launch["token"], PROJECT: launch["project"]}
-        return environment | {SPOOL: str(folder / "spool")}
+        environment[SPOOL] = str(folder / "spool")
+        if launch["machines"]["provider"]["type"] == "local":  # its nodes see this machine's files
+            checkpoints = self._checkpoints / str(launch["job"])
+            checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+            environment[CHECKPOINT_DIR] = str(checkpoints)
+        return environment
 
     def _kill(self, key: Key) -> None:
         folder = self._folder(key)

@@ -170,18 +170,23 @@ class JobRunner:
         worker = threading.Thread(target=work, name="skyward-job-call", daemon=True)
         worker.start()
         ending = threading.Timer(0, bool)  # the end of a grace
+        was_stopped = False
         while True:
             command, grace_s = self._orders.get()
             if command == "done":
                 ending.cancel()
-                return done.get()
+                outcome = done.get()
+                # A training that saved and stopped returns as if it were complete, but the rest of it is to come.
+                is_cut = was_stopped and outcome.end is AttemptEnd.COMPLETED
+                return AttemptOutcome(end=AttemptEnd.STOPPED, error="saved and stopped") if is_cut else outcome
             if command == "save":
                 self._control(pool, pending, "save", 0.0)
             elif command == "stop":
                 ending = threading.Timer(grace_s, self._orders.put, [("abort", 0.0)])
                 ending.daemon = True
                 ending.start()
-                if not self._control(pool, pending, "save_and_stop", 0.0):
+                was_stopped = self._control(pool, pending, "save_and_stop", 0.0)
+                if not was_stopped:
                     self._orders.put(("abort", 0.0))
             else:
                 ending.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import skyward as sky
 
@@ -50,3 +51,50 @@ def runs_of(file: Path) -> list[int]:
     """Return the processes that ran `wait_for(file)`."""
     path = file.with_suffix(".runs")
     return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+@sky.compute
+def train(folder: str, steps: int, marker: str, pause_s: float) -> tuple[int, list[float]]:
+    """Train a small network, from its last checkpoint on. Return the last step and the weights."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from skyward.training import DDPTrainer, DDPTrainingArguments, TrainerCallback, TrainerControlCallback
+
+    class Pace(TrainerCallback):
+        def on_step_end(self, state: Any, control: Any, **_: Any) -> None:
+            Path(marker).write_text(str(state.global_step))
+            time.sleep(pause_s)
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            scores = self.layer(x)[:, 0]
+            return {"loss": torch.nn.functional.mse_loss(scores, labels), "logits": scores}
+
+    torch.manual_seed(0)
+    x = torch.randn(256, 8)
+    trainer = DDPTrainer(
+        Network(),
+        DDPTrainingArguments(
+            output_dir=os.environ.get("SKYWARD_CHECKPOINT_DIR", folder),
+            max_steps=steps,
+            logging_steps=steps,
+            save_steps=steps,
+            learning_rate=1e-2,
+            disable_tqdm=True,
+            use_cpu=True,
+        ),
+        train_dataset=TensorDataset(x, x.sum(1)),
+        data_collator=lambda rows: {
+            "x": torch.stack([row for row, _ in rows]),
+            "labels": torch.stack([label for _, label in rows]),
+        },
+        callbacks=[Pace(), TrainerControlCallback()],
+    )
+    trainer.train(resume_from_checkpoint="auto")
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    return trainer.state.global_step, weights.tolist()

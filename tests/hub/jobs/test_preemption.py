@@ -1,0 +1,33 @@
+"""A training that makes way for more urgent work, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from skyward import hub
+from tests.hub.jobs.calls import add, train
+from tests.hub.jobs.hub_process import HubProcess
+from tests.waiting import until
+
+pytest.importorskip("torch")
+
+
+def test_preempted_training_saves_makes_way_and_ends_with_the_weights_of_one_that_was_not(
+    hub_process: HubProcess, tmp_path: Path
+) -> None:
+    cores = os.cpu_count() or 1
+    steps, marker = 200, tmp_path / "step"
+    job = hub.submit(
+        train("", steps, str(marker), 0.03), nodes=cores, preemptible=True, priority="low", type="training"
+    )
+    until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 90)
+    urgent = hub.submit(add(1, 2), nodes=cores, priority="high")
+    assert urgent.result(120) == 3
+    step, weights = job.result(120)
+    assert [attempt.end for attempt in job.attempts] == ["stopped", "completed"]
+    assert job.attempts[0].error == f"makes way for job {urgent.id}"
+    assert (step, weights) == train.local(str(tmp_path / "whole"), steps, str(tmp_path / "other"), 0.0)
+    hub_process.until_clean()
