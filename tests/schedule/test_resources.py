@@ -386,3 +386,19 @@ def test_a_gang_on_the_node_of_an_actor_keeps_nobody_waiting_for_the_end_of_that
     assert scheduler.actor_gone(1) == []
     assert scheduler.submit(5) == [], "now the gang has its turn first"
     assert scheduler.finished(4) == [StartGang(2, (0,), ((0, 1),))]
+
+
+def test_nodes_that_fall_free_together_go_to_the_oldest_calls() -> None:
+    scheduler = Scheduler()
+    gpu = Need(devices=UNIT)
+    for node in range(2):
+        scheduler.node_up(node, 1, Supply(cpus=2, memory_gib=4, devices=("L4",)))
+    assert scheduler.submit_gang(1, nodes=(0, 1), places=1) == [StartGang(1, (0, 1), ((0,), (0,)))]
+    assert scheduler.submit(2, nodes=(1,), need=gpu) == []
+    assert scheduler.submit(3, need=gpu) == []
+    assert scheduler.submit_gang(4, nodes=(0, 1), places=1) == []
+    assert scheduler.submit(5, need=gpu) == []
+    assert scheduler.gang_finished(1) == [Send(2, 1, (0,)), Send(3, 0, (0,))]
+    assert scheduler.finished(3) == [], "the gang has its turn before the newest call"
+    assert scheduler.finished(2) == [StartGang(4, (0, 1), ((0,), (0,)))]
+    assert scheduler.gang_finished(4) == [Send(5, 0, (0,))]
