@@ -298,7 +298,8 @@ def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
     folder = runtime_folder(_FOLDER)
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if not _answers(os.path.join(path, SOCKET_NAME)) and not _is_starting(path):
+        # Asked in this order, because a starting node may make its socket in between.
+        if not _is_starting(path) and not _answers(os.path.join(path, SOCKET_NAME)):
             if not is_dry_run:
                 remove_node(path)
             garbage.append(path)
@@ -318,6 +319,8 @@ def _answers(socket_path: str) -> bool:
         probe.settimeout(2)
         try:
             probe.connect(socket_path)
+        except (BlockingIOError, TimeoutError):  # its agent is busy, and others wait already
+            return True
         except OSError:  # nobody listens
             return False
     return True

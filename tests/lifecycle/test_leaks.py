@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NoCapacity, NodeError
 from skyward.events import Emit
+from skyward.node.agent.main import listen_at
 from skyward.providers.local import collect_garbage
 from skyward.values.machine import Machine, Offer, PoolSpec
 
@@ -113,6 +115,41 @@ def test_garbage_of_dead_pools_is_collected_and_live_pools_are_not_touched(insid
         assert (pid() >> pool) > 0
         os.utime(starting, (0, 0))
         assert collect_garbage() == [str(starting)]
+    inside.proves_nothing_is_left()
+
+
+def test_starting_and_busy_nodes_are_not_taken_for_garbage(inside: Sandbox) -> None:
+    with sky.ComputePool(sky.Local(), nodes=1, logs=False):  # it makes the folder of all nodes
+        (alive,) = inside.runtime_entries()
+        folder = inside.folder / f"skyward-{os.getuid()}"
+        is_over = threading.Event()
+        removed: list[str] = []
+
+        def collect() -> None:
+            while not is_over.is_set():
+                removed.extend(collect_garbage())
+
+        collector = threading.Thread(target=collect)
+        collector.start()
+        sockets = []
+        for number in range(200):
+            node = folder / f"pool-starting-{number}-123456"
+            node.mkdir()
+            sockets.append(listen_at(str(node / "agent.sock")))
+        busy = socket.socket(socket.AF_UNIX)
+        (folder / "pool-busy-0-123456").mkdir()
+        busy.bind(str(folder / "pool-busy-0-123456" / "agent.sock"))
+        busy.listen(0)
+        with socket.socket(socket.AF_UNIX) as waiting:  # the only one that may wait
+            waiting.connect(busy.getsockname())
+            assert collect_garbage() == []
+        is_over.set()
+        collector.join()
+        assert removed == []
+        for listener in (*sockets, busy):
+            listener.close()
+        assert len(collect_garbage()) == 201
+        assert inside.runtime_entries() == [alive]
     inside.proves_nothing_is_left()
 
 

@@ -54,7 +54,7 @@ def main() -> int:
     try:
         _raise_file_limit(config.slots)
         make_private_folder(config.folder)
-        listener = _listen(os.path.join(config.folder, SOCKET_NAME))
+        listener = listen_at(os.path.join(config.folder, SOCKET_NAME))
         # An agent creates hardly any cycles, and a collection would delay somebody's call.
         gc.collect()
         gc.freeze()
@@ -131,13 +131,16 @@ def _raise_file_limit(slots: int) -> None:
     raise_file_limit()
 
 
-def _listen(path: str) -> socket.socket:
+def listen_at(path: str) -> socket.socket:
+    """Listen on a socket that has its name only when somebody listens: others remove one where nobody does."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = f"{path}.new"
     old_mask = os.umask(0o177)
     try:
-        listener.bind(path)
+        listener.bind(made)
     finally:
         os.umask(old_mask)
     listener.listen(8)
     listener.setblocking(False)
+    os.rename(made, path)
     return listener
