@@ -11,7 +11,7 @@ UNIFIED = "cgroup2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ControlGroup:
     """Control group of a process in one hierarchy.
 
     Args:
@@ -35,7 +35,7 @@ class Group:
             yield folder
 
 
-def groups_of(proc: str = "/proc/self") -> list[Group]:
+def groups_of(proc: str = "/proc/self") -> list[ControlGroup]:
     """Return the control groups of a process; none where the system has none. `proc` is the process's folder."""
     try:
         with open(os.path.join(proc, "cgroup")) as file:
@@ -47,7 +47,7 @@ def groups_of(proc: str = "/proc/self") -> list[Group]:
     return list(_groups(groups, mounts))
 
 
-def _groups(groups: str, mounts: str) -> Iterator[Group]:
+def _groups(groups: str, mounts: str) -> Iterator[ControlGroup]:
     """Find the folders of groups. The arguments are the texts of `cgroup` and `mountinfo`; see proc(5)."""
     lines = [line.split(":", 2) for line in groups.splitlines()]
     paths = {frozenset([UNIFIED] if number == "0" else kinds.split(",")): path for number, kinds, path in lines}
@@ -64,7 +64,7 @@ def _groups(groups: str, mounts: str) -> Iterator[Group]:
         root, place = mount[3], mount[4]
         # In a container the mount may start at the process's own group, but the path still starts at the host's.
         below = os.path.relpath(path, root) if path.startswith(root) else "."
-        yield Group(
+        yield ControlGroup(
             version=2 if kind == UNIFIED else 1,
             folder=os.path.normpath(os.path.join(place, below)),
             top=place,

@@ -27,7 +27,7 @@ from ..wire.blobs import DIGEST_SIZE, Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.failures import encode_exception
 from ..wire.frames import Frame, FrameKind
-from ..wire.nested_calls import NestedCall, NestedOutcome, Request, message_of, packed, payload_in
+from ..wire.nested_calls import NestedCall, NestedOutcome, TaskRequest, message_of, packed, payload_in
 from ..wire.payloads import Encoded, encode
 from ..wire.tasks import HEAD, PICKLE_IS_BLOB, REFERENCE, CallKind, Mode, parse
 from .actors import Actors
@@ -234,11 +234,11 @@ class NestedCalls:
     def _begin(self, call: _OpenCall, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
         try:
             request = NestedCall(*message_of(body, blobs))
-            if request.kind == Request.FIND_ACTOR:
+            if request.kind == TaskRequest.FIND_ACTOR:
                 self._settle(call.number, "packed", self._actors.find(request.name))
                 return
-            if request.kind in (Request.PUT, Request.GET):
-                (self._put if request.kind == Request.PUT else self._get)(call, request)
+            if request.kind in (TaskRequest.PUT, TaskRequest.GET):
+                (self._put if request.kind == TaskRequest.PUT else self._get)(call, request)
                 return
             named = partial(self._named, request.parent)
             packed_call = PackedCall(

@@ -18,7 +18,7 @@ IS_NESTED = 1 << 63
 """Bit that is set in the numbers of nested calls and clear in the client's own numbers."""
 
 
-class Request(IntEnum):
+class TaskRequest(IntEnum):
     """Requests of a task that are no calls, in place of the kind of a call."""
 
     FIND_ACTOR = 16  # name: that of an actor, whose handle is to come

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...core.cgroups import Group, groups_of
+from ...core.cgroups import ControlGroup, groups_of
 from ...core.process import start_time
 from .limit_files import WANTED, enforced, kills, kills_file, room, settings
 
@@ -31,7 +31,7 @@ _REMOVE_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class GroupPlace:
     """Folder of a hierarchy below which this process may make groups with these controllers."""
 
     version: Literal[1, 2]
@@ -43,7 +43,7 @@ class Place:
 class Enforcement:
     """Places for groups. `why_not` says in words why there is none for some of the numbers."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[GroupPlace, ...] = ()
     why_not: str = ""
 
     @property
@@ -57,14 +57,14 @@ class Enforcement:
         return "; ".join(part for part in (words, self.why_not) if part)
 
 
-def find_enforcement(groups: Sequence[Group] | None = None) -> Enforcement:
+def find_enforcement(groups: Sequence[ControlGroup] | None = None) -> Enforcement:
     """Look for the places where this process may make groups. It changes nothing.
 
     Args:
         groups: Groups of this process; None: ask the system.
     """
     known = groups_of() if groups is None else groups
-    places: list[Place] = []
+    places: list[GroupPlace] = []
     for group in known:
         taken = {name for place in places for name in place.controllers}
         place = _place_in(group, [name for name in WANTED if name not in taken])
@@ -74,7 +74,7 @@ def find_enforcement(groups: Sequence[Group] | None = None) -> Enforcement:
     return Enforcement(places=tuple(places), why_not=_why_not(sorted(missing), known))
 
 
-def _why_not(missing: Sequence[str], groups: Sequence[Group]) -> str:
+def _why_not(missing: Sequence[str], groups: Sequence[ControlGroup]) -> str:
     if not missing:
         return ""
     names = " and ".join(missing)
@@ -86,17 +86,17 @@ def _why_not(missing: Sequence[str], groups: Sequence[Group]) -> str:
     return f"{names} not enforced: this user may not make control groups here; {advice}"
 
 
-def _place_in(group: Group, wanted: Sequence[str]) -> Place | None:
+def _place_in(group: ControlGroup, wanted: Sequence[str]) -> GroupPlace | None:
     if group.version == 1:
         controllers = tuple(name for name in wanted if name in group.controllers)
         is_open = bool(controllers) and os.access(group.folder, os.W_OK)
-        return Place(version=1, folder=group.folder, controllers=controllers) if is_open else None
+        return GroupPlace(version=1, folder=group.folder, controllers=controllers) if is_open else None
     for folder in group.upwards():
         controllers = tuple(name for name in wanted if name in _words(folder, "cgroup.controllers"))
         if not controllers:
             return None
         if _may_use(folder, controllers):
-            return Place(version=2, folder=folder, controllers=controllers)
+            return GroupPlace(version=2, folder=folder, controllers=controllers)
         if _is_limited(folder):
             return None
     return None
@@ -130,9 +130,9 @@ def _words(folder: str, name: str) -> list[str]:
 
 @dataclass(eq=False, kw_only=True)
 class LimitGroup:
-    """Group of one process, or of the ranks of a gang, in each hierarchy."""
+    """Control group of one process, or of the ranks of a gang, in each hierarchy."""
 
-    folders: tuple[tuple[Place, str], ...]
+    folders: tuple[tuple[GroupPlace, str], ...]
     memory_gib: float | None
     users: int = 0
     """Processes that were ordered and have not ended."""
@@ -213,7 +213,7 @@ class LimitGroups:
         return group
 
     def _make(self, name: str, cpus: float | None, memory_gib: float | None) -> LimitGroup | None:
-        folders: list[tuple[Place, str]] = []
+        folders: list[tuple[GroupPlace, str]] = []
         try:
             for place in self._enforcement.places:
                 limits = list(settings(place.version, place.controllers, cpus=cpus, memory_gib=memory_gib))

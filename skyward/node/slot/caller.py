@@ -30,10 +30,10 @@ from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.failures import decode_failure, explain_result_error, is_fault_of_value
 from ...wire.frames import IN_ORDER, Frame, FrameKind
-from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, Request, message_of, packed, payload_in
+from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, TaskRequest, message_of, packed, payload_in
 from ...wire.payloads import Encoded, decode, encode
 from ...wire.tasks import CallKind, parse
-from .far_values import FarBlob, Lease, ended, unknown, with_bytes
+from .far_values import FarBlob, TaskHold, ended, unknown, with_bytes
 from .link import connect_task, read_blob_body
 from .runtime import RunningCall, call_endings
 
@@ -125,12 +125,12 @@ class Caller:
 
     def find_actor(self, name: str) -> Future[Any]:
         """Ask the client for the handle of a named actor."""
-        return self._send(NestedCall(self._task, name, b"", b"", b"", b"", Request.FIND_ACTOR, None))
+        return self._send(NestedCall(self._task, name, b"", b"", b"", b"", TaskRequest.FIND_ACTOR, None))
 
     def _unknown(self, blobs: tuple[Blob, ...]) -> list[Blob]:
         """Return the blobs that must travel with a call."""
         far = [blob for blob in blobs if isinstance(blob, FarBlob)]
-        if any(blob.lease.caller is not self for blob in far):
+        if any(blob.hold.caller is not self for blob in far):
             raise ended()
         return list(unknown((blob for blob in blobs if blob not in far), self._names))
 
@@ -171,7 +171,7 @@ class Caller:
                 argument="value",
             ) from error
         refuse_to_keep(payload.pinned)
-        ref: Ref[Any] = value_of(self._send(self._request(Request.PUT, payload.body, nodes), kept=kept))
+        ref: Ref[Any] = value_of(self._send(self._request(TaskRequest.PUT, payload.body, nodes), kept=kept))
         return ref
 
     def fetch(self, blobs: Sequence[Blob]) -> list[Blob]:
@@ -183,7 +183,7 @@ class Caller:
         missing = {blob.digest for blob, found in zip(blobs, here, strict=True) if found is None}
         come: dict[bytes, Blob] = {}
         if missing:
-            come = value_of(self._send(self._request(Request.GET, b"".join(missing))))
+            come = value_of(self._send(self._request(TaskRequest.GET, b"".join(missing))))
         return [found or come[blob.digest] for blob, found in zip(blobs, here, strict=True)]
 
     def _ask_agent(self, digest: bytes) -> Future[Blob | None]:
@@ -191,7 +191,7 @@ class Caller:
         self._outbox.put((FrameKind.FETCH, 0, number, Encoded(digest)))
         return future
 
-    def _request(self, kind: Request, arguments: bytes, nodes: tuple[int, ...] = ()) -> NestedCall:
+    def _request(self, kind: TaskRequest, arguments: bytes, nodes: tuple[int, ...] = ()) -> NestedCall:
         return NestedCall(self._task, kind.name, b"", arguments, b"", b"", kind, nodes)
 
     def until_end(self, blob: Blob) -> None:
@@ -275,7 +275,7 @@ class Caller:
             future = self._futures.pop(frame.ident, None)
             if future is not None:
                 outcome = NestedOutcome(*message_of(frame.body, blobs))
-                _settle(future, outcome, blobs, Lease(self, frame.ident) if outcome.is_held else None)
+                _settle(future, outcome, blobs, TaskHold(self, frame.ident) if outcome.is_held else None)
         elif frame.kind == FrameKind.FETCHED:
             fetched = self._arrived.pop(frame.ident, {})
             future = self._futures.pop(frame.ident, None)
@@ -304,11 +304,11 @@ def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
     return code._replace(blobs=tuple(with_bytes(code.blobs))), arguments
 
 
-def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob], lease: Lease | None) -> None:
+def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob], hold: TaskHold | None) -> None:
     """Settle a future. The thread that reads the value unpickles it."""
 
     def absent(digest: bytes, size: int) -> Blob:
-        return Blob(digest, size, -1) if lease is None else FarBlob(digest, size, lease)
+        return Blob(digest, size, -1) if hold is None else FarBlob(digest, size, hold)
 
     def value(payload: bytes) -> Any:
         received = payload_in(payload, blobs, absent)

@@ -17,7 +17,7 @@ from ...values.ref import Elsewhere, Pickled, load
 from ...wire.blobs import Blob, NamedBlob
 
 
-class LeaseHolder(Protocol):
+class HoldingCaller(Protocol):
     """Caller of a task, as its references see it."""
 
     def fetch(self, blobs: Sequence[Blob], /) -> list[Blob]:
@@ -33,10 +33,10 @@ class LeaseHolder(Protocol):
         ...
 
 
-class Lease:
+class TaskHold:
     """Hold of a task on the references in one outcome: the call of that number had it."""
 
-    def __init__(self, caller: LeaseHolder, number: int) -> None:
+    def __init__(self, caller: HoldingCaller, number: int) -> None:
         self.caller = caller
         self._number = number
 
@@ -47,9 +47,9 @@ class Lease:
 class FarBlob(Blob, Elsewhere):
     """Blob that the task knows by name only."""
 
-    def __init__(self, digest: bytes, size: int, lease: Lease) -> None:
+    def __init__(self, digest: bytes, size: int, hold: TaskHold) -> None:
         super().__init__(digest, size, -1)
-        self.lease = lease
+        self.hold = hold
 
     def here(self) -> None:
         return None
@@ -78,7 +78,7 @@ class FarValue:
 
     def get(self) -> Any:
         far = [part for part in self.pickled.buffers if isinstance(part, FarBlob)]
-        blobs = iter(far[0].lease.caller.fetch(far))
+        blobs = iter(far[0].hold.caller.fetch(far))
         parts = [next(blobs).map() if isinstance(part, FarBlob) else bytearray(part) for part in self.pickled.buffers]
         return load(self.pickled.data, *map(pickle.PickleBuffer, parts))
 
@@ -91,7 +91,7 @@ def with_bytes(blobs: Iterable[Blob]) -> Iterator[Blob]:
         OSError: There is no free descriptor, or no room for a file.
     """
     for blob in blobs:
-        here = blob.lease.caller.fetch([blob])[0] if isinstance(blob, FarBlob) else blob.here()
+        here = blob.hold.caller.fetch([blob])[0] if isinstance(blob, FarBlob) else blob.here()
         assert here is not None
         here.open()
         yield here
@@ -108,7 +108,7 @@ def unknown(blobs: Iterable[Blob], names: Collection[bytes]) -> Iterator[Blob]:
     """
     for blob in blobs:
         if isinstance(blob, FarBlob):
-            blob.lease.caller.until_end(blob)
+            blob.hold.caller.until_end(blob)
         elif not isinstance(blob, NamedBlob) or blob.digest not in names:
             here = blob.here()
             assert here is not None

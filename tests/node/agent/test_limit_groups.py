@@ -10,8 +10,8 @@ from typing import Literal
 
 import pytest
 
-from skyward.core.cgroups import Group, groups_of
-from skyward.node.agent.limit_groups import Enforcement, LimitGroups, Place, find_enforcement, remove_groups
+from skyward.core.cgroups import ControlGroup, groups_of
+from skyward.node.agent.limit_groups import Enforcement, GroupPlace, LimitGroups, find_enforcement, remove_groups
 from tests.waiting import until
 
 
@@ -24,8 +24,8 @@ def make(folder: Path, **files: str) -> Path:
     return folder
 
 
-def group_of(folder: Path, top: Path) -> Group:
-    return Group(version=2, folder=str(folder), top=str(top))
+def group_of(folder: Path, top: Path) -> ControlGroup:
+    return ControlGroup(version=2, folder=str(folder), top=str(top))
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_without_control_groups_nothing_is_enforced() -> None:
 
 def test_version_1_beside_version_2_without_controllers_counts(top: Path, tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
-    memory = Group(
+    memory = ControlGroup(
         version=1, folder=str(tmp_path / "memory"), top=str(tmp_path / "memory"), controllers=frozenset(["memory"])
     )
     unified = make(top / "unified", cgroup_controllers="hugetlb")
@@ -73,7 +73,7 @@ def test_version_1_beside_version_2_without_controllers_counts(top: Path, tmp_pa
 
 
 def test_the_files_of_version_2_are_written(top: Path) -> None:
-    place = Place(version=2, folder=str(make(top / "place")), controllers=("cpu", "memory"))
+    place = GroupPlace(version=2, folder=str(make(top / "place")), controllers=("cpu", "memory"))
     groups = LimitGroups("/nodes/a-node", Enforcement(places=(place,)))
     group = groups.join(cpus=2, memory_gib=1)
     assert group is not None
@@ -90,7 +90,7 @@ def test_the_files_of_version_2_are_written(top: Path) -> None:
 
 def test_a_group_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    place = Place(version=1, folder=str(tmp_path / "file"), controllers=("cpu",))
+    place = GroupPlace(version=1, folder=str(tmp_path / "file"), controllers=("cpu",))
     with pytest.raises(NotADirectoryError):
         LimitGroups("/nodes/a-node", Enforcement(places=(place,))).join(cpus=1, memory_gib=None)
 
@@ -107,7 +107,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Enforcement]]:
         pytest.skip(f"no control groups of version {version} here")
     folder = Path(found.folder) / f"skyward-test-{os.getpid()}"
     folder.mkdir()
-    yield folder, Enforcement(places=(Place(version=version, folder=str(folder), controllers=()),))
+    yield folder, Enforcement(places=(GroupPlace(version=version, folder=str(folder), controllers=()),))
     remove_below(folder)
 
 
@@ -138,7 +138,7 @@ def test_groups_of_dead_nodes_are_removed_and_those_with_processes_stay(real: tu
     process = enter(folder / f"skyward.{2**22 + 1}.1.busy" / "1")
     try:
         place = enforcement.places[0]
-        wanted = Enforcement(places=(Place(version=1, folder=place.folder, controllers=("none",)),))
+        wanted = Enforcement(places=(GroupPlace(version=1, folder=place.folder, controllers=("none",)),))
         assert LimitGroups("/nodes/other", wanted).join(cpus=1, memory_gib=None) is None
         left = sorted(path.name.split(".")[-1] for path in folder.glob("skyward.*"))
         assert left == ["busy"]
