@@ -1,0 +1,51 @@
+"""Packed calls: the runner reads the launch of a call, and refuses one that would run something of the user's."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import UsageError
+from skyward.hub.client.job_code import pack_call
+from skyward.hub.runner.packed_call import CallFailed, join_call, run_packed, split_call
+from skyward.values.launch import ProcessLaunch
+from skyward.wire.payloads import unpickle_whole
+from tests.hub.jobs.calls import add, fail
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("true",)
+
+
+def test_packed_call_runs_and_its_value_is_packed(tmp_path: Path) -> None:
+    launch, call = split_call(pack_call(add(1, 2), tmp_path).path.read_bytes())
+    assert launch == ProcessLaunch()
+    assert unpickle_whole(run_packed(call)) == 3
+
+
+def test_exception_travels_in_a_carrier_that_needs_no_class_of_the_user(tmp_path: Path) -> None:
+    _, call = split_call(pack_call(fail("hot"), tmp_path).path.read_bytes())
+    with pytest.raises(CallFailed, match="OwnError: hot") as caught:
+        run_packed(call)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.text, copy.failure) == (caught.value.text, caught.value.failure)
+
+
+def test_launch_with_integrations_of_skyward_is_read(tmp_path: Path) -> None:
+    @sky.compute
+    @sky.integrations.torch(backend="gloo")
+    def train() -> None: ...
+
+    launch, _ = split_call(pack_call(train(), tmp_path).path.read_bytes())
+    assert [integration.name for integration in launch.integrations] == ["torch"]
+
+
+@pytest.mark.parametrize("value", [Evil(), (Evil(),), Path("x"), {"launch": 1}])
+def test_launch_that_names_anything_else_is_refused_and_not_run(value: object) -> None:
+    with pytest.raises(UsageError, match="is not one of skyward's"):
+        split_call(join_call(pickle.dumps(value), b""))
