@@ -126,6 +126,8 @@ class _Fetch:
     """Nodes that need it."""
     futures: list[Future[Blob]] = field(default_factory=list)
     """Callers that need it."""
+    stuck: list[NodeLink] = field(default_factory=list)
+    """Nodes that have it and cannot send it now. It is not lost there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,11 +356,11 @@ class KeptValues:
             fetch.futures.append(future)
 
     def _begin(self, fetch: _Fetch) -> None:
-        """Ask a node for the blob, one with a working link if there is one. Fail if no node has it."""
+        """Ask a node for the blob, one with a working link if there is one. Fail if no node has it or can send it."""
         digest = fetch.blob.digest
-        having = [link for link in self._ledger.links.values() if link.has_blob(digest)]
+        having = [link for link in self._ledger.links.values() if link.has_blob(digest) and link not in fetch.stuck]
         if not having:
-            self._fail(fetch, _lost(fetch.blob))
+            self._fail(fetch, _stuck(fetch) if fetch.stuck else _lost(fetch.blob))
             return
         fetch.source = source = next((link for link in having if link.channel.is_attached), having[0])
         number = next(self._ledger.numbers)
@@ -380,7 +382,10 @@ class KeptValues:
         if fetch is None:
             return
         if blob is None or frame.lane or blob.fd < 0:
-            link.lacks_blob(digest)
+            if frame.lane == 1:
+                link.lacks_blob(digest)
+            else:
+                fetch.stuck.append(link)
             self._begin(fetch)
             return
         for needing in fetch.links:
@@ -401,7 +406,7 @@ class KeptValues:
             if self._ledger.links.get(link.node) is link:
                 self._fail_tasks(link, fetch.blob.digest, error)
                 for blob in [blob for blob in link.held if blob.digest == fetch.blob.digest]:
-                    if isinstance(blob, KeptBlob):
+                    if isinstance(blob, KeptBlob) and not fetch.stuck:
                         self._let_go(blob, link)
         for future in fetch.futures:
             self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]
@@ -430,6 +435,14 @@ class KeptValues:
         for fetch in fetches:
             for future in fetch.futures:
                 self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]
+
+
+def _stuck(fetch: _Fetch) -> UsageError:
+    nodes = ", ".join(f"node {link.node}" for link in fetch.stuck)
+    return UsageError(
+        f"ref: {nodes} cannot send its {fetch.blob.size} bytes now, for want of a free descriptor or of room; close "
+        "files or free memory, there and in this program, or raise the limit (ulimit -n), and try again"
+    )
 
 
 def _lost(blob: Blob) -> RefLost:

@@ -24,13 +24,13 @@ from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, UsageError
 from ..events import Emit
 from ..node.agent.devices import CHOOSING_VARIABLES, NodeDevices, find_devices
-from ..node.agent.main import BOOT, SOCKET_NAME
+from ..node.agent.main import BOOT
 from ..node.agent.watchdog import processes_below, remove_node
 from ..node.slot.threads import limit_threads
 from ..values.image import LOCAL_FIELDS, LONGEST_VARIABLE
 from ..values.machine import Machine, Offer, PoolSpec
 from ..values.topology import Peer
-from ..wire.tasks import NodeConfig
+from ..wire.tasks import SOCKET_NAME, NodeConfig
 
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 5.0
@@ -244,7 +244,7 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
         raise _failure(config, (line or _end_of(process)) if readable else silent)
     return Machine(
         node=config.node,
-        socket_path=os.path.join(config.folder, SOCKET_NAME),
+        socket_path=config.socket_path,
         folder=config.folder,
         pid=process.pid,
         peer=Peer(node=config.node, private_ip=_ADDRESS),

@@ -52,7 +52,7 @@ class FrameKind(IntEnum):
     DROP_BLOB = 12  # C > A  digest; u32: how often it was added, if more than once. A > S  digest: unmap it
     DROP_FUNCTION = 13  # C > A > S  digest; no open task uses it
     FETCH = 15  # C > A, S > A  digest of a blob; the answers are BLOB and FETCHED, with this `ident`. lane 1: no BLOB
-    FETCHED = 16  # A > C, A > S  digest; lane 1, or no BLOB for a slot: the agent does not have it
+    FETCHED = 16  # A > C, A > S  digest; lane 1, or no BLOB for a slot: it is not there; lane 2: it cannot be sent now
     OFFER = 17  # C > A  json: digest, secret; send a blob to another node. The answer is OFFERED
     OFFERED = 18  # A > C  lane: port; 0: the agent cannot send it
     PULL = 19  # C > A  json: address, port, secret, digest, size; get a blob from another node. The answer is PULLED

@@ -27,6 +27,9 @@ from ..values.topology import AcceleratorInfo, Peer, Rank
 if TYPE_CHECKING:  # agents of pools without volumes start sooner
     from ..values.volume import PlacedVolume, Volume
 
+SOCKET_NAME = "agent.sock"
+"""Name of an agent's socket in the folder of its node."""
+
 TASK_HEAD = struct.Struct("<16sBBHIHHH")
 TASK_KIND_AT = 17
 """Offset of the call kind in the body."""
@@ -141,6 +144,11 @@ class NodeConfig:
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0
     """Most bytes of blobs in memory; the rest is spilled to `folder`. 0: a quarter of the machine's memory."""
+
+    @property
+    def socket_path(self) -> str:
+        """Path of the agent's socket."""
+        return f"{self.folder}/{SOCKET_NAME}"
 
 
 @dataclass(frozen=True, kw_only=True)

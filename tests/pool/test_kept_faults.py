@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import ArgumentNotPicklable, ResultNotPicklable
+from skyward.errors import ArgumentNotPicklable, ResultNotPicklable, UsageError
 from skyward.values.machine import PoolSpec
 from skyward.wire.tasks import NodeConfig
 from tests.waiting import open_files, until
@@ -63,6 +63,20 @@ def test_values_beyond_the_memory_limit_go_to_the_disk_and_are_freed_there(pool:
     for ref in refs:
         ref.drop()
     until(lambda: places(pool) == (0, 0))
+
+
+def test_a_value_that_a_node_cannot_send_now_is_not_lost(pool: sky.ComputePool) -> None:
+    ref = block(b"a").keep() >> pool
+    agent = pool.agent_pids()[0]
+    before = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (0, before[1]))
+    with pytest.raises(
+        UsageError, match=r"ref: node 0 cannot send its 3000\d+ bytes now, for want of a free descriptor"
+    ):
+        ref.get()
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, before)
+    assert ref.get() == b"a" * SIZE
+    assert first(ref) >> pool == b"a"
 
 
 def test_on_a_full_disk_values_stay_in_memory(pool: sky.ComputePool) -> None:

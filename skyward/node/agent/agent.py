@@ -46,7 +46,7 @@ class Agent:
         self._loop = EventLoop()
         self._devices = find_devices(dict(config.env))
         self._enforcement = find_enforcement()
-        self._tasks = NodeTasks(self._loop, config, listener.getsockname(), self._devices, self._enforcement, first)
+        self._tasks = NodeTasks(self._loop, config, config.socket_path, self._devices, self._enforcement, first)
         self._ports = PortLocks(config.address)
         send = self._tasks.send
         self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))

@@ -30,7 +30,6 @@ from ...state.volumes import attach
 from ...wire.tasks import NodeConfig
 from .watchdog import Lease, guard, remove_node
 
-SOCKET_NAME = "agent.sock"
 BOOT = """
 import sys
 sys.path[:] = sys.argv[1:]
@@ -54,7 +53,7 @@ def main() -> int:
     try:
         _raise_file_limit(config.slots)
         make_private_folder(config.folder)
-        listener = listen_at(os.path.join(config.folder, SOCKET_NAME))
+        listener = listen_at(config.socket_path)
         # An agent creates hardly any cycles, and a collection would delay somebody's call.
         gc.collect()
         gc.freeze()
@@ -82,7 +81,7 @@ def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
 
         attached = attach(dict(config.volumes), config.folder, config.cwd if config.links_volumes else None)
         agent = Agent(replace(config, placed_volumes=tuple(attached.places)), lease, listener, first)
-        _say(f"{listener.getsockname()}\n{json.dumps(agent.accelerators)}")
+        _say(f"{config.socket_path}\n{json.dumps(agent.accelerators)}")
     except BrokenPipeError:  # the parent is gone, so nobody waits for this agent
         return 1
     except (OSError, SkywardError) as error:
@@ -134,7 +133,7 @@ def _raise_file_limit(slots: int) -> None:
 def listen_at(path: str) -> socket.socket:
     """Listen on a socket that has its name only when somebody listens: others remove one where nobody does."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made = f"{path}.new"
+    made = os.path.join(os.path.dirname(path), "new")  # no longer than its name: paths of sockets are short
     old_mask = os.umask(0o177)
     try:
         listener.bind(made)

@@ -296,13 +296,15 @@ class NodeTasks:
         if frame.lane:
             self.send(FrameKind.FETCHED, frame.ident, digest, lane=int(blob is None or blob.fd < 0))
             return
+        if blob is None or blob.fd < 0:
+            self.forward(Frame(FrameKind.FETCHED, 0, 1, frame.ident, digest))
+            return
         fd = -1
-        if blob is not None and self.client is not None:
-            with contextlib.suppress(OSError):  # no free descriptor: the client looks elsewhere
-                fd = os.dup(blob.fd)
-                self.forward(Frame(FrameKind.BLOB, HAS_FD, 0, frame.ident, blob_body(digest, blob.size), fd))
-        is_missing = fd < 0 or self.spool.failure_of(frame.ident) is not None
-        self.forward(Frame(FrameKind.FETCHED, 0, int(is_missing), frame.ident, digest))
+        with contextlib.suppress(OSError):  # no free descriptor: the client looks elsewhere, and keeps the value
+            fd = os.dup(blob.fd)
+            self.forward(Frame(FrameKind.BLOB, HAS_FD, 0, frame.ident, blob_body(digest, blob.size), fd))
+        is_stuck = fd < 0 or self.spool.failure_of(frame.ident) is not None
+        self.forward(Frame(FrameKind.FETCHED, 0, 2 * is_stuck, frame.ident, digest))
 
     def forward(self, frame: Frame) -> None:
         client = self.client
