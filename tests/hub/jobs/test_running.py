@@ -88,7 +88,7 @@ def test_job_beyond_its_time_or_beyond_all_machines_says_so(tmp_path: Path) -> N
         late.result(100)
     assert (caught.value.state, caught.value.job) == ("timed_out", late.id)
     huge = hub.submit(add(1, 1), accelerator="H100")
-    until(lambda: huge.why_waiting == "waits for 1 node with H100: no machines of this hub can run it", 90)
+    until(lambda: huge.why_waiting == "waits for 1 H100: no machines of this hub can run it", 90)
     assert huge.cancel()
     assert huge.status == "cancelled"
 
