@@ -83,12 +83,10 @@ COMMANDS: dict[str, ModuleType] = {
 DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value back.
 This command manages your pools and machines. You start the work itself from Python:
-
     import skyward as sky
     @sky.compute
     def hello(name):
         return f"hello {name}"
-
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         print(hello("world") >> pool)
 """
