@@ -53,6 +53,12 @@ class JobAttemptInfo:
         error: Why, in words.
         cost_usd: Cost of its machines.
         output_bytes: Bytes of output.
+
+    Example:
+        from skyward import hub
+
+        for attempt in hub.job(job_id).attempts:
+            print(attempt.number, attempt.machines, attempt.end or "runs", attempt.error)
     """
 
     number: int
@@ -379,7 +385,20 @@ def map(function: Callable[..., T], items: Iterable[Any], **options: Any) -> lis
 
 
 def job(job_id: str, *, project: str | None = None) -> Job[Any]:
-    """Return a job by its id. Raises HubError if the project has none."""
+    """Return a job by its id, in any process, as long as the hub keeps it.
+
+    Args:
+        job_id: Id of the job.
+        project: Project of the hub. None: the token's.
+
+    Raises:
+        HubError: The project has no such job, or the hub does not answer.
+
+    Example:
+        from skyward import hub
+
+        print(hub.job(job_id).result())
+    """
     address = _address(project)
     return Job(address, job_row(job_id, project=project))
 
@@ -391,6 +410,15 @@ def jobs(status: str | Sequence[str] | None = None, *, project: str | None = Non
         status: State, or states, that they have; see `Job.status`. None: any.
         project: Project of the hub. None: the token's.
         limit: Greatest number.
+
+    Raises:
+        HubError: The hub does not answer, or knows no such state.
+
+    Example:
+        from skyward import hub
+
+        for job in hub.jobs("queued"):
+            print(job, job.why_waiting)
     """
     address = _address(project)
     wanted = [status] if isinstance(status, str) else list(status or ())
