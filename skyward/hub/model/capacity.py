@@ -23,7 +23,8 @@ class MachineSetSpec:
             never part of it; launchers have them.
         kind: "fixed": machines that are there. "elastic": rented for a job. "external": behind a queue of their own.
         nodes: Most nodes at once.
-        devices: Devices of a node; 1 for a node without accelerators, which is then given as a whole.
+        devices: Devices of a node; 1 for a node without accelerators, which is then given as a whole. Jobs share the
+            devices of a node only if they are NVIDIA's; declare 1 for those of others.
         accelerator: Type of the devices; empty if it has none.
         vcpus: Virtual CPUs of a node.
         memory_gib: Memory of a node.
@@ -47,6 +48,11 @@ class MachineSetSpec:
     usd_per_hour: float = 0.0
     max_usd_per_hour: float | None = None
     projects: Sequence[str] | None = None
+
+    @property
+    def has_numbers(self) -> bool:
+        """True if jobs get devices by their numbers. Rented machines are one job's alone."""
+        return self.kind == "fixed" and (self.devices > 1 or bool(self.accelerator))
 
     @property
     def lease_s(self) -> float:

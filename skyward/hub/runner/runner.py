@@ -16,7 +16,7 @@ import sys
 import tarfile
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +50,7 @@ OUTPUT_LIMIT = 256 << 20
 LAST_WORD_S = 7 * 86_400.0
 """Seconds for which the end of an attempt waits for a hub that is away. Its machines are gone by then."""
 LAUNCH = "launch.json"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _log = logging.getLogger(__name__)
 
@@ -145,13 +146,16 @@ class JobRunner:
         if machines["kind"] == "fixed" and "hosts" in description:
             description["hosts"] = [description["hosts"][number] for number in nodes]
         options = dict(self._spec["pool"])
+        image = dict(self._spec["image"])
+        if numbers := self._launch["devices"]:
+            restrict(machines, nodes, numbers, image)
         if machines["kind"] != "fixed":
             asked = {name: self._spec[name] or None for name in ("accelerator", "vcpus", "memory_gib")}
             options |= {name: value for name, value in asked.items() if value is not None}
         return ComputePool(
             provider_of(description),
             nodes=len(nodes),
-            image=Image(**self._spec["image"]) if self._spec["image"] else None,
+            image=Image(**image) if image else None,
             budget_usd=self._spec["budget_usd"],
             logs=self._write_line,
             console=False,
@@ -256,6 +260,30 @@ class JobRunner:
     def abort(self) -> None:
         """End the call, because this machine shuts down: the job goes back to its queue."""
         self._orders.put(("abort", 0.0))
+
+
+def restrict(machines: Mapping[str, Any], nodes: Sequence[int], numbers: Sequence[int], image: dict[str, Any]) -> None:
+    """Let the nodes of a pool see only the devices that the hub has given to this attempt.
+
+    Nodes on this machine divide the GPUs that this process sees, so theirs are counted through. Other nodes get the
+    variable by their image, unless they are used whole.
+    """
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # nvidia-smi and the hub count by bus
+    if machines["provider"]["type"] == "local":
+        env = {name: value for name, value in image.get("env", {}).items() if name != VISIBLE}
+        here = [node * machines["devices"] + number for node in nodes for number in numbers]
+        given = os.environ.get(VISIBLE)
+        if given is not None:  # the launcher has only a part of the machine's itself
+            names = [name.strip() for name in given.split(",")]
+            os.environ[VISIBLE] = ",".join(names[index] for index in here if index < len(names))
+        else:
+            os.environ |= {VISIBLE: ",".join(map(str, here)), **order}
+    elif len(numbers) < machines["devices"]:
+        env = {**image.get("env", {}), VISIBLE: ",".join(map(str, numbers)), **order}
+    else:
+        return
+    if env or "env" in image:
+        image["env"] = env
 
 
 def _pending(spec: Mapping[str, Any], launch: ProcessLaunch, call: bytes) -> PendingCompute[bytes]:

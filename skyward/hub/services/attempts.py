@@ -43,6 +43,7 @@ class Launch:
     Attributes:
         token: Its token; empty on a hub without authentication.
         nodes: Numbers of its nodes within the set.
+        devices: Numbers of its devices on each of its nodes; empty for all.
     """
 
     job: str
@@ -53,6 +54,7 @@ class Launch:
     spec: JobSpec
     machines: MachineSetSpec
     nodes: Sequence[int]
+    devices: Sequence[int] = ()
     grace_s: float
 
 
@@ -248,6 +250,7 @@ class Attempts(Service):
             spec=job.decoded_spec(),
             machines=machines,
             nodes=attempt.node_numbers,
+            devices=attempt.device_numbers,
             grace_s=self._grace_s,
         )
 

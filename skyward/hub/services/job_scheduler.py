@@ -32,6 +32,7 @@ from ..store.jobs import JobRow
 from ..store.leases import NotHeld
 from ..store.schema import ORGANIZATION
 from ..store.transaction import ReadSnapshot, Transaction
+from .device_numbers import assign_devices
 from .job_life import enter, finish_attempt, lose_runner, shape_of, stop_attempt
 
 if TYPE_CHECKING:
@@ -130,11 +131,20 @@ def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> None:
     grace_ms = int(policy.grace_s * 1000)
     for end in decisions.ends:
         _end(tx, *by_id[end.job], end, grace_ms)
+    held = [attempt for _, attempt in active]
+    specs = {record.spec.name: record.spec for record in sets}
     for placement in decisions.placements:
+        job, victims = queued[placement.job], [by_id[victim][1] for victim in placement.victims]
+        machines = specs[placement.machines]
+        each = shape_of(job.decoded_spec()).devices or machines.devices
+        nodes = assign_devices(machines, placement.nodes, each, held, {victim.pk for victim in victims})
+        if nodes is None:  # only gangs on parts of nodes, whose neighbours have different numbers
+            why = f"waits for devices with the same numbers on each of its nodes: {each}"
+            jobs.set_reasons(tx, [(why, False, job.pk)])
+            continue
         for victim in placement.victims:
-            reason = f"makes way for job {placement.job}"
-            stop_attempt(tx, *by_id[victim], reason, grace_ms=grace_ms)
-        _place(tx, queued[placement.job], placement, [by_id[victim][1] for victim in placement.victims])
+            stop_attempt(tx, *by_id[victim], f"makes way for job {job.id}", grace_ms=grace_ms)
+        held.append(_place(tx, job, placement, nodes, victims))
     _write_reasons(tx, decisions, {**queued, **{job.id: job for job, _ in active}})
 
 
@@ -270,23 +280,24 @@ def _end(tx: Transaction, job: JobRow, attempt: AttemptRow, end: End, grace_ms: 
     stop_attempt(tx, job, attempt, reason, grace_ms=grace_ms)
 
 
-def _place(tx: Transaction, job: JobRow, placement: JobPlacement, victims: Sequence[AttemptRow]) -> None:
+def _place(
+    tx: Transaction, job: JobRow, placement: JobPlacement, nodes: str, victims: Sequence[AttemptRow]
+) -> AttemptRow:
     job.attempts += 1
     job.has_turn = False
-    attempts.add_attempt(
-        tx,
-        AttemptRow(
-            job=job.pk,
-            number=job.attempts,
-            machines=placement.machines,
-            nodes=json.dumps(placement.nodes),
-            waits_for=json.dumps([victim.pk for victim in victims]),
-            on_loan=placement.on_loan,
-            reserved_at=tx.now,
-        ),
+    attempt = AttemptRow(
+        job=job.pk,
+        number=job.attempts,
+        machines=placement.machines,
+        nodes=nodes,
+        waits_for=json.dumps([victim.pk for victim in victims]),
+        on_loan=placement.on_loan,
+        reserved_at=tx.now,
     )
+    attempts.add_attempt(tx, attempt)
     enter(tx, job, JobState.RESERVED)
     jobs.update_job(tx, job)
+    return attempt
 
 
 def _write_reasons(tx: Transaction, decisions: Decisions, known: Mapping[str, JobRow]) -> None:

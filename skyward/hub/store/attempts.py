@@ -44,7 +44,13 @@ class AttemptRow:
 
     @property
     def node_numbers(self) -> tuple[int, ...]:
-        return tuple(json.loads(self.nodes))
+        return tuple(int(node) for node in json.loads(self.nodes))
+
+    @property
+    def device_numbers(self) -> tuple[int, ...]:
+        """Numbers of its devices, the same on each of its nodes; empty where it has whole nodes without any."""
+        nodes: list[int] | dict[str, list[int]] = json.loads(self.nodes)
+        return tuple(next(iter(nodes.values()))) if isinstance(nodes, dict) else ()
 
     @property
     def obstacles(self) -> tuple[int, ...]:

@@ -98,3 +98,13 @@ def train(folder: str, steps: int, marker: str, pause_s: float) -> tuple[int, li
     trainer.train(resume_from_checkpoint="auto")
     weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
     return trainer.state.global_step, weights.tolist()
+
+
+@sky.compute
+def devices(file: str) -> str:
+    """Return the variable by which this process sees GPUs, once `file` is there."""
+    deadline = time.monotonic() + 60
+    while not Path(file).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return os.environ["CUDA_VISIBLE_DEVICES"]

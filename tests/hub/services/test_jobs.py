@@ -358,3 +358,42 @@ def test_rights_and_wrong_jobs_are_refused_in_words(world: World) -> None:
         world.do(world.hub.jobs.submit(ADA, NewJob(name="a", spec=SPEC, blobs={"call": "0" * 64})))
     with pytest.raises(Refusal, match="is not over; cancel it first"):
         world.do(world.hub.jobs.delete(ADMIN, job))
+
+
+def test_jobs_on_one_node_get_different_devices_and_a_gang_gets_the_same_on_all_of_its_nodes(world: World) -> None:
+    shared = replace(LOCAL, nodes=2, devices=4, accelerator="H100")
+    world.do(world.hub.capacity.declare(OWNER, shared))
+    small = [world.submit(devices=1) for _ in range(3)]
+    world.pass_s(1)
+    devices = {launch.job: (tuple(launch.nodes), tuple(launch.devices)) for launch in world.poll().start}
+    assert [devices[job] for job in small] == [((0,), (0,)), ((0,), (1,)), ((0,), (2,))]
+    world.end(small[1], AttemptEnd.COMPLETED)
+    gang = world.submit(devices=2, nodes=2)
+    world.pass_s(1)
+    (launch,) = world.poll().start
+    assert (launch.job, tuple(launch.nodes), tuple(launch.devices)) == (gang, (0, 1), (1, 3))
+    pair = world.submit(devices=2)
+    world.pass_s(1)
+    (launch,) = world.poll().start
+    assert (launch.job, tuple(launch.nodes), tuple(launch.devices)) == (pair, (1,), (0, 2))
+    world.end(small[0], AttemptEnd.COMPLETED)
+    world.end(gang, AttemptEnd.COMPLETED)
+    world.submit(devices=2, nodes=2)  # 0, 1 and 3 are free on node 0, and 1 and 3 on node 1
+    world.pass_s(1)
+    assert tuple(world.poll().start[0].devices) == (1, 3)
+
+
+def test_gang_waits_while_its_nodes_have_no_free_numbers_in_common(world: World) -> None:
+    world.do(world.hub.capacity.declare(OWNER, replace(LOCAL, nodes=2, devices=2, accelerator="H100")))
+    first, second, third = (world.submit(devices=1) for _ in range(3))
+    world.pass_s(1)
+    world.poll()
+    world.end(first, AttemptEnd.COMPLETED)  # node 0 has number 0 left, and node 1 number 1
+    gang = world.submit(devices=1, nodes=2)
+    world.pass_s(1)
+    assert world.state(gang) == "queued"
+    assert world.job(gang).why == "waits for devices with the same numbers on each of its nodes: 1"
+    world.end(third, AttemptEnd.COMPLETED)
+    world.pass_s(1)
+    assert [tuple(launch.devices) for launch in world.poll().start] == [(0,)]
+    assert world.state(second) == "starting"

@@ -90,6 +90,7 @@ def _launch(launch: Launch) -> job_wire.LaunchOut:
         spec=job_wire.JobSpecWire(**asdict(launch.spec)),
         machines=job_wire.MachineSetWire(**asdict(launch.machines)),
         nodes=list(launch.nodes),
+        devices=list(launch.devices),
         grace_s=launch.grace_s,
     )
 

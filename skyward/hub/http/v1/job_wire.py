@@ -190,6 +190,7 @@ class LaunchOut(Struct):
     spec: JobSpecWire
     machines: MachineSetWire
     nodes: list[int]
+    devices: list[int]
     grace_s: float
 
 

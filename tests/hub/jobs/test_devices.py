@@ -1,0 +1,50 @@
+"""Jobs that share the GPUs of this machine, which a stand-in of the driver's program lists."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward import hub
+from skyward.hub.runner.runner import restrict
+from tests.hub.jobs.calls import devices
+from tests.hub.jobs.hub_process import HubProcess
+from tests.stand_in_gpus import GPUS, install_smi
+from tests.waiting import until
+
+
+def test_two_jobs_on_one_node_and_a_gang_see_different_devices(
+    hub_process: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", install_smi(tmp_path, GPUS))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    hub_process.kill()
+    hub_process.start()
+    machines = {"name": "gpus", "provider": {"type": "local"}, "nodes": 2, "devices": 4, "accelerator": "H100"}
+    with hub_process.client() as client:
+        assert client.post("/v1/capacity", json=machines).status_code == 201
+    file = tmp_path / "go"
+    pair = [hub.submit(devices(str(file)), accelerator="H100") for _ in range(2)]
+    gang = hub.submit(devices(str(file)), accelerator=sky.accelerators.H100(count=2), nodes=2, on="all")
+    until(lambda: [job.status for job in (*pair, gang)] == ["running"] * 3, 90)
+    file.touch()
+    assert [job.result(60) for job in pair] == ["0", "1"]
+    assert gang.result(60) == ["2,3", "6,7"]
+    hub_process.until_clean()
+
+
+def test_other_machines_get_the_variable_by_their_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    image = {"env": {"A": "1", "CUDA_VISIBLE_DEVICES": "0"}}
+    restrict({"provider": {"type": "ssh"}, "devices": 4}, [1], [0, 2], image)
+    chosen = {"CUDA_VISIBLE_DEVICES": "0,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert image == {"env": {"A": "1", **chosen}}
+    whole: dict[str, object] = {}
+    restrict({"provider": {"type": "ssh"}, "devices": 2}, [0], [0, 1], whole)
+    assert whole == {}
+    restrict({"provider": {"type": "local"}, "devices": 2}, [1], [0, 1], image)
+    assert image["env"] == {"A": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
