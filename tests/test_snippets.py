@@ -42,6 +42,16 @@ import torch
 from skyward.training import Trainer, TrainingArguments
 trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments("out"), train_dataset=[])
 """,
+    "hub_jobs": """
+import atexit, json, subprocess, sys, tempfile
+from skyward import hub
+folder = tempfile.TemporaryDirectory()
+command = [sys.executable, "-m", "skyward", "hub", "up", "--data", folder.name, "--port", "0", "--json"]
+server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+atexit.register(lambda: (server.terminate(), server.wait()))
+started = json.loads(server.stdout.readline())
+hub.connect(started["url"], token=started["token"])
+""",
     "hub_sweeps": """
 from pathlib import Path
 from skyward import hub
