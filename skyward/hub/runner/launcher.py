@@ -21,10 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...errors import HubError
+from ...errors import HubError, HubUnreachable
 from ..client.connection import HubConnection, path_of
 from ..client.settings import PROJECT, SPOOL, TOKEN, URL, Address
 from ..store.lock import ProcessLock, make_folder
+from .reporter import HubLink, Stale
 from .runner import LAUNCH
 
 WAIT_S = 5.0
@@ -65,6 +66,8 @@ class Launcher:
         self._address, self._machines = address, list(machines)
         self._children: dict[Key, subprocess.Popen[bytes]] = {}
         self._asked: dict[tuple[str, Key], float] = {}
+        self._sent: set[str] = set()
+        """Folders of ended runners whose output is with the hub."""
         self._is_over = threading.Event()
 
     def run(self) -> None:
@@ -90,12 +93,35 @@ class Launcher:
     def _poll(self, connection: HubConnection) -> Mapping[str, Any]:
         self._reap()
         known = [_key_of(folder) for folder in self._folders()]
-        gone = [_key_of(folder) for folder in self._folders() if not _lives(folder)]
+        ended = [folder for folder in self._folders() if not _lives(folder)]
+        for folder in ended:
+            self._send_rest(folder)
+        gone = [_key_of(folder) for folder in ended]
         # A runner that ends is noticed by the next poll, so it must not be far away while some work.
         wait_s = 1.0 if len(known) > len(gone) else WAIT_S
         body = {"machines": self._machines, "known": known, "gone": gone, "wait_s": wait_s}
         answer: Mapping[str, Any] = connection.json("POST", path_of("v1", "launchers", self._name, "poll"), body)
         return answer
+
+    def _send_rest(self, folder: Path) -> None:
+        """Send the output that a runner wrote before it was killed, while the hub still takes it: once."""
+        output = folder / "output"
+        if folder.name in self._sent or not output.exists():
+            return
+        launch = json.loads((folder / LAUNCH).read_text())
+        address = Address(url=self._address.url, token=launch["token"] or None, project=launch["project"])
+        link = HubLink(address, launch["job"], launch["attempt"])
+        try:
+            start, sent = -1, 0
+            while sent != start:  # the hub's first answer leads behind what it has
+                start, sent = sent, link.send_output(output, sent)
+        except HubUnreachable:
+            raise
+        except (Stale, HubError) as error:  # most often it has ended by its runner's word, with all of its output
+            _log.info("%s: the rest of its output is not sent: %s", folder.name, error)
+        finally:
+            link.close()
+        self._sent.add(folder.name)
 
     def _obey(self, orders: Mapping[str, Any]) -> None:
         for launch in orders["start"]:
@@ -174,6 +200,7 @@ class Launcher:
                 child.unlink()
         if [child.name for child in folder.iterdir()] == [LAUNCH]:
             shutil.rmtree(folder)
+            self._sent.discard(folder.name)
         for old in sorted(self._logs.iterdir(), key=lambda path: path.stat().st_mtime)[:-LOGS]:
             old.unlink(missing_ok=True)
 

@@ -1,0 +1,116 @@
+"""Launchers and runners in processes of their own, killed or stopped while a job runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from skyward import hub
+from skyward.hub.services import job_scheduler
+from skyward.testing.hub import HubServer
+from tests.hub.jobs.calls import runs_of, wait_for
+from tests.hub.jobs.hub_process import is_runner
+from tests.waiting import until
+
+LIMIT_S = 60.0
+
+
+class Launcher:
+    """`skyward hub launcher` in a folder. Leaving the block ends it, and what it has started."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self.attempts = data / "launcher" / "attempts"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "skyward", "hub", "launcher", "--data", str(self._data)]
+        with (self._data.parent / "launcher.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def runner(self, number: int = 1) -> int:
+        """Return the process of an attempt of the only job."""
+        (file,) = self.attempts.glob(f"*-{number}/pid")
+        return int(file.read_text())
+
+    def close(self) -> None:
+        self.kill()
+        for file in self.attempts.glob("*/pid"):
+            with contextlib.suppress(OSError):  # it ends at this moment
+                if is_runner(pid := int(file.read_text())):  # of a test that failed
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
+    with HubServer(tmp_path / "hub") as server:
+        monkeypatch.setenv("SKYWARD_HUB_URL", server.url)
+        monkeypatch.setenv("SKYWARD_HUB_TOKEN", server.token)
+        hub.disconnect()
+        machines = {"name": "here", "provider": {"type": "local"}, "nodes": 1}
+        assert httpx.post(f"{server.url}/v1/capacity", json=machines, headers=server.headers).status_code == 201
+        (tmp_path / "data").mkdir()
+        process = Launcher(tmp_path / "data")
+        process.start()
+        yield process
+        process.close()
+
+
+def test_killed_launcher_costs_a_running_job_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    file = tmp_path / "go"
+    job = hub.submit(wait_for(str(file)))
+    until(lambda: list(job.logs(follow=False)) == ["begins"], LIMIT_S)
+    runner = launcher.runner()
+    launcher.kill()
+    launcher.start()
+    assert is_runner(runner)
+    file.write_text("went on")
+    assert job.result(LIMIT_S) == "went on"
+    assert (len(runs_of(file)), [attempt.end for attempt in job.attempts]) == (1, ["completed"])
+
+
+def test_launcher_sends_the_output_of_a_runner_that_was_killed(launcher: Launcher, tmp_path: Path) -> None:
+    file = tmp_path / "go"
+    job = hub.submit(wait_for(str(file)))
+    until(lambda: list(job.logs(follow=False)) == ["begins"], LIMIT_S)
+    launcher.kill()
+    os.kill(launcher.runner(), signal.SIGKILL)
+    with (launcher.attempts / f"{job.id}-1" / "output").open("a") as output:
+        output.write("last words\n")  # as if written a moment before, and not sent yet
+    launcher.start()
+    file.write_text("again")
+    assert job.result(LIMIT_S) == "again"
+    assert [attempt.end for attempt in job.attempts] == ["lost", "completed"]
+    assert list(job.logs()) == ["begins", "last words", "begins", "ends"]
+
+
+def test_runner_that_stood_still_beyond_its_lease_is_refused_and_the_value_comes_once(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "go"
+    job = hub.submit(wait_for(str(file)), cancel_grace_s=0.2)
+    until(lambda: list(job.logs(follow=False)) == ["begins"], LIMIT_S)
+    stopped = launcher.runner()
+    os.kill(stopped, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(job_scheduler, "FENCE_S", 1.0)  # instead of 20 minutes
+        until(lambda: job.status == "lost", LIMIT_S)
+    until(lambda: len(runs_of(file)) == 2, LIMIT_S)
+    os.kill(stopped, signal.SIGCONT)
+    until(lambda: not is_runner(stopped), LIMIT_S)
+    assert job.status == "running"
+    file.write_text("once")
+    assert job.result(LIMIT_S) == "once"
+    assert [attempt.end for attempt in job.attempts] == ["lost", "completed"]
+    assert list(job.logs()) == ["begins", "begins", "ends"]
