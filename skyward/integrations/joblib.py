@@ -268,6 +268,17 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         ended.put(have_returned)
         have_returned.wait(_LAST_CALLBACKS_S)
 
+    @contextlib.contextmanager
+    def retrieval_context(self) -> Iterator[None]:
+        """Raise the error of an input that failed when all its batches had ended.
+
+        joblib looks for errors only while a batch runs, and would return an empty list.
+        """
+        with super().retrieval_context():
+            yield
+        if getattr(self.parallel, "_aborting", False):
+            self.parallel._raise_error_fast()
+
     def _forget_arrays(self) -> None:
         if self._seen is not None:
             self._seen.clear()

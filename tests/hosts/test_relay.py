@@ -135,7 +135,8 @@ def test_a_missing_target_breaks_the_connection(relay: NewRelay) -> None:
 
 
 def test_a_relay_ends_with_the_process_that_made_it(echo: int) -> None:
-    code = f"from tests.relay import Relay\nr = Relay(('127.0.0.1', {echo}))\nprint(r.port)\nimport os; os._exit(0)"
+    code = f"from tests.relay import Relay\nr = Relay(('127.0.0.1', {echo}))\nprint(r.port, flush=True)\n"
+    code += "import os; os._exit(0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 
     def is_gone() -> bool:

@@ -166,6 +166,30 @@ def test_pre_dispatch_changes_no_value(on_pool: sky.ComputePool, pre_dispatch: s
     assert Parallel(pre_dispatch=pre_dispatch)(delayed(square)(i) for i in range(40)) == [i * i for i in range(40)]
 
 
+class AfterTheBatches(int):
+    """Batch size whose use waits until all batches so far have ended."""
+
+    parallel: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        if hasattr(self.parallel, "n_dispatched_tasks"):  # its call has begun
+            until(lambda: self.parallel.n_completed_tasks == self.parallel.n_dispatched_tasks)
+        return super().__eq__(other)
+
+    __hash__ = int.__hash__
+
+
+def test_an_input_that_fails_when_all_its_calls_have_ended_raises(on_pool: sky.ComputePool) -> None:
+    def calls() -> Iterator[Any]:
+        yield from (delayed(square)(i) for i in range(4))
+        raise LookupError("no more")
+
+    size = AfterTheBatches(1)
+    size.parallel = Parallel(n_jobs=2, batch_size=size, pre_dispatch="all")
+    with pytest.raises(LookupError, match="no more"):
+        size.parallel(calls())
+
+
 def test_input_is_read_as_calls_end(on_pool: sky.ComputePool, tmp_path: Path) -> None:
     read = []
 

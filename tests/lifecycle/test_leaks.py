@@ -20,6 +20,7 @@ from skyward.events import Emit
 from skyward.node.agent.main import listen_at
 from skyward.providers.local import collect_garbage
 from skyward.values.machine import Machine, Offer, PoolSpec
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
@@ -68,6 +69,7 @@ class LosesItsSecondNode(sky.Local):
         machines = super().launch(spec, offers, pool, nodes, emit)
         os.kill(machines[1].pid, signal.SIGKILL)
         machines[1].handle.wait()
+        until(lambda: not os.path.exists(machines[1].socket_path))  # its agent ends a moment later
         return machines
 
 

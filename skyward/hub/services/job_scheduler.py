@@ -82,8 +82,11 @@ class JobScheduler:
         self._leads_since: int | None = None
 
     async def run(self) -> None:
-        """Decide whenever a job has changed, and each second, until cancelled."""
-        while True:
+        """Decide whenever a job has changed, and each second, until the hub stops.
+
+        A closed bell waits for nothing, so without this look the loop of a server that does not lead would never yield.
+        """
+        while not self._bell.is_closed:
             seen = self._bell.count
             try:
                 await self.step()

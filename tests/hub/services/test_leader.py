@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from skyward.hub.model.refusal import Refusal
+from skyward.hub.services.hub import Hub
 from skyward.hub.services.leader import HubLeader
 from skyward.hub.store import journal, writer
 from skyward.hub.store.database import Database
@@ -47,6 +48,22 @@ def test_one_leads_until_its_lease_ends_and_then_another_one(database: Database)
     assert marks(database) == 2
     asyncio.run(second.resign())
     assert (leads(first), leads(second)) == (True, False)
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_does_not_lead_stops(postgres: PostgresServer, postgres_template: str) -> None:
+    url = postgres.new_database(postgres_template)
+
+    async def run() -> None:
+        first, second = Hub(Database(url), None), Hub(Database(url), None)
+        await first.start()
+        await second.start()
+        assert (first.leader.is_leading, second.leader.is_leading) == (True, False)
+        await second.close()
+        await first.close()
+
+    asyncio.run(run())
+    postgres.drop_database(url)
 
 
 def test_a_server_that_stands_still_in_a_transaction_delays_the_others_for_a_while_only(
