@@ -54,6 +54,8 @@ def test_answers_are_as_described(
         if is_about_things and operation.method != "delete":
             names = {name: things.in_path(before, name) for before, name in NAME.findall(operation.path)}
             case.path_parameters = {**(case.path_parameters or {}), **names}
+        if isinstance(case.body, dict) and "wait_s" in case.body:
+            case.body["wait_s"] = 0  # answers are meant, not waits for them
         case.call_and_validate(base_url=server.url, headers=server.headers, excluded_checks=EXCEPT)
 
     check()
