@@ -6,6 +6,7 @@ nodes, as for any pool.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -49,6 +50,7 @@ OUTPUT_LIMIT = 256 << 20
 """Most bytes of output of an attempt. The rest is dropped, with a line that says so."""
 LAST_WORD_S = 7 * 86_400.0
 """Seconds for which the end of an attempt waits for a hub that is away. Its machines are gone by then."""
+_SLICE_S = 0.25
 LAUNCH = "launch.json"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -176,7 +178,7 @@ class JobRunner:
         ending = threading.Timer(0, bool)  # the end of a grace
         was_stopped = False
         while True:
-            command, grace_s = self._orders.get()
+            command, grace_s = self._next_order()
             if command == "done":
                 ending.cancel()
                 outcome = done.get()
@@ -201,6 +203,12 @@ class JobRunner:
                     raise Stale("the hub has given it up")
                 stopped = AttemptOutcome(end=AttemptEnd.STOPPED, error="was told to end")
                 return outcome if outcome.end is AttemptEnd.COMPLETED else stopped
+
+    def _next_order(self) -> tuple[str, float]:
+        """Wait for an order. In slices: a signal may reach another thread, and its handler runs when this one wakes."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._orders.get(timeout=_SLICE_S)
 
     def _control(self, pool: ComputePool, pending: PendingCompute[bytes], command: str, wait_s: float) -> bool:
         """Send a command to the training within the call. Return False if there is none that takes it."""
