@@ -209,7 +209,7 @@ class HubConnection:
         try:
             self._http.request(method, target, body, headers)
         except (BrokenPipeError, ConnectionResetError):
-            if body is None:
+            if body is None or getattr(self._http, "sock", self) is None:  # it was not even connected
                 raise
             # A hub that refuses a large body answers before it has read it.
             return self._http.getresponse()
