@@ -131,11 +131,8 @@ class NodeEntry:
 
     def is_withheld(self, turn: Turn) -> bool:
         """Return whether an older waiting entry keeps the node from an entry with that turn."""
-        if self.wanted_by and min(self.wanted_by.values()) < turn:
-            return True
-        if self.chosen_by and min(self.chosen_by.values()) < turn:
-            return True
-        return any(group.closing and group.is_closed_to(turn) for group in self.groups)
+        is_wanted = bool(self.wanted_by) and min(self.wanted_by.values()) < turn
+        return is_wanted or self.is_chosen_before(turn) or any(g.is_closed_to(turn) for g in self.groups)
 
     def is_chosen_before(self, turn: Turn) -> bool:
         return bool(self.chosen_by) and min(self.chosen_by.values()) < turn
@@ -200,7 +197,7 @@ class Group:
         need: Resources of each call; None for a slot and its share. Nodes that can never hold them are left out.
     """
 
-    __slots__ = ("_filed", "_free", "_rooms", "_wanted", "closing", "members", "need", "numbers", "stale", "uses")
+    __slots__ = ("_filed", "_free", "_rooms", "_stale", "_wanted", "closing", "members", "need", "numbers", "uses")
 
     def __init__(self, numbers: tuple[int, ...] | None, need: Need | None = None) -> None:
         self.numbers = numbers
@@ -211,8 +208,8 @@ class Group:
         here."""
         self._free = 0
         self.uses = 0
-        self.stale: dict[int, NodeEntry] = {}
-        """Nodes to file again before the next choice, after changes of their room or state."""
+        self._stale: dict[int, NodeEntry] = {}
+        """Nodes to file again before the next choice."""
         self._rooms: dict[Kind, Rooms] = {}
         """Nodes that no waiting gang wants."""
         self._wanted: list[Rooms] = []
@@ -221,7 +218,7 @@ class Group:
 
     def rooms_for(self, turn: Turn) -> Iterable[Rooms]:
         """Return the nodes that an entry with that turn may use: no older gang wants them."""
-        if self.stale:
+        if self._stale:
             self._settle()
         if not self._wanted:
             return self._rooms.values()
@@ -244,18 +241,22 @@ class Group:
     def add(self, node: NodeEntry) -> None:
         self.members[node.id] = node
         node.groups.append(self)
-        self.stale[node.id] = node
+        self._stale[node.id] = node
 
     def discard(self, node: NodeEntry) -> None:
-        self.stale.pop(node.id, None)
+        self._stale.pop(node.id, None)
         self._take_out(node)
         node.groups.remove(self)
         del self.members[node.id]
 
+    def refile(self, node: NodeEntry) -> None:
+        """Have a node put into its new place, after a change of its room or state."""
+        self._stale[node.id] = node
+
     def _settle(self) -> None:
-        for node in self.stale.values():
+        for node in self._stale.values():
             self._file(node)
-        self.stale.clear()
+        self._stale.clear()
 
     def _file(self, node: NodeEntry) -> None:
         """Put a node where it belongs now."""

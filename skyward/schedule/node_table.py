@@ -110,7 +110,7 @@ class NodeTable:
     def refile(self, node: NodeEntry) -> None:
         """Put a node into its new places, after a change of its room or state."""
         for group in node.groups:
-            group.stale[node.id] = node
+            group.refile(node)
 
     def set_round_trip(self, node: NodeEntry, round_trip_ns: float) -> None:
         node.round_trip_ns = rounded(round_trip_ns)
@@ -244,11 +244,8 @@ class NodeTable:
         return best
 
     def has_place(self, node: NodeEntry, group: Group, task: TaskEntry) -> bool:
-        """Return whether a task may go to a node that takes more."""
-        if group.need is not None:
-            if not node.has_room(group.need):
-                return False
-        else:
+        """Return whether a task may go to a node that takes more, and that has room for any numbers that it needs."""
+        if group.need is None:
             room = node.room_for(None) if node.kind[3] else node.room
             if room <= 0 and not (task.in_advance and room > -self.most_ahead(node.kind, in_bulk=task.in_bulk)):
                 return False

@@ -126,7 +126,7 @@ class Stock:
     @property
     def is_booked(self) -> bool:
         """Return whether calls without a number of devices book theirs one by one."""
-        return self.bookings > 0 and (not self.lasting or self._shared_count > 0)
+        return self.bookings > 0 and self._shared_count > 0
 
     @property
     def _shared_count(self) -> int:

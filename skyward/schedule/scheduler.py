@@ -211,13 +211,13 @@ class Scheduler:
         made.prefer, made.in_bulk = prefer, in_bulk
         if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
-        group = self._nodes.group(nodes, need)
-        if need is not None and not group.members:
-            return [Refuse(task, (), self._refusals.why(nodes, need))]
+        if need is not None and (why := self._refusals.why(nodes, need)):
+            return [Refuse(task, (), why)]
         self._tasks[task] = made
         if parent is not None:
             return self._submit_nested(made)
-        if not self._waiting.by_entry:  # the common case: nothing waits, so no order to respect
+        group = self._nodes.group(nodes, need)
+        if not self._waiting:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
             made.turn = _ANY_TURN
             if self._place_task(made, group, actions):
@@ -311,7 +311,7 @@ class Scheduler:
         """
         node = self._nodes.by_id.get(-1 if ended.node is None else ended.node)
         line = self._waiting.only_blocked_line
-        if node is None or line is None or line.key is not self._nodes.open or ended.parent is not None:
+        if node is None or line is None or line.key is not None or ended.parent is not None:
             return None
         first, then = islice(line.entries.values(), 2)
         if (
@@ -376,7 +376,7 @@ class Scheduler:
             if node is not None and node.is_up:
                 node.gang_places = max(0, node.gang_places - places)
                 self._release(node, booking)
-        line = self._waiting.by_entry.get(gang)
+        line = self._waiting.line_of(gang)
         if line is not None:
             self._order.stop_waiting(line.entries[gang])
         return self._place()
@@ -397,7 +397,7 @@ class Scheduler:
 
     def why_waiting(self, call: int) -> str:
         """Return why a task or gang has not begun, in one sentence; "" if it has, or is not known."""
-        line = self._waiting.by_entry.get(call)
+        line = self._waiting.line_of(call)
         if line is not None:
             return why_blocked(line, self._nodes, is_first=line.first.id == call)
         node = self._nodes.by_id.get(self._tasks[call].node or 0) if call in self._tasks else None
@@ -417,7 +417,7 @@ class Scheduler:
     def _place(self) -> list[Action]:
         """Place what can be placed, oldest first, in the lines that an event may have helped."""
         actions: list[Action] = []
-        if not self._order.has_changed and (self._waiting.by_entry or not self._recalls):  # the common case
+        if not self._waiting and not self._recalls:  # the common case
             return actions
         while True:
             if (fill := self._order.next_to_fill()) is not None:
@@ -425,9 +425,9 @@ class Scheduler:
                 self._send(task, line.group, node, actions)
                 self._order.follow(line, task)
                 continue
-            if (ready := self._waiting.take_ready()) is None:
+            if (ready := self._waiting.next_ready()) is None:
                 break
-            line, entry = ready, ready.first
+            line, entry = ready
             if not (isinstance(entry, GangEntry) and entry.nodes is not None):
                 self._order.reserve_before(entry.turn)
             if isinstance(entry, GangEntry):
@@ -438,7 +438,7 @@ class Scheduler:
                 self._order.stop_waiting(entry)
             else:
                 self._order.block(line, entry)
-        if not self._waiting.by_entry:
+        if not self._waiting:
             # Tasks that wait on one node, while slots of another are idle. The answer is `lost(started=False)`.
             for sent in self._recalls.take():
                 assert sent.node is not None

@@ -37,6 +37,10 @@ class TaskEntry:
     need: Need | None = None
     """Resources beyond a slot and its share."""
 
+    @property
+    def line(self) -> Hashable:
+        return self.nodes if self.parent is None and self.need is None else (self.parent is None, self.nodes, self.need)
+
 
 @dataclass(slots=True, eq=False)
 class GangEntry:
@@ -50,6 +54,10 @@ class GangEntry:
     parent: int | None = None
     turn: Turn = (0, 0)
 
+    @property
+    def line(self) -> Hashable:
+        return self.parent is not None, self.nodes, self.some_of, self.need, self.count
+
 
 Entry = TaskEntry | GangEntry
 
@@ -60,8 +68,6 @@ class Line:
 
     key: Hashable
     group: Group
-    first: Entry
-    """The oldest entry. It is looked at far more often than it changes, so it is kept beside `entries`."""
     entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
     is_ready: bool = False
     place: Group | int | None = None
@@ -73,20 +79,21 @@ class Line:
     lacked: int = 0
     """Index of the node that a blocked gang was found to lack."""
 
+    @property
+    def first(self) -> Entry:
+        return next(iter(self.entries.values()))
+
 
 class WaitingLines:
     """All waiting entries, and the lines to try next."""
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, Line] = {}
-        self.by_entry: dict[int, Line] = {}
-        """Lines by the numbers of their entries."""
-        self.by_place: dict[Group | int, dict[Line, None]] = {}
-        """Lines that wait at a group, or at the number of a node."""
+        self._of_entry: dict[int, Line] = {}
+        self._at: dict[Group | int, dict[Line, None]] = {}
         self._watchers: dict[Line, None] = {}
         """Lines that wait at the number of a node."""
-        self.ready: list[tuple[Turn, int, Line]] = []
-        """Heap of the lines to try."""
+        self._ready: list[tuple[Turn, int, Line]] = []
         self._pushed = itertools.count()
         self._first = 0
         self._last = 0
@@ -109,37 +116,37 @@ class WaitingLines:
         self._first -= 1
         entry.turn = (0, self._first)
         line = self._line(entry, group)
-        line.first = line.entries[entry.id] = entry
+        line.entries[entry.id] = entry
         line.entries.move_to_end(entry.id, last=False)
         line.is_ready = False  # it is ready at another turn now
         self.make_ready(line)
 
     def _line(self, entry: Entry, group: Group) -> Line:
-        key = _key(entry, group)
-        line = self._by_key.get(key)
+        line = self._by_key.get(entry.line)
         if line is None:
-            line = self._by_key[key] = Line(key, group, entry)
+            line = self._by_key[entry.line] = Line(entry.line, group)
+            line.entries[entry.id] = entry
             self.make_ready(line)
-        self.by_entry[entry.id] = line
+        self._of_entry[entry.id] = line
         return line
 
     def remove(self, entry: Entry) -> Line:
         """Remove an entry. The line is tried again if that was its first, and is gone with its last."""
-        line = self.by_entry.pop(entry.id)
+        line = self._of_entry.pop(entry.id)
+        was_first = line.first is entry
         del line.entries[entry.id]
         if not line.entries:
             self.wait_at(line, None)
             line.is_ready = False
             del self._by_key[line.key]
-        elif line.first is entry:
-            line.first = next(iter(line.entries.values()))
+        elif was_first:
             self.make_ready(line)
         return line
 
     @property
     def only_blocked_line(self) -> Line | None:
         """Return the line, if there is one only, it is known to be blocked, and several entries wait in it."""
-        if len(self._by_key) != 1 or len(self.by_entry) < 2:
+        if len(self._by_key) != 1 or len(self._of_entry) < 2:
             return None
         (line,) = self._by_key.values()
         return line if not line.is_ready and line.place is line.group and line.blocked is line.first else None
@@ -147,8 +154,12 @@ class WaitingLines:
     def drop_first(self, line: Line) -> None:
         """Remove the first entry of a line of several. The next one is known to be blocked too."""
         number, _ = line.entries.popitem(last=False)
-        del self.by_entry[number]
-        line.first = line.blocked = next(iter(line.entries.values()))
+        del self._of_entry[number]
+        line.blocked = line.first
+
+    def line_of(self, number: int) -> Line | None:
+        """Return the line of the waiting entry with that number, or None."""
+        return self._of_entry.get(number)
 
     # Which to try ---------------------------------------------------------------------------------------------------
 
@@ -156,27 +167,35 @@ class WaitingLines:
         """Have a line tried in its turn."""
         if not line.is_ready:
             line.is_ready = True
-            heapq.heappush(self.ready, (line.first.turn, next(self._pushed), line))
+            heapq.heappush(self._ready, (line.first.turn, next(self._pushed), line))
 
     def wait_at(self, line: Line, place: Group | int | None) -> None:
         """Let a line wait until `wake` is called for that place."""
         if line.place is place:
             return
         if line.place is not None:
-            lines = self.by_place[line.place]
+            lines = self._at[line.place]
             del lines[line]
             if not lines:
-                del self.by_place[line.place]
+                del self._at[line.place]
             self._watchers.pop(line, None)
         line.place = place
         if isinstance(place, int):
             self._watchers[line] = None
         if place is not None:
-            self.by_place.setdefault(place, {})[line] = None
+            self._at.setdefault(place, {})[line] = None
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def at(self, place: Group | int) -> Iterable[Line]:
+        """Return the lines that wait at a group, or at the number of a node."""
+        return self._at.get(place) or ()
 
     def wake(self, place: Group | int) -> None:
         """Have the lines tried that wait at a group, or at the number of a node."""
-        for line in self.by_place.get(place, ()):
+        for line in self.at(place):
             self.make_ready(line)
 
     def wake_watchers(self) -> None:
@@ -188,38 +207,23 @@ class WaitingLines:
         for line in self._by_key.values():
             self.make_ready(line)
 
-    def oldest_ready(self) -> Line | None:
-        """Return the ready line whose first entry is oldest."""
-        while self.ready:
-            turn, _, line = self.ready[0]
-            if line.is_ready and line.first.turn <= turn:
-                return line
-            heapq.heappop(self.ready)
-            if line.is_ready:  # its first entry is gone since
-                heapq.heappush(self.ready, (line.first.turn, next(self._pushed), line))
+    def next_ready(self) -> tuple[Line, Entry] | None:
+        """Take the ready line whose first entry is oldest, and return both."""
+        while self._ready:
+            turn, _, line = heapq.heappop(self._ready)
+            if not line.is_ready:
+                continue
+            first = line.first
+            if first.turn > turn:  # its first entry is gone since
+                heapq.heappush(self._ready, (first.turn, next(self._pushed), line))
+                continue
+            line.is_ready = False
+            return line, first
         return None
 
-    def take_ready(self) -> Line | None:
-        """Return the same line, and let it be ready no longer."""
-        line = self.oldest_ready()
-        if line is not None:
-            heapq.heappop(self.ready)
-            line.is_ready = False
-        return line
-
     def __len__(self) -> int:
-        return len(self.by_entry)
+        return len(self._of_entry)
 
     def __iter__(self) -> Iterator[Entry]:
         """Iterate over a copy of all entries, in no particular order."""
-        return iter([line.entries[number] for number, line in self.by_entry.items()])
-
-
-def _key(entry: Entry, group: Group) -> Hashable:
-    """Return the key of an entry's line. The group stands for the allowed nodes and the need, which take time to hash.
-
-    It lasts as long as its line, whose entries hold it.
-    """
-    if isinstance(entry, TaskEntry):
-        return group if entry.parent is None else (group,)
-    return group, entry.parent is None, entry.nodes is None, entry.count
+        return iter([line.entries[number] for number, line in self._of_entry.items()])

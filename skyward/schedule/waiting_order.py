@@ -15,9 +15,6 @@ from .groups import Group, NodeEntry, Turn
 from .node_table import NodeTable
 from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
 
-_FEW_CHANGED = 4
-"""Most changed nodes that are looked at one by one. After the end of a large gang, lines search instead."""
-
 
 class WaitingOrder:
     """Waiting lines and the nodes that are reserved for their first entries."""
@@ -62,7 +59,8 @@ class WaitingOrder:
         for node in line.wanted:
             del node.chosen_by[task.id]
             node.chosen_by[successor.id] = successor.turn
-            self._changed[node] = None  # for a line whose first entry is older than the successor
+            if node not in self._changed and self._waits_for(node) is not None:
+                self._changed[node] = None  # for a line whose first entry is older than the successor
 
     def block(self, line: Line, entry: Entry) -> None:
         """Reserve nodes for the first entry of a line, and let the line wait until that may have changed."""
@@ -124,7 +122,7 @@ class WaitingOrder:
 
     def _try_again(self, numbers: tuple[int, ...]) -> None:
         for number in numbers:
-            line = self._waiting.by_entry.get(number)
+            line = self._waiting.line_of(number)
             if line is not None:
                 self._unblock(line)
                 self._waiting.make_ready(line)
@@ -137,7 +135,7 @@ class WaitingOrder:
         """
         while self._unreserved and self._unreserved[0][0] < turn:
             _, gang = heapq.heappop(self._unreserved)
-            line = self._waiting.by_entry.get(gang)
+            line = self._waiting.line_of(gang)
             if line is None or line.blocked is None or line.blocked.id != gang:
                 continue
             for node in line.wanted:
@@ -172,48 +170,26 @@ class WaitingOrder:
 
     def wake(self, node: NodeEntry) -> None:
         """Have the lines tried that may use a node."""
-        if self._waiting.by_entry:
+        if self._waiting:
             self._changed[node] = None
 
-    @property
-    def has_changed(self) -> bool:
-        """Return whether a line may be placed that could not before."""
-        return bool(self._changed or self._waiting.ready)
-
     def next_to_fill(self) -> tuple[Line, TaskEntry, NodeEntry] | None:
-        """Return the oldest task for a node that has changed, with its line.
+        """Return the oldest task for the one node that has changed, with its line.
 
-        Its line is blocked elsewhere, so no search is needed. Returns None if there is none, or if a ready line comes
-        first, which does search.
+        All lines are blocked elsewhere, so no search is needed. Returns None if there is none, or if more has changed:
+        then the lines that may use those nodes are made ready, and each of them searches.
         """
         if not self._changed:
             return None
-        if len(self._changed) > _FEW_CHANGED:
-            self._try_all()
-            return None
-        best: tuple[Line, NodeEntry] | None = None
-        for node in tuple(self._changed):
+        if len(self._changed) == 1 and not self._waiting.has_ready:
+            (node,) = self._changed
             line = self._waits_for(node)
             if line is None:
-                del self._changed[node]
-            elif best is None or _is_better(line, node, *best):
-                best = line, node
-        if best is None:
-            return None
-        line, node = best
-        entry = line.first
-        if (ready := self._waiting.oldest_ready()) is not None and ready.first.turn <= entry.turn:
-            return None
-        if isinstance(entry, TaskEntry):
-            return line, entry, node
-        if entry.nodes is None:
-            self._try_all()
-        else:  # it starts, or turns out to lack another node and waits there
-            self._waiting.make_ready(line)
-        return None
-
-    def _try_all(self) -> None:
-        """Have all lines search that may use the nodes that have changed."""
+                self._changed.clear()
+                return None
+            task = line.first
+            if isinstance(task, TaskEntry):
+                return line, task, node
         for node in self._changed:
             self._waiting.wake(node.id)
             for group in node.groups:
@@ -221,44 +197,26 @@ class WaitingOrder:
                 if group.need is None or node.has_room(group.need):
                     self._waiting.wake(group)
         self._changed.clear()
+        return None
 
     def _waits_for(self, node: NodeEntry) -> Line | None:
-        """Return the oldest blocked line that may use a node now; a line of gangs of any nodes goes before all others.
-
-        This runs several times for each call, so the order of the checks matters: those that most lines fail are first.
-        """
+        """Return the oldest blocked line that may use a node now; any line of gangs goes before lines of tasks."""
         if not node.takes_more:
             return None
         best: Line | None = None
-        waiting = self._waiting.by_place
-        for line in waiting.get(node.id, ()):
+        for line in self._waiting.at(node.id):
             entry = line.first
-            is_older = best is None or entry.turn < best.first.turn
-            if is_older and node.room_for(entry.need) > 0 and not node.is_withheld(entry.turn):
-                best = line
+            if node.room_for(entry.need) > 0 and not node.is_withheld(entry.turn):
+                return line
         is_full = node.room <= 0
         for group in node.groups:
-            need = group.need
-            if is_full and need is not None and need[0]:
+            # Most groups need no look at their lines. This runs for each call, so the order of these checks matters.
+            if group.need is not None and ((is_full and group.need[0]) or not node.has_room(group.need)):
                 continue
-            for line in waiting.get(group, ()):
+            for line in self._waiting.at(group):
                 entry = line.first
                 if isinstance(entry, GangEntry):
-                    if need is not None and node.has_room(need):
-                        return line
-                elif (best is None or entry.turn < best.first.turn) and self._nodes.has_place(node, group, entry):
+                    return line
+                if (best is None or entry.turn < best.first.turn) and self._nodes.has_place(node, group, entry):
                     best = line
         return best
-
-
-def _is_better(line: Line, node: NodeEntry, other: Line, other_node: NodeEntry) -> bool:
-    """Return whether a line and a node for it go before another pair: the older line, then the node with more room."""
-    if line is other:
-        return node.room_for(line.group.need) > other_node.room_for(line.group.need)
-    if _is_gang_of_any(line) or _is_gang_of_any(other):
-        return not _is_gang_of_any(other)
-    return line.first.turn < other.first.turn
-
-
-def _is_gang_of_any(line: Line) -> bool:
-    return isinstance(line.first, GangEntry) and line.first.nodes is None
