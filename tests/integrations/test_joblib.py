@@ -474,8 +474,8 @@ def test_an_error_of_the_input_is_raised(on_pool: sky.ComputePool) -> None:
 
 @pytest.mark.parametrize("at", [0, 30])
 def test_an_argument_that_cannot_travel_is_an_error_and_no_hang(on_pool: sky.ComputePool, at: int) -> None:
-    with pytest.raises(ArgumentNotPicklable, match="type"):
-        Parallel(batch_size=1)(delayed(type)(threading.Lock() if i == at else i) for i in range(40))
+    with pytest.raises(ArgumentNotPicklable, match="repr"):
+        Parallel(batch_size=1)(delayed(repr)(threading.Lock() if i == at else i) for i in range(40))
 
 
 def test_a_value_that_cannot_travel_is_an_error(on_pool: sky.ComputePool) -> None:
