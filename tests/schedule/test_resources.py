@@ -402,3 +402,27 @@ def test_nodes_that_fall_free_together_go_to_the_oldest_calls() -> None:
     assert scheduler.finished(3) == [], "the gang has its turn before the newest call"
     assert scheduler.finished(2) == [StartGang(4, (0, 1), ((0,), (0,)))]
     assert scheduler.gang_finished(4) == [Send(5, 0, (0,))]
+
+
+def test_a_gang_that_no_longer_fits_is_refused_behind_another_for_the_same_nodes() -> None:
+    """The state machine found it in 40 steps: both gangs shared a line, and only its first was checked."""
+    scheduler = Scheduler()
+    scheduler.node_up(0, 1, Supply(cpus=4, memory_gib=8))
+    scheduler.submit(1)
+    assert scheduler.submit_gang(2, nodes=(0,), places=1) == []
+    assert scheduler.submit_gang(3, nodes=(0,), places=1, need=Need(cpus=3 * UNIT)) == []
+    scheduler.node_lost(0, will_return=True)
+    refused, started = scheduler.node_up(0, 1, Supply(cpus=2, memory_gib=4))
+    assert isinstance(refused, Refuse)
+    assert refused.call == 3
+    assert started == StartGang(2, (0,))
+    assert scheduler.submit(4) == []
+    assert scheduler.gang_finished(2) == [Send(4, 0)], "the node is not kept for the other gang"
+
+
+def test_a_gang_does_not_wait_behind_one_that_needs_more_of_the_same_nodes() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 2, Supply(cpus=2, memory_gib=4, devices=("L4",) * 2))
+    scheduler.submit_actor(1, nodes=None, need=Need(devices=UNIT))
+    assert scheduler.submit_gang(2, nodes=(0,), places=1, need=Need(devices=2 * UNIT)) == []
+    assert scheduler.submit_gang(3, nodes=(0,), places=1, need=Need(devices=UNIT)) == [StartGang(3, (0,), ((1,),))]
