@@ -36,6 +36,8 @@ PARTS: dict[str, Groups] = {
     "promises": {
         "pools": promises.POOLS,
         "engine": promises.ENGINE,
+        "commands": promises.COMMANDS,
+        "kept": promises.KEPT,
         "frameworks": promises.FRAMEWORKS,
         "hub": promises.HUB,
     },

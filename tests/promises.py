@@ -15,14 +15,36 @@ POOLS = (
     "tests/test_public.py",
     "tests/test_typing.py",
 )
-ENGINE = (
+# What stays on the nodes between calls. These are as long as the other tests of tests/pool.
+KEPT = tuple(
+    f"tests/pool/test_{name}.py"
+    for name in (
+        "actors",
+        "actors_in_tasks",
+        "arrays",
+        "files",
+        "graphs",
+        "kept_faults",
+        "lent_values",
+        "mounted_volumes",
+        "pull",
+        "refs",
+        "store_volumes",
+        "task_values",
+        "volume_faults",
+        "volumes",
+    )
+)
+COMMANDS = (
     "tests/cli",
     "tests/console",
+    "tests/lifecycle/test_client_dies.py",
+)
+ENGINE = (
     "tests/core",
     "tests/errors",
     "tests/events",
     "tests/engine",
-    "tests/lifecycle/test_client_dies.py",
     "tests/node",
     "tests/state",
     "tests/test_architecture.py",
@@ -60,5 +82,5 @@ def is_promise(item: pytest.Item) -> bool:
         return False
     if "[postgresql" in item.nodeid:  # not on every machine
         return False
-    paths = (*POOLS, *ENGINE, *FRAMEWORKS, *HUB)
+    paths = (*POOLS, *KEPT, *COMMANDS, *ENGINE, *FRAMEWORKS, *HUB)
     return any(item.nodeid.startswith((f"{path}/", f"{path}::")) for path in paths)

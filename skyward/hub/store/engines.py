@@ -75,15 +75,22 @@ def open_engine(address: URL, *, connections: int, writes: bool) -> Engine:
     """
     if address.get_backend_name() == "sqlite":
         return _open_sqlite(address, connections, writes)
-    return create_engine(
+    engine = create_engine(
         address,
         poolclass=QueuePool,
         pool_size=connections,
         max_overflow=0,
         isolation_level="READ COMMITTED" if writes else "REPEATABLE READ",
         connect_args={"connect_timeout": 5},
-        execution_options={} if writes else {"postgresql_readonly": True},
     )
+    if not writes:
+        # Once for each connection. The engine's option `postgresql_readonly` sets and resets it for each use, which
+        # psycopg refuses while a transaction is open.
+        @event.listens_for(engine, "connect")
+        def _only_reads(connection: Any, _record: object) -> None:
+            connection.read_only = True
+
+    return engine
 
 
 def _open_sqlite(address: URL, connections: int, writes: bool) -> Engine:
