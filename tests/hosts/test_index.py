@@ -51,12 +51,3 @@ def test_a_wheel_is_added_for_the_session(package_index: PackageIndex, tmp_path:
     package_index.add(wheel)
     with urllib.request.urlopen(f"{package_index.simple}made-here/") as page:
         assert b"Made_here-1.0-py3-none-any.whl" in page.read()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_bare_host_installs_torch(torch_index: PackageIndex, with_uv: Host) -> None:
-    with_uv.run(
-        "uv", "pip", "install", "-q", "--python", "/opt/env", "--index-url", torch_index.simple, "torch", timeout_s=240
-    )
-    assert with_uv.run("/opt/env/bin/python", "-c", "import torch; print(torch.ones(3).sum())").stdout == "tensor(3.)\n"
