@@ -1,4 +1,4 @@
-"""`skyward capacity`: list, declare and drain the machines that jobs of a hub may use."""
+"""`skyward capacity`: the machines that jobs of a hub may use, and how much of them is whose."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import json
 from typing import Any
 
-HELP = "list, declare and drain the machines of a hub's jobs"
+HELP = "list, declare, drain and share the machines of a hub's jobs"
 
 DESCRIPTION = """\
 Machine sets are declared as data; credentials stay with the launchers. SKYWARD_HUB_URL and SKYWARD_HUB_TOKEN name the
-hub. All actions but `list` need an owner's token.
+hub. All actions but `list` and `quotas` need an owner's token.
 """
 
 EPILOG = """\
@@ -19,6 +19,7 @@ examples:
   skyward capacity add here --provider '{"type": "local"}' --nodes 4
   skyward capacity add lab --provider '{"type": "ssh", "hosts": ["a", "b"]}' --nodes 2 --accelerator A100 --devices 8
   skyward capacity drain lab
+  skyward capacity quota research --weight 2 --devices A100=16 --usd-per-month 5000
 
 exit status: 0 success, 1 the hub refuses or does not answer
 from Python: skyward.hub.client.capacity
@@ -49,6 +50,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         own = _add(actions, name, text, f"{name} lab")
         own.add_argument("name", help="name of the set")
         own.set_defaults(run=_change, change=name)
+    quotas = _add(actions, "quotas", "list quotas of jobs and their use", "quotas")
+    quotas.add_argument("--json", action="store_true", help="print JSON")
+    quotas.set_defaults(run=_quotas)
+    _add_quota(_add(actions, "quota", "set what the jobs of a project or user may use", "quota nlp --devices A100=16"))
+
+
+def _add_quota(own: argparse.ArgumentParser) -> None:
+    own.add_argument("name", help="name of the project, or of the user with --user")
+    own.add_argument("--user", action="store_true", help="the name is a user's")
+    own.add_argument("--remove", action="store_true", help="remove the quota")
+    own.add_argument("--weight", type=float, default=1.0, metavar="X", help="part beside other projects (default: 1)")
+    own.add_argument(
+        "--devices", action="append", default=[], type=_devices, metavar="KIND=N", help="devices of its own; repeatable"
+    )
+    own.add_argument("--no-borrow", action="store_true", help="never more than its own devices, even idle ones")
+    own.add_argument("--nodes", type=int, metavar="N", help="most nodes at once")
+    own.add_argument("--jobs", type=int, metavar="N", help="most jobs that run at once")
+    own.add_argument("--usd-per-day", type=float, metavar="USD", help="most that its jobs may cost in a day of UTC")
+    own.add_argument("--usd-per-month", type=float, metavar="USD", help="most that its jobs may cost in a month of UTC")
+    own.set_defaults(run=_set_quota)
+
+
+def _devices(text: str) -> tuple[str, int]:
+    kind, is_given, count = text.rpartition("=")
+    if not (is_given and kind and count.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not KIND=N; write A100=16, or node=4 for nodes without any")
+    return kind, int(count)
 
 
 def _add(
@@ -103,4 +131,47 @@ def _change(arguments: argparse.Namespace) -> int:
         remove(arguments.name)
     else:
         drain(arguments.name, is_draining=arguments.change == "drain")
+    return 0
+
+
+def _quotas(arguments: argparse.Namespace) -> int:
+    from ..hub.client.capacity import quotas
+    from .screen import table
+
+    rows = quotas()
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    header = ["of", "name", "weight", "devices", "nodes", "jobs", "USD today", "USD this month"]
+    print("\n".join(table(header, map(_quota_cells, rows))) if rows else "no quotas: jobs have no limits")
+    return 0
+
+
+def _quota_cells(row: dict[str, Any]) -> list[str]:
+    quota = row["quota"]
+    kinds = sorted({*quota["devices"], *row["devices"]})
+    devices = ", ".join(f"{row['devices'].get(kind, 0)} of {quota['devices'].get(kind, '-')} {kind}" for kind in kinds)
+    counts = [_of(row[name], quota[name]) for name in ("nodes", "jobs")]
+    money = [_of(f"{row[f'{when}_usd']:.2f}", quota[limit]) for when, limit in _MONEY]
+    weight = f"{quota['weight']:g}" if row["holder"] == "project" else "-"
+    return [row["holder"], row["name"], weight, devices or "-", *counts, *money]
+
+
+_MONEY = (("today", "usd_per_day"), ("month", "usd_per_month"))
+
+
+def _of(used: object, most: object) -> str:
+    return str(used) if most is None else f"{used} of {most}"
+
+
+def _set_quota(arguments: argparse.Namespace) -> int:
+    from ..hub.client.capacity import set_quota
+
+    limits: dict[str, Any] = {
+        "weight": arguments.weight,
+        "devices": dict(arguments.devices),
+        "may_borrow": not arguments.no_borrow,
+        **{name: getattr(arguments, name) for name in ("nodes", "jobs", "usd_per_day", "usd_per_month")},
+    }
+    set_quota(arguments.name, is_user=arguments.user, **({} if arguments.remove else limits))
     return 0

@@ -81,3 +81,18 @@ def test_machines_are_declared_drained_and_removed(command: Command) -> None:
     command("capacity", "undrain", "lab")
     command("capacity", "remove", "lab")
     assert "no such machine set" in command("capacity", "drain", "lab", status=1)
+
+
+def test_quotas_are_set_shown_and_removed(command: Command) -> None:
+    assert command("capacity", "quotas") == "no quotas: jobs have no limits\n"
+    command("capacity", "quota", "default", "--weight", "2", "--devices", "A100=16", "--usd-per-month", "5000")
+    (row,) = json.loads(command("capacity", "quotas", "--json"))
+    assert (row["holder"], row["name"], row["jobs"]) == ("project", "default", 0)
+    assert (row["quota"]["weight"], row["quota"]["devices"], row["quota"]["may_borrow"]) == (2.0, {"A100": 16}, True)
+    shown = command("capacity", "quotas").splitlines()[1]
+    assert " ".join(shown.split()) == "project default 2 0 of 16 A100 0 0 0.00 0.00 of 5000.0"
+    assert "user=nobody: not found" in command("capacity", "quota", "nobody", "--user", "--jobs", "1", status=1)
+    with pytest.raises(SystemExit, match="2"):
+        command("capacity", "quota", "default", "--devices", "A100")
+    command("capacity", "quota", "default", "--remove")
+    assert command("capacity", "quotas", "--json") == "[]\n"

@@ -45,3 +45,35 @@ def remove(name: str) -> None:
     """Remove a machine set that no job uses. Needs an owner's token."""
     with HubConnection(needed_address("capacity")) as connection:
         connection.json("DELETE", path_of("v1", "capacity", name))
+
+
+def quotas() -> list[Row]:
+    """Return quotas of jobs with their use: those of this project and user, or all with an owner's token.
+
+    Returns:
+        A row for each quota: `holder` ("project" or "user"), `name`, `quota`, and the use `devices` by kind, `nodes`,
+        `jobs`, `today_usd` and `month_usd`.
+    """
+    with HubConnection(needed_address("quotas")) as connection:
+        return list(connection.json("GET", "/v1/job-quotas")["quotas"])
+
+
+def set_quota(name: str, *, is_user: bool = False, **limits: Any) -> None:
+    """Set what the jobs of a project or user may use. Needs an owner's token.
+
+    A new quota replaces the one before. Without limits it is removed. Running jobs go on, also above a new limit,
+    except that spent money ends them.
+
+    Args:
+        name: Name of the project or the user.
+        is_user: It is a user.
+        limits: Fields of `skyward.hub.model.quotas.JobQuotaSpec`, such as weight, devices and usd_per_day.
+
+    Raises:
+        HubError: A field is illegal, or the token is not an owner's.
+
+    Example:
+        >>> set_quota("research", weight=2, devices={"A100": 16}, usd_per_month=5000)  # doctest: +SKIP
+    """
+    with HubConnection(needed_address("quotas")) as connection:
+        connection.json("PUT", path_of("v1", "users" if is_user else "projects", name, "job-quota"), limits)

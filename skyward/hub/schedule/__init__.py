@@ -23,6 +23,7 @@ from .values import (
     SetKind,
     Shape,
     Stranded,
+    UserState,
 )
 
 __all__ = [
@@ -44,5 +45,6 @@ __all__ = [
     "Shape",
     "JobsSnapshot",
     "Stranded",
+    "UserState",
     "decide",
 ]

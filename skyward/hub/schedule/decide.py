@@ -171,7 +171,7 @@ class _Decision:
         if key not in self._lines:
             suited = [room for room in self._rooms.values() if room.machines.suits(job.shape, job.project)]
             suited.sort(key=lambda room: (room.machines.usd_per_hour, room.machines.name))
-            self._lines[key] = _Line(job, tuple(suited), self._limits.money(job.project))
+            self._lines[key] = _Line(job, tuple(suited), self._limits.money(job))
         return self._lines[key]
 
     def _place(self, job: HubJob, line: _Line) -> bool:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from .values import AttemptState, End, EndCause, HubJob, JobAttempt, JobQuota, JobsSnapshot, MachineSet, ProjectState
+from .values import (
+    AttemptState,
+    End,
+    EndCause,
+    HubJob,
+    JobAttempt,
+    JobQuota,
+    JobsSnapshot,
+    MachineSet,
+    ProjectState,
+    UserState,
+)
 
 
 class Holdings:
@@ -57,7 +68,7 @@ class JobLimits:
 
     def __init__(self, snapshot: JobsSnapshot, sets: Mapping[str, MachineSet]) -> None:
         self.projects = {project.name: project for project in snapshot.projects}
-        self._users = snapshot.users
+        self._users = {user.name: user for user in snapshot.users}
         self._held: dict[tuple[str, str], Holdings] = {}
         for attempt in snapshot.attempts:
             self.add(attempt.job, sets[attempt.machines], len(attempt.nodes))
@@ -77,17 +88,12 @@ class JobLimits:
         """Return which limit the job exceeds on these machines; empty if none."""
         return next((why for held in self._of(job) if (why := held.refusal(job, machines))), "")
 
-    def money(self, name: str) -> str:
-        """Return which limit in money the project has reached; empty if none."""
-        project = self.project(name)
-        limits = (
-            (project.spent_today_usd, project.quota.usd_per_day, "today"),
-            (project.spent_month_usd, project.quota.usd_per_month, "this month"),
-        )
-        for spent, limit, when in limits:
-            if spent >= limit:
-                return f"project {name} has spent {spent:.2f} of {limit:.2f} USD {when}"
-        return ""
+    def money(self, job: HubJob) -> str:
+        """Return which limit in money the job's project or user has reached; empty if none."""
+        spenders: list[tuple[str, UserState]] = [("project", self.project(job.project))]
+        if job.user in self._users:
+            spenders.append(("user", self._users[job.user]))
+        return next((why for what, spender in spenders if (why := _spent(what, spender))), "")
 
     def is_within_own(self, job: HubJob, machines: MachineSet) -> bool:
         """Return whether the project has a quota of such devices, and the job stays within it."""
@@ -106,9 +112,20 @@ class JobLimits:
     def _holdings(self, what: str, name: str) -> Holdings:
         key = (what, name)
         if key not in self._held:
-            quota = self.project(name).quota if what == "project" else self._users[name]
-            self._held[key] = Holdings(f"{what} {name}", quota)
+            holder = self.project(name) if what == "project" else self._users[name]
+            self._held[key] = Holdings(f"{what} {name}", holder.quota)
         return self._held[key]
+
+
+def _spent(what: str, spender: UserState) -> str:
+    limits = (
+        (spender.spent_today_usd, spender.quota.usd_per_day, "today"),
+        (spender.spent_month_usd, spender.quota.usd_per_month, "this month"),
+    )
+    for spent, limit, when in limits:
+        if spent >= limit:
+            return f"{what} {spender.name} has spent {spent:.2f} of {limit:.2f} USD {when}"
+    return ""
 
 
 def budget_spent(job: HubJob) -> str:
@@ -141,6 +158,6 @@ def overdue(snapshot: JobsSnapshot, limits: JobLimits, now: float) -> tuple[End,
             ends.append(End(job=job.id, cause=EndCause.TIME))
         elif budget_spent(job):
             ends.append(End(job=job.id, cause=EndCause.BUDGET))
-        elif limits.money(job.project):
-            ends.append(End(job=job.id, cause=EndCause.PROJECT_MONEY))
+        elif limits.money(job):
+            ends.append(End(job=job.id, cause=EndCause.QUOTA_MONEY))
     return tuple(ends)

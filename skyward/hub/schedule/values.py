@@ -64,7 +64,8 @@ class EndCause(StrEnum):
 
     TIME = "timed_out"
     BUDGET = "budget"
-    PROJECT_MONEY = "project_money"
+    QUOTA_MONEY = "quota_money"
+    """The money of its project or its user for the day or the month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,24 +264,37 @@ class JobQuota:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectState:
-    """A project as the scheduler sees it.
+class UserState:
+    """A user as the scheduler sees it.
 
     Args:
         name: Its name.
-        weight: Its part of the machines, beside the others' weights.
         quota: Its limits.
-        used: Kind of device -> device-seconds that it used, decayed to now (`shares.decayed`).
         spent_today_usd: Cost of its jobs today.
         spent_month_usd: Cost of its jobs this month.
     """
 
     name: str
-    weight: float = 1.0
     quota: JobQuota = JobQuota()
-    used: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     spent_today_usd: float = 0.0
     spent_month_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectState(UserState):
+    """A project as the scheduler sees it.
+
+    Args:
+        name: Its name.
+        quota: Its limits.
+        spent_today_usd: Cost of its jobs today.
+        spent_month_usd: Cost of its jobs this month.
+        weight: Its part of the machines, beside the others' weights.
+        used: Kind of device -> device-seconds that it used, decayed to now (`shares.decayed`).
+    """
+
+    weight: float = 1.0
+    used: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +321,7 @@ class JobsSnapshot:
     Args:
         machines: Sets of machines.
         projects: Projects; one that is not listed has no limits and a weight of 1.
-        users: User -> limits.
+        users: Users; one that is not listed has no limits.
         waiting: Jobs that may begin now: held, dependent and later ones are left out.
         attempts: Attempts that hold machines.
         reserved: Ids of the jobs with a reservation from the decision before. They keep their turn, because shares
@@ -317,7 +331,7 @@ class JobsSnapshot:
 
     machines: tuple[MachineSet, ...]
     projects: tuple[ProjectState, ...] = ()
-    users: Mapping[str, JobQuota] = field(default_factory=dict)
+    users: tuple[UserState, ...] = ()
     waiting: tuple[HubJob, ...] = ()
     attempts: tuple[JobAttempt, ...] = ()
     reserved: frozenset[str] = frozenset()

@@ -23,7 +23,7 @@ from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service, require_no_run_token
-from .job_life import enter, finish_attempt, lose_runner, machines_named
+from .job_life import enter, finish_attempt, lose_runner, machines_named, note_cost
 from .jobs import need_job
 from .receiving import receive_blob
 
@@ -267,7 +267,8 @@ class Attempts(Service):
         saved_at: int | None,
     ) -> RunnerOrder:
         job, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
-        attempt.heard_at, attempt.cost = tx.now, max(cost_usd, attempt.cost)
+        attempt.heard_at = tx.now
+        note_cost(tx, job, attempt, cost_usd)
         attempt.saved_at = saved_at if saved_at is not None else attempt.saved_at
         if is_running and attempt.began_at is None:
             attempt.began_at = tx.now
@@ -301,7 +302,7 @@ class Attempts(Service):
             raise Refusal(Reason.CONFLICT, f"job={job_id}: has no value; send it first", field="end")
         if end is AttemptEnd.NO_CAPACITY:
             machine_sets.set_full(tx, attempt.machines, tx.now + int(FULL_S * 1000))
-        attempt.cost = max(cost_usd, attempt.cost)
+        note_cost(tx, job, attempt, cost_usd)
         finish_attempt(tx, job, attempt, end, error)
         tx.after_commit(self._bell.ring)
 

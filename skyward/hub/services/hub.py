@@ -81,10 +81,10 @@ class Hub:
         self.sweeps = Sweeps(database, on_change=record_change)
         self.access = Access(database)
         self.people = People(database, self.access)
-        self.quotas = Quotas(database)
         self.audit = audit.Audit(database)
         self.leader = HubLeader(database)
         self.bell = Bell()
+        self.quotas = Quotas(database, self.bell)
         self.scheduler = JobScheduler(database, self.leader, self.bell)
         self.jobs = Jobs(database, blobs, on_change=record_change, bell=self.bell)
         self.attempts = Attempts(

@@ -7,7 +7,7 @@ from ..model.capacity import CLOUD_LEASE_S, MachineSetSpec
 from ..model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
 from ..schedule.shares import charged, decayed
 from ..schedule.values import Policy, Shape
-from ..store import attempts, identities, jobs, machine_sets
+from ..store import attempts, identities, job_quotas, jobs, machine_sets
 from ..store.attempts import AttemptRow
 from ..store.jobs import JobRow
 from ..store.schema import ORGANIZATION
@@ -43,6 +43,13 @@ def finish_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow, end: Attem
         job.why = attempt.error
     attempts.update_attempt(tx, attempt)
     jobs.update_job(tx, job)
+
+
+def note_cost(tx: Transaction, job: JobRow, attempt: AttemptRow, usd: float) -> None:
+    """Note what an attempt has cost so far, and charge what is new to this day. The caller writes the row."""
+    if usd > attempt.cost:
+        job_quotas.add_spending(tx, job.project, job.owner, usd - attempt.cost)
+        attempt.cost = usd
 
 
 def lose_runner(tx: Transaction, job: JobRow, attempt: AttemptRow, error: str) -> None:
@@ -84,6 +91,13 @@ def shape_of(spec: JobSpec) -> Shape:
     )
 
 
+def devices_of(machines: MachineSetSpec, job: JobRow, attempt: AttemptRow) -> tuple[str, int]:
+    """Return the kind of the devices that an attempt holds, and their number on all of its nodes."""
+    asked = job.decoded_spec().devices
+    each = machines.devices if asked is None else asked
+    return machines.accelerator or "node", each * len(attempt.node_numbers)
+
+
 def machines_named(snapshot: ReadSnapshot, name: str) -> MachineSetSpec | None:
     """Return the machine set of that name; None if it is gone."""
     return next((record.spec for record in machine_sets.machine_sets(snapshot) if record.spec.name == name), None)
@@ -100,9 +114,7 @@ def _charge(tx: Transaction, job: JobRow, attempt: AttemptRow) -> None:
     machines = machines_named(tx, attempt.machines)
     if machines is None:
         return
-    kind = machines.accelerator or "node"
-    shape = shape_of(job.decoded_spec())
-    devices = (machines.devices if shape.devices is None else shape.devices) * len(attempt.node_numbers)
+    kind, devices = devices_of(machines, job, attempt)
     seconds, at = machine_sets.device_uses(tx).get(job.project, {}).get(kind, (0.0, tx.now))
     earlier = decayed({kind: seconds}, (tx.now - at) / 1000, HALF_LIFE_S)[kind]
     own = charged({}, kind, devices, (tx.now - attempt.reserved_at) / 1000, HALF_LIFE_S)[kind]

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..model.jobs import AttemptEnd, JobState
@@ -17,16 +18,18 @@ from ..schedule import (
     HubJob,
     JobAttempt,
     JobPlacement,
+    JobQuota,
     JobsSnapshot,
     MachineSet,
     Policy,
     Priority,
     ProjectState,
     SetKind,
+    UserState,
     decide,
 )
 from ..schedule.shares import decayed
-from ..store import attempts, identities, jobs, machine_sets
+from ..store import attempts, identities, job_quotas, jobs, machine_sets
 from ..store.attempts import AttemptRow
 from ..store.jobs import JobRow
 from ..store.leases import NotHeld
@@ -37,6 +40,7 @@ from .job_life import enter, finish_attempt, lose_runner, shape_of, stop_attempt
 
 if TYPE_CHECKING:
     from ..model.capacity import MachineSetRecord
+    from ..model.quotas import HolderKind, JobQuotaSpec
     from ..store.database import Database
     from .bell import Bell
     from .leader import HubLeader
@@ -60,7 +64,7 @@ _STATES = {
 _CAUSES = {
     EndCause.TIME: (JobState.TIMED_OUT, "max_duration_s: its time is over"),
     EndCause.BUDGET: (JobState.FAILED, "budget_usd: it is spent"),
-    EndCause.PROJECT_MONEY: (JobState.FAILED, "project: its money for the day or the month is spent"),
+    EndCause.QUOTA_MONEY: (JobState.FAILED, "quota: the money of its project or user is spent for the day or month"),
 }
 
 
@@ -163,9 +167,11 @@ def make_snapshot(
     known = {record.spec.name for record in sets}
     job_of = {attempt.pk: job.id for job, attempt in active}
     now = snapshot.now if isinstance(snapshot, Transaction) else 0
+    quotas, spending = job_quotas.job_quotas(snapshot), job_quotas.JobSpending(snapshot, now)
     return JobsSnapshot(
         machines=tuple(map(_machine_set, sets)),
-        projects=tuple(_projects(snapshot, names, policy, now)),
+        projects=tuple(_projects(snapshot, names, policy, now, quotas, spending)),
+        users=tuple(_users(quotas, spending)),
         waiting=tuple(_hub_job(job, names) for job in waiting if job.project in names),
         attempts=tuple(
             _job_attempt(job, attempt, names, frozenset(job_of[pk] for pk in attempt.obstacles if pk in job_of))
@@ -197,14 +203,54 @@ def _machine_set(record: MachineSetRecord) -> MachineSet:
     )
 
 
-def _projects(snapshot: ReadSnapshot, names: Mapping[int, str], policy: Policy, now: int) -> Iterable[ProjectState]:
-    for project, uses in machine_sets.device_uses(snapshot).items():
+def _projects(
+    snapshot: ReadSnapshot,
+    names: Mapping[int, str],
+    policy: Policy,
+    now: int,
+    quotas: Mapping[tuple[HolderKind, str], JobQuotaSpec],
+    spending: job_quotas.JobSpending,
+) -> Iterable[ProjectState]:
+    uses = machine_sets.device_uses(snapshot)
+    for project, name in names.items():
+        spec = quotas.get(("project", name))
+        if project not in uses and spec is None:
+            continue
         used = {
             kind: decayed({kind: seconds}, (now - at) / 1000, policy.half_life_s)[kind]
-            for kind, (seconds, at) in uses.items()
+            for kind, (seconds, at) in uses.get(project, {}).items()
         }
-        if project in names:
-            yield ProjectState(name=names[project], used=used)
+        today, month = spending.projects.get(project, (0.0, 0.0))
+        yield ProjectState(
+            name=name,
+            weight=1.0 if spec is None else spec.weight,
+            quota=JobQuota() if spec is None else _quota(spec),
+            used=used,
+            spent_today_usd=today,
+            spent_month_usd=month,
+        )
+
+
+def _users(
+    quotas: Mapping[tuple[HolderKind, str], JobQuotaSpec], spending: job_quotas.JobSpending
+) -> Iterable[UserState]:
+    for (holder, name), spec in quotas.items():
+        if holder == "user":
+            today, month = spending.users.get(name, (0.0, 0.0))
+            # Only projects borrow from each other.
+            quota = replace(_quota(spec), may_borrow=False)
+            yield UserState(name=name, quota=quota, spent_today_usd=today, spent_month_usd=month)
+
+
+def _quota(spec: JobQuotaSpec) -> JobQuota:
+    return JobQuota(
+        devices=spec.devices,
+        may_borrow=spec.may_borrow,
+        nodes=spec.nodes,
+        jobs=spec.jobs,
+        usd_per_day=math.inf if spec.usd_per_day is None else spec.usd_per_day,
+        usd_per_month=math.inf if spec.usd_per_month is None else spec.usd_per_month,
+    )
 
 
 def _hub_job(job: JobRow, names: Mapping[int, str], spent_usd: float = 0.0) -> HubJob:

@@ -147,6 +147,10 @@ def add_project(tx: Transaction, organization: int, name: str, description: str 
 
 
 def delete_project(tx: Transaction, project: int) -> None:
+    # The next project of that name has a quota of its own.
+    tx.execute(
+        "DELETE FROM job_quota WHERE holder = 'project' AND name = (SELECT name FROM project WHERE id = ?)", (project,)
+    )
     tx.execute("UPDATE project SET deleted_at = ?, name = name || '#' || id WHERE id = ?", (tx.now, project))
 
 

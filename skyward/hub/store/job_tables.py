@@ -21,7 +21,17 @@ from sqlalchemy import (
 from .access_tables import metadata
 from .tables import INTEGER, identity
 
-__all__ = ["attempt", "device_use", "job", "job_blob", "job_output", "machine_set", "metadata"]
+__all__ = [
+    "attempt",
+    "device_use",
+    "job",
+    "job_blob",
+    "job_output",
+    "job_quota",
+    "job_spending",
+    "machine_set",
+    "metadata",
+]
 
 _ACTIVE = text("ended_at IS NULL")
 
@@ -123,4 +133,21 @@ device_use = Table(
     Column("kind", Text, primary_key=True),  # kind of device
     Column("seconds", Double, nullable=False),  # device-seconds, decayed to `at`
     Column("at", BigInteger, nullable=False),
+)
+
+job_quota = Table(
+    "job_quota",
+    metadata,
+    Column("holder", Text, primary_key=True),  # "project" or "user"
+    Column("name", Text, primary_key=True),  # of the project or the user
+    Column("body", Text, nullable=False),  # JSON, see model.quotas.JobQuotaSpec
+)
+
+job_spending = Table(
+    "job_spending",
+    metadata,
+    Column("project", INTEGER, ForeignKey("project.id"), primary_key=True, autoincrement=False),
+    Column("owner", Text, primary_key=True),  # name of the user
+    Column("day", BigInteger, primary_key=True, autoincrement=False),  # days since 1970, in UTC
+    Column("usd", Double, nullable=False),
 )

@@ -53,6 +53,7 @@ _JOBS_OF_PROJECT = (
     f"DELETE FROM job_blob WHERE job IN {_JOBS}",
     "DELETE FROM job WHERE project = ?",
     "DELETE FROM device_use WHERE project = ?",
+    "DELETE FROM job_spending WHERE project = ?",
 )
 _REST_OF_PROJECT = (
     "DELETE FROM pool_event WHERE pool IN (SELECT pk FROM pool WHERE project = ?)",

@@ -25,7 +25,7 @@ from skyward.hub.model.batches import Batch
 from skyward.hub.model.capacity import MachineSetSpec
 from skyward.hub.model.jobs import AttemptEnd, JobSpec
 from skyward.hub.model.points import PointColumns
-from skyward.hub.model.quotas import Quota
+from skyward.hub.model.quotas import JobQuotaSpec, Quota
 from skyward.hub.model.registry import ModelMetric, ModelStatus, Stage
 from skyward.hub.model.runs import DatasetInput, ModelLink, RunState
 from skyward.hub.model.sweeps import Direction, Parameter, TrialChange, TrialState
@@ -162,6 +162,7 @@ async def add_pool(hub: Hub, owner: Actor) -> None:
 async def add_job(hub: Hub, owner: Actor) -> None:
     """Add a job that ran to its end."""
     await hub.capacity.declare(owner, MachineSetSpec(name="local", provider={"type": "local"}, nodes=2))
+    await hub.quotas.set_job_quota(owner, "project", "default", JobQuotaSpec(weight=2.0, devices={"A100": 8}))
     call = hashlib.sha256(b"call").hexdigest()
     await hub.jobs.put_job_blob(owner, call, stream("call"))
     new = NewJob(name="fit", spec=JobSpec(nodes=2, image={"pip": ["numpy"]}), blobs={"call": call}, key="monday")

@@ -21,6 +21,7 @@ from skyward.hub.schedule import (
     ProjectState,
     SetKind,
     Shape,
+    UserState,
     decide,
 )
 
@@ -237,7 +238,9 @@ class TestLimits:
 
     def test_users_have_limits_too(self) -> None:
         waiting = (job("a", user="ada", order=1), job("b", user="ada", order=2), job("c", user="bob", order=3))
-        snapshot = JobsSnapshot(machines=(LAB,), users={"ada": JobQuota(jobs=1)}, waiting=waiting)
+        snapshot = JobsSnapshot(
+            machines=(LAB,), users=(UserState(name="ada", quota=JobQuota(jobs=1)),), waiting=waiting
+        )
         assert list(placed(snapshot)) == ["a", "c"]
         assert why(snapshot, "b").endswith("user ada runs 1 of 1 jobs")
 
@@ -247,10 +250,17 @@ class TestLimits:
             running(replace(job("dear"), budget_usd=5.0, spent_usd=5.0), 1),
             running(job("poor", project="vision"), 2),
             running(job("fine"), 3),
+            running(job("hers", user="ada"), 4),
         )
         poor = ProjectState(name="vision", quota=JobQuota(usd_per_month=100.0), spent_month_usd=100.0)
-        ends = decide(JobsSnapshot(machines=(LAB,), projects=(poor,), attempts=attempts), NOW).ends
-        expected = {"late": EndCause.TIME, "dear": EndCause.BUDGET, "poor": EndCause.PROJECT_MONEY}
+        ada = UserState(name="ada", quota=JobQuota(usd_per_day=5.0), spent_today_usd=5.5)
+        ends = decide(JobsSnapshot(machines=(LAB,), projects=(poor,), users=(ada,), attempts=attempts), NOW).ends
+        expected = {
+            "late": EndCause.TIME,
+            "dear": EndCause.BUDGET,
+            "poor": EndCause.QUOTA_MONEY,
+            "hers": EndCause.QUOTA_MONEY,
+        }
         assert {end.job: end.cause for end in ends} == expected
 
 

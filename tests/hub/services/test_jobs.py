@@ -14,6 +14,7 @@ import pytest
 from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.capacity import MachineSetSpec
 from skyward.hub.model.jobs import AttemptEnd, JobPriority, JobRecord, JobSpec, JobState
+from skyward.hub.model.quotas import JobQuotaRecord, JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
 from skyward.hub.services.attempts import SILENT_S, Launch, LauncherOrders
 from skyward.hub.services.hub import Hub
@@ -22,7 +23,7 @@ from skyward.hub.services.jobs import NewJob
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from tests.hub.postgres import PostgresServer
-from tests.hub.services.hubs import ADA, ADMIN, VIEWER
+from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
 
 T = TypeVar("T")
 
@@ -76,8 +77,8 @@ class World:
             self.launches.pop(key, None)
         return orders
 
-    def beat(self, job_id: str, number: int = 1, *, is_running: bool = True) -> str:
-        order = self.do(self.hub.attempts.beat(ADA, job_id, number, is_running=is_running, cost_usd=0.0))
+    def beat(self, job_id: str, number: int = 1, *, is_running: bool = True, cost_usd: float = 0.0) -> str:
+        order = self.do(self.hub.attempts.beat(ADA, job_id, number, is_running=is_running, cost_usd=cost_usd))
         return str(order.command)
 
     def begin(self, job_id: str, number: int = 1) -> None:
@@ -397,3 +398,101 @@ def test_gang_waits_while_its_nodes_have_no_free_numbers_in_common(world: World)
     world.pass_s(1)
     assert [tuple(launch.devices) for launch in world.poll().start] == [(0,)]
     assert world.state(second) == "starting"
+
+
+class TestQuotas:
+    """Quotas of projects and users."""
+
+    @both
+    def test_jobs_beyond_a_quota_wait_and_say_so_and_begin_when_it_grows(self, world: World) -> None:
+        self.limit(world, "user", ADA.user, JobQuotaSpec(nodes=3))
+        first, second = world.submit(nodes=2), world.submit(nodes=2)
+        other = world.submit(nodes=2, actor=ADMIN)
+        world.pass_s(1)
+        assert [world.state(job) for job in (first, second, other)] == ["reserved", "queued", "reserved"]
+        assert world.job(second).why == f"waits for 2 nodes: user {ADA.user} uses 2 of 3 nodes"
+        assert self.quotas(world) == [
+            JobQuotaRecord(
+                holder="user", name=ADA.user, spec=JobQuotaSpec(nodes=3), devices={"node": 2}, nodes=2, jobs=1
+            )
+        ]
+        world.do(world.hub.jobs.cancel(ADMIN, other))
+        self.limit(world, "user", ADA.user, JobQuotaSpec())
+        world.pass_s(1)
+        assert world.state(second) == "reserved"
+        assert self.quotas(world) == []
+
+    @both
+    def test_borrowed_nodes_are_given_back_to_the_project_whose_they_are(self, world: World) -> None:
+        vision = self.project(world, "vision")
+        for name in ("default", "vision"):
+            self.limit(world, "project", name, JobQuotaSpec(devices={"node": 2}))
+        borrowing = [world.submit(is_preemptible=True) for _ in range(4)]
+        for job in borrowing:
+            world.begin(job)
+        own = world.submit(actor=vision, nodes=2)
+        world.pass_s(1)
+        assert [world.state(job) for job in borrowing] == ["running", "running", "preempting", "preempting"]
+        assert world.do(world.hub.jobs.job(vision, own)).state == "reserved"
+
+    @both
+    def test_cost_counts_once_on_its_day_and_ends_the_jobs_whose_money_is_spent(self, world: World) -> None:
+        self.limit(world, "project", "default", JobQuotaSpec(usd_per_day=5.0, usd_per_month=100.0))
+        job = world.submit(max_duration_s=200_000.0)
+        world.begin(job)
+        for cost in (2.0, 2.0, 4.0):
+            world.beat(job, cost_usd=cost)
+        world.pass_s(1)
+        assert (self.quotas(world)[0].today_usd, world.state(job)) == (4.0, "running")
+        world.now_s += 86_400  # 2027-01-16: the next day begins with nothing
+        world.beat(job, cost_usd=8.0)
+        world.pass_s(1)
+        (record,) = self.quotas(world)
+        assert (record.today_usd, record.month_usd, world.state(job)) == (4.0, 8.0, "running")
+        world.beat(job, cost_usd=9.5)
+        world.pass_s(1)
+        assert world.state(job) == "preempting"
+        waiting = world.submit()
+        world.pass_s(1)
+        assert world.job(waiting).why.endswith("project default has spent 5.50 of 5.00 USD today")
+        world.end(job, AttemptEnd.STOPPED)
+        assert world.state(job) == "failed"
+        assert world.job(job).why.startswith("quota: the money of its project or user is spent")
+
+    def test_project_of_greater_weight_takes_more_turns(self, world: World) -> None:
+        vision = self.project(world, "vision")
+        self.limit(world, "project", "vision", JobQuotaSpec(weight=3.0))
+        for actor in (ADA, vision) * 4:
+            world.submit(actor=actor)
+        world.pass_s(1)
+        placed = [world.do(world.hub.jobs.jobs(actor, 10, states=[JobState.RESERVED])) for actor in (ADA, vision)]
+        assert [len(page.items) for page in placed] == [1, 3]
+
+    def test_wrong_quotas_are_refused_in_words(self, world: World) -> None:
+        for holder, name, spec, words in (
+            ("project", "nlp", JobQuotaSpec(jobs=1), "nlp"),
+            ("user", "nobody", JobQuotaSpec(jobs=1), "nobody"),
+            ("user", ADA.user, JobQuotaSpec(weight=2.0), "weight: users have none"),
+            ("project", "default", JobQuotaSpec(weight=0.0), "weight=0.0: is no weight"),
+            ("project", "default", JobQuotaSpec(devices={"A100": -1}), "devices.A100=-1: is no limit"),
+        ):
+            with pytest.raises(Refusal, match=words):
+                self.limit(world, holder, name, spec)
+        with pytest.raises(Refusal, match="may not own"):
+            world.do(world.hub.quotas.set_job_quota(ADMIN, "user", ADA.user, JobQuotaSpec(jobs=1)))
+        self.limit(world, "project", "default", JobQuotaSpec(jobs=1))
+        assert [record.name for record in world.do(world.hub.quotas.job_quotas(ADA))] == ["default"]
+
+    @staticmethod
+    def limit(world: World, holder: Any, name: str, spec: JobQuotaSpec) -> None:
+        if name == ADA.user and name not in {user.name for user in world.do(world.hub.people.users(OWNER))}:
+            world.do(world.hub.people.create_user(OWNER, name))
+        world.do(world.hub.quotas.set_job_quota(OWNER, holder, name, spec))
+
+    @staticmethod
+    def quotas(world: World) -> list[JobQuotaRecord]:
+        return list(world.do(world.hub.quotas.job_quotas(OWNER)))
+
+    @staticmethod
+    def project(world: World, name: str) -> Actor:
+        return replace(ADA, project=add_project(world.hub.database, name))

@@ -8,6 +8,7 @@ import msgspec
 
 from ...model.capacity import MachineSetSpec
 from ...model.jobs import AttemptEnd
+from ...model.quotas import JobQuotaSpec
 from ...model.refusal import Reason, Refusal
 from ...services.attempts import Launch
 from .. import files
@@ -126,4 +127,34 @@ async def drain(call: Call, request: job_wire.Drain) -> wire.Done:
 
 async def remove(call: Call, _request: wire.Nothing) -> wire.Done:
     await call.hub.capacity.remove(call.actor, call.path["name"])
+    return wire.Done()
+
+
+async def job_quotas(call: Call, _request: wire.Nothing) -> job_wire.JobQuotasOut:
+    return job_wire.JobQuotasOut(
+        [
+            job_wire.JobQuotaOut(
+                holder=record.holder,
+                name=record.name,
+                quota=job_wire.JobQuotaWire(**asdict(record.spec)),
+                devices=dict(record.devices),
+                nodes=record.nodes,
+                jobs=record.jobs,
+                today_usd=record.today_usd,
+                month_usd=record.month_usd,
+            )
+            for record in await call.hub.quotas.job_quotas(call.actor)
+        ]
+    )
+
+
+async def set_project_quota(call: Call, request: job_wire.JobQuotaWire) -> wire.Done:
+    spec = JobQuotaSpec(**msgspec.structs.asdict(request))
+    await call.hub.quotas.set_job_quota(call.actor, "project", call.path["name"], spec)
+    return wire.Done()
+
+
+async def set_user_quota(call: Call, request: job_wire.JobQuotaWire) -> wire.Done:
+    spec = JobQuotaSpec(**msgspec.structs.asdict(request))
+    await call.hub.quotas.set_job_quota(call.actor, "user", call.path["name"], spec)
     return wire.Done()

@@ -220,3 +220,35 @@ class CapacityOut(Struct):
 
 class Drain(Struct):
     is_draining: bool = True
+
+
+Most = Annotated[int, Meta(ge=0, le=10**9)]
+
+
+class JobQuotaWire(Struct, forbid_unknown_fields=True):
+    """Limits of the jobs of a project or user; see `skyward.hub.model.quotas.JobQuotaSpec`."""
+
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    devices: dict[Annotated[str, Meta(min_length=1, max_length=64)], Most] = {}
+    may_borrow: bool = True
+    nodes: Most | None = None
+    jobs: Most | None = None
+    usd_per_day: Amount | None = None
+    usd_per_month: Amount | None = None
+
+
+class JobQuotaOut(Struct):
+    """A quota and its use now. `devices` counts by kind; money is of this day and month in UTC."""
+
+    holder: Literal["project", "user"]
+    name: str
+    quota: JobQuotaWire
+    devices: dict[str, int]
+    nodes: int
+    jobs: int
+    today_usd: float
+    month_usd: float
+
+
+class JobQuotasOut(Struct):
+    quotas: list[JobQuotaOut]

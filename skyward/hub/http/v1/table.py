@@ -115,6 +115,9 @@ JOBS = (
     Route("POST", "/v1/capacity", job_wire.MachineSetWire, wire.Done, OWN, "capacity", attempts.declare, "Declare a machine set.", status=201),
     Route("POST", "/v1/capacity/{name}/drain", job_wire.Drain, wire.Done, OWN, "capacity", attempts.drain, "Begin no more jobs on a machine set, or begin them again."),
     Route("DELETE", "/v1/capacity/{name}", wire.Nothing, wire.Done, OWN, "capacity", attempts.remove, "Remove a machine set that no job uses."),
+    Route("GET", "/v1/job-quotas", wire.Nothing, job_wire.JobQuotasOut, READ, "capacity", attempts.job_quotas, "List quotas of jobs and their use: those of this project and user, or all for an owner."),
+    Route("PUT", "/v1/projects/{name}/job-quota", job_wire.JobQuotaWire, wire.Done, OWN, "project", attempts.set_project_quota, "Set what the jobs of a project may use. Without limits, the quota is removed."),
+    Route("PUT", "/v1/users/{name}/job-quota", job_wire.JobQuotaWire, wire.Done, OWN, "user", attempts.set_user_quota, "Set what the jobs of a user may use. Without limits, the quota is removed."),
 )
 
 PEOPLE = (
