@@ -33,6 +33,7 @@ from ...errors import (
     PoolClosed,
     ProviderError,
     SkywardError,
+    SlotLost,
     UsageError,
 )
 from ...pool.config import provider_of
@@ -226,7 +227,8 @@ class JobRunner:
         except CallFailed as error:
             return AttemptOutcome(end=AttemptEnd.FAILED, error=error.text, failure=error.failure)
         except (NodeError, ProviderError) as error:
-            if isinstance(error, BudgetExceeded):
+            # A process that ends by itself, or uses too much memory, would do so again on every machine.
+            if isinstance(error, (BudgetExceeded, SlotLost)):
                 return AttemptOutcome(end=AttemptEnd.FAILED, error=_in_words(error), failure=encode_failure(error))
             return AttemptOutcome(end=AttemptEnd.LOST, error=_in_words(error))
         except (PoolClosed, CancelledError) as error:

@@ -6,7 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from skyward import hub
+from skyward.errors import SlotLost
 from tests.hub.jobs.calls import add, runs_of, wait_for
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
@@ -61,4 +64,16 @@ def test_runner_that_is_told_to_end_puts_its_job_back_into_the_queue(hub_process
     assert job.result(100) == "moved"
     assert [attempt.end for attempt in job.attempts] == ["stopped", "completed"]
     assert hub.submit(add(1, 1)).result(100) == 2
+    hub_process.until_clean()
+
+
+def test_killed_process_of_the_call_is_a_failure_of_its_user(hub_process: HubProcess, tmp_path: Path) -> None:
+    file = tmp_path / "go"
+    job = hub.submit(wait_for(str(file)), retries=1)
+    for run in (1, 2):
+        until(lambda run=run: len(runs_of(file)) == run, 90)  # type: ignore[misc]
+        os.kill(runs_of(file)[-1], signal.SIGKILL)
+    with pytest.raises(SlotLost, match="killed by signal 9"):
+        job.result(100)
+    assert [attempt.end for attempt in job.attempts] == ["failed", "failed"]
     hub_process.until_clean()
