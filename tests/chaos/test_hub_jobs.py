@@ -128,11 +128,11 @@ def submit(folder: Path, name: str, rng: random.Random) -> Expected:
     """Hand a job in, whether or not the hub lives at this moment."""
     fails, is_cancelled = rng.random() < 0.2, rng.random() < 0.1
     call = work(str(folder), name, rng.uniform(0.1, 1.5), fails)
-    options = {"name": name, "key": name, "retries": 0 if fails else RETRIES}
     deadline = time.monotonic() + END_S
     while True:
         try:
-            return Expected(job=hub.submit(call, **options), name=name, fails=fails, is_cancelled=is_cancelled)
+            job = hub.submit(call, name=name, key=name, retries=0 if fails else RETRIES)
+            return Expected(job=job, name=name, fails=fails, is_cancelled=is_cancelled)
         except HubError:
             assert time.monotonic() < deadline, "no hub takes the job"
             time.sleep(0.2)
