@@ -57,7 +57,8 @@ class MachineSetSpec:
     @property
     def lease_s(self) -> float:
         """Seconds for which machines may live on, and write, after their runner is gone."""
-        return LEASES_S.get(str(self.provider.get("type")), CLOUD_LEASE_S)
+        by_default = LEASES_S.get(str(self.provider.get("type")), CLOUD_LEASE_S)
+        return float(self.provider.get("lease_s", by_default))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
