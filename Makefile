@@ -64,7 +64,7 @@ help:
 	@echo "  make bench-hub  compare the hub with MLflow's server (an environment of its own)"
 	@echo "  make docs       build the documentation site into .make/site (an environment of its own)"
 	@echo "  make docs-serve show the site on http://127.0.0.1:8000, and build it again at each change"
-	@echo "  make pictures   draw the pictures of README.md again: a run in a terminal, the benchmark"
+	@echo "  make pictures   draw the pictures again: a run in a terminal, the benchmark, pages of the hub"
 	@echo "  make release    version, changelog, packages that are tried out, commit and tag: make release VERSION=0.2.0"
 	@echo "  make lock       resolve the newest versions into constraints*.txt"
 	@echo "  make clean      remove the environments and caches made here"
@@ -206,9 +206,10 @@ $(DOCS_OK):
 	@rm -f $(DOCS)/.ready-*
 	@touch $@
 
-pictures: $(DOCS_OK)
+pictures: $(DOCS_OK) $(READY)
 	@$(SAY) "drawing docs/pictures"
 	@$(DOCS)/bin/python docs/site/pictures.py $(ARGS)
+	@$(BIN)/python -m tests.hub.ui.pictures
 
 # Ends with a commit and a tag here; nothing is uploaded.
 release: $(READY)

@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ...node.slot.runtime import current_call
 from .active import ActiveRun, RunSpec, error_text, user_name
 from .names import check_key, random_name
-from .settings import EXPERIMENT, Address, address_of, can_reach, spool_folder
+from .settings import EXPERIMENT, JOB, JOB_TAG, Address, address_of, can_reach, spool_folder
 from .tunnel import program_hub
 
 
@@ -153,6 +153,8 @@ def start_run(
         32
     """
     texts = {check_key(key): str(value) for key, value in (tags or {}).items()}
+    if job := os.environ.get(JOB):
+        texts[JOB_TAG] = job
     address = current_address()
     if resume is None:
         spec = RunSpec(

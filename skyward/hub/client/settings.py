@@ -15,6 +15,9 @@ from ..model.product import ENVIRONMENT_PREFIX, PORT, PREFIX
 URL, TOKEN = f"{ENVIRONMENT_PREFIX}URL", f"{ENVIRONMENT_PREFIX}TOKEN"
 PROJECT, EXPERIMENT = f"{ENVIRONMENT_PREFIX}PROJECT", f"{ENVIRONMENT_PREFIX}EXPERIMENT"
 SPOOL = f"{ENVIRONMENT_PREFIX}SPOOL"
+JOB = f"{ENVIRONMENT_PREFIX}JOB"
+"""Variable with the id of the job that a process belongs to. Runs that begin there get the tag `JOB_TAG`."""
+JOB_TAG = f"{PREFIX}.job"
 
 DEFAULT_EXPERIMENT = "Default"
 _PROBE_S = 2.0

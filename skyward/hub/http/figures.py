@@ -9,6 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ..model.product import METRIC_PREFIX
+from ..model.refusal import Refusal
+from ..model.usage import JobCounts
+from .job_figures import JobFigures
 from .routing import Route
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
@@ -43,13 +46,18 @@ class Figures:
         children[0].observe(seconds)
         children[1].inc()
 
-    def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def text(self, counts: JobCounts | None = None) -> bytes:
+        """Return all metrics in Prometheus' text format, with those of jobs if they are known."""
+        requests = generate_latest(self._registry)
+        if counts is None:
+            return requests
+        registry = CollectorRegistry()
+        registry.register(JobFigures(counts))
+        return requests + generate_latest(registry)
 
 
 def metrics_app(
-    figures: Figures, path: str
+    figures: Figures, path: str, count_jobs: Callable[[], Awaitable[JobCounts]]
 ) -> Callable[[MutableMapping[str, Any], Any, Callable[[MutableMapping[str, Any]], Awaitable[None]]], Awaitable[None]]:
     """Return the ASGI application of the port for metrics."""
 
@@ -59,7 +67,12 @@ def metrics_app(
         if scope["type"] != "http":
             return
         is_found = scope["path"] == path
-        body = figures.text() if is_found else b"not found\n"
+        body = b"not found\n"
+        if is_found:
+            try:
+                body = figures.text(await count_jobs())
+            except Refusal:  # the database is away; the requests of this server are known still
+                body = figures.text()
         headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200 if is_found else 404, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -173,9 +173,10 @@ async def _serve_metrics(app: HubApplication, server: _HubServer) -> None:
     from .figures import metrics_app
 
     assert app.figures is not None
+    assert app.hub is not None
     metrics = app.settings.metrics
     with listening(metrics.host, metrics.port) as listener:
-        own = _server(metrics_app(app.figures, metrics.path), app.settings.server.patience_s)
+        own = _server(metrics_app(app.figures, metrics.path, app.hub.usage.counts), app.settings.server.patience_s)
         task = asyncio.create_task(own.serve(sockets=[listener]))
         await server.stopping.wait()
         own.should_exit = True

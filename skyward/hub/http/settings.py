@@ -23,7 +23,7 @@ from ..store.blobs import Bucket
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
-CLIENT_VARIABLES = frozenset({"URL", "TOKEN", "PROJECT", "EXPERIMENT", "SPOOL", "TRACKING_URI", "CONFIG"})
+CLIENT_VARIABLES = frozenset({"URL", "TOKEN", "PROJECT", "EXPERIMENT", "SPOOL", "JOB", "TRACKING_URI", "CONFIG"})
 """Variables with the same prefix that belong to the client, or name the file."""
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

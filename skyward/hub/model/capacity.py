@@ -70,6 +70,7 @@ class MachineSetRecord:
         full_until: Time in milliseconds until which the provider is known to have no machines; 0 for none.
         jobs: Job of the project that asks -> number of its nodes here.
         used_nodes: Nodes that jobs of any project use.
+        used_devices: Devices that jobs of any project use.
     """
 
     spec: MachineSetSpec
@@ -77,3 +78,14 @@ class MachineSetRecord:
     full_until: int = 0
     jobs: Mapping[str, int] = field(default_factory=dict)
     used_nodes: int = 0
+    used_devices: int = 0
+
+    @property
+    def idle_nodes(self) -> int:
+        """Nodes that are there and that no job uses. Rented machines are there for their job alone."""
+        return max(0, self.spec.nodes - self.used_nodes) if self.spec.kind == "fixed" else 0
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of the nodes that are there now, used or idle."""
+        return self.spec.usd_per_hour * (self.used_nodes + self.idle_nodes)

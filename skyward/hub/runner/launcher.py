@@ -23,7 +23,7 @@ from typing import Any
 
 from ...errors import HubError, HubUnreachable
 from ..client.connection import HubConnection, path_of
-from ..client.settings import PROJECT, SPOOL, TOKEN, URL, Address
+from ..client.settings import JOB, PROJECT, SPOOL, TOKEN, URL, Address
 from ..store.lock import ProcessLock, make_folder
 from .reporter import HubLink, Stale
 from .runner import LAUNCH
@@ -170,7 +170,7 @@ class Launcher:
         """Return the runner's environment: ours without our token, and with the job's."""
         environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_TOKEN"}
         environment |= {URL: self._address.url, TOKEN: launch["token"], PROJECT: launch["project"]}
-        environment[SPOOL] = str(folder / "spool")
+        environment |= {SPOOL: str(folder / "spool"), JOB: str(launch["job"])}
         if launch["machines"]["provider"]["type"] == "local":  # its nodes see this machine's files
             checkpoints = self._checkpoints / str(launch["job"])
             checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)

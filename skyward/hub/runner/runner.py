@@ -42,7 +42,7 @@ from ...values.image import Image
 from ...values.launch import ProcessLaunch
 from ...values.machine import LogLine
 from ...wire.failures import encode_failure
-from ..client.settings import URL, Address
+from ..client.settings import JOB, URL, Address
 from ..model.jobs import AttemptEnd
 from .packed_call import CallFailed, run_packed, split_call
 from .reporter import HubLink, Reporter, Stale, until_heard
@@ -150,6 +150,8 @@ class JobRunner:
             description["hosts"] = [description["hosts"][number] for number in nodes]
         options = dict(self._spec["pool"])
         image = dict(self._spec["image"])
+        if description["type"] != "local":  # there, nodes have the environment of this process
+            image["env"] = {**image.get("env", {}), JOB: self._launch["job"]}
         if numbers := self._launch["devices"]:
             restrict(machines, nodes, numbers, image)
         if machines["kind"] != "fixed":

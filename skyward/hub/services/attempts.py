@@ -23,7 +23,7 @@ from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service, require_no_run_token
-from .job_life import enter, finish_attempt, lose_runner, machines_named, note_cost
+from .job_life import announce, enter, finish_attempt, lose_runner, machines_named, note_cost
 from .jobs import need_job
 from .receiving import receive_blob
 
@@ -269,7 +269,9 @@ class Attempts(Service):
         job, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
         attempt.heard_at = tx.now
         note_cost(tx, job, attempt, cost_usd)
-        attempt.saved_at = saved_at if saved_at is not None else attempt.saved_at
+        if saved_at is not None and saved_at > (attempt.saved_at or 0):
+            attempt.saved_at = saved_at
+            announce(tx, job, "job.saved")
         if is_running and attempt.began_at is None:
             attempt.began_at = tx.now
             if job.state == JobState.STARTING:

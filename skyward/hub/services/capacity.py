@@ -11,9 +11,12 @@ from ..model.access import Actor, Right
 from ..model.capacity import MachineSetRecord, MachineSetSpec
 from ..model.refusal import Reason, Refusal
 from ..store import attempts, machine_sets
+from ..store.attempts import AttemptRow
+from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service
+from .job_life import devices_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -81,21 +84,21 @@ def _no_set(name: str) -> Refusal:
 
 
 def _sets(snapshot: ReadSnapshot, actor: Actor) -> list[MachineSetRecord]:
-    used = attempts.active_attempts(snapshot)
+    active = attempts.active_attempts(snapshot)
     return [
-        replace(
-            record,
-            jobs={
-                job.id: len(attempt.node_numbers)
-                for job, attempt in used
-                if attempt.machines == record.spec.name and job.project == actor.project
-            },
-            used_nodes=len(
-                {node for _, attempt in used if attempt.machines == record.spec.name for node in attempt.node_numbers}
-            ),
-        )
+        _with_use(record, [pair for pair in active if pair[1].machines == record.spec.name], actor)
         for record in machine_sets.machine_sets(snapshot)
     ]
+
+
+def _with_use(record: MachineSetRecord, used: Sequence[tuple[JobRow, AttemptRow]], actor: Actor) -> MachineSetRecord:
+    return replace(
+        record,
+        jobs={job.id: len(attempt.node_numbers) for job, attempt in used if job.project == actor.project},
+        used_nodes=len({node for _, attempt in used for node in attempt.node_numbers}),
+        # An attempt that waits for others to leave has no devices yet.
+        used_devices=sum(devices_of(record.spec, job, attempt)[1] for job, attempt in used if not attempt.obstacles),
+    )
 
 
 def _declare_first(tx: Transaction, spec: MachineSetSpec) -> None:

@@ -25,15 +25,19 @@ from .access import Access
 from .attempts import Attempts
 from .bell import Bell
 from .capacity import Capacity
+from .importance import Importances
+from .job_history import Histories
 from .job_scheduler import JobScheduler
 from .jobs import Jobs
 from .leader import HubLeader
 from .live import Live, LiveTracking
 from .people import People
 from .pools import Pools
+from .queue import Queue
 from .quotas import Quotas
 from .registry import Registry
 from .sweeps import Sweeps
+from .usage import Usage
 
 if TYPE_CHECKING:
     from ..store.blobs import Blobs, Bucket
@@ -79,6 +83,7 @@ class Hub:
         self.pools = Pools(database, on_change=record_change)
         self.registry = Registry(database, blobs, on_change=record_change)
         self.sweeps = Sweeps(database, on_change=record_change)
+        self.importances = Importances(self.sweeps)
         self.access = Access(database)
         self.people = People(database, self.access)
         self.audit = audit.Audit(database)
@@ -91,6 +96,9 @@ class Hub:
             database, blobs, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
         )
         self.capacity = Capacity(database, on_change=record_change, bell=self.bell)
+        self.histories = Histories(database)
+        self.queue = Queue(database, self.scheduler)
+        self.usage = Usage(database)
         self._lost_after_ms = int(lost_after_s * 1000)
         self._steady = steady
         self._offset_ms = self._clock_offset_ms()

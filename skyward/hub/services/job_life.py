@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..model.access import Actor, Role
 from ..model.capacity import CLOUD_LEASE_S, MachineSetSpec
 from ..model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
+from ..model.usage import NEVER, bound_of, parts_of_days
 from ..schedule.shares import charged, decayed
 from ..schedule.values import Policy, Shape
-from ..store import attempts, identities, job_quotas, jobs, machine_sets
+from ..store import attempts, identities, job_quotas, jobs, machine_sets, usage
 from ..store.attempts import AttemptRow
 from ..store.jobs import JobRow
 from ..store.schema import ORGANIZATION
@@ -20,8 +21,17 @@ HALF_LIFE_S = Policy().half_life_s
 def enter(tx: Transaction, job: JobRow, state: JobState) -> None:
     """Change the state of a job and announce it. The caller writes the row."""
     job.enter(state, tx.now)
+    if state.is_final:
+        seconds = 0.0 if job.started_at is None else max(0, tx.now - job.started_at) / 1000
+        bound_s = NEVER if job.started_at is None else bound_of(seconds)
+        usage.add_end(tx, job.project, job.type, state, bound_s, seconds)
+    announce(tx, job, f"job.{state}")
+
+
+def announce(tx: Transaction, job: JobRow, kind: str) -> None:
+    """Tell pages and hooks what happened to a job."""
     hub = Actor(user="hub", organization=ORGANIZATION, project=job.project, role=Role.OWNER)
-    outbox.record(tx, hub, f"job.{state}", f"job/{job.id}", {"name": job.name, "attempt": job.attempts})
+    outbox.record(tx, hub, kind, f"job/{job.id}", {"name": job.name, "attempt": job.attempts})
 
 
 def finish_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow, end: AttemptEnd, error: str = "") -> None:
@@ -91,16 +101,20 @@ def shape_of(spec: JobSpec) -> Shape:
     )
 
 
-def devices_of(machines: MachineSetSpec, job: JobRow, attempt: AttemptRow) -> tuple[str, int]:
-    """Return the kind of the devices that an attempt holds, and their number on all of its nodes."""
-    asked = job.decoded_spec().devices
-    each = machines.devices if asked is None else asked
-    return machines.accelerator or "node", each * len(attempt.node_numbers)
-
-
 def machines_named(snapshot: ReadSnapshot, name: str) -> MachineSetSpec | None:
     """Return the machine set of that name; None if it is gone."""
     return next((record.spec for record in machine_sets.machine_sets(snapshot) if record.spec.name == name), None)
+
+
+def devices_of(machines: MachineSetSpec | None, job: JobRow, attempt: AttemptRow) -> tuple[str, int]:
+    """Return the kind of the devices that an attempt holds, and their number on all of its nodes.
+
+    `machines` is None if the set is gone.
+    """
+    spec = job.decoded_spec()
+    each = spec.devices if spec.devices is not None else 1 if machines is None else machines.devices
+    kind = spec.accelerator if machines is None else machines.accelerator
+    return kind or "node", each * len(attempt.node_numbers)
 
 
 def lease_s(snapshot: ReadSnapshot, machines: str) -> float:
@@ -110,12 +124,28 @@ def lease_s(snapshot: ReadSnapshot, machines: str) -> float:
 
 
 def _charge(tx: Transaction, job: JobRow, attempt: AttemptRow) -> None:
-    """Count what an attempt used for its project's share."""
+    """Count what an attempt used: for the bill, and for its project's share."""
     machines = machines_named(tx, attempt.machines)
+    kind, devices = devices_of(machines, job, attempt)
+    _count_use(tx, job, attempt, kind, devices)
     if machines is None:
         return
-    kind, devices = devices_of(machines, job, attempt)
     seconds, at = machine_sets.device_uses(tx).get(job.project, {}).get(kind, (0.0, tx.now))
     earlier = decayed({kind: seconds}, (tx.now - at) / 1000, HALF_LIFE_S)[kind]
     own = charged({}, kind, devices, (tx.now - attempt.reserved_at) / 1000, HALF_LIFE_S)[kind]
     machine_sets.set_device_use(tx, job.project, kind, earlier + own)
+
+
+def _count_use(tx: Transaction, job: JobRow, attempt: AttemptRow, kind: str, devices: int) -> None:
+    """Count devices and money of an attempt by days. It had none before a launcher took it."""
+    if attempt.claimed_at is None:
+        return
+    seconds = devices * max(0, tx.now - attempt.claimed_at) / 1000
+    parts = list(parts_of_days(attempt.claimed_at, tx.now))
+    for day, part in parts:
+        usage.add_use(
+            *(tx, job.project, day, kind),
+            seconds=seconds * part,
+            cost_usd=attempt.cost * part,
+            attempts=int(day == parts[-1][0]),
+        )

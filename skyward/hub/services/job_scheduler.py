@@ -131,7 +131,7 @@ def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> None:
     if not waiting and not active:
         return
     sets = machine_sets.machine_sets(tx)
-    snapshot = make_snapshot(tx, policy, sets, waiting, active)
+    snapshot = make_snapshot(tx, policy, sets, waiting, active, tx.now)
     decisions = decide(snapshot, tx.now / 1000)
     by_id = {job.id: (job, attempt) for job, attempt in active}
     queued = {job.id: job for job in waiting}
@@ -161,12 +161,12 @@ def make_snapshot(
     sets: Sequence[MachineSetRecord],
     waiting: Sequence[JobRow],
     active: Active,
+    now: int,
 ) -> JobsSnapshot:
-    """Return what the tables say, as the scheduler reads it."""
+    """Return what the tables say at the time `now` in milliseconds, as the scheduler reads it."""
     names = {project[0]: project[1] for project in identities.projects(snapshot, ORGANIZATION, None)}
     known = {record.spec.name for record in sets}
     job_of = {attempt.pk: job.id for job, attempt in active}
-    now = snapshot.now if isinstance(snapshot, Transaction) else 0
     quotas, spending = job_quotas.job_quotas(snapshot), job_quotas.JobSpending(snapshot, now)
     return JobsSnapshot(
         machines=tuple(map(_machine_set, sets)),

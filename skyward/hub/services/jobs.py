@@ -100,7 +100,7 @@ class Jobs(Service):
         rows = await self.database.read(jobs.jobs_before, actor.project, limit + 1, before, states)
         shown = rows[:limit]
         token = encode_token([shown[-1].pk]) if len(rows) > limit else None
-        return Page([_record(row) for row in shown], token)
+        return Page([record_of(row) for row in shown], token)
 
     async def job(self, actor: Actor, job_id: str) -> JobRecord:
         """Return a job with its attempts."""
@@ -368,11 +368,15 @@ def _output(
 def _whole(snapshot: ReadSnapshot, actor: Actor, job_id: str) -> JobRecord:
     row = need_job(snapshot, actor, job_id)
     results = [name for name in jobs.blobs_of(snapshot, row.pk) if name in BLOBS[2:]]
-    return _record(row, [_attempt(attempt) for attempt in attempts.attempts_of(snapshot, row.pk)], results)
+    rows = attempts.attempts_of(snapshot, row.pk)
+    open_cost = sum(attempt.cost for attempt in rows if attempt.ended_at is None)
+    return record_of(row, [_attempt(attempt) for attempt in rows], results, open_cost=open_cost)
 
 
-def _record(row: JobRow, tried: Sequence[AttemptRecord] = (), results: Sequence[str] = ()) -> JobRecord:
-    open_cost = sum(attempt.cost_usd for attempt in tried if attempt.ended_at is None)
+def record_of(
+    row: JobRow, tried: Sequence[AttemptRecord] = (), results: Sequence[str] = (), *, open_cost: float = 0.0
+) -> JobRecord:
+    """Return a job as its user sees it. `open_cost` is the cost so far of an attempt that is not over."""
     return JobRecord(
         id=row.id,
         name=row.name,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,16 +48,35 @@ class Notice:
     body: Any
 
 
+def noun_of(kind: str) -> str:
+    """Return the noun of the kind of an event.
+
+    Example:
+        >>> noun_of("job.running"), noun_of("points")
+        ('job', 'points')
+    """
+    return kind.partition(".")[0]
+
+
 class EventWatcher:
     """One reader of the stream. Points wait in it until it asks."""
 
-    def __init__(self, project: int, run: str | None, experiment: int | None) -> None:
-        self.project, self.run, self.experiment = project, run, experiment
+    def __init__(self, project: int, run: str | None, experiment: int | None, kinds: Collection[str] = ()) -> None:
+        self.project, self.run, self.experiment, self.kinds = project, run, experiment, frozenset(kinds)
         self._lock = threading.Lock()
         self._points: dict[str, PointColumns] = {}
 
     def wants(self, project: int, experiment: int, run: str) -> bool:
-        return project == self.project and self.run in (None, run) and self.experiment in (None, experiment)
+        return (
+            project == self.project
+            and self.run in (None, run)
+            and self.experiment in (None, experiment)
+            and self.wants_kind("points")
+        )
+
+    def wants_kind(self, kind: str) -> bool:
+        """Return whether it wants events of a kind, such as `job.running`."""
+        return not self.kinds or noun_of(kind) in self.kinds
 
     def add(self, run: str, columns: PointColumns) -> None:
         with self._lock:
@@ -130,7 +149,13 @@ class Live:
                 watcher.add(run, columns)
 
     async def watch(
-        self, actor: Actor, *, run: str | None = None, experiment: str | None = None, last: int | None = None
+        self,
+        actor: Actor,
+        *,
+        run: str | None = None,
+        experiment: str | None = None,
+        kinds: Collection[str] = (),
+        last: int | None = None,
     ) -> AsyncGenerator[Notice | None, None]:
         """Yield notices until the hub closes. None says that nothing happened for a while.
 
@@ -138,6 +163,7 @@ class Live:
             actor: Who asks.
             run: Only this run's.
             experiment: Only this experiment's.
+            kinds: Nouns of the events that it wants, such as "job"; "points" for points. Empty: all.
             last: Number of the last event that the reader has seen. None: only events from now on.
 
         Raises:
@@ -150,7 +176,7 @@ class Live:
         if experiment is not None:
             await self._database.read(need_experiment, actor, experiment)
         seen = await self._database.read(journal.last_event) if last is None else last
-        watcher = EventWatcher(actor.project, run, None if experiment is None else int(experiment))
+        watcher = EventWatcher(actor.project, run, None if experiment is None else int(experiment), kinds)
         with self._lock:
             self._watchers = (*self._watchers, watcher)
         try:
@@ -161,7 +187,7 @@ class Live:
             quiet_s = 0.0
             is_over = self._closing.is_set()
             while not is_over:
-                notices, seen = await self._events(actor, seen, run)
+                notices, seen = await self._events(actor, seen, run, watcher)
                 notices += [Notice(None, "points", shown(name, columns)) for name, columns in watcher.take().items()]
                 for notice in notices:
                     yield notice
@@ -174,12 +200,14 @@ class Live:
             with self._lock:
                 self._watchers = tuple(other for other in self._watchers if other is not watcher)
 
-    async def _events(self, actor: Actor, seen: int, run: str | None) -> tuple[list[Notice], int]:
+    async def _events(
+        self, actor: Actor, seen: int, run: str | None, watcher: EventWatcher
+    ) -> tuple[list[Notice], int]:
         rows = await self._database.read(journal.project_events_behind, actor.project, seen, PAGE)
         notices = []
         for row in rows:
             seen = row.id
-            if run is None or row.resource == f"run/{run}":
+            if (run is None or row.resource == f"run/{run}") and watcher.wants_kind(row.kind):
                 body = {
                     "kind": row.kind,
                     "resource": row.resource,

@@ -98,6 +98,7 @@ event = Table(
     Column("resource", Text, nullable=False),
     Column("body", Text, nullable=False),  # JSON
     Index("event_by_project", "project", "id"),
+    Index("event_by_resource", "resource", "id"),  # the history of a job
     sqlite_autoincrement=True,
 )
 

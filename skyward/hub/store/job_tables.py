@@ -26,9 +26,11 @@ __all__ = [
     "device_use",
     "job",
     "job_blob",
+    "job_end",
     "job_output",
     "job_quota",
     "job_spending",
+    "job_use",
     "machine_set",
     "metadata",
 ]
@@ -150,4 +152,27 @@ job_spending = Table(
     Column("owner", Text, primary_key=True),  # name of the user
     Column("day", BigInteger, primary_key=True, autoincrement=False),  # days since 1970, in UTC
     Column("usd", Double, nullable=False),
+)
+
+# Both stay when a job is deleted: its cost was paid, and counters never fall.
+job_use = Table(
+    "job_use",
+    metadata,
+    Column("project", INTEGER, ForeignKey("project.id"), primary_key=True, autoincrement=False),
+    Column("day", Integer, primary_key=True, autoincrement=False),  # since 1970, in UTC
+    Column("kind", Text, primary_key=True),  # kind of device
+    Column("seconds", Double, nullable=False),  # device-seconds
+    Column("cost", Double, nullable=False),
+    Column("attempts", BigInteger, nullable=False),  # that ended on this day
+)
+
+job_end = Table(
+    "job_end",
+    metadata,
+    Column("project", INTEGER, ForeignKey("project.id"), primary_key=True, autoincrement=False),
+    Column("type", Text, primary_key=True),
+    Column("state", Text, primary_key=True),
+    Column("bound", Integer, primary_key=True, autoincrement=False),  # of their durations, see model.usage.BOUNDS_S
+    Column("jobs", BigInteger, nullable=False),
+    Column("seconds", Double, nullable=False),  # of all of them together
 )

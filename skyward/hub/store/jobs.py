@@ -124,6 +124,16 @@ def jobs_before(
     return [row_of(row) for row in rows]
 
 
+def unfinished_jobs(snapshot: ReadSnapshot, project: int, limit: int) -> list[JobRow]:
+    """Return jobs of a project that are not over, those with machines first, then the oldest first."""
+    rows = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.ended_at IS NULL"
+        " ORDER BY (CASE WHEN j.state = 'queued' THEN 1 ELSE 0 END), j.pk LIMIT ?",
+        (project, limit),
+    ).fetchall()
+    return [row_of(row) for row in rows]
+
+
 def waiting_jobs(snapshot: ReadSnapshot, now: int, *, for_update: str = "") -> list[JobRow]:
     """Return the jobs that may begin now, of all projects. `for_update` is that of a transaction that changes them."""
     rows = snapshot.execute(

@@ -145,6 +145,16 @@ def project_events_behind(snapshot: ReadSnapshot, project: int, last: int, limit
     return [EventRow(*row) for row in rows.fetchall()]
 
 
+def events_of(snapshot: ReadSnapshot, project: int, resource: str, limit: int) -> list[EventRow]:
+    """Return the newest events of one thing, oldest first."""
+    rows = snapshot.execute(
+        "SELECT id, project, at, kind, resource, body FROM event WHERE resource = ? AND project = ?"
+        " ORDER BY id DESC LIMIT ?",
+        (resource, project, limit),
+    ).fetchall()
+    return [EventRow(*row) for row in reversed(rows)]
+
+
 def decoded(text: str) -> object:
     """Decode the JSON of an entry."""
     return json.loads(text)

@@ -52,8 +52,7 @@ _JOBS_OF_PROJECT = (
     f"DELETE FROM attempt WHERE job IN {_JOBS}",
     f"DELETE FROM job_blob WHERE job IN {_JOBS}",
     "DELETE FROM job WHERE project = ?",
-    "DELETE FROM device_use WHERE project = ?",
-    "DELETE FROM job_spending WHERE project = ?",
+    *(f"DELETE FROM {name} WHERE project = ?" for name in ("device_use", "job_spending", "job_use", "job_end")),
 )
 _REST_OF_PROJECT = (
     "DELETE FROM pool_event WHERE pool IN (SELECT pk FROM pool WHERE project = ?)",

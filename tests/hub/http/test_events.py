@@ -126,3 +126,16 @@ def test_points_are_the_same_as_json_packed_and_arrow(owner: httpx.Client) -> No
         assert all(
             one == other or (math.isnan(one) and math.isnan(other)) for one, other in zip(column, floats, strict=True)
         )
+
+
+def test_stream_of_a_kind_has_no_other_events_and_no_points(server: HubServer, owner: httpx.Client) -> None:
+    run = make_run(owner)
+    with following(server, {}, {"kind": "job"}) as events:
+        tag(owner, run, "1")
+        point = {"metrics": [{"key": "loss", "value": 1.0, "step": 1}]}
+        owner.post(f"/v1/runs/{run}/metrics", json=point).raise_for_status()
+        job = (
+            owner.post("/v1/jobs", json={"name": "first", "spec": {}, "is_held": True}).raise_for_status().json()["id"]
+        )
+        first = next(events)
+    assert (first["event"], first["data"]["kind"], first["data"]["resource"]) == ("job", "job.create", f"job/{job}")

@@ -17,6 +17,7 @@ import pytest
 from skyward.testing.hub import HubServer
 from tests.hub.ui.canned import Canned, canned_app
 from tests.hub.ui.serving import served
+from tests.hub.ui.worked import Workers, fill
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -69,3 +70,22 @@ def signed_in(hub: HubServer, owner: httpx.Client, page: Page) -> Page:
     page.goto(owner.post(f"/v1/users/{user}/link").json()["link"])
     page.wait_for_url("**/experiments")
     return page
+
+
+@dataclass(slots=True)
+class Worked:
+    """A hub with jobs in most states, whose runners are requests of the test."""
+
+    address: str
+    workers: Workers
+    ids: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worked]:
+    """One for all tests. Each of them changes only jobs that it has made, or that no other one looks at."""
+    with (
+        HubServer(tmp_path_factory.mktemp("worked") / "hub", with_auth=False) as server,
+        Workers(server.url) as workers,
+    ):
+        yield Worked(server.url, workers, fill(workers))

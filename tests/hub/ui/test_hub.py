@@ -85,7 +85,20 @@ def test_the_buttons_of_a_run_save_and_stop_a_training(
 def test_each_page_shows_a_new_hub_without_a_problem(open_hub: HubServer, page: Page) -> None:
     from playwright.sync_api import expect
 
-    for path in ("/experiments", "/runs", "/pools", "/projects", "/members", "/users", "/tokens", "/audit"):
+    for path in (
+        "/experiments",
+        "/runs",
+        "/jobs",
+        "/sweeps",
+        "/capacity",
+        "/usage",
+        "/pools",
+        "/projects",
+        "/members",
+        "/users",
+        "/tokens",
+        "/audit",
+    ):
         page.goto(open_hub.url + path)
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         expect(page.get_by_role("note")).to_contain_text("--no-auth")

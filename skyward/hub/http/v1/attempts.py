@@ -100,6 +100,7 @@ def _launch(launch: Launch) -> job_wire.LaunchOut:
 
 
 async def capacity(call: Call, _request: wire.Nothing) -> job_wire.CapacityOut:
+    stranded = await call.hub.queue.stranded()
     return job_wire.CapacityOut(
         [
             job_wire.MachineSetOut(
@@ -108,6 +109,10 @@ async def capacity(call: Call, _request: wire.Nothing) -> job_wire.CapacityOut:
                 is_draining=record.is_draining,
                 full_until=record.full_until,
                 used_nodes=record.used_nodes,
+                used_devices=record.used_devices,
+                stranded_devices=stranded.get(record.spec.name, 0),
+                usd_per_hour=record.usd_per_hour,
+                idle_usd_per_hour=record.spec.usd_per_hour * record.idle_nodes,
                 jobs=dict(record.jobs),
             )
             for record in await call.hub.capacity.sets(call.actor)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 
 from ...model.refusal import Reason, Refusal
-from ...services.live import Notice
+from ...services.live import Notice, noun_of
 from ..reply import HttpReply
 from ..routing import Call
 from . import wire
@@ -21,7 +21,11 @@ async def events(call: Call, request: wire.EventsQuery) -> HttpReply:
     if text and not (text.isascii() and text.isdigit() and len(text) < 19):
         raise Refusal(Reason.INVALID, "last-event-id: not a number; leave it out", field="last-event-id")
     notices = call.hub.live.watch(
-        call.actor, run=request.run, experiment=request.experiment, last=int(text) if text else None
+        call.actor,
+        run=request.run,
+        experiment=request.experiment,
+        kinds=request.kind,
+        last=int(text) if text else None,
     )
     # The first notice is awaited here, so that a run that is not there is refused with a status.
     await anext(notices)
@@ -36,5 +40,5 @@ async def _lines(notices: AsyncGenerator[Notice | None, None]) -> AsyncGenerator
                 yield b": still here\n\n"
                 continue
             number = b"" if notice.id is None else b"id: %d\n" % notice.id
-            kind = notice.kind.partition(".")[0].encode()
+            kind = noun_of(notice.kind).encode()
             yield b"%sevent: %s\ndata: %s\n\n" % (number, kind, msgspec.json.encode(notice.body))

@@ -204,13 +204,21 @@ class LauncherOrdersOut(Struct):
 
 
 class MachineSetOut(Struct):
-    """A machine set and its use. `jobs` are those of the project that asks."""
+    """A machine set and its use. `jobs` are those of the project that asks.
+
+    `stranded_devices` are idle, and a waiting job could use them if they were on fewer nodes. `usd_per_hour` is the
+    price of the nodes that are there now, and `idle_usd_per_hour` that of those without a job.
+    """
 
     name: str
     machines: MachineSetWire
     is_draining: bool
     full_until: int
     used_nodes: int
+    used_devices: int
+    stranded_devices: int
+    usd_per_hour: float
+    idle_usd_per_hour: float
     jobs: dict[str, int]
 
 

@@ -267,8 +267,11 @@ class BlobOut(Struct):
 
 
 class EventsQuery(Struct):
+    """Events of a project, or of one run or experiment. `kind` chooses some, such as "job" or "points"; none: all."""
+
     run: str | None = None
     experiment: str | None = None
+    kind: list[str] = []
     project: str | None = None
 
 

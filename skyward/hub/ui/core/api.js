@@ -100,6 +100,16 @@ export async function get(path, parameters, abort) {
 }
 
 /**
+ * An answer as text of another type than JSON, such as "text/csv".
+ * @param {string} path
+ * @param {string} accept
+ * @param {Record<string, string | number>} [parameters]
+ */
+export async function text(path, accept, parameters) {
+  return (await send("GET", address(path, parameters), { accept })).text();
+}
+
+/**
  * @param {"POST" | "PATCH" | "DELETE" | "PUT"} method
  * @param {string} path
  * @param {unknown} [body]
@@ -167,7 +177,7 @@ export function artifactAddress(run, key) {
 
 /**
  * Follow events. The browser connects again by itself and names the last event that it saw.
- * @param {Record<string, string | string[]>} narrow `run` or `experiment`.
+ * @param {Record<string, string | string[]>} narrow `run` or `experiment`, and the `kind`s of events.
  * @param {(event: any) => void} hear Receives the parsed data of each event.
  * @returns {() => void} Ends it.
  */
@@ -182,4 +192,7 @@ export function follow(narrow, hear) {
 }
 
 /** Names of events that the hub sends. */
-const EVENT_KINDS = ["message", "points", "run", "experiment", "command", "artifact", "tag", "param", "model"];
+const EVENT_KINDS = [
+  ...["message", "points", "run", "experiment", "command", "artifact", "tag", "param", "model", "job", "sweep"],
+  "capacity",
+];

@@ -2,6 +2,9 @@
 
 const integers = new Intl.NumberFormat("en-US");
 const days = new Intl.DateTimeFormat("en-US", { day: "numeric", month: "short", year: "numeric" });
+const dates = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const exactClocks = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+const clocks = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const moments = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
 /**
@@ -58,6 +61,16 @@ export function ago(at, now = Date.now()) {
 /** @param {number | null | undefined} at */
 export function moment(at) {
   return at ? moments.format(at) : "";
+}
+
+/** @param {number} usd */
+export function money(usd) {
+  return usd ? `${usd.toFixed(usd < 1 ? 4 : 2)} USD` : "free";
+}
+
+/** Time of the day, or the day where hours say nothing. @param {number} at @param {number} span_ms Of what is shown. */
+export function clock(at, span_ms) {
+  return (span_ms > 2 * 86_400_000 ? dates : span_ms < 600_000 ? exactClocks : clocks).format(at);
 }
 
 /** @param {number | null | undefined} size */

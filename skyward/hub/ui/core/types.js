@@ -53,5 +53,104 @@
  * @property {Points} points
  *
  * @typedef {"step" | "relative" | "wall"} Axis
+ *
+ * @typedef {object} QueuedJob A job that is not over.
+ * @property {string} id
+ * @property {string} name
+ * @property {string} type
+ * @property {string} user
+ * @property {string} status
+ * @property {boolean} is_held
+ * @property {string} priority
+ * @property {string} needs Machines that it needs, in words.
+ * @property {string} why Why it waits, or what happens to it.
+ * @property {number | null} place Among the waiting jobs of all projects.
+ * @property {number | null} starts_by
+ * @property {number} created_at
+ * @property {number | null} started_at
+ * @property {number} cost_usd
+ * @property {number} attempt_count
+ * @property {boolean} is_preemptible
+ * @property {number} max_duration_s
+ *
+ * @typedef {object} DeviceSpan Devices that a job holds, or has reserved.
+ * @property {string} job Empty for a job of another project.
+ * @property {string} name
+ * @property {string} state Of the job, or "reservation".
+ * @property {number[]} nodes
+ * @property {number[]} devices Their numbers on each node, if they have any.
+ * @property {number} each
+ * @property {number} begins_at
+ * @property {number} ends_by
+ * @property {boolean} on_loan
+ *
+ * @typedef {object} SetPlan
+ * @property {string} name
+ * @property {string} kind
+ * @property {number} nodes
+ * @property {number} devices
+ * @property {string} accelerator
+ * @property {boolean} is_draining
+ * @property {number} full_until
+ * @property {number} stranded
+ * @property {DeviceSpan[]} spans
+ *
+ * @typedef {object} Attempt
+ * @property {number} number
+ * @property {string} machines
+ * @property {number[]} nodes
+ * @property {number} reserved_at
+ * @property {number | null} began_at
+ * @property {number | null} ended_at
+ * @property {string} end
+ * @property {string} error
+ * @property {number} cost_usd
+ * @property {number} output_bytes
+ *
+ * @typedef {object} Job
+ * @property {string} id
+ * @property {string} name
+ * @property {string} type
+ * @property {string} user
+ * @property {string} status
+ * @property {boolean} is_held
+ * @property {string} priority
+ * @property {Record<string, any>} spec
+ * @property {number} created_at
+ * @property {number | null} started_at
+ * @property {number | null} ended_at
+ * @property {string} why
+ * @property {number} cost_usd
+ * @property {number} attempt_count
+ * @property {string[]} results
+ * @property {Attempt[]} attempts
+ *
+ * @typedef {object} Sweep
+ * @property {number} id
+ * @property {string} name
+ * @property {string} owner
+ * @property {("minimize" | "maximize")[]} directions
+ * @property {number} created_at
+ * @property {number} version
+ * @property {number} trials
+ * @property {Record<string, string>} user_attrs
+ * @property {Record<string, string>} system_attrs
+ *
+ * @typedef {object} Trial
+ * @property {number} id
+ * @property {number} number
+ * @property {"waiting" | "running" | "completed" | "pruned" | "failed"} state
+ * @property {(number | string)[] | null} values
+ * @property {Record<string, {value: number | string, distribution: string}>} params
+ * @property {Record<string, string>} user_attrs
+ * @property {Record<string, string>} system_attrs
+ * @property {number | null} started_us
+ * @property {number | null} ended_us
+ *
+ * @typedef {{at: number, kind: string, attempt: number}} JobEvent
+ * @typedef {{number: number, devices: number[], saved_at: number | null, ends_by: number | null, usd_per_hour: number}} AttemptFacts
+ * @typedef {{needs: string, events: JobEvent[], attempts: AttemptFacts[], result_sizes: Record<string, number>}} JobHistory
+ *
+ * @typedef {{at: number, waiting: number, has_more: boolean, jobs: QueuedJob[], sets: SetPlan[]}} Queue
  */
 export {};

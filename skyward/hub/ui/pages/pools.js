@@ -1,8 +1,9 @@
 /** Pools that recorded themselves: machines, money, lost nodes, and calls on a line of time. */
 import { get } from "../core/api.js";
-import { ago, count, duration, moment, number } from "../core/format.js";
-import { html, useEffect, useState } from "../core/html.js";
-import { Empty, Paste, Pill, Problem, useLoaded } from "../parts/widgets.js";
+import { ago, count, duration, moment, money, number } from "../core/format.js";
+import { html } from "../core/html.js";
+import { useFresh } from "../parts/fresh.js";
+import { Empty, Paste, Pill, Problem } from "../parts/widgets.js";
 
 /**
  * @typedef {object} Pool
@@ -30,29 +31,12 @@ import { Empty, Paste, Pill, Problem, useLoaded } from "../parts/widgets.js";
  * @typedef {{pool: Pool, nodes: PoolNode[], machines: Machine[], calls: PoolCall[], events: PoolEvent[]}} History
  */
 
-const REFRESH_MS = 5000;
 const SHOWN = 500;
 /** Colours of states, by the classes that runs have. */
 const LOOKS = /** @type {Record<string, string>} */ ({ open: "running", starting: "queued", closed: "completed" });
 
 /** @param {{state: string}} props */
 const State = ({ state }) => html`<span class=${`pill ${LOOKS[state] ?? state}`}>${state}</span>`;
-
-/** @param {number} usd */
-const money = (usd) => (usd ? `${usd.toFixed(usd < 1 ? 4 : 2)} USD` : "free");
-
-/** @template T @param {() => Promise<T>} load @param {string} key */
-function useFresh(load, key) {
-  const [turn, setTurn] = useState(0);
-  useEffect(() => {
-    const timer = window.setInterval(
-      () => document.visibilityState === "visible" && setTurn((now) => now + 1),
-      REFRESH_MS,
-    );
-    return () => window.clearInterval(timer);
-  }, []);
-  return useLoaded(load, `${key} ${turn}`);
-}
 
 export function PoolsPage() {
   const { value, problem, reload } = useFresh(() => get("/v1/pools", { limit: SHOWN }), "pools");

@@ -8,6 +8,7 @@ import { ChartTools, lookOf } from "../parts/chart_tools.js";
 import { Commands } from "../parts/commands.js";
 import { Artifacts } from "../parts/artifacts.js";
 import { Checkpoints, Evaluations, Output } from "../parts/run_parts.js";
+import { useNow } from "../parts/fresh.js";
 import { Icon } from "../parts/icon.js";
 import { Cost, Lineage } from "../parts/lineage.js";
 import { Sections } from "../parts/sections.js";
@@ -52,17 +53,6 @@ function useRun(id) {
     [run, keys],
   );
   return { run, problem, live, keys: all, load };
-}
-
-/** Now, each second while the run goes on: its duration counts. @param {boolean} isRunning */
-function useNow(isRunning) {
-  const [now, setNow] = useState(Date.now());
-  useEffect(() => {
-    if (!isRunning) return;
-    const timer = window.setInterval(() => setNow(Date.now()), 1000);
-    return () => window.clearInterval(timer);
-  }, [isRunning]);
-  return now;
 }
 
 /** @param {{values: Record<string, string>, none: string}} props */

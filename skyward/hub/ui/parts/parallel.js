@@ -73,8 +73,11 @@ function drawAxes({ pen, width, ink }, scales) {
   });
 }
 
-/** @param {{runs: {run: Run, color: number}[], label: (run: Run) => string}} props */
-export function Parallel({ runs, label }) {
+/**
+ * @param {{runs: {run: Run, color: number, paint?: string}[], label: (run: Run) => string, open?: (id: string) => void}} props
+ *   `paint` is a colour beyond the palette. `open` is called with the id of a line that was clicked.
+ */
+export function Parallel({ runs, label, open = (id) => navigate(`/runs/${id}`) }) {
   const all = useMemo(() => runs.map(({ run }) => run), [runs]);
   const axes = useMemo(() => axesOf(all), [all]);
   const asked = query.value.get("axes");
@@ -84,9 +87,9 @@ export function Parallel({ runs, label }) {
     setQuery({ axes: (chosen.includes(id) ? chosen.filter((other) => other !== id) : [...chosen, id]).join(",") });
   const draw = (/** @type {import("./canvas.js").Drawing} */ drawing) => {
     const { pen, width, focus } = drawing;
-    for (const { run, color } of runs) {
+    for (const { run, color, paint } of runs) {
       const path = pathOf(run, scales, width);
-      pen.strokeStyle = colorOf(color);
+      pen.strokeStyle = paint ?? colorOf(color);
       pen.lineWidth = focus === run.id ? 3 : 1.6;
       pen.globalAlpha = focus && focus !== run.id ? 0.2 : 0.85;
       pen.beginPath();
@@ -108,5 +111,5 @@ export function Parallel({ runs, label }) {
     return found && found.away < REACH ? { id: found.run.id, text: label(found.run) } : null;
   };
   return html`<div class="tools"><${Menu} left label="Axes">${axes.map((id) => html`<label><input type="checkbox" checked=${chosen.includes(id)} onChange=${() => toggle(id)} /><span>${id}</span></label>`)}<//></div>
-    <${Canvas} title="Parallel coordinates" height=${HEIGHT} least=${chosen.length * 104} draw=${draw} near=${near} open=${(/** @type {string} */ id) => navigate(`/runs/${id}`)} version=${`${chosen} ${all.map(({ id }) => id)}`} />`;
+    <${Canvas} title="Parallel coordinates" height=${HEIGHT} least=${chosen.length * 104} draw=${draw} near=${near} open=${open} version=${`${chosen} ${all.map(({ id }) => id)}`} />`;
 }

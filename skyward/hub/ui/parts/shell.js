@@ -9,6 +9,10 @@ const PLACES = [
   ["/experiments", "experiments", "Experiments"],
   ["/runs", "runs", "Runs"],
   ["/compare", "compare", "Compare"],
+  ["/sweeps", "sweeps", "Sweeps"],
+  ["/jobs", "jobs", "Jobs"],
+  ["/capacity", "capacity", "Capacity"],
+  ["/usage", "usage", "Usage"],
   ["/pools", "pools", "Pools"],
 ];
 /** Address, icon, title, and the roles that may see it; without roles, all. */

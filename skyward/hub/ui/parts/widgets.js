@@ -4,7 +4,14 @@ import { Icon } from "./icon.js";
 
 /** @param {{status: string}} props */
 export function Pill({ status }) {
-  return html`<span class=${`pill ${status}`}>${status}</span>`;
+  return html`<span class=${`pill ${status}`}>${status.replace("_", " ")}</span>`;
+}
+
+/** A sentence of the hub about a job: ids of other jobs in it are links. @param {{text: string}} props */
+export function Reason({ text }) {
+  return text
+    .split(/\b([0-9a-f]{32})\b/)
+    .map((part, i) => (i % 2 ? html`<a class="mono" href=${`/jobs/${part}`} title=${part}>${part.slice(0, 8)}</a>` : part));
 }
 
 /** @param {{problem: any, retry?: () => void}} props */

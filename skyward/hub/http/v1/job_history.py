@@ -1,0 +1,50 @@
+"""The history of a job in `/v1`. Times are milliseconds since 1970."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from msgspec import Struct
+
+from ..routing import Call
+from . import wire
+
+
+class JobEventOut(Struct):
+    """Something that happened: a state, such as "running", or "create", "save", "saved", "cancel", "retry"."""
+
+    at: int
+    kind: str
+    attempt: int
+
+
+class AttemptFactsOut(Struct):
+    """Facts of an attempt. `ends_by` is the time by which it ends; of one that is over there is none."""
+
+    number: int
+    devices: list[int]
+    saved_at: int | None
+    ends_by: int | None
+    usd_per_hour: float
+
+
+class JobHistoryOut(Struct):
+    """History of a job. `result_sizes` has the bytes of its "value" or "error"."""
+
+    needs: str
+    events: list[JobEventOut]
+    attempts: list[AttemptFactsOut]
+    result_sizes: dict[str, int]
+
+
+async def get(call: Call, _request: wire.Nothing) -> JobHistoryOut:
+    history = await call.hub.histories.history(call.actor, call.path["id"])
+    return JobHistoryOut(
+        needs=history.needs,
+        events=[JobEventOut(**asdict(event)) for event in history.events],
+        attempts=[
+            AttemptFactsOut(facts.number, list(facts.devices), facts.saved_at, facts.ends_by, facts.usd_per_hour)
+            for facts in history.attempts
+        ],
+        result_sizes=dict(history.result_sizes),
+    )

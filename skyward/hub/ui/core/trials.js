@@ -1,0 +1,80 @@
+/** Trials of a sweep: parameters as values, the best ones, and trials in the shape of runs for the plots. */
+
+/** @typedef {import("./types.js").Trial} Trial */
+/** @typedef {import("./types.js").Sweep} Sweep */
+/** @typedef {import("./types.js").Run} Run */
+
+/** A parameter's value: samplers see the index of a choice. @param {{value: number | string, distribution: string}} parameter */
+export function valueOfParameter({ value, distribution }) {
+  const { attributes = {}, choices } = JSON.parse(distribution);
+  const all = attributes.choices ?? choices;
+  return all ? all[Number(value)] : Number(value);
+}
+
+/** @param {Trial} trial @returns {Record<string, any>} */
+export function paramsOf(trial) {
+  return Object.fromEntries(Object.entries(trial.params).map(([name, parameter]) => [name, valueOfParameter(parameter)]));
+}
+
+/** A text of a parameter's value. @param {any} value */
+export const paramText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+/** A finite value of an objective; null where there is none. @param {Trial} trial @param {number} objective */
+export function valueOf(trial, objective) {
+  const value = Number(trial.values?.[objective] ?? NaN);
+  return trial.state === "completed" && Number.isFinite(value) ? value : null;
+}
+
+/** Whether a value is better than another. @param {string} direction @param {number} a @param {number} b */
+export const isBetter = (direction, a, b) => (direction === "maximize" ? a > b : a < b);
+
+/** Trials that no other one beats: the best one, or with several objectives the Pareto front. @param {Sweep} sweep @param {Trial[]} trials */
+export function bestTrials({ directions }, trials) {
+  const rows = trials
+    .map((trial) => ({ trial, values: directions.map((_, i) => valueOf(trial, i)) }))
+    .filter(({ values }) => values.every((value) => value !== null));
+  if (directions.length === 1) {
+    const best = rows.reduce((/** @type {any} */ first, row) => (!first || isBetter(directions[0], Number(row.values[0]), first.values[0]) ? row : first), null);
+    return best ? [best.trial] : [];
+  }
+  const beats = (/** @type {any[]} */ a, /** @type {any[]} */ b) =>
+    directions.every((direction, i) => !isBetter(direction, b[i], a[i])) && directions.some((direction, i) => isBetter(direction, a[i], b[i]));
+  return rows.filter(({ values }) => !rows.some((other) => beats(other.values, values))).map(({ trial }) => trial);
+}
+
+/** Best value up to each trial, as [number, value]. @param {Trial[]} trials In the order of their numbers. @param {number} objective @param {string} direction */
+export function bestSoFar(trials, objective, direction) {
+  /** @type {[number, number][]} */
+  const line = [];
+  for (const trial of trials) {
+    const value = valueOf(trial, objective);
+    if (value !== null && (!line.length || isBetter(direction, value, line[line.length - 1][1]))) line.push([trial.number, value]);
+  }
+  return line;
+}
+
+/** A trial as a run, for plots that know runs. @param {Trial} trial @param {string[]} objectives @returns {Run} */
+export function asRun(trial, objectives) {
+  const metrics = objectives.flatMap((key, i) => {
+    const value = valueOf(trial, i);
+    return value === null ? [] : [{ key, value, step: 0, timestamp: 0 }];
+  });
+  const params = Object.fromEntries(Object.entries(paramsOf(trial)).map(([name, value]) => [name, paramText(value)]));
+  return {
+    ...{ id: String(trial.id), experiment_id: "", name: `trial ${trial.number}`, status: trial.state, lifecycle: "active" },
+    ...{ user_id: "", start_time: 0, end_time: null, params, tags: {}, metrics },
+  };
+}
+
+/** Names of the objectives: those that the sweep gives them, or "value". @param {Sweep} sweep */
+export function objectiveNames({ directions, system_attrs }) {
+  /** @type {unknown} */
+  let given = null;
+  try {
+    given = JSON.parse(system_attrs["study:metric_names"] ?? "null");
+  } catch {
+    // names that no reader understands are no names
+  }
+  const names = Array.isArray(given) ? given : [];
+  return directions.map((_, i) => String(names[i] ?? (directions.length === 1 ? "value" : `value ${i + 1}`)));
+}

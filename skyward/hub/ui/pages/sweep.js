@@ -1,0 +1,131 @@
+/** One sweep: its best trial, history, parallel coordinates, slices, importance, and all of its trials. */
+import { get } from "../core/api.js";
+import { ago, count, duration, number } from "../core/format.js";
+import { html, useEffect, useMemo, useRef, useState } from "../core/html.js";
+import { query, setQuery } from "../core/router.js";
+import { isDark, themeChanges } from "../core/session.js";
+import { asRun, bestTrials, objectiveNames, paramsOf, paramText, valueOf } from "../core/trials.js";
+import { Parallel } from "../parts/parallel.js";
+import { History, Importance, shade, Slices } from "../parts/sweep_plots.js";
+import { Empty, Paste, Pill, Problem, Segments, useLoaded } from "../parts/widgets.js";
+
+/** @typedef {import("../core/types.js").Sweep} Sweep */
+/** @typedef {import("../core/types.js").Trial} Trial */
+
+const LOOK_MS = 2000;
+const SHOWN = 200;
+const LINES = 500;
+
+/** A sweep and its trials. Only those that changed are asked for again. @param {string} id */
+function useSweep(id) {
+  const [state, setState] = useState(/** @type {{sweep: Sweep | null, trials: Trial[], problem: any}} */ ({ sweep: null, trials: [], problem: null }));
+  const known = useRef({ version: -1, trials: /** @type {Map<number, Trial>} */ (new Map()) });
+  const look = async () => {
+    try {
+      const sweep = /** @type {Sweep} */ (await get(`/v1/sweeps/${encodeURIComponent(id)}`));
+      const kept = known.current;
+      if (sweep.version === kept.version) return;
+      for (;;) {
+        const changes = await get(`/v1/sweeps/${encodeURIComponent(id)}/trials`, { since: Math.max(0, kept.version) });
+        for (const trial of changes.trials) kept.trials.set(trial.id, trial);
+        kept.version = changes.version;
+        if (changes.is_complete) break;
+      }
+      const trials = [...kept.trials.values()].sort((a, b) => a.number - b.number);
+      setState({ sweep: { ...sweep, version: kept.version, trials: trials.length }, trials, problem: null });
+    } catch (problem) {
+      setState((before) => ({ ...before, problem }));
+    }
+  };
+  useEffect(() => {
+    void look();
+    const timer = window.setInterval(() => document.visibilityState === "visible" && void look(), LOOK_MS);
+    return () => window.clearInterval(timer);
+  }, [id]);
+  return { ...state, reload: () => void look() };
+}
+
+/** Trials with a value, as lines that are darker the better they are. @param {Trial[]} trials @param {string[]} names @param {number} objective @param {string} direction */
+function linesOf(trials, names, objective, direction) {
+  const style = getComputedStyle(document.documentElement);
+  const ink = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
+  const rows = trials.flatMap((trial) => (valueOf(trial, objective) === null ? [] : [{ trial, value: Number(valueOf(trial, objective)) }]));
+  rows.sort((a, b) => (direction === "maximize" ? a.value - b.value : b.value - a.value));
+  const shown = rows.slice(-LINES); // the best ones, drawn last
+  return shown.map(({ trial }, i) => ({ run: asRun(trial, names), color: 0, paint: shade(i / Math.max(1, shown.length - 1), ink) }));
+}
+
+/** Run of a trial, if it has one. @param {Trial} trial */
+function runOf({ system_attrs, user_attrs }) {
+  const text = system_attrs["skyward.run"] ?? user_attrs["skyward.run"];
+  return text ? String(JSON.parse(text)) : "";
+}
+
+/** @param {{trial: Trial, names: string[], sweep: Sweep}} props */
+function Best({ trial, names, sweep }) {
+  const params = paramsOf(trial);
+  const run = runOf(trial);
+  const text = `${JSON.stringify(params, null, 2)}`;
+  return html`<section class="card" aria-label="Best trial"><header><h2 class="grow">${sweep.directions.length > 1 ? "One of the best" : "Best"}: trial ${trial.number}</h2>${run && html`<a href=${`/runs/${run}`}>its run</a>`}</header>
+    <div class="body"><dl class="facts">${names.map((name, i) => html`<dt>${name}</dt><dd><b>${number(trial.values?.[i])}</b></dd>`)}${Object.entries(params).map(([name, value]) => html`<dt>${name}</dt><dd class="mono">${typeof value === "number" ? number(value) : paramText(value)}</dd>`)}</dl>
+      <${Paste} text=${text} /></div></section>`;
+}
+
+/** @param {{trials: Trial[], names: string[], sweep: Sweep, objective: number}} props */
+function Trials({ trials, names, sweep, objective }) {
+  const [shown, setShown] = useState(SHOWN);
+  const params = [...new Set(trials.flatMap((trial) => Object.keys(trial.params)))].sort();
+  const ordered = useMemo(() => {
+    const worst = sweep.directions[objective] === "maximize" ? -Infinity : Infinity;
+    const sign = sweep.directions[objective] === "maximize" ? -1 : 1;
+    return [...trials].sort((a, b) => sign * ((valueOf(a, objective) ?? worst) - (valueOf(b, objective) ?? worst)) || a.number - b.number);
+  }, [trials, objective]);
+  return html`<section class="card"><header><h2 class="grow">Trials</h2><span class="muted">the best first</span></header><div class="scroll-x"><table class="plain" aria-label="Trials"><thead><tr><th class="number">Trial</th><th>State</th>${names.map((name) => html`<th class="number">${name}</th>`)}${params.map((name) => html`<th class="number">${name}</th>`)}<th>Took</th></tr></thead>
+    <tbody>${ordered.slice(0, shown).map((trial) => {
+      const values = paramsOf(trial);
+      const run = runOf(trial);
+      return html`<tr key=${trial.id} id=${`trial-${trial.id}`}><td class="number">${run ? html`<a href=${`/runs/${run}`}>${trial.number}</a>` : trial.number}</td><td><${Pill} status=${trial.state} /></td>${names.map((_, i) => html`<td class="number">${number(trial.values?.[i])}</td>`)}${params.map((name) => html`<td class="number">${name in values ? (typeof values[name] === "number" ? number(values[name]) : paramText(values[name])) : ""}</td>`)}<td class="fit muted">${trial.started_us && trial.ended_us ? duration((trial.ended_us - trial.started_us) / 1000) : ""}</td></tr>`;
+    })}</tbody></table></div>
+    ${trials.length > shown && html`<div class="body"><button class="button" onClick=${() => setShown(shown + SHOWN)}>Show more</button></div>`}</section>`;
+}
+
+/** Bring a trial's line of the table into sight. @param {string} id */
+function show(id) {
+  document.getElementById(`trial-${id}`)?.scrollIntoView({ block: "center" });
+}
+
+/** @param {{sweep: Sweep, trials: Trial[]}} props */
+function Parts({ sweep, trials }) {
+  const names = objectiveNames(sweep);
+  const objective = Math.min(names.length - 1, Math.max(0, Number(query.value.get("objective") ?? 0) || 0));
+  const direction = sweep.directions[objective];
+  const best = useMemo(() => bestTrials(sweep, trials), [sweep.version]);
+  const lines = useMemo(() => linesOf(trials, names, objective, direction), [sweep.version, objective, isDark(), themeChanges.value]);
+  const completed = trials.filter(({ state }) => state === "completed").length;
+  const { value: importance } = useLoaded(() => get(`/v1/sweeps/${sweep.id}/importance`, { objective }), `${sweep.id} ${objective} ${completed}`);
+  const states = /** @type {Trial["state"][]} */ (["completed", "pruned", "failed", "running", "waiting"]);
+  const tally = states.map((state) => [state, trials.filter((trial) => trial.state === state).length]).filter(([, several]) => several);
+  const props = { trials, objective, name: names[objective], direction, open: show };
+  return html`<div class="tools">${names.length > 1 && html`<${Segments} label="Objective" value=${String(objective)} options=${names.map((name, i) => [String(i), name])} choose=${(/** @type {string} */ chosen) => setQuery({ objective: chosen })} />`}
+      <span class="tags">${tally.map(([state, several]) => html`<span class="tag" key=${state}>${several} ${state}</span>`)}</span>${best.length > 1 && html`<span class="muted">${count(best.length, "trial")} that no other one beats</span>`}</div>
+    <div class="stack"><div class="columns"><div>${best.length ? html`<${Best} trial=${best[0]} names=${names} sweep=${sweep} />` : html`<div class="card"><div class="body muted">No trial is complete yet.</div></div>`}</div><${Importance} answer=${importance} /></div>
+      <div><${History} ...${props} /></div>
+      ${lines.length > 0 && html`<div><${Parallel} runs=${lines} label=${(/** @type {any} */ run) => run.name} open=${show} /></div>`}
+      <div><${Slices} ...${props} /></div>
+      <${Trials} trials=${trials} names=${names} sweep=${sweep} objective=${objective} /></div>`;
+}
+
+/** @param {{id: string}} props */
+export function SweepPage({ id }) {
+  const { sweep, trials, problem, reload } = useSweep(id);
+  if (!sweep) {
+    if (problem?.status === 404)
+      return html`<${Empty} icon="search" title="There is no such sweep"><p>It may be in another project, or it was deleted.</p><a class="button" href="/sweeps">Go to the sweeps</a><//>`;
+    return problem ? html`<${Problem} problem=${problem} retry=${reload} />` : html`<div class="bones" aria-busy="true"></div>`;
+  }
+  const title = sweep.name || `sweep ${sweep.id}`;
+  document.title = `${title} · skyward hub`;
+  return html`<div class="crumbs"><a href="/sweeps">Sweeps</a> /</div>
+    <div class="head"><h1>${title}</h1><span class="muted grow">${count(trials.length, "trial")} · begun ${ago(sweep.created_at)} by ${sweep.owner}</span></div>
+    ${trials.length ? html`<${Parts} sweep=${sweep} trials=${trials} />` : html`<div class="card"><${Empty} icon="sweeps" title="No trials yet"><p>Trials appear here as soon as a worker asks for one.</p><//></div>`}`;
+}
