@@ -239,6 +239,10 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"nodes: \d -> 1\nnodes: 1 -> 2\n\['node 0 of 2', 'node 1 of 2'\]",
         r"first call: node 0 of 1\nresting with 0 nodes; the next call: \['node 0 of 2', 'node 1 of 2'\]",
     ),
+    "47_sweep": (
+        r"16 trials, completed\nsome were pruned: True",
+        r"the best has a loss below 0\.2: True\nits run has its parameters",
+    ),
     "46_hub_jobs": (r"slope 3.0, attempts: \['completed'\]", r"ValueError\('rate=9", r"queued: is held"),
     "44_volumes": (r"first pool: made\nsecond pool: found \[5, 5\]",),
     "41_resources": (

@@ -26,6 +26,18 @@ from tests.test_docs import BLOCK, PAGES, ROOT
 
 EXAMPLES = {path.read_text() for path in (ROOT / "examples").glob("*.py")}  # test_examples runs these
 
+HUB = """
+import atexit, json, subprocess, sys, tempfile
+from skyward import hub
+folder = tempfile.TemporaryDirectory()
+command = [sys.executable, "-m", "skyward", "hub", "up", "--data", folder.name, "--port", "0", "--json"]
+server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+atexit.register(lambda: (server.terminate(), server.wait()))
+started = json.loads(server.stdout.readline())
+hub.connect(started["url"], token=started["token"])
+"""
+"""A hub with its launcher, as its user starts one."""
+
 # Names that a guide leaves to its reader.
 PRELUDES = {
     "03_broadcast": """
@@ -42,23 +54,8 @@ import torch
 from skyward.training import Trainer, TrainingArguments
 trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments("out"), train_dataset=[])
 """,
-    "hub_jobs": """
-import atexit, json, subprocess, sys, tempfile
-from skyward import hub
-folder = tempfile.TemporaryDirectory()
-command = [sys.executable, "-m", "skyward", "hub", "up", "--data", folder.name, "--port", "0", "--json"]
-server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-atexit.register(lambda: (server.terminate(), server.wait()))
-started = json.loads(server.stdout.readline())
-hub.connect(started["url"], token=started["token"])
-""",
-    "hub_sweeps": """
-from pathlib import Path
-from skyward import hub
-from skyward.testing.hub import HubServer
-server = HubServer(Path("hub")).__enter__()  # its thread is a daemon, and ends with the program
-hub.connect(server.url, server.token)
-""",
+    "hub_jobs": HUB,
+    "hub_sweeps": HUB,
     "joblib": """
 import skyward as sky
 from joblib import Parallel, delayed

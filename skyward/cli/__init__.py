@@ -16,6 +16,7 @@
     skyward experiment      skyward.hub.experiments()
     skyward run             skyward.hub.runs(), skyward.hub.run()
     skyward job             skyward.hub.submit(), skyward.hub.jobs(), skyward.hub.job()
+    skyward hpo             skyward.hub.sweep(), skyward.hub.sweeps()
     skyward capacity        skyward.hub.client.capacity
     skyward explain         skyward.cli.explain.explanation()
 
@@ -43,6 +44,7 @@ from . import (
     experiment,
     explain,
     garbage,
+    hpo,
     hub,
     integrations,
     job,
@@ -75,6 +77,7 @@ COMMANDS: dict[str, ModuleType] = {
     "experiment": experiment,
     "run": run,
     "job": job,
+    "hpo": hpo,
     "capacity": capacity,
     "explain": explain,
     "completion": completion,

@@ -94,7 +94,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     from ..errors import UsageError
     from ..hub.client.jobs import submit
 
-    function = _function(arguments.function)
+    function = function_of(arguments.function)
     try:
         given = json.loads(arguments.args)
     except ValueError as error:
@@ -119,7 +119,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _function(text: str) -> Any:
+def function_of(text: str) -> Any:
     """Return a function of a file. Its folder is on the path from now on, as it is for a script."""
     from ..errors import UsageError
 

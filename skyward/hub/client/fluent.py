@@ -173,7 +173,12 @@ def start_run(
             tags=texts,
             is_resumed=True,
         )
-    run = ActiveRun(spec, spool=current_spool(), address=address)
+    return open_run(spec, spool=current_spool(), address=address)
+
+
+def open_run(spec: RunSpec, *, spool: Path, address: Address | None) -> ActiveRun:
+    """Open a run as the current one of this process, until it ends."""
+    run = ActiveRun(spec, spool=spool, address=address)
     with _current.lock:
         _current.runs.append(run)
     run.on_end = lambda: _forget(run)

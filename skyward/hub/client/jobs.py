@@ -308,6 +308,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
     retries: int | None = None,
     hold: bool = False,
     key: str | None = None,
+    sweep: int | None = None,
     **pool: Any,
 ) -> Job[Any]:
     """Hand a call to the hub. It runs when its machines are its project's to take, also if this program has ended.
@@ -334,6 +335,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
         retries: Retries after an exception of the function. None: the `retries` of the call.
         hold: Whether it waits until it is released.
         key: Text of yours. A second job with the same key is the first one, so a program may submit it again.
+        sweep: Number of a sweep whose trials are calls of this job. The call is its objective; see `hub.sweep`.
         pool: Further options of `sky.ComputePool`: concurrency, executor, preload, allocation and others.
 
     Raises:
@@ -359,6 +361,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
         budget_usd=budget_usd,
         is_preemptible=preemptible,
         image=image_fields(image),
+        sweep=sweep,
         pool=_pool_options(pool),
     )
     body = {"name": name, "type": type, "priority": priority, "is_held": hold, "key": key, "retries": retries}

@@ -12,6 +12,7 @@ from ...errors import CheckpointError, UsageError
 from ...training.agree import Alone, Ranks
 from ...training.callbacks.evaluations import ReportedOnce
 from ...training.callbacks.info import arguments_of, facts_of_run, versions_of
+from ...training.control.requests import request
 from ...training.events import TrainerCallback
 from ..model.product import PREFIX
 from .active import ActiveRun, RunSpec
@@ -19,6 +20,7 @@ from .fluent import active_run, current_address, current_spool, start_run
 from .names import check_key
 from .orders import RunOrders
 from .system import SystemSampler
+from .trial import current_trial
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ class HubLogger(TrainerCallback):
     It works in our trainers, and in those of Hugging Face, Lightning and Keras by their adapters. If a run of
     `hub.start_run` is open, it logs there and leaves it open. A training that resumes from a checkpoint goes on with
     the run of that checkpoint, and points behind the checkpoint's step are replaced. `save`, `stop` and `abort` on the
-    run's page act at the end of a step.
+    run's page act at the end of a step. In a trial of `hub.sweep`, it reports the sweep's metric, and ends a training
+    that the sweep stops.
 
     Args:
         run_name: name of the run; None: a random one.
@@ -79,6 +82,7 @@ class HubLogger(TrainerCallback):
         self._reported = ReportedOnce()
         self._best: tuple[Any, Any, Any] | None = None
         self._step = 0
+        self._is_trial_over = False
         self._skipped: set[str] = set()
 
     @property
@@ -92,6 +96,7 @@ class HubLogger(TrainerCallback):
         ranks = ranks or Alone(rank=0 if state.is_world_process_zero else 1)
         self._end(None)
         self._reported, self._best, self._step = ReportedOnce(), None, int(state.global_step)
+        self._is_trial_over = False
         self._is_logging = ranks.rank == 0
         if self._is_logging:
             self._begin(args, state, ranks, context)
@@ -165,6 +170,7 @@ class HubLogger(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._step = state.global_step
+        self._end_trial(args, control)
         if self._orders is not None:
             self._orders.apply(self._step, args, control)
             self._orders.keep_aborting(control)
@@ -179,10 +185,13 @@ class HubLogger(TrainerCallback):
         self._log_numbers(state, self._reported.logged(state.global_step, logs))
         self.on_step_begin(control)
 
-    def on_evaluate(self, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, args: Any = None, **kwargs: Any
+    ) -> None:
         # The state is that of the step that was scored, which may be older than training's.
         self._log_numbers(state, self._reported.evaluated(state.global_step, metrics or {}))
         self._note_best(state)
+        self._end_trial(args, control)
         self.on_step_begin(control)
 
     def on_save(
@@ -223,6 +232,19 @@ class HubLogger(TrainerCallback):
                 numbers[key] = number
         if numbers:
             self._run.log_metrics(numbers, step=state.global_step)
+        trial = current_trial()
+        if trial is not None and trial.metric in numbers:
+            trial.tell(numbers[trial.metric], int(state.global_step))
+
+    def _end_trial(self, args: Any, control: Any) -> None:
+        """Stop the training of a trial that its sweep has given up, once."""
+        trial = current_trial()
+        if trial is not None and trial.should_stop and not self._is_trial_over:
+            self._is_trial_over = True
+            if trial.saves_when_stopped:
+                request("save_and_stop", args, control)
+            else:
+                control.should_training_stop = True
 
     def _log_params(self, run: ActiveRun, params: Mapping[str, str]) -> None:
         legal = {key: text[:_PARAM_LIMIT] for key, text in params.items() if _is_legal(key)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import threading
 import time
 import uuid
@@ -32,16 +31,14 @@ from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from ...errors import HubError, UsageError
-from .connection import HubConnection, path_of
+from .connection import path_of
 from .fluent import current_address
+from .repeated import RepeatedRequests
 from .settings import URL, Address, address_of
 
 T = TypeVar("T")
 StaleCallback = Callable[[Study, FrozenTrial], None]
 
-RETRY_S = 60.0
-"""Seconds for which a request to a hub that is away is repeated. A hub that is restarted is back in one."""
-_PAUSES_S = (0.05, 2.0)
 _PAGE = 1000
 _CONFLICT, _MISSING, _EXISTS = "conflict", "missing", "exists"
 _STATES = {
@@ -121,7 +118,7 @@ class OptunaStorage(BaseStorage, BaseHeartbeat):
     def __init__(
         self, address: Address, heartbeat_interval_s: int | None, grace_s: int, on_stale_trial: StaleCallback | None
     ) -> None:
-        self._requests = _Requests(address)
+        self._requests = _StudyRequests(address)
         self._heartbeat_interval_s = heartbeat_interval_s
         self._grace_s = grace_s
         self._on_stale_trial = on_stale_trial
@@ -358,21 +355,8 @@ class _Study:
         self.version = answer["version"]
 
 
-class _Requests:
-    """Requests to a hub by any thread, repeated while the hub is away."""
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-        self._local = threading.local()
-
-    def __getstate__(self) -> Address:
-        return self.address
-
-    def __setstate__(self, address: Address) -> None:
-        self.__init__(address)  # type: ignore[misc]
-
-    def close(self) -> None:
-        self._connection().close()
+class _StudyRequests(RepeatedRequests):
+    """Requests about studies, with Optuna's error where there is no such study or trial."""
 
     def send(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any:
         """Send a request and return its answer.
@@ -381,34 +365,12 @@ class _Requests:
             KeyError: There is no such study or trial.
             HubError: The hub refuses it, or is away for too long.
         """
-        connection = self._connection()
-        ends_at = time.monotonic() + RETRY_S
-        pause_s, longest_s = _PAUSES_S
-        while True:
-            try:
-                return connection.json(method, path, body, query=query)
-            except HubError as error:
-                if error.code == _MISSING:
-                    raise KeyError(str(error)) from error
-                if not error.retryable or time.monotonic() + pause_s > ends_at:
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
-
-    def _connection(self) -> HubConnection:
-        """Return the connection of this thread. A forked process does not go on with that of its parent."""
-        connection: HubConnection | None = getattr(self._local, "connection", None)
-        if connection is None or self._local.pid != os.getpid():
-            connection = self._local.connection = _ThreadConnection(self.address)
-            self._local.pid = os.getpid()
-        return connection
-
-
-class _ThreadConnection(HubConnection):
-    """Connection that ends with its thread, or with the storage: Optuna closes neither."""
-
-    def __del__(self) -> None:
-        self.close()
+        try:
+            return super().send(method, path, body, query=query)
+        except HubError as error:
+            if error.code == _MISSING:
+                raise KeyError(str(error)) from error
+            raise
 
 
 def _key() -> str:

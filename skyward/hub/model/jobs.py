@@ -115,6 +115,7 @@ class JobSpec:
         pool: Further options of `sky.ComputePool`.
         code_path: Folders of the user's modules for `sys.path`, relative to the unpacked code.
         code_folder: Working folder, relative to the unpacked code.
+        sweep: Number of the sweep whose trials are calls of this job.
     """
 
     on: On = "one"
@@ -134,6 +135,7 @@ class JobSpec:
     pool: Mapping[str, Any] = field(default_factory=dict)
     code_path: Sequence[str] = ()
     code_folder: str = ""
+    sweep: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class SweepRecord:
     """A sweep. In Optuna it is a study.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TrialRecord:
     """A trial. Times are microseconds since 1970, because Optuna keeps them so.
 
     Attributes:
@@ -140,7 +140,7 @@ class TrialChanges:
 
     version: int
     is_complete: bool
-    trials: Sequence[Trial]
+    trials: Sequence[TrialRecord]
     steps: Sequence[TrialStep]
 
 

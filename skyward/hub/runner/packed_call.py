@@ -15,6 +15,7 @@ from ...errors import ResultNotPicklable, UsageError
 from ...values.launch import ProcessLaunch
 from ...wire.failures import encode_failure, stamp_as, stamp_failure
 from ...wire.payloads import pickle_whole, unpickle_whole
+from ..client.trial import TrialReturn, TrialTask, run_trial
 
 _OURS = os.path.dirname(os.path.abspath(__file__))
 _LENGTH = 8
@@ -53,6 +54,20 @@ def run_packed(call: bytes) -> bytes:
     except Exception as error:
         reason = f"value: cannot be packed, because {type(error).__name__}: {error}; return plain data or arrays"
         raise _carried(ResultNotPicklable(reason)) from None
+
+
+def run_packed_trial(call: bytes, task: TrialTask) -> TrialReturn | None:
+    """Run a trial of a sweep, whose objective is the function of a packed call.
+
+    Raises:
+        CallFailed: The function raised.
+    """
+    try:
+        function, _, _ = unpickle_whole(call)
+        return run_trial(function, task)
+    except (Exception, SystemExit) as error:
+        stamp_failure(error)
+        raise _carried(error) from None
 
 
 def _carried(error: BaseException) -> CallFailed:

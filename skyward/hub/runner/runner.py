@@ -46,6 +46,7 @@ from ..client.settings import JOB, URL, Address
 from ..model.jobs import AttemptEnd
 from .packed_call import CallFailed, run_packed, split_call
 from .reporter import HubLink, Reporter, Stale, until_heard
+from .sweep_run import run_sweep
 
 OUTPUT_LIMIT = 256 << 20
 """Most bytes of output of an attempt. The rest is dropped, with a line that says so."""
@@ -224,6 +225,9 @@ class JobRunner:
 
     def _value(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
         try:
+            if self._spec["sweep"] is not None:
+                value = run_sweep(pool, pending, self._spec["sweep"])
+                return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(value, protocol=5))
             packed: Any = (pending @ pool) if self._spec["on"] == "all" else (pending >> pool)
             return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(packed, protocol=5))
         except CallFailed as error:

@@ -25,6 +25,7 @@ from .access import Access
 from .attempts import Attempts
 from .bell import Bell
 from .capacity import Capacity
+from .hpo import Hpo
 from .importance import Importances
 from .job_history import Histories
 from .job_scheduler import JobScheduler
@@ -92,6 +93,7 @@ class Hub:
         self.quotas = Quotas(database, self.bell)
         self.scheduler = JobScheduler(database, self.leader, self.bell)
         self.jobs = Jobs(database, blobs, on_change=record_change, bell=self.bell)
+        self.hpo = Hpo(database, on_change=record_change, jobs=self.jobs)
         self.attempts = Attempts(
             database, blobs, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
         )

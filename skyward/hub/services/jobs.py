@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from ..model.jobs import BLOBS, AttemptEnd, AttemptRecord, JobPriority, JobRecor
 from ..model.pages import Page, decode_token, encode_token
 from ..model.quotas import Limit, Quota
 from ..model.refusal import Reason, Refusal
-from ..store import artifacts, attempts, jobs, quotas
+from ..store import artifacts, attempts, jobs, quotas, sweeps
 from ..store.attempts import AttemptRow
 from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
@@ -22,6 +23,7 @@ from .bell import Bell
 from .calls import Service, require_delete, require_no_run_token
 from .job_life import enter, finish_attempt
 from .receiving import receive_blob
+from .sweeps import need_sweep
 
 TYPES = ("training", "evaluation", "conversion", "other")
 _KEY = re.compile(r"[\w.:-]{1,128}")
@@ -222,6 +224,9 @@ class Jobs(Service):
         for name, sha256 in new.blobs.items():
             size = _size_of_blob(tx, actor, name, sha256.lower())
             jobs.set_blob(tx, row.pk, name, sha256.lower(), size)
+        if new.spec.sweep is not None:
+            sweep = need_sweep(tx, actor, new.spec.sweep, end=tx.for_update)
+            sweeps.set_sweep_attrs(tx, sweep, {}, {sweeps.JOB: json.dumps(row.id)})
         self.on_change(tx, actor, "job.create", f"job/{row.id}", {"name": row.name, "nodes": new.spec.nodes})
         tx.after_commit(self._bell.ring)
         return _whole(tx, actor, row.id)

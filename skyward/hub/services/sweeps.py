@@ -9,16 +9,16 @@ from ..model.names import check_text
 from ..model.refusal import Reason, Refusal
 from ..model.sweeps import (
     Direction,
-    Sweep,
-    Trial,
+    SweepRecord,
     TrialChange,
     TrialChanges,
+    TrialRecord,
     TrialState,
     TrialStep,
     check_change,
     check_sweep_name,
 )
-from ..store import sweeps
+from ..store import leases, sweeps
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, require_delete, require_no_run_token
 
@@ -30,27 +30,27 @@ class Sweeps(Service):
     once, and the one worker that took a waiting trial learns it. Trials are not in the audit, as points are not.
     """
 
-    async def create_sweep(self, actor: Actor, name: str, key: str, directions: Sequence[Direction]) -> Sweep:
+    async def create_sweep(self, actor: Actor, name: str, key: str, directions: Sequence[Direction]) -> SweepRecord:
         """Make a sweep. Its name is unique in the project."""
         actor.require(Right.WRITE)
         require_no_run_token(actor)
         return await self.database.write(self._create, actor, check_sweep_name(name), key, directions)
 
-    async def sweeps(self, actor: Actor, after: int, limit: int, name: str | None = None) -> list[Sweep]:
+    async def sweeps(self, actor: Actor, after: int, limit: int, name: str | None = None) -> list[SweepRecord]:
         """Return sweeps in the order of their numbers, those behind `after`; with `name` only that one."""
         actor.require(Right.READ)
         require_no_run_token(actor)
         return await self.database.read(sweeps.find_sweeps, actor.project, after, limit, name)
 
-    async def sweep(self, actor: Actor, number: int) -> Sweep:
+    async def sweep(self, actor: Actor, number: int) -> SweepRecord:
         """Return a sweep."""
         actor.require(Right.READ)
         require_no_run_token(actor)
-        return await self.database.read(_need_sweep, actor, number)
+        return await self.database.read(need_sweep, actor, number)
 
     async def change_sweep(
         self, actor: Actor, number: int, user_attrs: Mapping[str, str], system_attrs: Mapping[str, str]
-    ) -> Sweep:
+    ) -> SweepRecord:
         """Set attributes of a sweep."""
         actor.require(Right.WRITE)
         require_no_run_token(actor)
@@ -64,13 +64,13 @@ class Sweeps(Service):
         require_no_run_token(actor)
         await self.database.write(self._delete, actor, number)
 
-    async def create_trial(self, actor: Actor, sweep: int, change: TrialChange) -> Trial:
+    async def create_trial(self, actor: Actor, sweep: int, change: TrialChange) -> TrialRecord:
         """Make a trial, which runs unless the change says otherwise."""
         actor.require(Right.WRITE)
         require_no_run_token(actor)
         return await self.database.write(self._create_trial, actor, sweep, check_change(change))
 
-    async def trial(self, actor: Actor, number: int) -> tuple[Trial, list[TrialStep]]:
+    async def trial(self, actor: Actor, number: int) -> tuple[TrialRecord, list[TrialStep]]:
         """Return a trial and the values that it reported."""
         actor.require(Right.READ)
         require_no_run_token(actor)
@@ -105,7 +105,9 @@ class Sweeps(Service):
         require_no_run_token(actor)
         return await self.database.read(_silent, actor, sweep, self.clock() - silent_s * 1000)
 
-    def _create(self, tx: Transaction, actor: Actor, name: str, key: str, directions: Sequence[Direction]) -> Sweep:
+    def _create(
+        self, tx: Transaction, actor: Actor, name: str, key: str, directions: Sequence[Direction]
+    ) -> SweepRecord:
         added = sweeps.add_sweep(tx, actor.project, name, key, actor.user, directions)
         if added is None:
             raise Refusal(
@@ -114,23 +116,24 @@ class Sweeps(Service):
         number, is_new = added
         if is_new:
             self.on_change(tx, actor, "sweep.create", f"sweep/{number}", {"name": name})
-        return _need_sweep(tx, actor, number)
+        return need_sweep(tx, actor, number)
 
     def _change_sweep(
         self, tx: Transaction, actor: Actor, number: int, user: Mapping[str, str], system: Mapping[str, str]
-    ) -> Sweep:
-        sweeps.set_sweep_attrs(tx, _need_sweep(tx, actor, number, end=tx.for_update), user, system)
+    ) -> SweepRecord:
+        sweeps.set_sweep_attrs(tx, need_sweep(tx, actor, number, end=tx.for_update), user, system)
         if user or system:
             self.on_change(tx, actor, "sweep.update", f"sweep/{number}", {"attrs": [*user, *system]})
-        return _need_sweep(tx, actor, number)
+        return need_sweep(tx, actor, number)
 
     def _delete(self, tx: Transaction, actor: Actor, number: int) -> None:
-        sweep = _need_sweep(tx, actor, number, end=tx.for_update)
+        sweep = need_sweep(tx, actor, number, end=tx.for_update)
         require_delete(actor, sweep.owner)
         sweeps.delete_sweep(tx, number)
+        leases.drop_lease(tx, f"sweep/{number}")
         self.on_change(tx, actor, "sweep.delete", f"sweep/{number}", {"name": sweep.name})
 
-    def _create_trial(self, tx: Transaction, actor: Actor, number: int, change: TrialChange) -> Trial:
+    def _create_trial(self, tx: Transaction, actor: Actor, number: int, change: TrialChange) -> TrialRecord:
         sweep = sweeps.begin_change(tx, actor.project, number)
         if sweep is None:
             raise _no_sweep(number)
@@ -158,7 +161,7 @@ class Sweeps(Service):
         return True
 
 
-def _check_values(sweep: Sweep, change: TrialChange) -> None:
+def _check_values(sweep: SweepRecord, change: TrialChange) -> None:
     if change.values is not None and len(change.values) != len(sweep.directions):
         raise Refusal(
             Reason.INVALID,
@@ -167,14 +170,15 @@ def _check_values(sweep: Sweep, change: TrialChange) -> None:
         )
 
 
-def _need_sweep(snapshot: ReadSnapshot, actor: Actor, number: int, *, end: str = "") -> Sweep:
+def need_sweep(snapshot: ReadSnapshot, actor: Actor, number: int, *, end: str = "") -> SweepRecord:
+    """Find a sweep of the actor's project. `end` is the end of the statement."""
     found = sweeps.find_sweep(snapshot, actor.project, number, end=end)
     if found is None:
         raise _no_sweep(number)
     return found
 
 
-def _trial_with_steps(snapshot: ReadSnapshot, actor: Actor, number: int) -> tuple[Trial, list[TrialStep]]:
+def _trial_with_steps(snapshot: ReadSnapshot, actor: Actor, number: int) -> tuple[TrialRecord, list[TrialStep]]:
     found = sweeps.find_trial(snapshot, actor.project, number)
     if found is None:
         raise _no_trial(number)
@@ -182,11 +186,11 @@ def _trial_with_steps(snapshot: ReadSnapshot, actor: Actor, number: int) -> tupl
 
 
 def _changes(snapshot: ReadSnapshot, actor: Actor, number: int, since: int) -> TrialChanges:
-    return sweeps.changes_since(snapshot, _need_sweep(snapshot, actor, number), since)
+    return sweeps.changes_since(snapshot, need_sweep(snapshot, actor, number), since)
 
 
 def _silent(snapshot: ReadSnapshot, actor: Actor, number: int, before: int) -> list[int]:
-    _need_sweep(snapshot, actor, number)
+    need_sweep(snapshot, actor, number)
     return sweeps.silent_trials(snapshot, number, before)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .transaction import Transaction
+from .transaction import ReadSnapshot, Transaction
 
 _POSTGRESQL_CLOCK = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 """Asked each time, because a machine that slept is behind with the time that it remembers."""
@@ -56,3 +56,21 @@ def need_lease(tx: Transaction, name: str, fence: int) -> None:
 def give_up_lease(tx: Transaction, name: str, fence: int) -> None:
     """Let a lease expire now."""
     tx.execute("UPDATE lease SET expires_at = 0 WHERE name = ? AND fence = ?", (name, fence))
+
+
+def add_lease(tx: Transaction, name: str) -> None:
+    """Add the row of a lease that nobody holds, unless it is there."""
+    tx.execute(
+        "INSERT INTO lease (name, holder, fence, expires_at) VALUES (?, '', 0, 0) ON CONFLICT DO NOTHING", (name,)
+    )
+
+
+def expiry_of(snapshot: ReadSnapshot, name: str) -> int:
+    """Return the time at which a lease expires; 0 if nobody has taken it."""
+    row = snapshot.execute("SELECT expires_at FROM lease WHERE name = ?", (name,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def drop_lease(tx: Transaction, name: str) -> None:
+    """Delete the row of a lease."""
+    tx.execute("DELETE FROM lease WHERE name = ?", (name,))

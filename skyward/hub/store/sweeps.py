@@ -11,15 +11,19 @@ from ..model.sweeps import (
     MOST_STEPS,
     Direction,
     Parameter,
-    Sweep,
-    Trial,
+    SweepRecord,
     TrialChange,
     TrialChanges,
+    TrialRecord,
     TrialState,
     TrialStep,
 )
 from .transaction import ReadSnapshot, Transaction
 
+CONFIG = "skyward:config"
+"""Attribute of a sweep that skyward runs: its configuration, as JSON."""
+JOB = "skyward:job"
+"""Attribute of a sweep: the id of the job that runs it, as JSON."""
 MOST_TRIALS = 2_000
 """Trials that one answer has."""
 
@@ -52,7 +56,7 @@ def add_sweep(
     return (int(row[0]), made is not None) if row else None
 
 
-def find_sweep(snapshot: ReadSnapshot, project: int, number: int, *, end: str = "") -> Sweep | None:
+def find_sweep(snapshot: ReadSnapshot, project: int, number: int, *, end: str = "") -> SweepRecord | None:
     """Find a sweep of a project. `end` is the end of the statement."""
     row = snapshot.execute(
         f"SELECT {_SWEEP} FROM sweep WHERE id = ? AND project = ?{end}", (number, project)
@@ -60,7 +64,7 @@ def find_sweep(snapshot: ReadSnapshot, project: int, number: int, *, end: str = 
     return _sweep_of(row) if row else None
 
 
-def find_sweeps(snapshot: ReadSnapshot, project: int, after: int, limit: int, name: str | None) -> list[Sweep]:
+def find_sweeps(snapshot: ReadSnapshot, project: int, after: int, limit: int, name: str | None) -> list[SweepRecord]:
     """Return sweeps in the order of their numbers, those behind `after`; with `name` only that one."""
     condition, parameters = ("", ()) if name is None else (" AND name = ?", (name,))
     rows = snapshot.execute(
@@ -70,10 +74,19 @@ def find_sweeps(snapshot: ReadSnapshot, project: int, after: int, limit: int, na
     return [_sweep_of(row) for row in rows]
 
 
-def set_sweep_attrs(tx: Transaction, sweep: Sweep, user: Mapping[str, str], system: Mapping[str, str]) -> None:
+def set_sweep_attrs(tx: Transaction, sweep: SweepRecord, user: Mapping[str, str], system: Mapping[str, str]) -> None:
     """Set attributes of a sweep."""
     texts = (json.dumps({**sweep.user_attrs, **user}), json.dumps({**sweep.system_attrs, **system}))
     tx.execute("UPDATE sweep SET user_attrs = ?, system_attrs = ? WHERE id = ?", (*texts, sweep.id))
+
+
+def searches(snapshot: ReadSnapshot, project: int, before: int | None, limit: int) -> list[SweepRecord]:
+    """Return the sweeps that have a configuration, the newest first."""
+    rows = snapshot.execute(
+        f"SELECT {_SWEEP} FROM sweep WHERE project = ? AND id < ? AND system_attrs LIKE ? ORDER BY id DESC LIMIT ?",
+        (project, 2**62 if before is None else before, f'%"{CONFIG}"%', limit),
+    ).fetchall()
+    return [_sweep_of(row) for row in rows]
 
 
 def delete_sweep(tx: Transaction, number: int) -> None:
@@ -86,7 +99,7 @@ def delete_sweep(tx: Transaction, number: int) -> None:
 # Trials ---------------------------------------------------------------------------------------------------------------
 
 
-def begin_change(tx: Transaction, project: int, number: int) -> Sweep | None:
+def begin_change(tx: Transaction, project: int, number: int) -> SweepRecord | None:
     """Count a change of a sweep's trials on. The sweep is then this transaction's, until its end."""
     row = tx.execute(
         f"UPDATE sweep SET version = version + 1 WHERE id = ? AND project = ? RETURNING {_SWEEP}", (number, project)
@@ -94,7 +107,7 @@ def begin_change(tx: Transaction, project: int, number: int) -> Sweep | None:
     return _sweep_of(row) if row else None
 
 
-def begin_trial_change(tx: Transaction, project: int, trial: int) -> Sweep | None:
+def begin_trial_change(tx: Transaction, project: int, trial: int) -> SweepRecord | None:
     """Do what `begin_change` does, for the sweep of a trial."""
     row = tx.execute(
         "UPDATE sweep SET version = version + 1 WHERE id = (SELECT sweep FROM trial WHERE id = ?) AND project = ?"
@@ -104,7 +117,7 @@ def begin_trial_change(tx: Transaction, project: int, trial: int) -> Sweep | Non
     return _sweep_of(row) if row else None
 
 
-def add_trial(tx: Transaction, sweep: Sweep, change: TrialChange) -> Trial:
+def add_trial(tx: Transaction, sweep: SweepRecord, change: TrialChange) -> TrialRecord:
     """Add a trial as the change that began, or return the one that the same request added before."""
     state = change.state or TrialState.RUNNING
     started_us = change.started_us if change.started_us or state is TrialState.WAITING else tx.now * 1000
@@ -128,7 +141,7 @@ def add_trial(tx: Transaction, sweep: Sweep, change: TrialChange) -> Trial:
     return trial
 
 
-def find_trial(snapshot: ReadSnapshot, project: int, number: int) -> tuple[Trial, str] | None:
+def find_trial(snapshot: ReadSnapshot, project: int, number: int) -> tuple[TrialRecord, str] | None:
     """Find a trial of a project, and the key of the request that changed its state last."""
     row = snapshot.execute(f"SELECT {_TRIAL}, trial.state_key {_OF_PROJECT}", (number, project)).fetchone()
     return (_trial_of(row[:-1]), row[-1]) if row else None
@@ -140,7 +153,7 @@ def steps_of(snapshot: ReadSnapshot, trial: int) -> list[TrialStep]:
     return [_step_of(row) for row in rows.fetchall()]
 
 
-def change_trial(tx: Transaction, version: int, trial: Trial, state_key: str, change: TrialChange) -> None:
+def change_trial(tx: Transaction, version: int, trial: TrialRecord, state_key: str, change: TrialChange) -> None:
     """Write a change of a trial that may be changed."""
     _add_steps(tx, trial, change.steps, version)
     if not (change.state or change.values or change.params or change.user_attrs or change.system_attrs):
@@ -163,6 +176,34 @@ def change_trial(tx: Transaction, version: int, trial: Trial, state_key: str, ch
     )
 
 
+def count_by_state(snapshot: ReadSnapshot, sweep: int) -> dict[str, int]:
+    """Return the number of trials of a sweep in each state that one has."""
+    rows = snapshot.execute("SELECT state, count(*) FROM trial WHERE sweep = ? GROUP BY state", (sweep,)).fetchall()
+    return {str(state): int(count) for state, count in rows}
+
+
+def best_trial(snapshot: ReadSnapshot, sweep: SweepRecord) -> TrialRecord | None:
+    """Return the completed trial with the best finite value, of several the first; None with several objectives."""
+    if len(sweep.directions) > 1:
+        return None
+    order = "ASC" if sweep.directions[0] is Direction.MINIMIZE else "DESC"
+    row = snapshot.execute(
+        f"SELECT {_TRIAL} FROM trial WHERE sweep = ? AND state = 'completed' AND objective IS NOT NULL"
+        " AND objective NOT LIKE '%n%'"  # as in Infinity
+        f" ORDER BY CAST(substr(objective, 2, length(objective) - 2) AS DOUBLE PRECISION) {order}, number LIMIT 1",
+        (sweep.id,),
+    ).fetchone()
+    return _trial_of(row) if row else None
+
+
+def trials_after(snapshot: ReadSnapshot, sweep: int, after: int, limit: int) -> list[TrialRecord]:
+    """Return the trials of a sweep behind a number, in their order."""
+    rows = snapshot.execute(
+        f"SELECT {_TRIAL} FROM trial WHERE sweep = ? AND number > ? ORDER BY number LIMIT ?", (sweep, after, limit)
+    ).fetchall()
+    return [_trial_of(row) for row in rows]
+
+
 def beat(tx: Transaction, project: int, number: int) -> bool:
     """Note that a trial is alive. Return False where the project has no such trial."""
     row = tx.execute(
@@ -181,7 +222,7 @@ def silent_trials(snapshot: ReadSnapshot, sweep: int, before: int) -> list[int]:
     return [int(row[0]) for row in rows]
 
 
-def changes_since(snapshot: ReadSnapshot, sweep: Sweep, since: int) -> TrialChanges:
+def changes_since(snapshot: ReadSnapshot, sweep: SweepRecord, since: int) -> TrialChanges:
     """Return the trials and steps that changed since a version, as many as one answer takes.
 
     Both are cut at the same version, so that a reader who asks on misses nothing.
@@ -212,7 +253,7 @@ def changes_since(snapshot: ReadSnapshot, sweep: Sweep, since: int) -> TrialChan
 # Columns --------------------------------------------------------------------------------------------------------------
 
 
-def _add_steps(tx: Transaction, trial: Trial, steps: Mapping[int, float], version: int) -> None:
+def _add_steps(tx: Transaction, trial: TrialRecord, steps: Mapping[int, float], version: int) -> None:
     if steps:
         tx.execute_many(
             "INSERT INTO trial_step (trial, step, sweep, changed, value) VALUES (?, ?, ?, ?, ?)"
@@ -232,9 +273,9 @@ def _params(params: Mapping[str, Parameter]) -> str:
     return json.dumps({name: [parameter.value, parameter.distribution] for name, parameter in params.items()})
 
 
-def _sweep_of(row: Sequence[Any]) -> Sweep:
+def _sweep_of(row: Sequence[Any]) -> SweepRecord:
     number, name, owner, directions, created_at, version, trials, user_attrs, system_attrs = row
-    return Sweep(
+    return SweepRecord(
         id=number,
         name=name,
         owner=owner,
@@ -247,9 +288,9 @@ def _sweep_of(row: Sequence[Any]) -> Sweep:
     )
 
 
-def _trial_of(row: Sequence[Any]) -> Trial:
+def _trial_of(row: Sequence[Any]) -> TrialRecord:
     number, sweep, place, state, values, params, user_attrs, system_attrs, started_us, ended_us, changed = row
-    return Trial(
+    return TrialRecord(
         id=number,
         sweep=sweep,
         number=place,

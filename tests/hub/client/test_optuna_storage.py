@@ -165,7 +165,7 @@ def test_a_hub_that_is_killed_costs_workers_no_trial(
 
 
 def test_a_hub_that_stays_away_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.hub.client.optuna_storage.RETRY_S", 0.2)
+    monkeypatch.setattr("skyward.hub.client.repeated.RETRY_S", 0.2)
     with pytest.raises(errors.HubUnreachable, match="url='http://127.0.0.1:1': the hub does not answer"):
         optuna.create_study(storage=hub.optuna_storage("http://127.0.0.1:1", "sky_1_secret"))
 

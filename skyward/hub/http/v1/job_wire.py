@@ -48,6 +48,7 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     pool: dict[str, Any] = {}
     code_path: list[str] = []
     code_folder: str = ""
+    sweep: int | None = None
 
 
 class NewJobIn(Struct, forbid_unknown_fields=True):

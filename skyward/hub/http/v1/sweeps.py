@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.refusal import Reason, Refusal
-from ...model.sweeps import Direction, Parameter, Sweep, Trial, TrialChange, TrialState, TrialStep
+from ...model.sweeps import Direction, Parameter, SweepRecord, TrialChange, TrialRecord, TrialState, TrialStep
 from ..reply import number
 from ..routing import Call
 from . import sweep_wire, wire
@@ -22,56 +22,61 @@ async def create(call: Call, request: sweep_wire.NewSweep) -> sweep_wire.SweepOu
 
 
 async def get(call: Call, _request: wire.Nothing) -> sweep_wire.SweepOut:
-    return _sweep(await call.hub.sweeps.sweep(call.actor, _id(call)))
+    return _sweep(await call.hub.sweeps.sweep(call.actor, sweep_number(call)))
 
 
 async def change(call: Call, request: sweep_wire.SweepChange) -> sweep_wire.SweepOut:
-    changed = await call.hub.sweeps.change_sweep(call.actor, _id(call), request.user_attrs, request.system_attrs)
+    changed = await call.hub.sweeps.change_sweep(
+        call.actor, sweep_number(call), request.user_attrs, request.system_attrs
+    )
     return _sweep(changed)
 
 
 async def delete(call: Call, _request: wire.Nothing) -> wire.Done:
-    await call.hub.sweeps.delete_sweep(call.actor, _id(call))
+    await call.hub.sweeps.delete_sweep(call.actor, sweep_number(call))
     return wire.Done()
 
 
 async def create_trial(call: Call, request: sweep_wire.TrialBody) -> sweep_wire.TrialOut:
-    return _trial(await call.hub.sweeps.create_trial(call.actor, _id(call), _change(request)))
+    return _trial(await call.hub.sweeps.create_trial(call.actor, sweep_number(call), _change(request)))
 
 
 async def trials(call: Call, request: sweep_wire.TrialsQuery) -> sweep_wire.TrialChangesOut:
-    changes = await call.hub.sweeps.changes(call.actor, _id(call), request.since)
+    changes = await call.hub.sweeps.changes(call.actor, sweep_number(call), request.since)
     return sweep_wire.TrialChangesOut(
         changes.version, changes.is_complete, [_trial(trial) for trial in changes.trials], _steps(changes.steps)
     )
 
 
 async def silent(call: Call, request: sweep_wire.SilentQuery) -> sweep_wire.SilentTrials:
-    return sweep_wire.SilentTrials(await call.hub.sweeps.silent_trials(call.actor, _id(call), request.silent_s))
+    return sweep_wire.SilentTrials(
+        await call.hub.sweeps.silent_trials(call.actor, sweep_number(call), request.silent_s)
+    )
 
 
 async def get_trial(call: Call, _request: wire.Nothing) -> sweep_wire.TrialDetailOut:
-    trial, steps = await call.hub.sweeps.trial(call.actor, _id(call))
+    trial, steps = await call.hub.sweeps.trial(call.actor, sweep_number(call))
     return sweep_wire.TrialDetailOut(_trial(trial), _steps(steps))
 
 
 async def change_trial(call: Call, request: sweep_wire.TrialBody) -> sweep_wire.TrialChanged:
-    return sweep_wire.TrialChanged(await call.hub.sweeps.change_trial(call.actor, _id(call), _change(request)))
+    return sweep_wire.TrialChanged(await call.hub.sweeps.change_trial(call.actor, sweep_number(call), _change(request)))
 
 
 async def beat(call: Call, _request: wire.Nothing) -> wire.Done:
-    await call.hub.sweeps.beat(call.actor, _id(call))
+    await call.hub.sweeps.beat(call.actor, sweep_number(call))
     return wire.Done()
 
 
-def _id(call: Call) -> int:
+def sweep_number(call: Call) -> int:
+    """Return the number of a sweep or a trial in the path."""
     text = call.path["id"]
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise Refusal(Reason.MISSING, f"id={text[:80]!r}: no such number; see the list of sweeps", field="id")
     return int(text)
 
 
-def _sweep(value: Sweep) -> sweep_wire.SweepOut:
+def _sweep(value: SweepRecord) -> sweep_wire.SweepOut:
     return sweep_wire.SweepOut(
         id=value.id,
         name=value.name,
@@ -85,7 +90,7 @@ def _sweep(value: Sweep) -> sweep_wire.SweepOut:
     )
 
 
-def _trial(value: Trial) -> sweep_wire.TrialOut:
+def _trial(value: TrialRecord) -> sweep_wire.TrialOut:
     return sweep_wire.TrialOut(
         id=value.id,
         sweep=value.sweep,

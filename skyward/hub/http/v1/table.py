@@ -12,6 +12,8 @@ from . import (
     attempts,
     events,
     experiments,
+    hpo,
+    hpo_wire,
     importance,
     job_history,
     job_wire,
@@ -98,6 +100,15 @@ SWEEPS = (
     Route("POST", "/v1/trials/{id}/heartbeat", wire.Nothing, wire.Done, WRITE, "sweep", sweeps.beat, "Tell that the worker of a trial is alive."),
 )
 
+HPO = (
+    Route("GET", "/v1/hpo", hpo_wire.SearchesQuery, hpo_wire.SearchesOut, READ, "sweep", hpo.search, "List the sweeps that skyward runs, the newest first."),
+    Route("POST", "/v1/hpo", hpo_wire.NewSearch, hpo_wire.SearchOut, WRITE, "sweep", hpo.start, "Make a sweep, or go on with the one of that name.", MIB, status=201),
+    Route("GET", "/v1/hpo/{id}", wire.Nothing, hpo_wire.SearchOut, READ, "sweep", hpo.get, "Get a sweep with its configuration, progress and best trial."),
+    Route("GET", "/v1/hpo/{id}/trials", hpo_wire.TrialsAfter, hpo_wire.TrialResultsOut, READ, "sweep", hpo.trials, "List trials of a sweep with their parameters as values."),
+    Route("POST", "/v1/hpo/{id}/cancel", wire.Nothing, hpo_wire.SearchOut, WRITE, "sweep", hpo.cancel, "Stop a sweep: its trials end at their next report."),
+    Route("POST", "/v1/hpo/{id}/lease", hpo_wire.LeaseIn, hpo_wire.LeaseOut, WRITE, "sweep", hpo.hold, "Take, renew or end the lease of the program that drives a sweep."),
+)
+
 JOBS = (
     Route("GET", "/v1/jobs", job_wire.JobsQuery, job_wire.JobsOut, READ, "job", jobs.search, "List jobs, the newest first."),
     Route("POST", "/v1/jobs", job_wire.NewJobIn, job_wire.JobOut, WRITE, "job", jobs.submit, "Submit a job.", MIB, status=201),
@@ -157,4 +168,4 @@ SERVER = (
 )
 # fmt: on
 
-ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *MODELS, *POOLS, *JOBS, *SWEEPS, *PEOPLE, *SERVER)
+ROUTES: tuple[Route, ...] = (*EXPERIMENTS, *RUNS, *MODELS, *POOLS, *JOBS, *SWEEPS, *HPO, *PEOPLE, *SERVER)

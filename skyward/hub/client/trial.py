@@ -1,0 +1,286 @@
+"""A trial of a sweep on its node: its parameters, its reports, its run, and whether it should stop."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...calls.compute import ComputeFunction
+from ...errors import UsageError
+from ...node.slot.runtime import current_call, current_rank
+from ..model.product import PREFIX
+from .active import ActiveRun, RunSpec, error_text, user_name
+from .fluent import current_address, current_spool, open_run
+
+CHANNEL = "skyward.sweep"
+"""Name of the channel of a trial, behind whose slash its token stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTask:
+    """Order to run a trial, from the driver of its sweep.
+
+    Attributes:
+        token: Name of the trial's channel to the driver; empty without one.
+        sweep: Name of the sweep.
+        number: Number of the trial.
+        attempt: From 1. A trial whose node or driver was lost begins once more.
+        params: Parameters, with those that all trials share.
+        metrics: Name of each objective.
+        run: Id of its run.
+        parent_run: Id of the sweep's run.
+        experiment: Experiment of the runs.
+        folder: Its folder for checkpoints; None without one.
+        load_from: Folder to load from; None to begin anew.
+        steps: First step of this call and the one behind the last; None: the objective decides.
+        save_stopped: Whether a training that is stopped saves a checkpoint.
+    """
+
+    token: str = ""
+    sweep: str
+    number: int
+    attempt: int = 1
+    params: Mapping[str, Any]
+    metrics: Sequence[str] = ("objective",)
+    run: str | None = None
+    parent_run: str | None = None
+    experiment: str | None = None
+    folder: str | None = None
+    load_from: str | None = None
+    steps: tuple[int, int] | None = None
+    save_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialReturn:
+    """End of a trial's call.
+
+    Attributes:
+        values: Value of each objective; None if the objective returned none.
+        reports: Values that it reported, by step.
+        stopped_by: Reason for which it was told to stop; empty if it was not.
+    """
+
+    values: Sequence[float] | None
+    reports: Mapping[int, float] = field(default_factory=dict)
+    stopped_by: str = ""
+
+
+class Reporter(Protocol):
+    """Way of a report to the driver. Its answer is the reason to stop, or empty."""
+
+    def __call__(self, step: int, value: float, /) -> str: ...
+
+
+class Trial:
+    """A trial of a sweep, as its objective sees it. `hub.sweep` makes it.
+
+    Attributes:
+        number: Number of the trial in its sweep, from 0.
+        params: Parameters: those that are searched, and those of `base_config`. `trial["lr"]` is one of them.
+        attempt: From 1; above, if an earlier attempt was lost. Its folder is the same.
+        metric: Name of the objective.
+        load_from: Folder of a checkpoint to load from, for population based training; None to begin anew.
+        steps: First step and the one behind the last of this call, for population based training.
+
+    Example:
+        def objective(trial: hub.Trial) -> float:
+            loss = 1.0
+            for epoch in range(10):
+                loss *= 1 - trial["lr"]
+                trial.report(loss, epoch)
+                if trial.should_stop:
+                    break
+            return loss
+    """
+
+    def __init__(self, task: TrialTask, reporter: Reporter | None, run: ActiveRun | None) -> None:
+        self.number, self.attempt = task.number, task.attempt
+        self.params: Mapping[str, Any] = dict(task.params)
+        self.metric = task.metrics[0]
+        self.load_from, self.steps = task.load_from, task.steps
+        self.reports: dict[int, float] = {}
+        self._task, self._reporter, self._run = task, reporter, run
+        self._stopped_by = ""
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Trial {self.number} of {self._task.sweep!r} {dict(self.params)}>"
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.params[name]
+        except KeyError:
+            raise UsageError(
+                f"trial[{name!r}]: is no parameter; use one of {', '.join(self.params)}", field=name
+            ) from None
+
+    @property
+    def folder(self) -> str:
+        """Folder of the trial for checkpoints, the same for each of its attempts.
+
+        Raises:
+            UsageError: The sweep has no folder for checkpoints.
+        """
+        if self._task.folder is None:
+            raise UsageError("checkpoint_dir=None: the sweep has none; pass checkpoint_dir= to hub.sweep")
+        return self._task.folder
+
+    @property
+    def should_stop(self) -> bool:
+        """Return whether the trial should end: it was pruned, no longer improves, or the sweep was stopped."""
+        return bool(self._stopped_by)
+
+    @property
+    def stopped_by(self) -> str:
+        """Reason to stop: "pruned", "patience", "stopped" or "lost"; empty if it should go on."""
+        return self._stopped_by
+
+    def report(self, value: float, step: int) -> None:
+        """Report a value of the objective, and learn whether to go on: look at `should_stop` afterwards.
+
+        It waits for the driver of the sweep, so the same seed gives the same trials. `HubLogger` reports by itself.
+
+        Args:
+            value: Value of the objective.
+            step: Number of the report, such as the epoch; from 0.
+
+        Raises:
+            UsageError: The step or the value is no number.
+        """
+        number = _number(value)
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise UsageError(f"step={step!r}: is no whole number from 0; pass such as the epoch", field="step")
+        if self._run is not None and self._run.state == "running":
+            self._run.log_metrics({self.metric: number}, step)
+        self.tell(number, step)
+
+    def tell(self, value: float, step: int) -> None:
+        """Tell the driver a value that is logged already."""
+        with self._lock:
+            self.reports[step] = value
+            if self._reporter is not None and len(self._task.metrics) == 1:
+                self._stopped_by = self._stopped_by or self._reporter(step, value)
+
+    @property
+    def saves_when_stopped(self) -> bool:
+        """Return whether a training that is stopped shall save a checkpoint."""
+        return self._task.save_stopped
+
+
+_current: Trial | None = None
+
+
+def current_trial() -> Trial | None:
+    """Return the trial that this process runs; None outside a sweep."""
+    return _current
+
+
+def run_trial(function: Callable[[Trial], Any], task: TrialTask) -> TrialReturn | None:
+    """Run a trial in this process. Of a gang, rank 0 reports, and the others return None."""
+    function = function.fn if isinstance(function, ComputeFunction) else function
+    rank = current_rank()
+    if rank is not None and rank.rank != 0:
+        with _as_current(Trial(task, None, None)) as trial:
+            function(trial)
+        return None
+    with _run_of(task) as run, _reporter_of(task) as reporter, _as_current(Trial(task, reporter, run)) as trial:
+        values = _values(function(trial), task, trial.reports)
+        if run is not None:
+            if values is not None:
+                run.set_tags(
+                    {f"{PREFIX}.trial.{name}": value for name, value in zip(task.metrics, values, strict=True)}
+                )
+            if trial.stopped_by:
+                run.set_tags({f"{PREFIX}.trial.stopped_by": trial.stopped_by})
+        return TrialReturn(values=values, reports=dict(trial.reports), stopped_by=trial.stopped_by)
+
+
+@contextmanager
+def _as_current(trial: Trial) -> Iterator[Trial]:
+    global _current
+    before, _current = _current, trial
+    try:
+        yield trial
+    finally:
+        _current = before
+
+
+@contextmanager
+def _run_of(task: TrialTask) -> Iterator[ActiveRun | None]:
+    """Open the run of a trial as the current one, and end it as the trial ends."""
+    address = current_address()
+    if task.run is None or address is None:
+        yield None
+        return
+    spec = RunSpec(
+        id=task.run,
+        experiment=task.experiment,
+        name=f"{task.sweep}-{task.number}",
+        user=user_name(),
+        tags={f"{PREFIX}.sweep": task.sweep, f"{PREFIX}.trial": str(task.number)},
+        parent=task.parent_run,
+        is_resumed=task.attempt > 1,
+    )
+    run = open_run(spec, spool=current_spool(), address=address)
+    try:
+        run.log_params(task.params)
+        yield run
+    except BaseException as error:
+        run.end("cancelled" if isinstance(error, KeyboardInterrupt) else "failed", error_text(error))
+        raise
+    run.end()
+
+
+@contextmanager
+def _reporter_of(task: TrialTask) -> Iterator[Reporter | None]:
+    """Open the channel to the driver of the sweep."""
+    call = current_call()
+    if call is None or not task.token:
+        yield None
+        return
+    from ...node.slot.channels import channel_of
+
+    channel = channel_of(call, f"{CHANNEL}/{task.token}")
+
+    def report(step: int, value: float) -> str:
+        try:
+            channel.send(json.dumps({"step": step, "value": value}).encode())
+            return str(json.loads(channel.receive())["stop"])
+        except (BrokenPipeError, EOFError):  # the driver is gone, and another one will run this trial again
+            return "lost"
+
+    try:
+        yield report
+    finally:
+        channel.close()
+
+
+def _values(value: Any, task: TrialTask, reports: Mapping[int, float]) -> Sequence[float] | None:
+    """Return the values of the objectives: those that the objective returned, or its last report."""
+    if value is None:
+        return [reports[max(reports)]] if reports and len(task.metrics) == 1 else None
+    if isinstance(value, Mapping):
+        missing = [name for name in task.metrics if name not in value]
+        if missing:
+            raise UsageError(f"objective: returned no {missing[0]!r}; return each of {', '.join(task.metrics)}")
+        value = [value[name] for name in task.metrics]
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if len(items) != len(task.metrics):
+        raise UsageError(
+            f"objective: returned {len(items)} values for {len(task.metrics)} objectives; return one for each"
+        )
+    return [_number(item) for item in items]
+
+
+def _number(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"value={value!r:.80}: is no number ({error}); return or report numbers") from None
+    return math.nan if math.isnan(number) else number

@@ -1,0 +1,83 @@
+"""Set-up of a driver over an open pool: in a user's program, or in the runner of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...calls.compute import ComputeFunction, PendingCompute
+from ...calls.options import CallOptions
+from ...errors import UsageError
+from ...pool.pool import ComputePool
+from ...values.launch import ProcessLaunch
+from ..client.optuna_storage import optuna_storage
+from ..client.repeated import RepeatedRequests
+from ..client.settings import Address
+from ..client.trial import TrialTask
+from ..model.sweep_config import SweepConfig
+from .driver import SweepDriver
+from .places import PoolTrials, room_in, trial_call
+from .plans import TrialSearch
+from .population import PopulationSearch
+from .study import StudySearch
+
+CHECKPOINT_DIR = "SKYWARD_CHECKPOINT_DIR"
+"""Variable that names the folder of a job's checkpoints, where its machines see one."""
+
+
+def drive_in_pool(
+    address: Address,
+    row: Mapping[str, Any],
+    config: SweepConfig,
+    function: ComputeFunction[..., Any],
+    pool: ComputePool,
+    *,
+    spool: Path,
+) -> str:
+    """Drive a sweep of this program in a pool, until it is over."""
+    call = trial_call(function)
+    return drive(address, row, config, pool, call, launch=function.launch, options=function.options, spool=spool)
+
+
+def drive(
+    address: Address,
+    row: Mapping[str, Any],
+    config: SweepConfig,
+    pool: ComputePool,
+    call: Callable[[TrialTask], PendingCompute[Any]],
+    *,
+    launch: ProcessLaunch,
+    options: CallOptions,
+    spool: Path,
+) -> str:
+    """Drive a sweep in an open pool until it is over, and return its end."""
+    resources = config.resources_per_trial
+    root = config.checkpoint_dir or os.environ.get(CHECKPOINT_DIR)
+    if root is None and config.strategy == "pbt":
+        raise UsageError(
+            "checkpoint_dir=None: members of a population copy checkpoints; pass a folder or URL that all nodes see",
+            field="checkpoint_dir",
+        )
+    driver = SweepDriver(
+        RepeatedRequests(address),
+        row,
+        config,
+        _search(address, row["name"], config),
+        PoolTrials(pool, call, resources),
+        room=room_in(pool, options, launch, resources),
+        spool=spool,
+        root=root,
+    )
+    return driver.run()
+
+
+def _search(address: Address, name: str, config: SweepConfig) -> TrialSearch:
+    storage = optuna_storage(address.url, address.token, address.project)
+    if config.strategy == "pbt":
+        return PopulationSearch(storage, name, config)
+    search = StudySearch(storage, name, config)
+    for earlier in config.warm_start:
+        search.add_earlier(earlier)
+    return search

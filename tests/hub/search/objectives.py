@@ -1,0 +1,73 @@
+"""Objectives of the tests. Pools and jobs import this module by its name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import skyward as sky
+from skyward import hub
+
+SPACE: dict[str, Any] = {"x": {"type": "uniform", "min": -2, "max": 2}, "kind": ["flat", "steep"]}
+
+
+def square(trial: hub.Trial) -> float:
+    """Return a value that depends on the parameters alone."""
+    return float(trial["x"] ** 2 + (trial["kind"] == "steep") + trial.params.get("more", 0))
+
+
+def descend(trial: hub.Trial) -> None:
+    """Report a curve and return nothing; stop when told to."""
+    for step in range(20):
+        trial.report(abs(trial["x"]) + 1 / (step + 1), step)
+        if trial.should_stop:
+            return
+
+
+def fail_if_negative(trial: hub.Trial) -> float:
+    if trial["x"] < 0:
+        raise ValueError(f"x={trial['x']:.2f}: is negative")
+    return float(trial["x"])
+
+
+def die_once(trial: hub.Trial) -> float:
+    """Kill the process of the first attempt of each second trial, after a report."""
+    trial.report(1.0, 0)
+    if trial.attempt == 1 and trial.number % 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(trial.attempt)
+
+
+def note(trial: hub.Trial) -> float:
+    """Write a line for each begin and end of a trial, and take some time."""
+    path = Path(trial["file"])
+    with path.open("a") as file:
+        file.write(f"begin {trial.number} {trial['x']!r}\n")
+    for step in range(trial["steps"]):
+        time.sleep(0.1)
+        trial.report(trial["x"] ** 2, step)
+        if trial.should_stop:
+            break
+    with path.open("a") as file:
+        file.write(f"end {trial.number}\n")
+    return float(trial["x"] ** 2)
+
+
+@sky.compute(nodes=2)
+def on_two_nodes(trial: hub.Trial) -> float:
+    info = sky.instance_info()
+    assert info is not None
+    if info.rank is not None and info.rank.rank == 0:
+        trial.report(1.0, 0)
+    return float(trial["x"])
+
+
+def artifact(trial: hub.Trial) -> float:
+    run = hub.active_run()
+    assert run is not None
+    run.log_text("model/weights.txt", str(trial["x"]))
+    run.log_metrics({"seen": 1.0}, step=0)
+    return float(trial["x"] ** 2)

@@ -1,0 +1,206 @@
+"""Sweeps in an open pool: their trials, runs and ends, and deaths of nodes and programs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import skyward as sky
+from skyward import hub
+from skyward.errors import HubError, UsageError
+from skyward.testing.hub import HubServer
+from tests.hub.search import objectives
+from tests.hub.search.objectives import SPACE
+from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("server")
+
+
+def test_trials_are_runs_below_that_of_the_sweep_and_the_best_is_found(pool: sky.ComputePool) -> None:
+    sweep = hub.sweep(
+        objectives.square,
+        SPACE,
+        name="square",
+        max_trials=14,
+        base_config={"more": 0.5},
+        experiment="squares",
+        seed=1,
+        pool=pool,
+    )
+    trials = sweep.trials
+    assert (sweep.status, len(trials), {trial.state for trial in trials}) == ("completed", 14, {"completed"})
+    assert sweep.best.value == min(trial.value for trial in trials if trial.value is not None)
+    assert sweep.best.params["kind"] in ("flat", "steep")
+    assert sweep.run is not None
+    parent = hub.run(sweep.run)
+    assert (parent.name, parent.experiment, parent.status) == ("square", "squares", "completed")
+    children = hub.runs(f"tags.`mlflow.parentRunId` = '{sweep.run}'", experiment="squares")
+    assert {run.id for run in children} == {trial.run for trial in trials}
+    best = hub.run(str(sweep.best.run))
+    assert (best.status, best.params["more"], float(best.params["x"])) == ("completed", "0.5", sweep.best.params["x"])
+    assert best.name == f"square-{sweep.best.number}"
+    assert [found.id for found in hub.sweeps("square")] == [sweep.id]
+    # The same name is the same sweep, which is over, and goes on for more trials.
+    assert len(hub.sweep(objectives.square, SPACE, name="square", max_trials=14, base_config={"more": 0.5},
+                         experiment="squares", pool=pool).trials) == 14  # fmt: skip
+    assert len(hub.sweep(objectives.square, SPACE, name="square", max_trials=16, base_config={"more": 0.5},
+                         experiment="squares", pool=pool).trials) == 16  # fmt: skip
+    with pytest.raises(HubError, match="search_space=.*choose another name"):
+        hub.sweep(objectives.square, {"x": [1, 2]}, name="square", pool=pool)
+
+
+def test_seed_and_one_trial_at_a_time_give_the_same_trials_with_a_pruner_too(pool: sky.ComputePool) -> None:
+    def found(name: str) -> list[tuple[Any, ...]]:
+        sweep = hub.sweep(
+            objectives.descend,
+            SPACE,
+            name=name,
+            metric="loss",
+            max_trials=8,
+            max_concurrent_trials=1,
+            pruner={"type": "median", "startup_trials": 2},
+            seed=3,
+            pool=pool,
+        )
+        return [(trial.state, dict(trial.params), trial.values, trial.stopped_by) for trial in sweep.trials]
+
+    first = found("same-1")
+    assert first == found("same-2")
+    assert Counter(state for state, *_ in first)["pruned"] >= 1
+    (sweep,) = hub.sweeps("same-1")
+    pruned = next(trial for trial in sweep.trials if trial.state == "pruned")
+    history = hub.run(str(pruned.run)).history("loss")
+    assert 0 < len(history.steps) < 20
+    assert pruned.value == history.values[-1]
+
+
+def test_pruned_trial_gives_its_slot_to_the_next_one_within_a_second(server: HubServer, pool: sky.ComputePool) -> None:
+    sweep = hub.sweep(
+        objectives.descend,
+        SPACE,
+        name="slots",
+        max_trials=10,
+        max_concurrent_trials=1,
+        pruner="median",
+        seed=3,
+        pool=pool,
+    )
+
+    with httpx.Client(base_url=server.url, headers=server.headers) as client:
+        rows = client.get(f"/v1/hpo/{sweep.id}/trials").json()["trials"]
+    gaps = {
+        later["number"]: (later["started_us"] - row["ended_us"]) / 1e6
+        for row, later in itertools.pairwise(rows)
+        if row["state"] == "pruned"
+    }
+    assert gaps
+    assert max(gaps.values()) < 1.0
+
+
+def test_failed_trial_is_told_as_failed_with_its_error(pool: sky.ComputePool) -> None:
+    sweep = hub.sweep(
+        objectives.fail_if_negative, SPACE, name="fails", strategy="random", seed=2, max_trials=6, pool=pool
+    )
+    states = {trial.state: trial for trial in sweep.trials}
+    assert set(states) == {"completed", "failed"}
+    assert "is negative" in str(states["failed"].error)
+    assert hub.run(str(states["failed"].run)).status == "failed"
+    assert all(trial.params["x"] >= 0 for trial in sweep.trials if trial.state == "completed")
+    with pytest.raises(UsageError, match="no trial is complete; wait for one. The first one failed: ValueError"):
+        _ = hub.sweep(objectives.fail_if_negative, {"x": [-1.0]}, strategy="grid", name="all-fail", pool=pool).best
+
+
+def test_trial_whose_process_dies_begins_again_with_its_number_and_run(pool: sky.ComputePool) -> None:
+    sweep = hub.sweep(objectives.die_once, SPACE, name="dies", max_trials=4, max_concurrent_trials=2, pool=pool)
+    assert [(trial.number, trial.value) for trial in sweep.trials] == [(0, 1.0), (1, 2.0), (2, 1.0), (3, 2.0)]
+    assert {trial.state for trial in sweep.trials} == {"completed"}
+    assert hub.run(str(sweep.trials[1].run)).status == "completed"
+
+
+def test_trial_may_be_a_gang_of_nodes(pool: sky.ComputePool) -> None:
+    sweep = hub.sweep(objectives.on_two_nodes, SPACE, name="gang", max_trials=2, pool=pool)
+    assert [trial.value for trial in sweep.trials] == [trial.params["x"] for trial in sweep.trials]
+
+
+def test_best_trial_becomes_a_version_of_a_model_in_one_call(pool: sky.ComputePool) -> None:
+    sweep = hub.sweep(objectives.artifact, SPACE, name="models", max_trials=3, pool=pool)
+    assert sweep.register_best("squares", "model") == 1
+    with pytest.raises(UsageError, match="artifact_path='weights'"):
+        sweep.register_best("squares", "weights")
+
+
+def test_sweep_is_stopped_from_elsewhere_and_its_trials_end_at_a_report(pool: sky.ComputePool, tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    options = {"base_config": {"file": str(file), "steps": 600}, "max_trials": 9, "seed": 4, "pool": pool}
+
+    def stop() -> None:
+        until(lambda: file.exists() and len(file.read_text().splitlines()) == 2, 60)
+        (sweep,) = hub.sweeps("stopped")
+        assert sweep.status == "running"
+        with pytest.raises(UsageError, match="another program runs this sweep"):
+            hub.sweep(objectives.note, SPACE, name="stopped", **options)
+        sweep.stop()
+
+    other = threading.Thread(target=stop)
+    other.start()
+    sweep = hub.sweep(objectives.note, SPACE, name="stopped", **options)
+    other.join()
+    assert sweep.status == "stopped"
+    assert [(trial.state, trial.stopped_by) for trial in sweep.trials] == [("pruned", "stopped")] * 2
+    with pytest.raises(UsageError, match="no trial is complete"):
+        _ = sweep.best
+
+
+PROGRAM = """
+import sys
+import skyward as sky
+from skyward import hub
+from tests.hub.search import objectives
+
+file, url, token, spool = sys.argv[1:]
+hub.connect(url, token=token, spool=spool)
+with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) as pool:
+    config = {"file": file, "steps": 6}
+    hub.sweep(objectives.note, objectives.SPACE, name="killed", base_config=config, max_trials=10, seed=7, pool=pool)
+"""
+
+
+def test_sweep_goes_on_after_sigkill_of_its_program_without_a_trial_twice_or_lost(
+    server: HubServer, pool: sky.ComputePool, tmp_path: Path
+) -> None:
+    file = tmp_path / "notes"
+    command = [sys.executable, "-c", PROGRAM, str(file), server.url, server.token, str(tmp_path / "spool")]
+    program = subprocess.Popen(command, cwd=Path(__file__).parents[3])
+    try:
+        until(lambda: file.exists() and file.read_text().count("end") >= 3, 90)
+    finally:
+        os.kill(program.pid, signal.SIGKILL)
+        program.wait()
+    sweep = hub.sweep(
+        objectives.note,
+        SPACE,
+        name="killed",
+        base_config={"file": str(file), "steps": 6},
+        max_trials=10,
+        pool=pool,
+    )
+    trials = sweep.trials
+    assert [(trial.number, trial.state) for trial in trials] == [(number, "completed") for number in range(10)]
+    assert len({trial.params["x"] for trial in trials}) == 10
+    begun: dict[int, set[str]] = {}
+    for line in file.read_text().splitlines():
+        if line.startswith("begin"):
+            _, number, x = line.split()
+            begun.setdefault(int(number), set()).add(x)
+    # A trial that began twice did so with the same parameters.
+    assert {number: {repr(trial.params["x"])} for number, trial in enumerate(trials)} == begun
