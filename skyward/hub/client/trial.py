@@ -36,7 +36,7 @@ class TrialTask:
         parent_run: Id of the sweep's run.
         experiment: Experiment of the runs.
         folder: Its folder for checkpoints; None without one.
-        load_from: Folder to load from; None to begin anew.
+        load_from: Folder to load from; None to start fresh.
         steps: First step of this call and the one behind the last; None: the objective decides.
         save_stopped: Whether a training that is stopped saves a checkpoint.
     """
@@ -85,7 +85,7 @@ class Trial:
         params: Parameters: those that are searched, and those of `base_config`. `trial["lr"]` is one of them.
         attempt: From 1; above, if an earlier attempt was lost. Its folder is the same.
         metric: Name of the objective.
-        load_from: Folder of a checkpoint to load from, for population based training; None to begin anew.
+        load_from: Folder of a checkpoint to load from, for population based training; None to start fresh.
         steps: First step and the one behind the last of this call, for population based training.
 
     Example:

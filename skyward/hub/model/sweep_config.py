@@ -124,7 +124,7 @@ class PopulationOptions:
         ready_interval: Steps of a member between two comparisons with the others.
         generations: Intervals of each member.
         truncation: Part of the population that copies from the best part, which is as large.
-        resample: Probability that a copied parameter is drawn anew instead of perturbed.
+        resample: Probability that a copied parameter is drawn again instead of perturbed.
         factors: Factors of a perturbation, of which one is chosen. A choice moves to a neighbour.
         is_synchronous: Whether all members reach an interval before any of them goes on.
     """

@@ -49,9 +49,9 @@ def run_sweep(pool: ComputePool, pending: PendingCompute[bytes], number: int) ->
             spool=current_spool(),
         )
     except (SweepInterrupted, HubUnreachable) as error:
-        raise PoolClosed(f"sweep={number}: {error}") from error
+        raise PoolClosed(f"sweep={number}: has not ended ({error}); it goes on with the next attempt") from error
     except HubError as error:
         if error.retryable:
-            raise PoolClosed(f"sweep={number}: {error}") from error
+            raise PoolClosed(f"sweep={number}: has not ended ({error}); it goes on with the next attempt") from error
         raise
     return pickle_whole({"sweep": number, "end": end})

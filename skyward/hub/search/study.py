@@ -25,7 +25,7 @@ PRUNED, PATIENCE = "pruned", "patience"
 class StudySearch:
     """Search that Optuna's sampler and pruner lead.
 
-    Each call works on the rows alone, so a search that is made anew goes on where another one ended.
+    Each call works on the rows alone, so a new search goes on where another one ended.
 
     Args:
         storage: Storage of the sweep.

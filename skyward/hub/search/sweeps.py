@@ -303,7 +303,9 @@ def sweep(  # noqa: PLR0913  # keyword-only options
         raise UsageError(f"on={on!r}: unknown; use 'pool'", field="on", value=on)
     names, directions = ([item] if isinstance(item, str) else list(item) for item in (metric, direction))
     if len(names) != len(directions):
-        raise UsageError(f"direction={direction!r}: needs one for each of {len(names)} metrics", field="direction")
+        raise UsageError(
+            f"direction={direction!r}: does not fit {len(names)} metrics; pass one for each", field="direction"
+        )
     body = {
         "search_space": dict(space),
         "strategy": strategy,

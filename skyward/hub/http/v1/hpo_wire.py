@@ -98,7 +98,7 @@ class LeaseIn(Struct):
 
 
 class LeaseOut(Struct):
-    """Whether the driver has the lease, and whether the sweep is told to stop."""
+    """State of a lease: the driver may have it or not, and the sweep may be told to stop."""
 
     is_held: bool
     is_stopping: bool
