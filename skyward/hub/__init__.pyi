@@ -32,7 +32,7 @@ from .client.settings import Address as Address
 from .client.sync import SyncedRun as SyncedRun
 from .client.sync import sync as sync
 from .client.trial import Trial as Trial
-from .search.sweeps import Sweep as Sweep
-from .search.sweeps import TrialResult as TrialResult
+from .search.records import Sweep as Sweep
+from .search.records import TrialResult as TrialResult
 from .search.sweeps import sweep as sweep
 from .search.sweeps import sweeps as sweeps

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,8 +17,11 @@ from ...errors import UsageError
 from ...node.slot.runtime import current_call, current_rank
 from ..model.product import PREFIX
 from .active import ActiveRun, RunSpec, error_text, user_name
+from .connection import path_of
 from .fluent import current_address, current_spool, open_run
 
+STOP_ATTRIBUTE = "skyward:stop"
+"""Attribute of a trial that runs in a job of its own: the reason to stop it, as JSON."""
 CHANNEL = "skyward.sweep"
 """Name of the channel of a trial, behind whose slash its token stands."""
 
@@ -28,6 +33,7 @@ class TrialTask:
     Attributes:
         token: Name of the trial's channel to the driver; empty without one.
         sweep: Name of the sweep.
+        trial: Number of the trial in the hub.
         number: Number of the trial.
         attempt: From 1. A trial whose node or driver was lost begins once more.
         params: Parameters, with those that all trials share.
@@ -39,10 +45,12 @@ class TrialTask:
         load_from: Folder to load from; None to start fresh.
         steps: First step of this call and the one behind the last; None: the objective decides.
         save_stopped: Whether a training that is stopped saves a checkpoint.
+        reports_to_hub: Whether its driver is not the program of its pool, and reads the reports in the hub.
     """
 
     token: str = ""
     sweep: str
+    trial: int = 0
     number: int
     attempt: int = 1
     params: Mapping[str, Any]
@@ -54,6 +62,7 @@ class TrialTask:
     load_from: str | None = None
     steps: tuple[int, int] | None = None
     save_stopped: bool = False
+    reports_to_hub: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +136,12 @@ class Trial:
         Raises:
             UsageError: The sweep has no folder for checkpoints.
         """
-        if self._task.folder is None:
+        folder = self._task.folder
+        if folder is None and self._task.reports_to_hub:
+            folder = os.environ.get("SKYWARD_CHECKPOINT_DIR")  # that of its own job
+        if folder is None:
             raise UsageError("checkpoint_dir=None: the sweep has none; pass checkpoint_dir= to hub.sweep")
-        return self._task.folder
+        return folder
 
     @property
     def should_stop(self) -> bool:
@@ -225,7 +237,7 @@ def _run_of(task: TrialTask) -> Iterator[ActiveRun | None]:
         user=user_name(),
         tags={f"{PREFIX}.sweep": task.sweep, f"{PREFIX}.trial": str(task.number)},
         parent=task.parent_run,
-        is_resumed=task.attempt > 1,
+        is_resumed=task.attempt > 1 or task.reports_to_hub,  # its job may have made way
     )
     run = open_run(spec, spool=current_spool(), address=address)
     try:
@@ -244,6 +256,9 @@ def _reporter_of(task: TrialTask) -> Iterator[Reporter | None]:
     if call is None or not task.token:
         yield None
         return
+    if task.reports_to_hub:
+        yield _hub_reporter(task)
+        return
     from ...node.slot.channels import channel_of
 
     channel = channel_of(call, f"{CHANNEL}/{task.token}")
@@ -259,6 +274,23 @@ def _reporter_of(task: TrialTask) -> Iterator[Reporter | None]:
         yield report
     finally:
         channel.close()
+
+
+def _hub_reporter(task: TrialTask) -> Reporter:
+    """Return a reporter that writes to the hub, and reads there the answer to earlier reports."""
+    from .reading import needed_address
+    from .repeated import RepeatedRequests
+
+    requests = RepeatedRequests(needed_address("sweeps"))
+    path = path_of("v1", "trials", str(task.trial))
+
+    def report(step: int, value: float) -> str:
+        number = value if math.isfinite(value) else str(value).replace("inf", "Infinity").replace("nan", "NaN")
+        requests.send("PATCH", path, {"key": uuid.uuid4().hex, "steps": [[step, number]]})
+        row = requests.send("GET", path)["trial"]
+        return str(json.loads(row["system_attrs"].get(STOP_ATTRIBUTE, '""')))
+
+    return report
 
 
 def _values(value: Any, task: TrialTask, reports: Mapping[int, float]) -> Sequence[float] | None:

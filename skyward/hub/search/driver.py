@@ -162,6 +162,7 @@ class SweepDriver:
         return TrialTask(
             token=token,
             sweep=self._row["name"],
+            trial=plan.id,
             number=plan.number,
             attempt=plan.attempt,
             params={**self._config.base_config, **plan.params},
@@ -327,6 +328,11 @@ class SweepDriver:
 
 _served: dict[str, Callable[[int, float], str]] = {}
 """Token of a running trial -> its driver's answer to a report."""
+
+
+def answer_of(token: str) -> Callable[[int, float], str] | None:
+    """Return the answer to reports of a trial that runs; None for one that does not."""
+    return _served.get(token)
 
 
 def serve(channel: TaskChannel) -> None:

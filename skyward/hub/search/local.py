@@ -18,6 +18,7 @@ from ..client.settings import Address
 from ..client.trial import TrialTask
 from ..model.sweep_config import SweepConfig
 from .driver import SweepDriver
+from .job_trials import JobTrials
 from .places import PoolTrials, room_in, trial_call
 from .plans import TrialSearch
 from .population import PopulationSearch
@@ -39,6 +40,34 @@ def drive_in_pool(
     """Drive a sweep of this program in a pool, until it is over."""
     call = trial_call(function)
     return drive(address, row, config, pool, call, launch=function.launch, options=function.options, spool=spool)
+
+
+def drive_as_jobs(
+    address: Address,
+    row: Mapping[str, Any],
+    config: SweepConfig,
+    function: ComputeFunction[..., Any],
+    job: Mapping[str, Any],
+    *,
+    spool: Path,
+) -> str:
+    """Drive a sweep of this program whose trials are jobs, until it is over."""
+    requests = RepeatedRequests(address)
+    place = JobTrials(requests, row["id"], function, job)
+    try:
+        driver = SweepDriver(
+            requests,
+            row,
+            config,
+            _search(address, row["name"], config),
+            place,
+            room=config.max_concurrent_trials or 8,
+            spool=spool,
+            root=config.checkpoint_dir,
+        )
+        return driver.run()
+    finally:
+        place.close()
 
 
 def drive(
