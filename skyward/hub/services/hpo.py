@@ -150,8 +150,8 @@ class Hpo(Service):
             if before.get(field) != now.get(field):
                 raise Refusal(
                     Reason.CONFLICT,
-                    f"{field}={str(now.get(field))!r:.60}: the sweep {row.name!r:.60} has"
-                    f" {str(before.get(field))!r:.60}; choose another name",
+                    f"{field}={json.dumps(now.get(field)):.60}: the sweep {row.name!r:.60} has"
+                    f" {json.dumps(before.get(field)):.60}; choose another name",
                     field=field,
                 )
         record = _search_of(tx, actor, row, self.clock())

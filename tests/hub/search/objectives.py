@@ -60,9 +60,8 @@ def note(trial: hub.Trial) -> float:
 def on_two_nodes(trial: hub.Trial) -> float:
     info = sky.instance_info()
     assert info is not None
-    if info.rank is not None and info.rank.rank == 0:
-        trial.report(1.0, 0)
-    return float(trial["x"])
+    trial.report(1.0 + (info.rank or 0), 0)  # that of rank 0 counts
+    return float(trial["x"] + (info.rank or 0))
 
 
 def artifact(trial: hub.Trial) -> float:
@@ -71,3 +70,13 @@ def artifact(trial: hub.Trial) -> float:
     run.log_text("model/weights.txt", str(trial["x"]))
     run.log_metrics({"seen": 1.0}, step=0)
     return float(trial["x"] ** 2)
+
+
+def slowly(trial: hub.Trial) -> None:
+    """Report the same value until told to stop, or for some seconds."""
+    bad = abs(trial["x"]) > 1
+    for step in range(300 if bad else 3):
+        trial.report(2.0 if bad else 0.5, step)
+        if trial.should_stop:
+            return
+        time.sleep(0.1)

@@ -55,7 +55,7 @@ def test_trials_are_runs_below_that_of_the_sweep_and_the_best_is_found(pool: sky
                          experiment="squares", pool=pool).trials) == 14  # fmt: skip
     assert len(hub.sweep(objectives.square, SPACE, name="square", max_trials=16, base_config={"more": 0.5},
                          experiment="squares", pool=pool).trials) == 16  # fmt: skip
-    with pytest.raises(HubError, match="search_space=.*choose another name"):
+    with pytest.raises(HubError, match="base_config=.*choose another name"):
         hub.sweep(objectives.square, {"x": [1, 2]}, name="square", pool=pool)
 
 
