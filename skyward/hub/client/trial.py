@@ -80,7 +80,7 @@ class TrialReturn:
     stopped_by: str = ""
 
 
-class Reporter(Protocol):
+class TrialReporter(Protocol):
     """Way of a report to the driver. Its answer is the reason to stop, or empty."""
 
     def __call__(self, step: int, value: float, /) -> str: ...
@@ -108,7 +108,7 @@ class Trial:
             return loss
     """
 
-    def __init__(self, task: TrialTask, reporter: Reporter | None, run: ActiveRun | None) -> None:
+    def __init__(self, task: TrialTask, reporter: TrialReporter | None, run: ActiveRun | None) -> None:
         self.number, self.attempt = task.number, task.attempt
         self.params: Mapping[str, Any] = dict(task.params)
         self.metric = task.metrics[0]
@@ -250,7 +250,7 @@ def _run_of(task: TrialTask) -> Iterator[ActiveRun | None]:
 
 
 @contextmanager
-def _reporter_of(task: TrialTask) -> Iterator[Reporter | None]:
+def _reporter_of(task: TrialTask) -> Iterator[TrialReporter | None]:
     """Open the channel to the driver of the sweep."""
     call = current_call()
     if call is None or not task.token:
@@ -276,7 +276,7 @@ def _reporter_of(task: TrialTask) -> Iterator[Reporter | None]:
         channel.close()
 
 
-def _hub_reporter(task: TrialTask) -> Reporter:
+def _hub_reporter(task: TrialTask) -> TrialReporter:
     """Return a reporter that writes to the hub, and reads there the answer to earlier reports."""
     from .reading import needed_address
     from .repeated import RepeatedRequests

@@ -84,7 +84,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyStopping:
+class StopPatience:
     """End of a trial that no longer improves.
 
     Attributes:
@@ -170,7 +170,7 @@ class SweepConfig:
     max_trials: int | None = None
     max_concurrent_trials: int | None = None
     pruner: Mapping[str, Any] | None = None
-    early_stopping: EarlyStopping | None = None
+    early_stopping: StopPatience | None = None
     base_config: Mapping[str, Any] = field(default_factory=dict)
     experiment: str | None = None
     warm_start: Sequence[str] = ()
@@ -291,7 +291,7 @@ def _dimension(field: str, body: Any) -> Dimension:
         _refuse(f"{field}.min", limits["min"], f"is not above 0; a {kind} needs that")
     if "step" in limits and (kind in _LOGARITHMIC or limits["step"] <= 0):
         _refuse(f"{field}.step", limits["step"], "must be above 0, and only uniform and int_uniform have one")
-    return Dimension(type=kind, **limits)
+    return Dimension(type=kind, min=limits["min"], max=limits["max"], step=limits.get("step"))
 
 
 def _limit(field: str, value: Any, kind: str) -> float:
@@ -333,12 +333,12 @@ def _goals(body: Any) -> tuple[Goal, ...]:
     return tuple(goals)
 
 
-def _early_stopping(body: Any) -> EarlyStopping | None:
+def _early_stopping(body: Any) -> StopPatience | None:
     if body is None:
         return None
-    given = _object("early_stopping", body, EarlyStopping.__dataclass_fields__)
+    given = _object("early_stopping", body, StopPatience.__dataclass_fields__)
     patience = _integer("early_stopping.patience", given.get("patience"), 1, 10**9)
-    return EarlyStopping(
+    return StopPatience(
         patience=patience, min_delta=_number("early_stopping.min_delta", given.get("min_delta", 0.0), least=0.0)
     )
 

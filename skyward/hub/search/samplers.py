@@ -126,6 +126,14 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
     return FloatDistribution(low, high, log=dimension.is_logarithmic, step=dimension.step)
 
 
+def holds(dimension: Dimension, value: Any) -> bool:
+    """Return whether a value is one of a dimension. A step does not matter."""
+    if dimension.type == "choice":
+        return value in dimension.values
+    low, high = dimension.min or 0.0, dimension.max or 0.0
+    return isinstance(value, int | float) and low <= value <= high
+
+
 def suggested(trial: optuna.Trial, distributions: Mapping[str, BaseDistribution]) -> dict[str, Any]:
     """Let a trial choose each parameter that it lacks, and return all of them."""
     chosen: dict[str, Any] = {}

@@ -12,9 +12,9 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from ..model.sweep_config import EarlyStopping, SweepConfig
+from ..model.sweep_config import StopPatience, SweepConfig
 from .plans import STOPPED, TrialEnd, TrialPlan
-from .samplers import distributions_of, pruner_for, sampler_for, suggested
+from .samplers import distributions_of, holds, pruner_for, sampler_for, suggested
 
 FROM_EARLIER = "skyward:from"
 """Attribute of a trial that was copied from an earlier sweep: its name."""
@@ -147,13 +147,13 @@ class StudySearch:
         return run
 
     def _fits(self, row: FrozenTrial) -> bool:
-        return row.params.keys() == self._distributions.keys() and all(
-            self._distributions[name]._contains(self._distributions[name].to_internal_repr(value))
-            for name, value in row.params.items()
+        space = self._config.search_space
+        return row.params.keys() == space.keys() and all(
+            holds(space[name], value) for name, value in row.params.items()
         )
 
 
-def has_no_patience(trial: FrozenTrial, stopping: EarlyStopping, *, is_maximizing: bool) -> bool:
+def has_no_patience(trial: FrozenTrial, stopping: StopPatience, *, is_maximizing: bool) -> bool:
     """Return whether the last reports of a trial bring no improvement over those before.
 
     Optuna's `PatientPruner` waits for reports that are worse by more than `min_delta`, so a plateau never ends.

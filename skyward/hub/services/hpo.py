@@ -104,11 +104,9 @@ class Hpo(Service):
         """Tell the driver of a sweep to stop its trials and to end. A waiting job of it is cancelled."""
         actor.require(Right.WRITE)
         require_no_run_token(actor)
-        record = await self.database.write(self._stop, actor, number)
-        if record.status in ("queued", "interrupted"):
-            if record.job is not None and record.status == "queued":
-                await self._jobs.cancel(actor, record.job)
-            record = await self.database.write(self._end, actor, number, "stopped")
+        record, waiting_job = await self.database.write(self._stop, actor, number)
+        if waiting_job is not None:
+            await self._jobs.cancel(actor, waiting_job)
         return record
 
     async def hold(self, actor: Actor, number: int, driver: str, lasts_ms: int) -> DriverLease:
@@ -162,12 +160,16 @@ class Hpo(Service):
             self.on_change(tx, actor, "sweep.resume", f"sweep/{row.id}", {"name": row.name})
         return _need_search(tx, actor, row.id, self.clock())
 
-    def _stop(self, tx: Transaction, actor: Actor, number: int) -> SearchRecord:
+    def _stop(self, tx: Transaction, actor: Actor, number: int) -> tuple[SearchRecord, str | None]:
+        """Tell the driver; without one, end the sweep. Return its waiting job too."""
         record = _need_search(tx, actor, number, self.clock())
-        if record.status not in ENDS:
-            sweeps.set_sweep_attrs(tx, need_sweep(tx, actor, number, end=tx.for_update), {}, {STOP: "true"})
-            self.on_change(tx, actor, "sweep.stop", f"sweep/{number}", {"name": record.sweep.name})
-        return _need_search(tx, actor, number, self.clock())
+        if record.status in ENDS:
+            return record, None
+        attrs = {STOP: "true"} if record.status == "running" else {STOP: "true", STATE: json.dumps("stopped")}
+        sweeps.set_sweep_attrs(tx, need_sweep(tx, actor, number, end=tx.for_update), {}, attrs)
+        self.on_change(tx, actor, "sweep.stop", f"sweep/{number}", {"name": record.sweep.name})
+        stopped = _need_search(tx, actor, number, self.clock())
+        return stopped, record.job if record.status == "queued" else None
 
     def _end(self, tx: Transaction, actor: Actor, number: int, state: str) -> SearchRecord:
         row = need_sweep(tx, actor, number, end=tx.for_update)

@@ -52,6 +52,7 @@ class Things:
             "projects": self.project,
             "pools": self.pool,
             "sweeps": self.sweep,
+            "hpo": self.sweep,
             "trials": self.trial,
             "jobs": self.job,
             "job-blobs": hashlib.sha256(b"bytes").hexdigest(),
@@ -121,8 +122,8 @@ def make_things(client: httpx.Client, owner: httpx.Client, name: str, user: str)
     pool = os.urandom(16).hex()
     batch = {"client": "c", "first": 1, "records": [["pool", {"name": name}]]}
     client.post(f"/v1/pools/{pool}/batches", json=batch).raise_for_status()
-    sweep_body = {"name": name, "key": name, "directions": ["minimize"]}
-    sweep = client.post("/v1/sweeps", json=sweep_body).raise_for_status().json()["id"]
+    sweep_body = {"name": name, "key": name, "config": {"search_space": {name: [1, 2]}}}
+    sweep = client.post("/v1/hpo", json=sweep_body).raise_for_status().json()["id"]
     trial = client.post(f"/v1/sweeps/{sweep}/trials", json={"key": name}).raise_for_status().json()["id"]
     job = client.post("/v1/jobs", json={"name": name, "spec": {}}).raise_for_status().json()["id"]
     machines = f"set-{os.urandom(4).hex()}"  # those belong to no project, so everybody may read their names

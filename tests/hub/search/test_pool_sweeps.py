@@ -141,7 +141,12 @@ def test_best_trial_becomes_a_version_of_a_model_in_one_call(pool: sky.ComputePo
 
 def test_sweep_is_stopped_from_elsewhere_and_its_trials_end_at_a_report(pool: sky.ComputePool, tmp_path: Path) -> None:
     file = tmp_path / "notes"
-    options = {"base_config": {"file": str(file), "steps": 600}, "max_trials": 9, "seed": 4, "pool": pool}
+    options: dict[str, Any] = {
+        "base_config": {"file": str(file), "steps": 600},
+        "max_trials": 9,
+        "seed": 4,
+        "pool": pool,
+    }
 
     def stop() -> None:
         until(lambda: file.exists() and len(file.read_text().splitlines()) == 2, 60)

@@ -31,7 +31,7 @@ def config(**changes: Any) -> SweepConfig:
 def study(chosen: SweepConfig, storage: BaseStorage | None = None) -> StudySearch:
     kept = storage or InMemoryStorage()
     if not kept.get_all_studies():
-        directions = [goal.direction for goal in chosen.objective]
+        directions: list[Any] = [goal.direction for goal in chosen.objective]
         optuna.create_study(storage=kept, study_name="s", directions=directions)
     return StudySearch(kept, "s", chosen)
 
@@ -42,7 +42,7 @@ def value_of(plan: TrialPlan) -> float:
 
 def run(search: StudySearch, most: int = 1000) -> list[dict[str, Any]]:
     """Run trials one by one, and return their parameters."""
-    plans = []
+    plans: list[dict[str, Any]] = []
     while len(plans) < most and (plan := search.ask()) is not None:
         plans.append(dict(plan.params))
         search.finish(plan, TrialEnd(values=[value_of(plan)]))
@@ -182,11 +182,12 @@ def test_earlier_sweep_is_known_once_and_counts_for_no_trial() -> None:
     before = StudySearch(storage, "before", config(max_trials=15))
     run(before)
     optuna.create_study(storage=storage, study_name="s")
+    added = []
     for _ in range(2):  # a second driver copies nothing
         search = StudySearch(storage, "s", config())
-        added = search.add_earlier("before")
+        added.append(search.add_earlier("before"))
         run(search, 3)
-    assert added == 0
+    assert added == [15, 0]
     trials = storage.get_all_trials(storage.get_study_id_from_name("s"))
     assert len(trials) == 15 + 6
     assert len(run(StudySearch(storage, "s", config()))) == 6
