@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.__main__ import HOSTS
 from tests.browser import browser_address, page
@@ -58,6 +59,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Threads of OpenBLAS spin too, for 2**n cycles, and 4 is the smallest n that it takes. Three fits of scikit-learn
 # beside other tests took 7.7 s of processor time instead of 2.9.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+# No property fails because the machine is busy. All other settings stay as they are, on a CI server too.
+settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from math import factorial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.node.slot import permutation
@@ -21,13 +21,11 @@ def test_examples_in_docstrings_run() -> None:
     run_examples(permutation)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(n=st.integers(0, 3000), seed=st.integers())
 def test_every_number_comes_exactly_once(n: int, seed: int) -> None:
     assert sorted(Permutation(n, seed=seed).take(range(n))) == list(range(n))
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(n=st.integers(1, 5000), seed=st.integers(), data=st.data())
 def test_python_and_numpy_give_the_same_numbers(n: int, seed: int, data: st.DataObject) -> None:
     start, step = data.draw(st.integers(0, n - 1)), data.draw(st.integers(1, n))

@@ -11,7 +11,7 @@ from typing import Any, Literal, assert_type
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.errors import UsageError
@@ -73,7 +73,6 @@ def test_examples_in_docstrings_run() -> None:
 # --- the rule ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(n=st.integers(0, 200), total=st.integers(1, 20), shuffle=st.booleans(), seed=st.integers())
 def test_parts_are_disjoint_and_complete(n: int, total: int, shuffle: bool, seed: int) -> None:
     parts = parts_of(list(range(n)), total=total, shuffle=shuffle, seed=seed)
@@ -81,7 +80,6 @@ def test_parts_are_disjoint_and_complete(n: int, total: int, shuffle: bool, seed
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(n=st.integers(0, 200), total=st.integers(1, 20), shuffle=st.booleans(), seed=st.integers())
 def test_drop_last_makes_equal_disjoint_parts(n: int, total: int, shuffle: bool, seed: int) -> None:
     parts = parts_of(list(range(n)), total=total, shuffle=shuffle, seed=seed, drop_last=True)
@@ -90,7 +88,6 @@ def test_drop_last_makes_equal_disjoint_parts(n: int, total: int, shuffle: bool,
     assert len(set(kept)) == len(kept) == total * (n // total)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(
     n=st.integers(0, 120),
     total=st.integers(1, 9),

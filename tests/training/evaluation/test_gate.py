@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.gate import TRIAL_SHARE, TRIALS, Gate, GateMode
 
-BUSY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be."""
 
 
@@ -63,14 +62,14 @@ runs = st.builds(
 )
 
 
-@BUSY
+@settings(max_examples=60)
 @given(runs)
 def test_a_run_takes_at_most_a_tenth_longer_than_by_the_better_way(run: Run) -> None:
     """Runs of any length are tried, on any machine that loses nothing when two share its processors."""
     assert run.wall_s("auto") <= 1.1 * min(run.wall_s("always"), run.wall_s("sync")) + 1e-6
 
 
-@BUSY
+@settings(max_examples=60)
 @given(runs)
 def test_a_short_run_waits_for_no_cold_worker(run: Run) -> None:
     gate = Gate("auto")

@@ -9,13 +9,12 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.placement import choose, place
 from skyward.training.evaluation.worker_score import WorkerScore
 
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be."""
 
 
@@ -116,7 +115,6 @@ truths = st.builds(Truth, evaluation_s=seconds, cold_s=st.sampled_from([0.0, 0.0
 releases = st.lists(st.floats(0, 3), min_size=1, max_size=24).map(lambda gaps: list(itertools.accumulate(gaps)))
 
 
-@BUSY
 @given(releases, st.lists(truths, min_size=1, max_size=5))
 def test_all_evaluations_end_within_one_evaluation_of_the_best_schedule(
     asked: list[float], workers: list[Truth]
@@ -127,7 +125,6 @@ def test_all_evaluations_end_within_one_evaluation_of_the_best_schedule(
     assert end <= best_end(asked, workers) + longest_s + 1e-6
 
 
-@BUSY
 @given(releases, st.lists(seconds, min_size=1, max_size=5), st.floats(0.01, 10))
 def test_at_any_temperature_all_evaluations_end(asked: list[float], lasting: list[float], temperature: float) -> None:
     schedule = simulated(asked, [Truth(evaluation_s=each) for each in lasting], temperature)

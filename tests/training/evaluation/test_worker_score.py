@@ -3,12 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.worker_score import FORGET_FACTOR, FORGET_S, Drift, WorkerScore, median_s
 
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be."""
 
 
@@ -70,7 +69,6 @@ def test_pressure_ends_without_any_new_observation() -> None:
     assert wait_s(score) == 0.0
 
 
-@BUSY
 @given(
     st.lists(
         st.tuples(st.sampled_from(["add", "end", "stop", "fail", "answer"]), st.floats(0, 100)), min_size=1, max_size=80
@@ -103,7 +101,6 @@ def test_pressure_is_gone_when_nothing_was_open_for_a_while(steps: list[tuple[st
     assert math.isfinite(end_s(score))
 
 
-@BUSY
 @given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=30))
 def test_a_longer_queue_is_never_better(latencies: list[float]) -> None:
     score = _seen(_Clock(), *latencies)
@@ -177,7 +174,6 @@ def test_the_latency_of_an_idle_worker_counts_less_and_less(latency_s: float) ->
     assert slow.cost_s() == pytest.approx(latency_s)
 
 
-@BUSY
 @given(st.lists(st.floats(0.02, 1000), min_size=1, max_size=50))
 def test_a_long_constant_latency_is_no_drift(values: list[float]) -> None:
     drift = Drift(noise_s=0.01)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.dispatchers.backlog import Backlog, MovingAverage
 
-BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be."""
 
 
@@ -25,7 +24,6 @@ def test_an_average_of_equal_values_is_that_value_from_the_first_on() -> None:
         assert average.value == pytest.approx(3.0)
 
 
-@BUSY
 @given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=50), st.sampled_from([0.0, 0.5, 0.9, 0.999]))
 def test_an_average_lies_among_the_observed_values(values: list[float], beta: float) -> None:
     average = MovingAverage(beta)
@@ -81,7 +79,6 @@ def test_a_hanging_worker_looks_worse_and_worse() -> None:
     assert backlog.expected_s == 1.0
 
 
-@BUSY
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from(["add", "end"]), st.integers(0, 9), st.floats(0, 5)), max_size=60),
