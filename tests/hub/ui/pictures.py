@@ -36,7 +36,7 @@ def main() -> None:
         for name, path, last in (
             ("jobs", "/jobs", "tbody tr"),
             ("job", f"/jobs/{ids['pretrain']}", "pre.output"),
-            ("sweep", f"/sweeps/{sweep}", "[data-drawn]"),
+            ("sweep", f"/sweeps/{sweep}", ".importance dd"),
         ):
             page.goto(server.url + path)
             page.locator(last).first.wait_for()

@@ -66,6 +66,7 @@ def test_a_job_shows_its_attempts_money_and_output_of_each_rank_as_it_comes(work
     page.goto(f"{worked.address}/jobs/{worked.ids['pretrain']}")
     main = page.get_by_role("main")
     expect(main).to_contain_text("1.75 USD of 40.00 USD")
+    expect(main).to_contain_text(re.compile(r"Still to come, at most1[12]\.\d\d USD"))  # 3 hours of a node for 4 USD
     attempts = page.get_by_role("list", name="Attempts").get_by_role("listitem")
     expect(attempts.and_(page.get_by_label(re.compile("^lost: ")))).to_have_count(1)
     expect(attempts.and_(page.get_by_label(re.compile("^runs: ")))).to_have_count(1)
@@ -137,6 +138,9 @@ def test_usage_by_project_and_month_is_a_table_and_a_file(worked: Worked, page: 
     expect(rows.filter(has_text="A100")).to_contain_text("default")
     expect(rows.filter(has_text="A100")).to_contain_text(re.compile(r"1\.75"))
     expect(page.get_by_role("img", name="Device-hours of default")).to_be_visible()
+    quotas = page.get_by_role("table", name="Quotas").get_by_role("row")
+    expect(quotas.filter(has_text="project default")).to_contain_text(re.compile(r"A100: \d+ of 16"))
+    expect(quotas.filter(has_text="project default")).to_contain_text("of 500.00")
     with page.expect_download() as saved:
         page.get_by_role("button", name="CSV").click()
     head, *lines = Path(saved.value.path()).read_text().splitlines()

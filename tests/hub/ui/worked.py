@@ -10,7 +10,14 @@ import httpx
 
 from tests.waiting import until
 
-LAB = {"name": "lab", "provider": {"type": "local"}, "nodes": 2, "devices": 4, "accelerator": "A100"}
+LAB = {
+    "name": "lab",
+    "provider": {"type": "local"},
+    "nodes": 2,
+    "devices": 4,
+    "accelerator": "A100",
+    "usd_per_hour": 4.0,
+}
 CLOUD = {"name": "cloud", "provider": {"type": "aws"}, "kind": "elastic", "nodes": 3, "usd_per_hour": 2.5}
 
 
@@ -38,6 +45,9 @@ class Workers:
 
     def post(self, path: str, body: object = None) -> Any:
         return self.client.post(path, json=body).raise_for_status().json()
+
+    def put(self, path: str, body: object) -> None:
+        self.client.put(path, json=body).raise_for_status()
 
     def declare(self, machines: dict[str, Any]) -> None:
         self.post("/v1/capacity", machines)
@@ -99,6 +109,7 @@ def fill(workers: Workers) -> dict[str, str]:
     """Fill a hub with jobs in most states, and return name -> id."""
     workers.declare(LAB)
     workers.declare(CLOUD)
+    workers.put("/v1/projects/default/job-quota", {"weight": 2.0, "devices": {"A100": 16}, "usd_per_day": 500.0})
     ids: dict[str, str] = {}
     a100: dict[str, object] = {"accelerator": "A100"}
 
