@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .groups import NodeEntry
+from .groups import Entry, GangEntry, NodeEntry, TaskEntry
 from .node_table import NodeTable
 from .resources import PLAIN, UNIT, Booking, Need
-from .waiting_lines import Entry, GangEntry, TaskEntry
 
 
 @dataclass(slots=True)
@@ -143,8 +142,7 @@ class Family:
         for parent in self._by_parent:
             task = self._tasks.get(parent)
             if task is not None and task.node is not None:
-                node = self._nodes.by_id.get(task.node)
-                held[parent] = {task.node: TakenPlaces.of(1, None if node is None else node.sent.get(task.id))}
+                held[parent] = {task.node.id: TakenPlaces.of(1, task.node.sent.get(task.id))}
             elif parent in self._gangs:
                 of_gang = self._gangs[parent]
                 held[parent] = {n: TakenPlaces.of(*part) for n, part in of_gang.items() if n in self._nodes.by_id}

@@ -5,25 +5,32 @@ apart, because the kind decides how many tasks a node is sent in advance, and wh
 of one pool have the same slots, and round trips are rounded.
 
 Calls that need different resources see different room on the same node, so each need has groups of its own. A node that
-changes is filed only when the next choice is made in a group: a group that nobody asks costs next to nothing.
+changes is only noted, once for all groups. A group files the changed nodes when the next choice is made in it: one that
+nobody asks costs nothing.
+
+Calls that wait, and their lines, are here as well: nodes and groups know the lines that wait for them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .resources import PLAIN, Booking, Need, Stock
 
-Turn = tuple[int, int]
+Turn = int
 """Place in the order of all waiting entries; the lowest goes first."""
+NO_TURN: Turn = 2**61
+"""Later than the turn of any entry."""
 Kind = tuple[int, float, Turn | None, bool]
 """Slots, round trip in nanoseconds, the turn of the oldest waiting entry that wants the node, and whether its devices
 are booked one by one."""
 
 _LEAST_ROOM = -64
+_MANY_CHANGES = 8
+"""Changes for each of its nodes, above which a group files all of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +49,19 @@ class NodeEntry:
     """Resources that are left. None: nothing is known of them."""
     sent: dict[int, Booking | None] = field(default_factory=dict)  # in the order of sending
     gang_places: int = 0
-    wanted_by: dict[int, Turn] = field(default_factory=dict)
+    wanted_by: dict[Line, Turn] = field(default_factory=dict)
     """Turns of the waiting gangs that need this very node. Nothing newer may go here. The node may be filed as wanted
     later than that: when something newer looks for a node."""
-    chosen_by: dict[int, Turn] = field(default_factory=dict)
+    chosen_by: dict[Line, Turn] = field(default_factory=dict)
     """Turns of the waiting entries that have chosen the node, although others would do. Nothing newer may go here.
     There are few such nodes, and they change all the time, so they are filed as any other."""
+    reserved_from: Turn = NO_TURN
+    """The oldest turn of both."""
     groups: list[Group] = field(default_factory=list)
+    lines: dict[Line, None] = field(default_factory=dict)
+    """Lines of gangs that lack this node."""
+    is_booked: bool = False
+    """Whether its devices are booked one by one."""
     kind: Kind = (0, 0.0, None, False)
 
     def __post_init__(self) -> None:
@@ -57,7 +70,15 @@ class NodeEntry:
     def set_kind(self) -> None:
         """Renew `kind` after a change of its parts."""
         turn = min(self.wanted_by.values()) if self.wanted_by else None
-        self.kind = (self.slots, self.round_trip_ns, turn, self.stock is not None and self.stock.is_booked)
+        self.is_booked = self.stock is not None and self.stock.is_booked
+        self.kind = (self.slots, self.round_trip_ns, turn, self.is_booked)
+
+    def set_reserved(self) -> None:
+        """Renew `reserved_from` after a change of `wanted_by` or `chosen_by`."""
+        if not self.wanted_by and len(self.chosen_by) == 1:  # the common case
+            (self.reserved_from,) = self.chosen_by.values()
+            return
+        self.reserved_from = min((*self.wanted_by.values(), *self.chosen_by.values()), default=NO_TURN)
 
     @property
     def takes_more(self) -> bool:
@@ -110,32 +131,90 @@ class NodeEntry:
         """Return whether the node has room for a need once its calls have ended. Its actors stay."""
         return self.stock is None or self.stock.can_clear(need)
 
-    def book(self, need: Need | None) -> Booking | None:
-        """Take resources of the node. Call `NodeTable.refile` after it."""
-        stock = self.stock
-        if stock is None or (need is None and not stock.devices):
-            return None
-        booking = stock.book(PLAIN if need is None else need)
-        if self.kind[3] != stock.is_booked:
-            self.set_kind()
-        return booking
-
-    def release(self, booking: Booking | None) -> None:
-        """Give resources back. Call `NodeTable.refile` after it."""
-        stock = self.stock
-        if stock is None or booking is None:
-            return
-        stock.release(booking)
-        if self.kind[3] != stock.is_booked:
-            self.set_kind()
-
-    def is_withheld(self, turn: Turn) -> bool:
-        """Return whether an older waiting entry keeps the node from an entry with that turn."""
-        is_wanted = bool(self.wanted_by) and min(self.wanted_by.values()) < turn
-        return is_wanted or self.is_chosen_before(turn) or any(g.is_closed_to(turn) for g in self.groups)
-
     def is_chosen_before(self, turn: Turn) -> bool:
         return bool(self.chosen_by) and min(self.chosen_by.values()) < turn
+
+
+@dataclass(slots=True, eq=False)
+class TaskEntry:
+    """Open task."""
+
+    id: int
+    nodes: tuple[int, ...] | None  # allowed nodes; None for any that is not kept
+    in_advance: bool = True  # may be sent before a slot is free
+    in_bulk: bool = True  # may be one of many that a node gets in advance
+    node: NodeEntry | None = field(default=None, repr=False)
+    is_recalled: bool = False
+    parent: int | None = None
+    """Task or gang that called it."""
+    turn: Turn = 0
+    prefer: tuple[int, ...] = ()
+    """Nodes to choose first."""
+    need: Need | None = None
+    """Resources beyond a slot and its share."""
+    line: Line | None = field(default=None, repr=False)
+    """Line in which it waits."""
+
+
+@dataclass(slots=True, eq=False)
+class GangEntry:
+    """Waiting gang."""
+
+    id: int
+    nodes: tuple[int, ...] | None  # needs all of them; None for any `count` of `some_of`
+    some_of: tuple[int, ...] | None  # None for any node that is not kept
+    need: Need  # per node
+    count: int = 1
+    parent: int | None = None
+    turn: Turn = 0
+    line: Line | None = field(default=None, repr=False)
+    """Line in which it waits."""
+
+
+Entry = TaskEntry | GangEntry
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """Entries of one need that may go to the same nodes, so whatever blocks the first blocks all. Never empty."""
+
+    key: Hashable
+    group: Group
+    first: Entry
+    """The oldest entry. It is looked at far more often than it changes, so it is kept beside `entries`."""
+    count: int = 0
+    """Entries that wait."""
+    entries: deque[Entry] = field(default_factory=deque)
+    """Entries in their order, and between them some that wait no longer. The first one waits."""
+    is_ready: bool = False
+    place: Group | NodeEntry | None = None
+    """Where it waits."""
+    blocked: Entry | None = None
+    """The first entry, once it was found to be blocked. Nodes may be reserved for it."""
+    wanted: tuple[NodeEntry, ...] = ()
+    """Nodes that are reserved for the blocked entry."""
+    lacked: int = 0
+    """Index of the node that a blocked gang was found to lack."""
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Iterate over a copy of the entries, oldest first."""
+        return iter([entry for entry in self.entries if entry.line is self])
+
+    @property
+    def second(self) -> Entry | None:
+        """Return the entry after the first."""
+        entries = self.entries
+        while len(entries) > 1:
+            if entries[1].line is self:
+                return entries[1]
+            del entries[1]
+        return None
+
+    @property
+    def may_overfill(self) -> bool:
+        """Return whether its entries may go to nodes without a free slot: actors, and tasks in advance."""
+        need = self.first.need
+        return need is None or not need.slots
 
 
 class Rooms:
@@ -189,27 +268,70 @@ class Rooms:
         return self.by_room[room].values()
 
 
+class Changes:
+    """Nodes that have changed, in the order of their changes. Each group knows how far it has read."""
+
+    __slots__ = ("forgotten", "most", "nodes")
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeEntry] = []
+        self.most = 0
+        """Number of them above which they are forgotten."""
+        self.forgotten = 0
+        """Number of changes before those."""
+
+    @property
+    def count(self) -> int:
+        return self.forgotten + len(self.nodes)
+
+    def add(self, node: NodeEntry) -> None:
+        self.nodes.append(node)
+        if len(self.nodes) > self.most:
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop all changes. Groups that have not read them file all of their nodes."""
+        self.forgotten += len(self.nodes)
+        self.nodes.clear()
+
+
 class Group:
     """Nodes that the same calls may go to.
 
     Args:
         numbers: The nodes; None for all that are not kept for a role.
+        changes: Changes of all nodes.
         need: Resources of each call; None for a slot and its share. Nodes that can never hold them are left out.
     """
 
-    __slots__ = ("_filed", "_free", "_rooms", "_stale", "_wanted", "closing", "members", "need", "numbers", "uses")
+    __slots__ = (
+        "_changes",
+        "_filed",
+        "_free",
+        "_read",
+        "_rooms",
+        "_wanted",
+        "closing",
+        "lines",
+        "members",
+        "need",
+        "numbers",
+        "uses",
+    )
 
-    def __init__(self, numbers: tuple[int, ...] | None, need: Need | None = None) -> None:
+    def __init__(self, numbers: tuple[int, ...] | None, changes: Changes, need: Need | None = None) -> None:
         self.numbers = numbers
         self.need = need
         self.members: dict[int, NodeEntry] = {}
-        self.closing: dict[int, Turn] = {}
+        self.lines: dict[Line, None] = {}
+        """Lines that wait for any of the nodes."""
+        self.closing: dict[Line, Turn] = {}
         """Turns of the waiting entries that go to the first free nodes of this group. Nothing newer may overtake them
         here."""
         self._free = 0
         self.uses = 0
-        self._stale: dict[int, NodeEntry] = {}
-        """Nodes to file again before the next choice."""
+        self._changes = changes
+        self._read = -1
         self._rooms: dict[Kind, Rooms] = {}
         """Nodes that no waiting gang wants."""
         self._wanted: list[Rooms] = []
@@ -218,8 +340,7 @@ class Group:
 
     def rooms_for(self, turn: Turn) -> Iterable[Rooms]:
         """Return the nodes that an entry with that turn may use: no older gang wants them."""
-        if self._stale:
-            self._settle()
+        self._settle()
         if not self._wanted:
             return self._rooms.values()
         return [*self._rooms.values(), *self._wanted[bisect_left(self._wanted, turn, key=_wanted_from) :]]
@@ -239,35 +360,38 @@ class Group:
         return self._filed[node.id][1]
 
     def add(self, node: NodeEntry) -> None:
+        """Let a node belong to this group. Its change must be noted, unless the group is new."""
         self.members[node.id] = node
         node.groups.append(self)
-        self._stale[node.id] = node
 
     def discard(self, node: NodeEntry) -> None:
-        self._stale.pop(node.id, None)
         self._take_out(node)
         node.groups.remove(self)
         del self.members[node.id]
 
-    def refile(self, node: NodeEntry) -> None:
-        """Have a node put into its new place, after a change of its room or state."""
-        self._stale[node.id] = node
-
     def _settle(self) -> None:
-        for node in self._stale.values():
-            self._file(node)
-        self._stale.clear()
+        """File the nodes that have changed."""
+        changes = self._changes
+        unread = self._read - changes.forgotten
+        self._read = changes.count
+        if unread < 0 or len(changes.nodes) - unread > _MANY_CHANGES * len(self.members) + _MANY_CHANGES:
+            for node in self.members.values():
+                self._file(node, is_changed=False)
+        elif unread < len(changes.nodes):
+            for node in dict.fromkeys(changes.nodes[unread:]):
+                if self.members.get(node.id) is node:
+                    self._file(node, is_changed=True)
 
-    def _file(self, node: NodeEntry) -> None:
-        """Put a node where it belongs now."""
+    def _file(self, node: NodeEntry, *, is_changed: bool) -> None:
+        """Put a node where it belongs now: behind its equals, if it is known to have changed."""
         filed = self._filed.get(node.id)
         takes_more = node.takes_more
         need = self.need
-        room = (
-            node.slots - len(node.sent) - node.gang_places if need is None and not node.kind[3] else node.room_for(need)
-        )
+        room = node.room if need is None and not node.is_booked else node.room_for(need)
         if filed is not None and takes_more and filed[0].kind == node.kind:  # the common case: its room has changed
             rooms, before = filed
+            if before == room and not is_changed:
+                return
             rooms.move(node, before, room)
             if before > 0:
                 self._free -= before

@@ -9,9 +9,8 @@ import math
 from collections import OrderedDict
 from itertools import islice
 
-from .groups import Group, Kind, NodeEntry, Rooms, Turn
-from .resources import PLAIN, Need, Stock, Supply
-from .waiting_lines import TaskEntry
+from .groups import Changes, Group, Kind, NodeEntry, Rooms, TaskEntry, Turn
+from .resources import PLAIN, Booking, Need, Stock, Supply
 
 SHORT_TASK_NS = 1_000_000_000
 """Longest running mean, in nanoseconds, at which tasks are sent in advance; the pause between two would be notable.
@@ -37,6 +36,10 @@ _LEAST_MEAN_NS = 100_000
 _MEAN_WEIGHT = 0.2
 _ROUND_TRIP_STEPS = 16
 """Steps between a round trip and its double. Rounded ones make few kinds of nodes; the error is 6 % at most."""
+_MOST_CHANGES = 4
+"""Most noted changes for each node, so that they stay short."""
+_MANY_CHANGES = 1000
+"""Number of noted changes that are always few."""
 _UNUSED_GROUPS = 16
 """Groups that are kept although nothing waits for them, so that repeated calls do not build them again."""
 
@@ -55,7 +58,8 @@ class NodeTable:
     def __init__(self, kept: frozenset[int]) -> None:
         self._kept = kept
         self.by_id: dict[int, NodeEntry] = {}
-        self.open = Group(None)
+        self._changes = Changes()
+        self.open = Group(None, self._changes)
         """Nodes that are not kept."""
         self._groups: dict[tuple[tuple[int, ...] | None, Need | None], Group] = {(None, None): self.open}
         """All groups by their numbers and needs."""
@@ -75,6 +79,7 @@ class NodeTable:
         node = self.by_id.get(number)
         if node is None:
             node = self.by_id[number] = NodeEntry(number, slots)
+            self._changes.most = _MOST_CHANGES * len(self.by_id) + _MANY_CHANGES
         node.slots = slots
         node.is_up = is_up
         node.is_reachable = True
@@ -84,7 +89,7 @@ class NodeTable:
         node.gang_places = 0
         if supply is None and not is_up and node.stock is not None:
             supply = node.stock.supply
-        self.booked -= node.kind[3]
+        self.booked -= node.is_booked
         node.stock = None if supply is None else Stock(supply, slots)
         node.set_kind()
         for group in self._groups.values():
@@ -109,8 +114,28 @@ class NodeTable:
 
     def refile(self, node: NodeEntry) -> None:
         """Put a node into its new places, after a change of its room or state."""
-        for group in node.groups:
-            group.refile(node)
+        self._changes.add(node)
+
+    def book(self, node: NodeEntry, need: Need | None) -> Booking | None:
+        """Take resources of a node. Call `refile` after it."""
+        stock = node.stock
+        if stock is None or (need is None and not stock.devices):
+            return None
+        booking = stock.book(PLAIN if need is None else need)
+        if stock.is_booked is not node.is_booked:
+            node.set_kind()
+            self.booked += 1 if node.is_booked else -1
+        return booking
+
+    def release(self, node: NodeEntry, booking: Booking) -> None:
+        """Give resources of a node back. Call `refile` after it."""
+        stock = node.stock
+        if stock is None:
+            return
+        stock.release(booking)
+        if stock.is_booked is not node.is_booked:
+            node.set_kind()
+            self.booked += 1 if node.is_booked else -1
 
     def set_round_trip(self, node: NodeEntry, round_trip_ns: float) -> None:
         node.round_trip_ns = rounded(round_trip_ns)
@@ -144,7 +169,7 @@ class NodeTable:
             return self.open
         group = self._groups.get((numbers, need))
         if group is None:
-            group = self._groups[numbers, need] = Group(numbers, need)
+            group = self._groups[numbers, need] = Group(numbers, self._changes, need)
             for node in dict.fromkeys(self.candidates(numbers)):
                 self._join(node, group)
             self._keep_unused(group)
@@ -153,11 +178,11 @@ class NodeTable:
         return group
 
     def hold(self, group: Group) -> None:
-        """Keep a group until `release`."""
+        """Keep a group until `let_go`."""
         group.uses += 1
         self._unused.pop(group, None)
 
-    def release(self, group: Group) -> None:
+    def let_go(self, group: Group) -> None:
         group.uses -= 1
         if not group.uses and group is not self.open:
             self._keep_unused(group)
@@ -243,20 +268,25 @@ class NodeTable:
                     best, best_room = node, group.room_of(node)
         return best
 
-    def has_place(self, node: NodeEntry, group: Group, task: TaskEntry) -> bool:
-        """Return whether a task may go to a node that takes more, and that has room for any numbers that it needs."""
-        if group.need is None:
-            room = node.room_for(None) if node.kind[3] else node.room
-            if room <= 0 and not (task.in_advance and room > -self.most_ahead(node.kind, in_bulk=task.in_bulk)):
-                return False
-        return not (self.closings or node.wanted_by or node.chosen_by) or not node.is_withheld(task.turn)
+    def is_withheld(self, node: NodeEntry, turn: Turn) -> bool:
+        """Return whether an older waiting entry keeps a node from an entry with that turn."""
+        if node.reserved_from < turn:
+            return True
+        return self.closings > 0 and any(group.closing and group.is_closed_to(turn) for group in node.groups)
+
+    def has_place(self, node: NodeEntry, task: TaskEntry) -> bool:
+        """Return whether a node has room for a task without numbers, now or in advance."""
+        room = node.room_for(None) if node.is_booked else node.room
+        return room > 0 or (task.in_advance and room > -self.most_ahead(node.kind, in_bulk=task.in_bulk))
 
     def preferred(self, numbers: tuple[int, ...], group: Group, turn: Turn) -> NodeEntry | None:
         """Return the one of a few nodes with the most free slots for a task; None if none has one."""
         if self.closings and group.is_closed_to(turn):
             return None
         nodes = [group.members[number] for number in numbers if number in group.members]
-        rooms = [(node.room_for(group.need), node) for node in nodes if node.takes_more and not node.is_withheld(turn)]
+        rooms = [
+            (node.room_for(group.need), node) for node in nodes if node.takes_more and not self.is_withheld(node, turn)
+        ]
         room, node = max(rooms, key=lambda pair: pair[0], default=(0, None))
         return node if room > 0 else None
 
@@ -274,7 +304,7 @@ class NodeTable:
         return next((n for room in lower for n in rooms.at(room) if not self._is_kept(n, turn)), None)
 
     def _is_kept(self, node: NodeEntry, turn: Turn) -> bool:
-        return node.is_withheld(turn) if self.closings else node.is_chosen_before(turn)
+        return self.is_withheld(node, turn) if self.closings else node.is_chosen_before(turn)
 
     def pick_some(self, group: Group, turn: Turn, count: int) -> list[NodeEntry]:
         """Return that many nodes with room for an entry, those with the most room; none if there are too few."""
@@ -283,7 +313,7 @@ class NodeTable:
         chosen: list[tuple[int, NodeEntry]] = []
         for rooms in group.rooms_for(turn):
             free = ((room, node) for room in sorted(rooms.by_room, reverse=True) if room > 0 for node in rooms.at(room))
-            chosen += islice((pair for pair in free if not pair[1].is_withheld(turn)), count)
+            chosen += islice((pair for pair in free if not self.is_withheld(pair[1], turn)), count)
         chosen.sort(key=lambda pair: -pair[0])
         nodes = [node for _, node in chosen[:count]] if len(chosen) >= count else []
         return sorted(nodes, key=lambda node: node.id)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .groups import NodeEntry
+from .groups import GangEntry, Line, NodeEntry
 from .node_table import NodeTable
 from .resources import PLAIN, UNIT, Need, Stock, gpus, number
-from .waiting_lines import GangEntry, Line
 
 _MOST_SUPPLIES = 4
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .groups import Group, NodeEntry
+from .groups import Group, NodeEntry, TaskEntry
 from .node_table import NodeTable
-from .waiting_lines import TaskEntry
 
 
 class Recalls:
@@ -55,7 +54,7 @@ class Recalls:
                     del nodes[node.id]  # until it is sent more
             if not nodes:
                 del self._overfull[group]
-                self._nodes.release(group)
+                self._nodes.let_go(group)
 
     def _waiting_on(self, node: NodeEntry, group: Group) -> Iterator[TaskEntry]:
         excess = -node.room if node.takes_more else 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .groups import Group
+from .groups import Entry, GangEntry, Group, TaskEntry
 from .node_table import NodeTable
 from .reasons import cannot_hold
 from .resources import Need
-from .waiting_lines import Entry, GangEntry, TaskEntry, WaitingLines
+from .waiting_lines import WaitingLines
 
 
 class Refusals:
@@ -35,7 +35,7 @@ class Refusals:
             count = 1 if isinstance(first, TaskEntry) else first.count if first.nodes is None else len(first.nodes)
             nodes = first.nodes if isinstance(first, TaskEntry) else first.nodes or first.some_of
             if why := self.why(nodes, need, count):
-                for entry in tuple(line.entries.values()):
+                for entry in line:
                     yield entry, why
 
     def homeless(self) -> list[Entry]:

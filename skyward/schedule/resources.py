@@ -108,7 +108,7 @@ class Booking(NamedTuple):
 class Stock:
     """Resources of one node, and those that are left."""
 
-    __slots__ = ("bookings", "cpus", "devices", "lasting", "memory_mib", "slots", "supply", "users")
+    __slots__ = ("bookings", "cpus", "devices", "is_booked", "lasting", "memory_mib", "slots", "supply", "users")
 
     def __init__(self, supply: Supply, slots: int) -> None:
         self.supply = supply
@@ -122,11 +122,8 @@ class Stock:
         """Calls that use the devices of their slots."""
         self.lasting: list[Booking] = []
         """Bookings of actors."""
-
-    @property
-    def is_booked(self) -> bool:
-        """Return whether calls without a number of devices book theirs one by one."""
-        return self.bookings > 0 and self._shared_count > 0
+        self.is_booked = False
+        """Whether calls without a number of devices book theirs one by one."""
 
     @property
     def _shared_count(self) -> int:
@@ -168,7 +165,7 @@ class Stock:
             return True
         rest = Stock(self.supply, self.slots)
         for booking in self.lasting:
-            rest._take(booking)
+            rest._change(booking, -1)
         return rest.fits(need) > 0
 
     def fits(self, need: Need) -> int:
@@ -203,7 +200,7 @@ class Stock:
     def has_room(self, need: Need) -> bool:
         """Return whether `fits` is above 0, in less time."""
         _, cpus, memory_mib, devices, accelerator, _ = need
-        if cpus > self.cpus or memory_mib > self.memory_mib:
+        if (cpus and cpus > self.cpus) or (memory_mib and memory_mib > self.memory_mib):
             return False
         if accelerator or devices is None or self.users:
             return self.fits(need) > 0
@@ -242,31 +239,35 @@ class Stock:
             chosen = () if self.devices else None
         elif need.devices or self._must_book(need):
             count, amount = self._demand(need)
-            chosen = self._choose(self._free(need.accelerator), count, amount) if amount else ()
-        booking = Booking(need.cpus, need.memory_mib, chosen, amount, is_for_life=not need.slots)
-        self._take(booking)
-        return booking
-
-    def _take(self, booking: Booking) -> None:
+            free = self._free(need.accelerator) if need.accelerator else self.devices
+            chosen = self._choose(free, count, amount) if amount else ()
+        booking = Booking(need.cpus, need.memory_mib, chosen, amount, not need.slots)
         self._change(booking, -1)
-        if booking.is_for_life:
-            self.lasting.append(booking)
+        return booking
 
     def release(self, booking: Booking) -> None:
         self._change(booking, 1)
-        if booking.is_for_life:
-            self.lasting.remove(booking)
 
     def _change(self, booking: Booking, sign: int) -> None:
         """Take the resources of a booking (`sign` is -1), or give them back (1)."""
-        self.cpus += sign * booking.cpus
-        self.memory_mib += sign * booking.memory_mib
-        if booking.amount:
-            for index in booking.devices or ():
-                self.devices[index] += sign * booking.amount
+        cpus, memory_mib, devices, amount, is_for_life = booking
+        if cpus:
+            self.cpus += sign * cpus
+        if memory_mib:
+            self.memory_mib += sign * memory_mib
+        if amount:
+            for index in devices or ():
+                self.devices[index] += sign * amount
             self.bookings -= sign
-        elif booking.devices is None and self.devices and not booking.is_for_life:
+        elif devices is None and self.devices and not is_for_life:
             self.users -= sign
+        if is_for_life:
+            if sign < 0:
+                self.lasting.append(booking)
+            else:
+                self.lasting.remove(booking)
+        if is_for_life or self.bookings < 2:  # it may be the first booking, or was the last
+            self.is_booked = self.bookings > 0 and self._shared_count > 0
 
     def _choose(self, free: Sequence[int], count: int, amount: int) -> tuple[int, ...]:
         """Choose the fullest devices that fit, so that shares lie on few of them; whole ones in a row if possible."""

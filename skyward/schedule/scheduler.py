@@ -27,19 +27,17 @@ from itertools import islice
 
 from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, Settle, StartGang, Unsettle
 from .families import Family, Gangs
-from .groups import Group, NodeEntry, Turn
+from .groups import Entry, GangEntry, Group, Line, NodeEntry, TaskEntry
 from .node_table import NodeTable
 from .reasons import why_blocked
 from .recalls import Recalls
 from .refusals import Refusals
 from .resources import PLAIN, Booking, Need, Supply
 from .scaling import Demand
-from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
+from .waiting_lines import FIRST_TURN, WaitingLines
 from .waiting_order import WaitingOrder
 
 _NO_NODE = "no node is left that it may live on"
-_ANY_TURN: Turn = (1, 0)
-"""Turn of an entry that does not wait, while nothing else does."""
 
 
 class Scheduler:
@@ -78,7 +76,7 @@ class Scheduler:
             absent = [n for n in entry.nodes or () if n in resting]
             if entry.nodes is None:
                 places = self._nodes.places_of(entry.need or PLAIN)
-                waiting += places * len(line.entries) * (entry.count if isinstance(entry, GangEntry) else 1)
+                waiting += places * line.count * (entry.count if isinstance(entry, GangEntry) else 1)
             elif is_gang:
                 named.update(absent)
             elif len(absent) == len(entry.nodes):
@@ -211,15 +209,15 @@ class Scheduler:
         made.prefer, made.in_bulk = prefer, in_bulk
         if self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
-        if need is not None and (why := self._refusals.why(nodes, need)):
-            return [Refuse(task, (), why)]
+        group = self._nodes.group(nodes, need)
+        if need is not None and not group.members:
+            return [Refuse(task, (), self._refusals.why(nodes, need))]
         self._tasks[task] = made
         if parent is not None:
             return self._submit_nested(made)
-        group = self._nodes.group(nodes, need)
-        if not self._waiting:  # the common case: nothing waits, so no order to respect
+        if not self._waiting.count:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
-            made.turn = _ANY_TURN
+            made.turn = FIRST_TURN
             if self._place_task(made, group, actions):
                 return actions
         if is_rerun:
@@ -309,11 +307,10 @@ class Scheduler:
         That is so while many plain calls wait, and nothing else: all nodes are full before and after. No node changes
         its room, so none is filed, and the line is not tried in vain.
         """
-        node = self._nodes.by_id.get(-1 if ended.node is None else ended.node)
-        line = self._waiting.only_blocked_line
-        if node is None or line is None or line.key is not None or ended.parent is not None:
+        line, node = self._waiting.only_blocked_line, ended.node
+        if line is None or line.key is not self._nodes.open or ended.parent is not None or node is None:
             return None
-        first, then = islice(line.entries.values(), 2)
+        first, then = line.first, line.second
         if (
             not (isinstance(first, TaskEntry) and isinstance(then, TaskEntry) and first.in_advance and then.in_advance)
             or first.prefer
@@ -327,9 +324,9 @@ class Scheduler:
         ):
             return None
         del self._tasks[ended.id], node.sent[ended.id]
-        self._waiting.drop_first(line)
-        self._nodes.release(line.group)
-        first.node, first.is_recalled = node.id, False
+        self._waiting.remove_first(line)
+        line.blocked = then
+        first.node, first.is_recalled = node, False
         node.sent[first.id] = None
         if node.room < 0:
             self._recalls.sent_in_advance(first, line.group, node)
@@ -350,7 +347,7 @@ class Scheduler:
         returned = self._tasks.get(task)
         if returned is None or returned.node is None:
             return []
-        node = returned.node
+        node = returned.node.id
         self._forget_sent(returned)
         if not started:
             self._return(returned)
@@ -366,7 +363,8 @@ class Scheduler:
         if known.node is None:
             self._order.stop_waiting(known)
             self._forget(task)
-        return known.node
+            return None
+        return known.node.id
 
     def gang_finished(self, gang: int) -> list[Action]:
         """Record that all processes of a gang are gone, or that it never started."""
@@ -376,16 +374,16 @@ class Scheduler:
             if node is not None and node.is_up:
                 node.gang_places = max(0, node.gang_places - places)
                 self._release(node, booking)
-        line = self._waiting.line_of(gang)
-        if line is not None:
-            self._order.stop_waiting(line.entries[gang])
+        waiting = self._waiting.gangs.get(gang)
+        if waiting is not None:
+            self._order.stop_waiting(waiting)
         return self._place()
 
     # Questions ------------------------------------------------------------------------------------------------------
 
     def node_of(self, task: int) -> int | None:
         known = self._tasks.get(task)
-        return None if known is None else known.node
+        return None if known is None or known.node is None else known.node.id
 
     @property
     def queued(self) -> int:
@@ -397,10 +395,10 @@ class Scheduler:
 
     def why_waiting(self, call: int) -> str:
         """Return why a task or gang has not begun, in one sentence; "" if it has, or is not known."""
-        line = self._waiting.line_of(call)
-        if line is not None:
-            return why_blocked(line, self._nodes, is_first=line.first.id == call)
-        node = self._nodes.by_id.get(self._tasks[call].node or 0) if call in self._tasks else None
+        entry = self._tasks.get(call) or self._waiting.gangs.get(call)
+        if entry is not None and entry.line is not None:
+            return why_blocked(entry.line, self._nodes, is_first=entry.line.first is entry)
+        node = entry.node if isinstance(entry, TaskEntry) else None
         if node is not None and call in islice(node.sent, node.slots, None):
             return f"waits for a slot of node {node.id}: it was sent there in advance"
         return ""
@@ -417,17 +415,18 @@ class Scheduler:
     def _place(self) -> list[Action]:
         """Place what can be placed, oldest first, in the lines that an event may have helped."""
         actions: list[Action] = []
-        if not self._waiting and not self._recalls:  # the common case
+        changed, to_try = self._order.changed_nodes, self._waiting.ready
+        if not (changed or to_try) and (self._waiting.count or not self._recalls):  # the common case
             return actions
-        while True:
-            if (fill := self._order.next_to_fill()) is not None:
+        while changed or to_try:
+            if changed and (fill := self._order.next_to_fill()) is not None:
                 line, task, node = fill
                 self._send(task, line.group, node, actions)
                 self._order.follow(line, task)
                 continue
-            if (ready := self._waiting.next_ready()) is None:
-                break
-            line, entry = ready
+            if (ready := self._waiting.take_ready()) is None:
+                continue
+            line, entry = ready, ready.first
             if not (isinstance(entry, GangEntry) and entry.nodes is not None):
                 self._order.reserve_before(entry.turn)
             if isinstance(entry, GangEntry):
@@ -438,12 +437,12 @@ class Scheduler:
                 self._order.stop_waiting(entry)
             else:
                 self._order.block(line, entry)
-        if not self._waiting:
+        if not self._waiting.count:
             # Tasks that wait on one node, while slots of another are idle. The answer is `lost(started=False)`.
             for sent in self._recalls.take():
                 assert sent.node is not None
                 sent.is_recalled = True
-                actions.append(Recall(sent.id, sent.node))
+                actions.append(Recall(sent.id, sent.node.id))
         return actions
 
     def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
@@ -455,29 +454,22 @@ class Scheduler:
         return True
 
     def _send(self, task: TaskEntry, group: Group, node: NodeEntry, actions: list[Action]) -> None:
-        task.node = node.id
+        task.node = node
         task.is_recalled = False
-        booking = None if node.stock is None else self._book(node, task.need)
+        booking = None if node.stock is None else self._nodes.book(node, task.need)
         node.sent[task.id] = booking
         self._nodes.refile(node)
         if node.room < 0:
             self._recalls.sent_in_advance(task, group, node)
         actions.append(Send(task.id, node.id, None if booking is None else booking.devices))
 
-    def _book(self, node: NodeEntry, need: Need | None) -> Booking | None:
-        was_booked = node.kind[3]
-        booking = node.book(need)
-        self._nodes.booked += node.kind[3] - was_booked
-        return booking
-
     def _release(self, node: NodeEntry, booking: Booking | None) -> None:
-        was_booked = node.kind[3]
-        node.release(booking)
-        self._nodes.booked += node.kind[3] - was_booked
-        if booking is not None and booking.is_for_life:
-            self._order.actor_left(node)
-        else:
-            self._order.changed(node)
+        if booking is not None:
+            self._nodes.release(node, booking)
+            if booking.is_for_life:
+                self._order.actor_left(node)
+                return
+        self._order.changed(node)
 
     def _place_gang(self, gang: GangEntry, line: Line, actions: list[Action]) -> bool:
         if gang.nodes is None:
@@ -491,7 +483,7 @@ class Scheduler:
         held: dict[int, tuple[int, Booking | None]] = {}
         for node in members:
             places = min(gang.need.slots, node.slots)
-            held[node.id] = places, self._book(node, gang.need)
+            held[node.id] = places, self._nodes.book(node, gang.need)
             node.gang_places += places
             self._nodes.refile(node)
         self._gangs[gang.id] = held
@@ -509,7 +501,7 @@ class Scheduler:
         for offset in range(len(members)):
             index = (line.lacked + offset) % len(members)
             node = members[index]
-            if not node.takes_more or node.room_for(gang.need) < 1 or node.is_withheld(gang.turn):
+            if not node.takes_more or node.room_for(gang.need) < 1 or self._nodes.is_withheld(node, gang.turn):
                 line.lacked = index
                 return True
         return False
@@ -517,14 +509,9 @@ class Scheduler:
     # Bookkeeping ----------------------------------------------------------------------------------------------------
 
     def _forget_sent(self, task: TaskEntry) -> None:
-        node = self._nodes.by_id.get(task.node) if task.node is not None else None
+        node, task.node = task.node, None
         if node is not None:
-            booking = node.sent.pop(task.id, None)
-            if booking is None:
-                self._order.changed(node)
-            else:
-                self._release(node, booking)
-        task.node = None
+            self._release(node, node.sent.pop(task.id, None))
 
     def _forget(self, task: int) -> TaskEntry | None:
         """Remove a task from the ledger, whatever its outcome."""
@@ -535,9 +522,7 @@ class Scheduler:
 
     def _return(self, task: TaskEntry) -> None:
         task.node = None
-        group = self._nodes.group(task.nodes, task.need)
-        self._nodes.hold(group)
-        self._waiting.append_left(task, group)
+        self._order.wait(task, self._nodes.group(task.nodes, task.need), is_first=True)
 
     # Calls that can never start -------------------------------------------------------------------------------------
 

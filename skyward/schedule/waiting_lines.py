@@ -1,87 +1,24 @@
-"""Waiting tasks and gangs: one line for each set of allowed nodes, and one order across all lines.
+"""Waiting tasks and gangs: one line for each set of allowed nodes and each need, and one order across all lines.
 
 An entry that cannot be placed blocks only its own line. A blocked line is tried again when something changes where it
 waits: at the group of its nodes, or for a gang that needs certain nodes, at one that it lacks. So an event costs as
-much as the lines that it may help, and not more with ten thousand others. Every operation takes constant time per
-entry, so a hundred thousand calls can be cancelled at once. A plain dict would not do: finding its first key walks over
-all removed ones.
+much as the lines that it may help, and not more with ten thousand others.
+
+Every operation takes constant time per entry, so a hundred thousand calls can be cancelled at once. An entry that is
+cancelled stays in its queue, and is skipped when its turn comes, or with many others like it.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
 
-from .groups import Group, NodeEntry, Turn
-from .resources import Need
+from .groups import Entry, GangEntry, Group, Line, NodeEntry, TaskEntry, Turn
 
-
-@dataclass(slots=True, eq=False)
-class TaskEntry:
-    """Open task."""
-
-    id: int
-    nodes: tuple[int, ...] | None  # allowed nodes; None for any that is not kept
-    in_advance: bool = True  # may be sent before a slot is free
-    in_bulk: bool = True  # may be one of many that a node gets in advance
-    node: int | None = None
-    is_recalled: bool = False
-    parent: int | None = None
-    """Task or gang that called it."""
-    turn: Turn = (0, 0)
-    prefer: tuple[int, ...] = ()
-    """Nodes to choose first."""
-    need: Need | None = None
-    """Resources beyond a slot and its share."""
-
-    @property
-    def line(self) -> Hashable:
-        return self.nodes if self.parent is None and self.need is None else (self.parent is None, self.nodes, self.need)
-
-
-@dataclass(slots=True, eq=False)
-class GangEntry:
-    """Waiting gang."""
-
-    id: int
-    nodes: tuple[int, ...] | None  # needs all of them; None for any `count` of `some_of`
-    some_of: tuple[int, ...] | None  # None for any node that is not kept
-    need: Need  # per node
-    count: int = 1
-    parent: int | None = None
-    turn: Turn = (0, 0)
-
-    @property
-    def line(self) -> Hashable:
-        return self.parent is not None, self.nodes, self.some_of, self.need, self.count
-
-
-Entry = TaskEntry | GangEntry
-
-
-@dataclass(slots=True, eq=False)
-class Line:
-    """Entries that may go to the same nodes, so whatever blocks the first blocks all. Never empty."""
-
-    key: Hashable
-    group: Group
-    entries: OrderedDict[int, Entry] = field(default_factory=OrderedDict)
-    is_ready: bool = False
-    place: Group | int | None = None
-    """Where it waits: at a group, or at the number of a node."""
-    blocked: Entry | None = None
-    """The first entry, once it was found to be blocked. Nodes may be reserved for it."""
-    wanted: tuple[NodeEntry, ...] = ()
-    """Nodes that are reserved for a blocked gang."""
-    lacked: int = 0
-    """Index of the node that a blocked gang was found to lack."""
-
-    @property
-    def first(self) -> Entry:
-        return next(iter(self.entries.values()))
+FIRST_TURN: Turn = 2**60
+"""Earlier than the turn of any entry that goes to the end."""
 
 
 class WaitingLines:
@@ -89,11 +26,16 @@ class WaitingLines:
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, Line] = {}
-        self._of_entry: dict[int, Line] = {}
-        self._at: dict[Group | int, dict[Line, None]] = {}
-        self._watchers: dict[Line, None] = {}
-        """Lines that wait at the number of a node."""
-        self._ready: list[tuple[Turn, int, Line]] = []
+        self.count = 0
+        """Entries that wait."""
+        self.gangs: dict[int, GangEntry] = {}
+        """Gangs and actors that wait, by their numbers."""
+        self.overfilling = 0
+        """Number of lines whose entries may go to nodes without a free slot."""
+        self._with_needs: dict[Line, None] = {}
+        """Lines of all entries but tasks without numbers."""
+        self.ready: list[tuple[Turn, int, Line]] = []
+        """Heap of the lines to try."""
         self._pushed = itertools.count()
         self._first = 0
         self._last = 0
@@ -106,60 +48,82 @@ class WaitingLines:
     def append(self, entry: Entry, group: Group, *, is_urgent: bool = False) -> Line:
         """Add an entry at the end; an urgent one behind earlier urgent ones. Urgent entries have their own lines."""
         self._last += 1
-        entry.turn = (not is_urgent, self._last)
+        entry.turn = self._last if is_urgent else FIRST_TURN + self._last
         line = self._line(entry, group)
-        line.entries[entry.id] = entry
+        line.entries.append(entry)
         return line
 
-    def append_left(self, entry: Entry, group: Group) -> None:
+    def append_left(self, entry: Entry, group: Group) -> Line:
         """Add an entry before all others."""
         self._first -= 1
-        entry.turn = (0, self._first)
+        entry.turn = self._first
         line = self._line(entry, group)
-        line.entries[entry.id] = entry
-        line.entries.move_to_end(entry.id, last=False)
+        line.entries.appendleft(entry)
+        line.first = entry
         line.is_ready = False  # it is ready at another turn now
         self.make_ready(line)
+        return line
 
     def _line(self, entry: Entry, group: Group) -> Line:
-        line = self._by_key.get(entry.line)
+        key = _key(entry, group)
+        line = self._by_key.get(key)
         if line is None:
-            line = self._by_key[entry.line] = Line(entry.line, group)
-            line.entries[entry.id] = entry
+            line = self._by_key[key] = Line(key, group, entry)
+            if entry.need is not None:
+                self._with_needs[line] = None
+            self.overfilling += line.may_overfill
             self.make_ready(line)
-        self._of_entry[entry.id] = line
+        if isinstance(entry, GangEntry):
+            self.gangs[entry.id] = entry
+        entry.line = line
+        line.count += 1
+        self.count += 1
         return line
 
     def remove(self, entry: Entry) -> Line:
         """Remove an entry. The line is tried again if that was its first, and is gone with its last."""
-        line = self._of_entry.pop(entry.id)
-        was_first = line.first is entry
-        del line.entries[entry.id]
-        if not line.entries:
+        line = entry.line
+        assert line is not None
+        if line.first is entry:
+            self.remove_first(line)
+            if line.count:
+                self.make_ready(line)
+            return line
+        self._leave(entry, line)
+        if len(line.entries) > 2 * line.count:
+            line.entries = deque(line)
+        return line
+
+    def remove_first(self, line: Line) -> None:
+        """Remove the first entry of a line. The line is gone with its last."""
+        self._leave(line.first, line)
+        if not line.count:
+            self.overfilling -= line.may_overfill
+            self._with_needs.pop(line, None)
             self.wait_at(line, None)
             line.is_ready = False
             del self._by_key[line.key]
-        elif was_first:
-            self.make_ready(line)
-        return line
+            return
+        entries = line.entries
+        entries.popleft()
+        while entries[0].line is not line:
+            entries.popleft()
+        line.first = entries[0]
+
+    def _leave(self, entry: Entry, line: Line) -> None:
+        entry.line = None
+        line.count -= 1
+        self.count -= 1
+        if isinstance(entry, GangEntry):
+            del self.gangs[entry.id]
 
     @property
     def only_blocked_line(self) -> Line | None:
         """Return the line, if there is one only, it is known to be blocked, and several entries wait in it."""
-        if len(self._by_key) != 1 or len(self._of_entry) < 2:
+        if len(self._by_key) != 1 or self.count < 2:
             return None
         (line,) = self._by_key.values()
         return line if not line.is_ready and line.place is line.group and line.blocked is line.first else None
-
-    def drop_first(self, line: Line) -> None:
-        """Remove the first entry of a line of several. The next one is known to be blocked too."""
-        number, _ = line.entries.popitem(last=False)
-        del self._of_entry[number]
-        line.blocked = line.first
-
-    def line_of(self, number: int) -> Line | None:
-        """Return the line of the waiting entry with that number, or None."""
-        return self._of_entry.get(number)
 
     # Which to try ---------------------------------------------------------------------------------------------------
 
@@ -167,63 +131,64 @@ class WaitingLines:
         """Have a line tried in its turn."""
         if not line.is_ready:
             line.is_ready = True
-            heapq.heappush(self._ready, (line.first.turn, next(self._pushed), line))
+            heapq.heappush(self.ready, (line.first.turn, next(self._pushed), line))
 
-    def wait_at(self, line: Line, place: Group | int | None) -> None:
+    def wait_at(self, line: Line, place: Group | NodeEntry | None) -> None:
         """Let a line wait until `wake` is called for that place."""
         if line.place is place:
             return
         if line.place is not None:
-            lines = self._at[line.place]
-            del lines[line]
-            if not lines:
-                del self._at[line.place]
-            self._watchers.pop(line, None)
+            del line.place.lines[line]
         line.place = place
-        if isinstance(place, int):
-            self._watchers[line] = None
         if place is not None:
-            self._at.setdefault(place, {})[line] = None
+            place.lines[line] = None
 
-    @property
-    def has_ready(self) -> bool:
-        return bool(self._ready)
-
-    def at(self, place: Group | int) -> Iterable[Line]:
-        """Return the lines that wait at a group, or at the number of a node."""
-        return self._at.get(place) or ()
-
-    def wake(self, place: Group | int) -> None:
-        """Have the lines tried that wait at a group, or at the number of a node."""
-        for line in self.at(place):
+    def wake(self, place: Group | NodeEntry) -> None:
+        """Have the lines tried that wait at a group or at a node."""
+        for line in place.lines:
             self.make_ready(line)
 
-    def wake_watchers(self) -> None:
-        """Have the lines tried that wait at the number of any node."""
-        for line in self._watchers:
+    def wake_needs(self) -> None:
+        """Have the lines tried whose entries need other things than a slot and its share."""
+        for line in self._with_needs:
             self.make_ready(line)
 
     def wake_all(self) -> None:
         for line in self._by_key.values():
             self.make_ready(line)
 
-    def next_ready(self) -> tuple[Line, Entry] | None:
-        """Take the ready line whose first entry is oldest, and return both."""
-        while self._ready:
-            turn, _, line = heapq.heappop(self._ready)
-            if not line.is_ready:
-                continue
-            first = line.first
-            if first.turn > turn:  # its first entry is gone since
-                heapq.heappush(self._ready, (first.turn, next(self._pushed), line))
-                continue
-            line.is_ready = False
-            return line, first
+    def oldest_ready(self) -> Line | None:
+        """Return the ready line whose first entry is oldest."""
+        while self.ready:
+            turn, _, line = self.ready[0]
+            if line.is_ready and line.first.turn <= turn:
+                return line
+            heapq.heappop(self.ready)
+            if line.is_ready:  # its first entry is gone since
+                heapq.heappush(self.ready, (line.first.turn, next(self._pushed), line))
         return None
 
+    def take_ready(self) -> Line | None:
+        """Return the same line, and let it be ready no longer."""
+        line = self.oldest_ready()
+        if line is not None:
+            heapq.heappop(self.ready)
+            line.is_ready = False
+        return line
+
     def __len__(self) -> int:
-        return len(self._of_entry)
+        return self.count
 
     def __iter__(self) -> Iterator[Entry]:
         """Iterate over a copy of all entries, in no particular order."""
-        return iter([line.entries[number] for number, line in self._of_entry.items()])
+        return iter([entry for line in self._by_key.values() for entry in line])
+
+
+def _key(entry: Entry, group: Group) -> Hashable:
+    """Return the key of an entry's line. The group stands for the allowed nodes and the need, which take time to hash.
+
+    It lasts as long as its line, which holds it. Gangs for certain nodes share a group whatever they need.
+    """
+    if isinstance(entry, TaskEntry):
+        return group if entry.parent is None else (group,)
+    return group, entry.parent is None, entry.nodes is None, entry.count, entry.need

@@ -9,11 +9,15 @@ of its line and was found to be blocked.
 from __future__ import annotations
 
 import heapq
-from itertools import islice
+import itertools
+from collections.abc import Iterable
 
-from .groups import Group, NodeEntry, Turn
+from .groups import NO_TURN, Entry, GangEntry, Group, Line, NodeEntry, TaskEntry, Turn
 from .node_table import NodeTable
-from .waiting_lines import Entry, GangEntry, Line, TaskEntry, WaitingLines
+from .waiting_lines import WaitingLines
+
+_FEW_CHANGED = 4
+"""Most changed nodes that are looked at one by one. After the end of a large gang, lines search instead."""
 
 
 class WaitingOrder:
@@ -22,45 +26,53 @@ class WaitingOrder:
     def __init__(self, nodes: NodeTable, waiting: WaitingLines) -> None:
         self._nodes = nodes
         self._waiting = waiting
-        self._unreserved: list[tuple[Turn, int]] = []
+        self._unreserved: list[tuple[Turn, int, Line]] = []
         """Heap of the blocked gangs whose nodes are not yet filed as wanted."""
-        self._changed: dict[NodeEntry, None] = {}
-        """Nodes that waiting lines may use since they were last tried."""
+        self._pushed = itertools.count()
+        self.changed_nodes: dict[NodeEntry, None] = {}
+        """Nodes that waiting lines may use since they were last tried. Elsewhere, all lines are blocked but the ready
+        ones."""
 
-    def wait(self, entry: Entry, group: Group, *, is_urgent: bool = False) -> Line:
-        """Let an entry wait in its line."""
-        self._nodes.hold(group)
-        return self._waiting.append(entry, group, is_urgent=is_urgent)
+    def wait(self, entry: Entry, group: Group, *, is_urgent: bool = False, is_first: bool = False) -> Line:
+        """Let an entry wait in its line: at its end, or before all other entries."""
+        if is_first:
+            line = self._waiting.append_left(entry, group)
+        else:
+            line = self._waiting.append(entry, group, is_urgent=is_urgent)
+        if line.count == 1:
+            self._nodes.hold(group)
+        return line
 
     def stop_waiting(self, entry: Entry) -> None:
         """Take an entry out of its line, and lift what was reserved for it."""
         line = self._waiting.remove(entry)
         if line.blocked is entry:
             self._unblock(line)
-        self._nodes.release(line.group)
+        if not line.count:
+            self._nodes.let_go(line.group)
 
     def follow(self, line: Line, task: TaskEntry) -> None:
-        """Take the first task out of its line, because it was placed on the one node that has changed.
+        """Take the first task out of its line, because it was placed on a node that has changed.
 
         Everywhere else its successor is blocked, too, which saves a search. It inherits the reserved node.
         """
-        _, successor = (*islice(line.entries.values(), 2), None)[:2]
+        successor = line.second
         if (
             line.blocked is not task
-            or task.id in line.group.closing
+            or line in line.group.closing
             or not isinstance(successor, TaskEntry)
             or successor.in_advance is not task.in_advance
             or successor.in_bulk is not task.in_bulk
         ):
             self.stop_waiting(task)
             return
-        self._waiting.drop_first(line)
-        self._nodes.release(line.group)
+        self._waiting.remove_first(line)
+        line.blocked = successor
         for node in line.wanted:
-            del node.chosen_by[task.id]
-            node.chosen_by[successor.id] = successor.turn
-            if node not in self._changed and self._waits_for(node) is not None:
-                self._changed[node] = None  # for a line whose first entry is older than the successor
+            node.chosen_by[line] = successor.turn
+            node.set_reserved()
+            if node.room > 0 or self._waiting.overfilling:
+                self.changed_nodes[node] = None  # for a line whose first entry is older than the successor
 
     def block(self, line: Line, entry: Entry) -> None:
         """Reserve nodes for the first entry of a line, and let the line wait until that may have changed."""
@@ -77,10 +89,10 @@ class WaitingOrder:
                 self._choose(line, entry)
             elif isinstance(entry, GangEntry) or not entry.in_advance:
                 # No node is free for it. Close all of its nodes, or tasks sent in advance would overtake it forever.
-                line.group.closing[entry.id] = entry.turn
+                line.group.closing[line] = entry.turn
                 self._nodes.closings += 1
         if is_gang_of:
-            self._waiting.wait_at(line, tuple(line.group.numbers or ())[line.lacked])
+            self._waiting.wait_at(line, self._nodes.by_id[tuple(line.group.numbers or ())[line.lacked]])
         else:
             self._waiting.wait_at(line, line.group)
 
@@ -90,14 +102,16 @@ class WaitingOrder:
         if all(node.can_clear(gang.need) for node in nodes):
             line.wanted = nodes
             for node in nodes:
-                node.wanted_by[gang.id] = gang.turn
-            heapq.heappush(self._unreserved, (gang.turn, gang.id))
+                node.wanted_by[line] = gang.turn
+                node.set_reserved()
+            heapq.heappush(self._unreserved, (gang.turn, next(self._pushed), line))
 
     def _choose(self, line: Line, entry: Entry) -> None:
         count = entry.count if isinstance(entry, GangEntry) else 1
         line.wanted = self._nodes.pick_to_reserve(line.group, entry.turn, count)
         for node in line.wanted:
-            node.chosen_by[entry.id] = entry.turn
+            node.chosen_by[line] = entry.turn
+            node.set_reserved()
         self._nodes.chosen += bool(line.wanted)
 
     def _chooses(self, entry: Entry) -> bool:
@@ -120,12 +134,10 @@ class WaitingOrder:
         self.changed(node)
         self._waiting.wake_all()
 
-    def _try_again(self, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            line = self._waiting.line_of(number)
-            if line is not None:
-                self._unblock(line)
-                self._waiting.make_ready(line)
+    def _try_again(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self._unblock(line)
+            self._waiting.make_ready(line)
 
     def reserve_before(self, turn: Turn) -> None:
         """Reserve the nodes of blocked gangs that are older than an entry with that turn.
@@ -134,9 +146,8 @@ class WaitingOrder:
         gangs are filed as usual: thousands of such gangs may wait behind the entry, and it may use their nodes.
         """
         while self._unreserved and self._unreserved[0][0] < turn:
-            _, gang = heapq.heappop(self._unreserved)
-            line = self._waiting.line_of(gang)
-            if line is None or line.blocked is None or line.blocked.id != gang:
+            wanted_from, _, line = heapq.heappop(self._unreserved)
+            if line.blocked is None or line.blocked.turn != wanted_from:
                 continue
             for node in line.wanted:
                 node.set_kind()
@@ -148,75 +159,120 @@ class WaitingOrder:
         if entry is None:
             return
         wanted, line.wanted = line.wanted, ()
-        self._nodes.chosen -= bool(wanted) and entry.id in wanted[0].chosen_by
+        self._nodes.chosen -= bool(wanted) and line in wanted[0].chosen_by
         for node in wanted:
-            if node.chosen_by.pop(entry.id, None) is None:
-                del node.wanted_by[entry.id]
+            if node.chosen_by.pop(line, None) is None:
+                del node.wanted_by[line]
                 node.set_kind()
                 self._nodes.refile(node)
+            node.set_reserved()
             self.wake(node)
-        if line.group.closing.pop(entry.id, None) is not None:
+        if line.group.closing.pop(line, None) is not None:
             self._nodes.closings -= 1
             if isinstance(entry, GangEntry):  # it may have kept free slots from any line
                 self._waiting.wake_all()
-            else:
+            else:  # a task that waits leaves no slot with its share to others, but perhaps room for other needs
                 self._waiting.wake(line.group)
-                self._waiting.wake_watchers()
+                self._waiting.wake_needs()
 
     def changed(self, node: NodeEntry) -> None:
         """File a node again, and have the lines tried that may use it."""
         self._nodes.refile(node)
-        self.wake(node)
+        if self._waiting.count:
+            self.changed_nodes[node] = None
 
     def wake(self, node: NodeEntry) -> None:
         """Have the lines tried that may use a node."""
-        if self._waiting:
-            self._changed[node] = None
+        if self._waiting.count:
+            self.changed_nodes[node] = None
 
     def next_to_fill(self) -> tuple[Line, TaskEntry, NodeEntry] | None:
-        """Return the oldest task for the one node that has changed, with its line.
+        """Return the oldest task for a node that has changed, with its line.
 
-        All lines are blocked elsewhere, so no search is needed. Returns None if there is none, or if more has changed:
-        then the lines that may use those nodes are made ready, and each of them searches.
+        Its line is blocked elsewhere, so no search is needed. Returns None if there is none, or if a ready line comes
+        first, which does search.
         """
-        if not self._changed:
+        if len(self.changed_nodes) > _FEW_CHANGED:
+            self._try_all()
             return None
-        if len(self._changed) == 1 and not self._waiting.has_ready:
-            (node,) = self._changed
-            line = self._waits_for(node)
-            if line is None:
-                self._changed.clear()
-                return None
-            task = line.first
-            if isinstance(task, TaskEntry):
-                return line, task, node
-        for node in self._changed:
-            self._waiting.wake(node.id)
+        line: Line | None = None
+        place: NodeEntry | None = None
+        for node in tuple(self.changed_nodes):
+            other = self._waits_for(node)
+            if other is None:
+                del self.changed_nodes[node]
+            elif line is None or place is None or _is_better(other, node, line, place):
+                line, place = other, node
+        if line is None or place is None:
+            return None
+        entry = line.first
+        if self._waiting.ready and (ready := self._waiting.oldest_ready()) and ready.first.turn <= entry.turn:
+            return None
+        if isinstance(entry, TaskEntry):
+            return line, entry, place
+        if entry.nodes is None:
+            self._try_all()
+        else:  # it starts, or turns out to lack another node and waits there
+            self._waiting.make_ready(line)
+        return None
+
+    def _try_all(self) -> None:
+        """Have all lines search that may use the nodes that have changed."""
+        for node in self.changed_nodes:
+            self._waiting.wake(node)
             for group in node.groups:
                 # The change is of no use to a line unless the node has room now. To see that costs less than to try it.
                 if group.need is None or node.has_room(group.need):
                     self._waiting.wake(group)
-        self._changed.clear()
-        return None
+        self.changed_nodes.clear()
 
     def _waits_for(self, node: NodeEntry) -> Line | None:
-        """Return the oldest blocked line that may use a node now; any line of gangs goes before lines of tasks."""
-        if not node.takes_more:
+        """Return the oldest blocked line that may use a node now, or a line of gangs of any nodes that may come first.
+
+        This runs several times for each call, so the order of the checks matters: those that most lines fail are first.
+        """
+        room = node.room
+        is_full = room <= 0
+        if not node.takes_more or (is_full and not self._waiting.overfilling):
             return None
         best: Line | None = None
-        for line in self._waiting.at(node.id):
-            entry = line.first
-            if node.room_for(entry.need) > 0 and not node.is_withheld(entry.turn):
-                return line
-        is_full = node.room <= 0
+        turn = NO_TURN
+        for line in node.lines:
+            if line.first.turn < turn and self._may_use(line, node, room):
+                best, turn = line, line.first.turn
         for group in node.groups:
-            # Most groups need no look at their lines. This runs for each call, so the order of these checks matters.
-            if group.need is not None and ((is_full and group.need[0]) or not node.has_room(group.need)):
+            if not group.lines or (is_full and group.need is not None and group.need[0]):
                 continue
-            for line in self._waiting.at(group):
-                entry = line.first
-                if isinstance(entry, GangEntry):
-                    return line
-                if (best is None or entry.turn < best.first.turn) and self._nodes.has_place(node, group, entry):
-                    best = line
+            for line in group.lines:
+                if line.first.turn < turn and self._may_use(line, node, room):
+                    if isinstance(line.first, GangEntry):
+                        return line
+                    best, turn = line, line.first.turn
         return best
+
+    def _may_use(self, line: Line, node: NodeEntry, room: int) -> bool:
+        """Return whether a node with free slots has room for the first entry of a line, and is not kept from it."""
+        entry = line.first
+        need = entry.need
+        if need is None:
+            assert isinstance(entry, TaskEntry)
+            if not self._nodes.has_place(node, entry):
+                return False
+        elif (need[0] and room < need[0] and room < node.slots) or not (
+            node.stock is None or node.stock.has_room(need)
+        ):
+            return False
+        return not self._nodes.is_withheld(node, entry.turn)
+
+
+def _is_better(line: Line, node: NodeEntry, other: Line, other_node: NodeEntry) -> bool:
+    """Return whether a line and a node for it go before another pair: the older line, then the node with more room."""
+    if line is other:
+        return node.room_for(line.group.need) > other_node.room_for(line.group.need)
+    if _is_gang_of_any(line) or _is_gang_of_any(other):
+        return not _is_gang_of_any(other)
+    return line.first.turn < other.first.turn
+
+
+def _is_gang_of_any(line: Line) -> bool:
+    return isinstance(line.first, GangEntry) and line.first.nodes is None

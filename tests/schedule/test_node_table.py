@@ -15,7 +15,7 @@ def of(*slots: int, kept: tuple[int, ...] = ()) -> NodeTable:
 
 
 def picked(nodes: NodeTable, numbers: tuple[int, ...] | None = None, *, ahead: bool = False) -> int | None:
-    node = nodes.pick(nodes.group(numbers), (1, 1), ahead=ahead)
+    node = nodes.pick(nodes.group(numbers), 1, ahead=ahead)
     return None if node is None else node.id
 
 

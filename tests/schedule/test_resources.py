@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from skyward.accelerators import Accelerator
 from skyward.schedule.actions import Action, Recall, Refuse, Send, Settle, StartGang, Unsettle
-from skyward.schedule.resources import UNIT, Need, Supply
+from skyward.schedule.resources import UNIT, Need, Stock, Supply
 from skyward.schedule.scheduler import Scheduler
 
 NEEDS = [
@@ -28,6 +28,8 @@ NEEDS = [
     Need(memory_mib=3000, cpus=1 * UNIT),
     Need(devices=1 * UNIT, cpus=2 * UNIT),
 ]
+SETS = st.sampled_from([None, None, None, None, (0,), (1,), (0, 1), (1, 2, 3)])
+"""Nodes that a task or an actor may go to."""
 SUPPLIES = [
     Supply(cpus=4, memory_gib=8),
     Supply(cpus=2, memory_gib=4, devices=("A100",)),
@@ -69,6 +71,39 @@ class ModelNode:
         assert not (whole.keys() & shares.keys())
         assert all(part <= UNIT for part in shares.values())
 
+    def has_room(self, need: Need) -> bool:
+        """Return whether a need fits for certain. A share of devices that are in use may fit, but is not counted."""
+        if not self.load:
+            return Stock(self.supply, self.slots).fits(need) > 0
+        slots = min(need.slots, self.slots)
+        if slots > self.slots - sum(places for places, _, _ in self.load.values()):
+            return False
+        if need.cpus > self.supply.cpus * UNIT - sum(other.cpus for _, other, _ in self.load.values()):
+            return False
+        if need.memory_mib > self.supply.memory_gib * 1024 - sum(n.memory_mib for _, n, _ in self.load.values()):
+            return False
+        if not self.supply.devices or need.devices == 0:
+            return not need.devices
+        if need.devices is None or any(
+            own is None is other.devices and other.slots for _, other, own in self.load.values()
+        ):
+            return False
+        used = {index for _, _, devices in self.load.values() for index in devices or ()}
+        return len(self.supply.devices) - len(used) >= max(1, need.devices // UNIT)
+
+
+@dataclass
+class Waiting:
+    """Call that waits."""
+
+    need: Need
+    count: int = 0
+    """Nodes of a gang; 0 for a task or an actor."""
+    nodes: tuple[int, ...] | None = None
+    """Nodes that it may go to; None for any."""
+    needs_all: bool = False
+    turn: float = 0.0
+
 
 class Resources(RuleBasedStateMachine):
     """Follows each decision, and checks in the end that everything could run."""
@@ -77,9 +112,12 @@ class Resources(RuleBasedStateMachine):
         super().__init__()
         self.scheduler = Scheduler()
         self.nodes: dict[int, ModelNode] = {}
-        self.waiting: dict[int, tuple[Need, int, tuple[int, ...] | None]] = {}
-        """Need, number of nodes (0 for a task) and the nodes themselves if they are certain ones."""
+        self.waiting: dict[int, Waiting] = {}
+        self.sent: dict[int, Waiting] = {}
         self.number = 0
+        self.events = 0
+        self.away: set[int] = set()
+        """Nodes whose link is broken."""
 
     @initialize(
         slots=st.integers(1, 4),
@@ -91,41 +129,61 @@ class Resources(RuleBasedStateMachine):
             self.nodes[number] = ModelNode(slots, supply)
             self.scheduler.node_up(number, slots, supply)
         if short:
-            self.follow(self.scheduler.submit(-1))
-            self.end_one(-1)
+            self.wait(Waiting(Need()))
+            self.follow(self.scheduler.submit(self.number))
+            self.end_one(self.number)
 
-    def follow(self, actions: list[Action]) -> None:
+    def wait(self, call: Waiting) -> None:
+        self.number += 1
+        call.turn = self.number
+        self.waiting[self.number] = call
+
+    def follow(self, actions: list[Action], *, has_settled: bool = True) -> None:
+        """Carry out actions. `has_settled`: all calls that can be placed are placed now."""
         for action in actions:
             if isinstance(action, Send):
-                need, _, _ = self.waiting.pop(action.task, (Need(), 0, None))
-                node = self.nodes[action.node]
-                node.load[action.task] = 1, need, action.devices
-                self.check_devices(node, need, action.devices)
+                self.take(action.task, (action.node,), (action.devices,))
             elif isinstance(action, StartGang):
-                need, count, certain = self.waiting.pop(action.gang)
-                assert len(set(action.nodes)) == len(action.nodes) == count, "a gang without all of its nodes"
-                assert certain is None or action.nodes == certain
-                for index, number in enumerate(action.nodes):
-                    node = self.nodes[number]
-                    devices = action.devices[index] if action.devices else None
-                    node.load[action.gang] = min(need.slots, node.slots), need, devices
-                    self.check_devices(node, need, devices)
+                call = self.waiting[action.gang]
+                assert len(set(action.nodes)) == len(action.nodes) == call.count, "a gang without all of its nodes"
+                assert not call.needs_all or action.nodes == call.nodes
+                self.take(action.gang, action.nodes, action.devices or (None,) * call.count)
             elif isinstance(action, Settle):
-                need, _, _ = self.waiting.pop(action.actor)
-                node = self.nodes[action.node]
-                node.load[action.actor] = 0, need, action.devices
-                self.check_devices(node, need, action.devices)
+                self.take(action.actor, (action.node,), (action.devices,))
             elif isinstance(action, Refuse | Unsettle):
                 assert action.why
                 del self.waiting[action.call if isinstance(action, Refuse) else action.actor]
+                has_settled &= len(actions) > 1
             elif isinstance(action, Recall):
                 self.nodes[action.node].load.pop(action.task)
-                self.waiting[action.task] = Need(), 0, None
-                self.follow(self.scheduler.lost(action.task, started=False))
+                call = self.waiting[action.task] = self.sent[action.task]
+                call.turn = -self.events
+                self.follow(self.scheduler.lost(action.task, started=False), has_settled=False)
+        self.events += 1
         for node in self.nodes.values():
             node.check()
         for number in self.waiting:
             assert self.scheduler.why_waiting(number).startswith("waits for ")
+        if has_settled:
+            self.check_waiting()
+
+    def take(self, number: int, nodes: tuple[int, ...], devices: tuple[tuple[int, ...] | None, ...]) -> None:
+        call = self.sent[number] = self.waiting.pop(number)
+        for node, own in zip(nodes, devices, strict=True):
+            model = self.nodes[node]
+            assert call.nodes is None or node in call.nodes
+            model.load[number] = min(call.need.slots, model.slots), call.need, own
+            self.check_devices(model, call.need, own)
+
+    def check_waiting(self) -> None:
+        """Check that no call waits while it has room, unless older calls may go to the same nodes."""
+        kept: set[int] = set()
+        for call in sorted(self.waiting.values(), key=lambda call: call.turn):
+            nodes = set(self.nodes if call.nodes is None else call.nodes)
+            free = [n for n in nodes - kept if n not in self.away and self.nodes[n].has_room(call.need)]
+            needed = len(nodes) if call.needs_all else max(1, call.count)
+            assert len(free) < needed, f"{call} waits, but nodes {free} have room"
+            kept |= nodes
 
     def check_devices(self, node: ModelNode, need: Need, devices: tuple[int, ...] | None) -> None:
         if not node.supply.devices:
@@ -136,27 +194,28 @@ class Resources(RuleBasedStateMachine):
             assert devices is not None
             assert len(devices) == max(1, need.devices // UNIT)
 
-    @rule(need=st.sampled_from(NEEDS), count=st.integers(1, 4))
-    def submit(self, need: Need | None, count: int) -> None:
+    def some(self, nodes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Return those of the nodes that exist; None if it is none of them."""
+        return tuple(n for n in nodes or () if n in self.nodes) or None
+
+    @rule(need=st.sampled_from(NEEDS), count=st.integers(1, 4), nodes=SETS, in_advance=st.booleans())
+    def submit(self, need: Need | None, count: int, nodes: tuple[int, ...] | None, in_advance: bool) -> None:
+        nodes = self.some(nodes)
         for _ in range(count):
-            self.number += 1
-            self.waiting[self.number] = need or Need(), 0, None
-            self.follow(self.scheduler.submit(self.number, need=need))
+            self.wait(Waiting(need or Need(), nodes=nodes))
+            self.follow(self.scheduler.submit(self.number, nodes=nodes, need=need, in_advance=in_advance))
 
     @rule(need=st.sampled_from(NEEDS), places=st.integers(1, 3), count=st.integers(1, 3), is_certain=st.booleans())
     def submit_gang(self, need: Need | None, places: int, count: int, is_certain: bool) -> None:
-        self.number += 1
         count = min(count, len(self.nodes))
-        own = (need or Need())._replace(slots=places, is_gang=True)
         nodes = tuple(range(count)) if is_certain else None
-        self.waiting[self.number] = own, count, nodes
+        self.wait(Waiting((need or Need())._replace(slots=places, is_gang=True), count, nodes, is_certain))
         self.follow(self.scheduler.submit_gang(self.number, nodes=nodes, places=places, count=count, need=need))
 
-    @rule(need=st.sampled_from([need for need in NEEDS if need is not None]))
-    def submit_actor(self, need: Need) -> None:
-        self.number += 1
-        self.waiting[self.number] = need._replace(slots=0), 0, None
-        self.follow(self.scheduler.submit_actor(self.number, nodes=None, need=need))
+    @rule(need=st.sampled_from([need for need in NEEDS if need is not None]), nodes=SETS)
+    def submit_actor(self, need: Need, nodes: tuple[int, ...] | None) -> None:
+        self.wait(Waiting(need._replace(slots=0), nodes=self.some(nodes)))
+        self.follow(self.scheduler.submit_actor(self.number, nodes=self.some(nodes), need=need))
 
     @precondition(lambda self: any(node.load for node in self.nodes.values()))
     @rule(data=st.data())
@@ -176,7 +235,7 @@ class Resources(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.waiting)))
-        need, _, _ = self.waiting.pop(number)
+        need = self.waiting.pop(number).need
         if need.is_gang or not need.slots:
             self.follow(self.scheduler.gang_finished(number))
         else:
@@ -184,7 +243,12 @@ class Resources(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 4), is_up=st.booleans())
     def link(self, number: int, is_up: bool) -> None:
-        self.follow(self.scheduler.node_resumed(number) if is_up else self.scheduler.node_paused(number))
+        if is_up:
+            self.away.discard(number)
+            self.follow(self.scheduler.node_resumed(number))
+        else:
+            self.away.add(number)
+            self.follow(self.scheduler.node_paused(number), has_settled=False)
 
     @rule(data=st.data(), supply=st.sampled_from(SUPPLIES))
     def replace(self, data: st.DataObject, supply: Supply) -> None:
@@ -192,6 +256,7 @@ class Resources(RuleBasedStateMachine):
         node = self.nodes[number]
         gangs = [n for n, (_, need, _) in node.load.items() if need.is_gang or not need.slots]
         node.load.clear()
+        self.away.add(number)
         self.follow(
             [a for a in self.scheduler.node_lost(number, will_return=True) if isinstance(a, Send | StartGang | Settle)]
         )
@@ -200,18 +265,20 @@ class Resources(RuleBasedStateMachine):
                 other.load.pop(gang, None)
             self.follow(self.scheduler.gang_finished(gang))
         node.supply = supply
+        self.away.discard(number)
         self.follow(self.scheduler.node_up(number, node.slots, supply))
 
     def teardown(self) -> None:
         """Let everything end. Under a flood of small calls, each waiting call still gets its turn."""
         for number in self.nodes:
+            self.away.discard(number)
             self.follow(self.scheduler.node_resumed(number))
         waiting = sorted(self.waiting)
         flood = 0
         while any(number in self.waiting for number in waiting):
             flood += 1
             assert flood < 3000, f"starved: {[self.scheduler.why_waiting(n) for n in waiting if n in self.waiting]}"
-            self.submit(NEEDS[flood % 4], 1)
+            self.submit(NEEDS[flood % 4], 1, None, True)
             running = sorted({n for node in self.nodes.values() for n in node.load})
             assert running, "calls wait, and nothing runs"
             # Newer small calls end last, so that only reserved nodes give a large one its place.
@@ -426,3 +493,18 @@ def test_a_gang_does_not_wait_behind_one_that_needs_more_of_the_same_nodes() -> 
     scheduler.submit_actor(1, nodes=None, need=Need(devices=UNIT))
     assert scheduler.submit_gang(2, nodes=(0,), places=1, need=Need(devices=2 * UNIT)) == []
     assert scheduler.submit_gang(3, nodes=(0,), places=1, need=Need(devices=UNIT)) == [StartGang(3, (0,), ((1,),))]
+
+
+def test_a_call_goes_when_an_older_one_that_kept_it_from_a_free_slot_is_placed_elsewhere() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 1, Supply(cpus=2, memory_gib=4))
+    scheduler.node_up(1, 2, Supply(cpus=2, memory_gib=4, devices=("L4",)))
+    assert scheduler.submit(1, nodes=(0,)) == [Send(1, 0)]
+    assert scheduler.submit(2, nodes=(1,)) == [Send(2, 1)]
+    assert scheduler.submit(3, nodes=(1,)) == [Send(3, 1)]
+    assert scheduler.submit(4, nodes=(1,), need=Need(devices=UNIT)) == []
+    assert scheduler.submit(5, nodes=(0, 1), in_advance=False) == []
+    assert scheduler.finished(2) == []
+    assert scheduler.finished(3) == [Send(4, 1, (0,))], "the free slot beside it has no device left"
+    assert scheduler.submit(6, need=Need(devices=0)) == [], "the older call may still go there"
+    assert scheduler.finished(1) == [Send(5, 0), Send(6, 1, ())]
