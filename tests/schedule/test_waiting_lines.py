@@ -66,7 +66,12 @@ def steps(nodes: int, tasks: int) -> float:
     gpus = Supply(cpus=32, memory_gib=256, devices=("A100",) * 8)
     for node in range(nodes):
         scheduler.node_up(node, 8, gpus)
-    needs = [Need(devices=UNIT), Need(devices=500, cpus=2 * UNIT), Need(cpus=2 * UNIT, devices=0), Need(devices=2 * UNIT)]
+    needs = [
+        Need(devices=UNIT),
+        Need(devices=500, cpus=2 * UNIT),
+        Need(cpus=2 * UNIT, devices=0),
+        Need(devices=2 * UNIT),
+    ]
     numbers = itertools.count()
     running: deque[int] = deque()
 
