@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import threading
@@ -13,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...calls.compute import ComputeFunction
-from ...errors import UsageError
+from ...errors import SkywardError, UsageError
 from ...node.slot.runtime import current_call, current_rank
 from ..model.product import PREFIX
 from .active import ActiveRun, RunSpec, error_text, user_name
 from .connection import path_of
 from .fluent import current_address, current_spool, open_run
+
+_log = logging.getLogger(__name__)
 
 STOP_ATTRIBUTE = "skyward:stop"
 """Attribute of a trial that runs in a job of its own: the reason to stop it, as JSON."""
@@ -44,6 +47,7 @@ class TrialTask:
         folder: Its folder for checkpoints; None without one.
         load_from: Folder to load from; None to start fresh.
         steps: First step of this call and the one behind the last; None: the objective decides.
+        obsolete: Folders of other trials that are to be removed.
         save_stopped: Whether a training that is stopped saves a checkpoint.
         reports_to_hub: Whether its driver is not the program of its pool, and reads the reports in the hub.
     """
@@ -61,6 +65,7 @@ class TrialTask:
     folder: str | None = None
     load_from: str | None = None
     steps: tuple[int, int] | None = None
+    obsolete: Sequence[str] = ()
     save_stopped: bool = False
     reports_to_hub: bool = False
 
@@ -131,7 +136,7 @@ class Trial:
 
     @property
     def folder(self) -> str:
-        """Folder of the trial for checkpoints, the same for each of its attempts.
+        """Folder of the trial for checkpoints, the same for each of its attempts. A local one is made.
 
         Raises:
             UsageError: The sweep has no folder for checkpoints.
@@ -141,6 +146,8 @@ class Trial:
             folder = os.environ.get("SKYWARD_CHECKPOINT_DIR")  # that of its own job
         if folder is None:
             raise UsageError("checkpoint_dir=None: the sweep has none; pass checkpoint_dir= to hub.sweep")
+        if "://" not in folder:
+            os.makedirs(folder, exist_ok=True)
         return folder
 
     @property
@@ -201,6 +208,7 @@ def run_trial(function: Callable[[Trial], Any], task: TrialTask) -> TrialReturn 
         with _as_current(Trial(task, None, None)) as trial:
             function(trial)
         return None
+    _remove(task.obsolete)
     with _run_of(task) as run, _reporter_of(task) as reporter, _as_current(Trial(task, reporter, run)) as trial:
         values = _values(function(trial), task, trial.reports)
         if run is not None:
@@ -274,6 +282,19 @@ def _reporter_of(task: TrialTask) -> Iterator[TrialReporter | None]:
         yield report
     finally:
         channel.close()
+
+
+def _remove(folders: Sequence[str]) -> None:
+    """Remove folders of checkpoints. One that cannot be removed costs disk, and no trial."""
+    if not folders:
+        return
+    from ...stores.folders import folder_at
+
+    for path in folders:
+        try:
+            folder_at(path).remove()
+        except (OSError, SkywardError) as error:
+            _log.warning("folder %s of an old trial is not removed: %s", path, error)
 
 
 def _hub_reporter(task: TrialTask) -> TrialReporter:

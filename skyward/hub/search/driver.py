@@ -173,6 +173,7 @@ class SweepDriver:
             folder=None if root is None else f"{root}/{plan.folder}",
             load_from=None if root is None or plan.load_from is None else f"{root}/{plan.load_from}",
             steps=plan.steps,
+            obsolete=[] if root is None else [f"{root}/{name}" for name in plan.obsolete],
             save_stopped=self._config.save_stopped,
         )
 

@@ -23,6 +23,7 @@ class TrialPlan:
         folder: Name of its folder for checkpoints, below that of the sweep.
         load_from: Name of the folder of a checkpoint to load from.
         steps: First step and the one behind the last.
+        obsolete: Names of folders of other trials that nobody needs.
         last_step: Last step that an earlier attempt reported.
         stopped_by: Reason for which it was told to stop.
     """
@@ -35,6 +36,7 @@ class TrialPlan:
     folder: str = ""
     load_from: str | None = None
     steps: tuple[int, int] | None = None
+    obsolete: Sequence[str] = ()
     last_step: int = -1
     stopped_by: str = ""
 

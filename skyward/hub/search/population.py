@@ -64,6 +64,7 @@ class PopulationSearch:
         self._options = config.population or PopulationOptions()
         self._id = storage.get_study_id_from_name(name)
         self._distributions = distributions_of(config)
+        self._removed: set[int] = set()
         self._sign = -1.0 if config.objective[0].direction == "maximize" else 1.0
 
     def unfinished(self) -> Sequence[TrialPlan]:
@@ -190,7 +191,27 @@ class PopulationSearch:
             system_attrs={MEMBER: member, GENERATION: generation, PARENT: parent},
         )
         number = self._storage.create_new_trial(self._id, template_trial=template)
-        return self._plan(self._segment(self._storage.get_trial(number)), run, 1)
+        plan = self._plan(self._segment(self._storage.get_trial(number)), run, 1)
+        plan.obsolete = self._obsolete([self._segment(row) for row in self._rows()])
+        return plan
+
+    def _obsolete(self, segments: Sequence[Segment]) -> list[str]:
+        """Return the folders from which no interval can begin, besides that of the best trial. Each is named once."""
+        last = {segment.member: segment for segment in segments}
+        complete = [segment for segment in segments if segment.is_complete]
+        needed = {segment.number for segment in {segment.member: segment for segment in complete}.values()}
+        needed |= {segment.parent for segment in segments if segment.state is TrialState.RUNNING}
+        needed |= {segment.parent for segment in last.values()}
+        needed |= {segment.number for segment in sorted(complete, key=_order)[:1]}
+        # Of this generation, each may still become a donor of members that are about to go on.
+        behind = min(segment.generation for segment in last.values())
+        old = [
+            segment.number
+            for segment in segments
+            if segment.generation < behind and segment.number not in needed | self._removed
+        ]
+        self._removed.update(old)
+        return [_folder(number) for number in old]
 
     def _plan(self, segment: Segment, run: str, attempt: int) -> TrialPlan:
         interval = self._options.ready_interval

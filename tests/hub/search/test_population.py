@@ -146,13 +146,19 @@ def test_random_histories_end_and_keep_the_rules(seed: int) -> None:
         generations=5,
     )
     running: list[TrialPlan] = []
+    removed: set[str] = set()
     reached: dict[int, int] = {}
     for _ in range(2000):
         if chance.random() < 0.1:
             population.replace_driver()
-        running += population.ask()
+        for _ in range(chance.randint(1, 8) if running else 8):  # room for some of them
+            if (begun := population.search.ask()) is not None:
+                assert begun.load_from not in removed
+                removed.update(begun.obsolete)
+                running.append(begun)
         if not running:
             break
+        assert not {plan.load_from for plan in running} & removed
         plan = running.pop(chance.randrange(len(running)))
         if chance.random() < 0.15:
             population.end(plan, error="NodeLost: gone")
