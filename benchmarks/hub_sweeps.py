@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/hub_sweeps.py            # some minutes
     .venv/bin/python benchmarks/hub_sweeps.py --seeds 3 --only asha
 
-*ASHA*: 64 random trials of a small network on scikit-learn's digits, each over 27 epochs, then trials with ASHA until one
-is as good as the best of those, or 192 are over. Machine time is the time that trials held their slots. Both sweeps draw
-with other seeds, so ASHA has to find a good point of its own. `--strategy random` leaves all of the gain to ASHA; by
-default, TPE chooses the parameters.
+*ASHA*: 64 random trials of a small network on scikit-learn's digits, each over 27 epochs. Then trials with ASHA, until
+one is as good as the best of those, or 192 are over. Machine time is the time that trials held their slots. Both sweeps
+draw with other seeds, so ASHA has to find a good point of its own. By default, TPE chooses its parameters. `--strategy
+random` leaves all of the gain to ASHA.
 
 *PBT*: a toy whose best learning rate changes five times. In each phase, only one group of parameters gets gradients,
 and their curvatures differ by up to a thousand; a bound keeps parameters that diverge finite. A fixed schedule cannot

@@ -199,7 +199,9 @@ class PopulationSearch:
         """Return the folders from which no interval can begin, besides that of the best trial. Each is named once."""
         last = {segment.member: segment for segment in segments}
         complete = [segment for segment in segments if segment.is_complete]
-        needed = {segment.number for segment in {segment.member: segment for segment in complete}.values()}
+        needed: set[int | None] = {
+            segment.number for segment in {segment.member: segment for segment in complete}.values()
+        }
         needed |= {segment.parent for segment in segments if segment.state is TrialState.RUNNING}
         needed |= {segment.parent for segment in last.values()}
         needed |= {segment.number for segment in sorted(complete, key=_order)[:1]}

@@ -189,9 +189,9 @@ def best_trial(snapshot: ReadSnapshot, sweep: SweepRecord) -> TrialRecord | None
     order = "ASC" if sweep.directions[0] is Direction.MINIMIZE else "DESC"
     row = snapshot.execute(
         f"SELECT {_TRIAL} FROM trial WHERE sweep = ? AND state = 'completed' AND objective IS NOT NULL"
-        " AND objective NOT LIKE '%n%'"  # as in Infinity
+        " AND objective NOT LIKE ?"
         f" ORDER BY CAST(substr(objective, 2, length(objective) - 2) AS DOUBLE PRECISION) {order}, number LIMIT 1",
-        (sweep.id,),
+        (sweep.id, "%n%"),  # as in Infinity
     ).fetchone()
     return _trial_of(row) if row else None
 

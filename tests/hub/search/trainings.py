@@ -64,6 +64,7 @@ def fit_interval(trial: hub.Trial) -> None:
         eval_steps=last,
     )
     made.train(resume_from_checkpoint=None if trial.load_from is None else f"{trial.load_from}/checkpoint-{first}")
+    assert made.optimizer is not None
     rate = made.optimizer.param_groups[0]["lr"]
     assert rate == trial["rate"], (rate, trial["rate"])
     assert made.state.global_step == last

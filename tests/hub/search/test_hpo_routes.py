@@ -1,0 +1,107 @@
+"""`/v1/hpo` on both databases: progress, leases, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from skyward.testing.hub import HubServer
+from tests.hub.http.server_processes import ServerProcess, owner_token
+from tests.hub.postgres import PostgresServer
+
+CONFIG = {"search_space": {"x": {"type": "uniform", "min": 0, "max": 1}}, "max_trials": 5, "seed": 1}
+PARAMETER = {
+    "value": 0.5,
+    "distribution": '{"name": "FloatDistribution", "attributes": {"low": 0, "high": 1, "log": false, "step": null}}',
+}
+
+
+@pytest.fixture(scope="module")
+def sqlite_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    with HubServer(tmp_path_factory.mktemp("hub")) as server:
+        yield server.url, server.token
+
+
+@pytest.fixture(scope="module")
+def postgresql_hub(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    url = postgres.new_database()
+    token = owner_token(url)
+    with ServerProcess(url, tmp_path_factory.mktemp("hub")) as server:
+        yield server.url, token
+    postgres.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    url, token = request.getfixturevalue(f"{request.param}_hub")
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
+        yield client
+
+
+def start(client: httpx.Client, name: str, **config: Any) -> httpx.Response:
+    return client.post("/v1/hpo", json={"name": name, "key": f"{name}-{config}"[:64], "config": {**CONFIG, **config}})
+
+
+def test_progress_counts_trials_by_state_and_names_the_best_with_its_parameters(client: httpx.Client) -> None:
+    directions = {"minimize": "a-low", "maximize": "a-high"}
+    for direction, name in directions.items():
+        goal = {"metric": "loss", "direction": direction}
+        sweep = start(client, name, objective=goal).raise_for_status().json()
+        assert (sweep["status"], sweep["best"], sweep["counts"]) == ("interrupted", None, {})
+        for number, value in enumerate([2.5, -1e-7, 31.0, "Infinity", None]):
+            body: dict[str, Any] = {"key": f"t{number}", "params": {"x": PARAMETER}, "user_attrs": {"run": '"abc"'}}
+            if value is not None:
+                body |= {"state": "completed", "values": [value]}
+            client.post(f"/v1/sweeps/{sweep['id']}/trials", json=body).raise_for_status()
+        shown = client.get(f"/v1/hpo/{sweep['id']}").raise_for_status().json()
+        assert shown["counts"] == {"completed": 4, "running": 1}
+        best = shown["best"]
+        assert best["values"] == ([-1e-7] if direction == "minimize" else [31.0])
+        assert (best["params"], best["run"], best["error"]) == ({"x": 0.5}, "abc", None)
+        trials = client.get(f"/v1/hpo/{sweep['id']}/trials", params={"after": 1, "limit": 2}).json()["trials"]
+        assert [trial["number"] for trial in trials] == [2, 3]
+    names = [sweep["name"] for sweep in client.get("/v1/hpo").json()["sweeps"]]
+    assert names[:2] == ["a-high", "a-low"]
+    client.post("/v1/sweeps", json={"name": "study", "key": "s", "directions": ["minimize"]}).raise_for_status()
+    assert [sweep["name"] for sweep in client.get("/v1/hpo").json()["sweeps"]] == names
+
+
+def test_one_program_drives_a_sweep_until_it_gives_up_or_ends_it(client: httpx.Client) -> None:
+    path = f"/v1/hpo/{start(client, 'leased').json()['id']}"
+
+    def hold(driver: str, **body: Any) -> dict[str, Any]:
+        answer = client.post(f"{path}/lease", json={"driver": driver, "lasts_ms": 60_000, **body})
+        return dict(answer.raise_for_status().json())
+
+    assert hold("first") == {"is_held": True, "is_stopping": False}
+    assert not hold("second")["is_held"]
+    assert client.get(path).json()["status"] == "running"
+    client.post(f"{path}/cancel", json={}).raise_for_status()
+    assert hold("first") == {"is_held": True, "is_stopping": True}
+    hold("second", lasts_ms=0, state="failed")  # it does not drive, so it ends nothing
+    assert client.get(path).json()["status"] == "running"
+    hold("first", lasts_ms=0, state="stopped")
+    assert client.get(path).json()["status"] == "stopped"
+    assert start(client, "leased").json()["status"] == "interrupted"  # it goes on
+    assert hold("second") == {"is_held": True, "is_stopping": False}
+
+
+def test_another_search_of_the_name_a_study_and_a_wrong_configuration_are_refused(client: httpx.Client) -> None:
+    start(client, "taken").raise_for_status()
+    assert start(client, "taken", max_trials=9).json()["config"]["max_trials"] == 9
+    refused = start(client, "taken", strategy="random")
+    assert (refused.status_code, refused.json()["error"]) == (
+        409,
+        {
+            "code": "conflict",
+            "message": 'strategy="random": the sweep \'taken\' has "bayesian"',
+            "field": "strategy",
+            "fix": "choose another name",
+        },
+    )
+    client.post("/v1/sweeps", json={"name": "plain", "key": "p", "directions": ["minimize"]}).raise_for_status()
+    assert start(client, "plain").status_code == 409
+    assert "max_trials=0" in start(client, "wrong", max_trials=0).json()["error"]["message"]
