@@ -94,3 +94,33 @@ def test_a_sweep_of_two_objectives_shows_the_trials_that_no_other_one_beats(work
     page.get_by_role("button", name="value 2").click()
     expect(page).to_have_url(re.compile("objective=1"))
     expect(page.get_by_role("img", name="History of value 2")).to_be_visible()
+
+
+def test_a_sweep_of_skyward_shows_its_state_and_configuration_and_is_stopped(worked: Worked, page: Page) -> None:
+    from playwright.sync_api import expect
+
+    config = {"search_space": {"rate": [0.1, 0.2]}, "strategy": "grid", "objective": {"metric": "loss"}}
+    sweep = worked.workers.post("/v1/hpo", {"name": "grid", "key": "grid", "config": config})["id"]
+    job = worked.workers.submit("search", devices=8, accelerator="H100", sweep=sweep)
+    run = worked.workers.post("/v1/runs", {"experiment": "search", "name": "first"})["id"]
+    distribution = '{"name": "CategoricalDistribution", "attributes": {"choices": [0.1, 0.2]}}'
+    trial = {"params": {"rate": {"value": 1, "distribution": distribution}}, "values": [0.25]}
+    attributes = {"run": f'"{run}"', "stopped_by": '"patience"'}
+    body = {"key": "first", "state": "completed", "user_attrs": attributes, **trial}
+    worked.workers.post(f"/v1/sweeps/{sweep}/trials", body)
+    page.goto(f"{worked.address}/sweeps")
+    expect(page.get_by_role("row").filter(has_text="minimize loss")).to_contain_text("queued")
+    page.get_by_role("link", name="grid", exact=True).click()
+    main = page.get_by_role("main")
+    expect(main.get_by_role("link", name=job[:8])).to_have_attribute("href", f"/jobs/{job}")
+    expect(main.get_by_role("definition").filter(has_text="grid")).to_be_visible()
+    row = page.get_by_role("table", name="Trials").get_by_role("row").nth(1)
+    expect(row.get_by_role("link", name="0", exact=True)).to_have_attribute("href", f"/runs/{run}")
+    expect(row.get_by_title("patience")).to_have_text("completed")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    expect(page.locator(".head")).to_contain_text("stopped")
+    assert worked.workers.status(job) == "cancelled"
+    page.goto(f"{worked.address}/jobs/{job}")
+    page.get_by_role("link", name=f"sweep {sweep}").click()
+    expect(page).to_have_url(f"{worked.address}/sweeps/{sweep}")

@@ -66,8 +66,18 @@ export function asRun(trial, objectives) {
   };
 }
 
-/** Names of the objectives: those that the sweep gives them, or "value". @param {Sweep} sweep */
-export function objectiveNames({ directions, system_attrs }) {
+/** Whether skyward runs the sweep: a study of Optuna has no configuration here. @param {Sweep} sweep */
+export const isSearch = ({ system_attrs }) => "skyward:config" in system_attrs;
+
+/** Text of an attribute of a trial, which is JSON. @param {Trial} trial @param {string} name */
+export function attributeOf({ user_attrs }, name) {
+  const value = name in user_attrs ? JSON.parse(user_attrs[name]) : "";
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** Names of the objectives: those that the sweep gives them, or "value". @param {Sweep} sweep @param {import("./types.js").Search | null} [search] */
+export function objectiveNames({ directions, system_attrs }, search = null) {
+  if (search) return search.metrics;
   /** @type {unknown} */
   let given = null;
   try {

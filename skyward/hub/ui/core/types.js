@@ -136,6 +136,14 @@
  * @property {Record<string, string>} user_attrs
  * @property {Record<string, string>} system_attrs
  *
+ * @typedef {object} Search A sweep that skyward runs.
+ * @property {number} id
+ * @property {"queued" | "running" | "interrupted" | "completed" | "stopped" | "failed"} status
+ * @property {string[]} metrics
+ * @property {Record<string, any>} config
+ * @property {string | null} run
+ * @property {string | null} job
+ *
  * @typedef {object} Trial
  * @property {number} id
  * @property {number} number

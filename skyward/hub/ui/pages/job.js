@@ -119,7 +119,7 @@ function fieldsOf(spec) {
 function Request({ job }) {
   const text = (/** @type {any} */ value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
   return html`<section class="card"><header><h2>Request</h2></header><div class="body"><dl class="facts">
-    <dt>type</dt><dd>${job.type}</dd><dt>priority</dt><dd>${job.priority}</dd>
+    ${job.spec.sweep && html`<dt>Runs</dt><dd><a href=${`/sweeps/${job.spec.sweep}`}>sweep ${job.spec.sweep}</a></dd>`}<dt>type</dt><dd>${job.type}</dd><dt>priority</dt><dd>${job.priority}</dd>
     ${fieldsOf(job.spec).map(([key, value]) => html`<dt>${key}</dt><dd class="mono">${text(value)}</dd>`)}
     <dt>Submitted</dt><dd>${moment(job.created_at)} by ${job.user}</dd>
     <dt>Id</dt><dd class="mono">${job.id} <button class="button bare small" onClick=${() => copyText(job.id).then(() => notify("The id is copied."))}>Copy</button></dd></dl></div></section>`;

@@ -1,15 +1,17 @@
 /** One sweep: its best trial, history, parallel coordinates, slices, importance, and all of its trials. */
-import { get } from "../core/api.js";
+import { change, get } from "../core/api.js";
 import { ago, count, duration, number } from "../core/format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../core/html.js";
 import { query, setQuery } from "../core/router.js";
 import { isDark, themeChanges } from "../core/session.js";
-import { asRun, bestTrials, objectiveNames, paramsOf, paramText, valueOf } from "../core/trials.js";
+import { asRun, attributeOf, bestTrials, isSearch, objectiveNames, paramsOf, paramText, valueOf } from "../core/trials.js";
+import { Icon } from "../parts/icon.js";
 import { Parallel } from "../parts/parallel.js";
 import { History, Importance, shade, Slices } from "../parts/sweep_plots.js";
-import { Empty, Paste, Pill, Problem, Segments, useLoaded } from "../parts/widgets.js";
+import { ask, attempt, Empty, notify, Paste, Pill, Problem, Segments, useLoaded } from "../parts/widgets.js";
 
 /** @typedef {import("../core/types.js").Sweep} Sweep */
+/** @typedef {import("../core/types.js").Search} Search */
 /** @typedef {import("../core/types.js").Trial} Trial */
 
 const LOOK_MS = 2000;
@@ -18,13 +20,17 @@ const LINES = 500;
 
 /** A sweep and its trials. Only those that changed are asked for again. @param {string} id */
 function useSweep(id) {
-  const [state, setState] = useState(/** @type {{sweep: Sweep | null, trials: Trial[], problem: any}} */ ({ sweep: null, trials: [], problem: null }));
+  const [state, setState] = useState(/** @type {{sweep: Sweep | null, search: Search | null, trials: Trial[], problem: any}} */ ({ sweep: null, search: null, trials: [], problem: null }));
   const known = useRef({ version: -1, trials: /** @type {Map<number, Trial>} */ (new Map()) });
   const look = async () => {
     try {
       const sweep = /** @type {Sweep} */ (await get(`/v1/sweeps/${encodeURIComponent(id)}`));
+      const search = isSearch(sweep) ? await get(`/v1/hpo/${encodeURIComponent(id)}`) : null;
       const kept = known.current;
-      if (sweep.version === kept.version) return;
+      if (sweep.version === kept.version) {
+        if (search) setState((before) => (before.search?.status === search.status && before.search?.job === search.job ? before : { ...before, search }));
+        return;
+      }
       for (;;) {
         const changes = await get(`/v1/sweeps/${encodeURIComponent(id)}/trials`, { since: Math.max(0, kept.version) });
         for (const trial of changes.trials) kept.trials.set(trial.id, trial);
@@ -32,7 +38,7 @@ function useSweep(id) {
         if (changes.is_complete) break;
       }
       const trials = [...kept.trials.values()].sort((a, b) => a.number - b.number);
-      setState({ sweep: { ...sweep, version: kept.version, trials: trials.length }, trials, problem: null });
+      setState({ search, sweep: { ...sweep, version: kept.version, trials: trials.length }, trials, problem: null });
     } catch (problem) {
       setState((before) => ({ ...before, problem }));
     }
@@ -56,9 +62,29 @@ function linesOf(trials, names, objective, direction) {
 }
 
 /** Run of a trial, if it has one. @param {Trial} trial */
-function runOf({ system_attrs, user_attrs }) {
-  const text = system_attrs["skyward.run"] ?? user_attrs["skyward.run"];
-  return text ? String(JSON.parse(text)) : "";
+const runOf = (trial) => attributeOf(trial, "run");
+
+/** What ended a trial, where that says more than its state. @param {Trial} trial */
+const endOf = (trial) => attributeOf(trial, "error") || attributeOf(trial, "stopped_by");
+
+/** @param {{search: Search, reload: () => void}} props */
+function Stop({ search, reload }) {
+  if (!["queued", "running", "interrupted"].includes(search.status)) return null;
+  const stop = async () => {
+    const text = "No trial begins, and running ones end at their next report. Start it again under its name to go on.";
+    if ((await ask({ title: "Stop this sweep?", text, action: "Stop", danger: true })) === null) return;
+    if (await attempt(() => change("POST", `/v1/hpo/${search.id}/cancel`))) notify("The sweep ends.");
+    reload();
+  };
+  return html`<button class="button danger" onClick=${stop}><${Icon} name="stop" />Stop</button>`;
+}
+
+/** @param {{search: Search}} props */
+function Configuration({ search: { config, job, run } }) {
+  const isSaid = (/** @type {any} */ value) => value !== null && value !== "" && (typeof value !== "object" || Object.keys(value).length > 0);
+  return html`<section class="card"><header><h2>Configuration</h2></header><div class="body"><dl class="facts">
+    ${job && html`<dt>Job</dt><dd><a class="mono" href=${`/jobs/${job}`}>${job.slice(0, 8)}</a></dd>`}${run && html`<dt>Run</dt><dd><a class="mono" href=${`/runs/${run}`}>${run.slice(0, 8)}</a></dd>`}
+    ${Object.entries(config).filter(([, value]) => isSaid(value)).map(([key, value]) => html`<dt>${key}</dt><dd class="mono">${typeof value === "string" ? value : JSON.stringify(value)}</dd>`)}</dl></div></section>`;
 }
 
 /** @param {{trial: Trial, names: string[], sweep: Sweep}} props */
@@ -84,7 +110,7 @@ function Trials({ trials, names, sweep, objective }) {
     <tbody>${ordered.slice(0, shown).map((trial) => {
       const values = paramsOf(trial);
       const run = runOf(trial);
-      return html`<tr key=${trial.id} id=${`trial-${trial.id}`}><td class="number">${run ? html`<a href=${`/runs/${run}`}>${trial.number}</a>` : trial.number}</td><td><${Pill} status=${trial.state} /></td>${names.map((_, i) => html`<td class="number">${number(trial.values?.[i])}</td>`)}${params.map((name) => html`<td class="number">${name in values ? (typeof values[name] === "number" ? number(values[name]) : paramText(values[name])) : ""}</td>`)}<td class="fit muted">${trial.started_us && trial.ended_us ? duration((trial.ended_us - trial.started_us) / 1000) : ""}</td></tr>`;
+      return html`<tr key=${trial.id} id=${`trial-${trial.id}`}><td class="number">${run ? html`<a href=${`/runs/${run}`}>${trial.number}</a>` : trial.number}</td><td title=${endOf(trial)}><${Pill} status=${trial.state} /></td>${names.map((_, i) => html`<td class="number">${number(trial.values?.[i])}</td>`)}${params.map((name) => html`<td class="number">${name in values ? (typeof values[name] === "number" ? number(values[name]) : paramText(values[name])) : ""}</td>`)}<td class="fit muted">${trial.started_us && trial.ended_us ? duration((trial.ended_us - trial.started_us) / 1000) : ""}</td></tr>`;
     })}</tbody></table></div>
     ${trials.length > shown && html`<div class="body"><button class="button" onClick=${() => setShown(shown + SHOWN)}>Show more</button></div>`}</section>`;
 }
@@ -94,9 +120,9 @@ function show(id) {
   document.getElementById(`trial-${id}`)?.scrollIntoView({ block: "center" });
 }
 
-/** @param {{sweep: Sweep, trials: Trial[]}} props */
-function Parts({ sweep, trials }) {
-  const names = objectiveNames(sweep);
+/** @param {{sweep: Sweep, search: Search | null, trials: Trial[]}} props */
+function Parts({ sweep, search, trials }) {
+  const names = objectiveNames(sweep, search);
   const objective = Math.min(names.length - 1, Math.max(0, Number(query.value.get("objective") ?? 0) || 0));
   const direction = sweep.directions[objective];
   const best = useMemo(() => bestTrials(sweep, trials), [sweep.version]);
@@ -108,7 +134,7 @@ function Parts({ sweep, trials }) {
   const props = { trials, objective, name: names[objective], direction, open: show };
   return html`<div class="tools">${names.length > 1 && html`<${Segments} label="Objective" value=${String(objective)} options=${names.map((name, i) => [String(i), name])} choose=${(/** @type {string} */ chosen) => setQuery({ objective: chosen })} />`}
       <span class="tags">${tally.map(([state, several]) => html`<span class="tag" key=${state}>${several} ${state}</span>`)}</span>${best.length > 1 && html`<span class="muted">${count(best.length, "trial")} that no other one beats</span>`}</div>
-    <div class="stack"><div class="columns"><div>${best.length ? html`<${Best} trial=${best[0]} names=${names} sweep=${sweep} />` : html`<div class="card"><div class="body muted">No trial is complete yet.</div></div>`}</div><${Importance} answer=${importance} /></div>
+    <div class="stack"><div class="columns"><div>${best.length ? html`<${Best} trial=${best[0]} names=${names} sweep=${sweep} />` : html`<div class="card"><div class="body muted">No trial is complete yet.</div></div>`}</div><div class="stack"><${Importance} answer=${importance} />${search && html`<${Configuration} search=${search} />`}</div></div>
       <div><${History} ...${props} /></div>
       ${lines.length > 0 && html`<div><${Parallel} runs=${lines} label=${(/** @type {any} */ run) => run.name} open=${show} /></div>`}
       <div><${Slices} ...${props} /></div>
@@ -117,7 +143,7 @@ function Parts({ sweep, trials }) {
 
 /** @param {{id: string}} props */
 export function SweepPage({ id }) {
-  const { sweep, trials, problem, reload } = useSweep(id);
+  const { sweep, search, trials, problem, reload } = useSweep(id);
   if (!sweep) {
     if (problem?.status === 404)
       return html`<${Empty} icon="search" title="There is no such sweep"><p>It may be in another project, or it was deleted.</p><a class="button" href="/sweeps">Go to the sweeps</a><//>`;
@@ -126,6 +152,6 @@ export function SweepPage({ id }) {
   const title = sweep.name || `sweep ${sweep.id}`;
   document.title = `${title} · skyward hub`;
   return html`<div class="crumbs"><a href="/sweeps">Sweeps</a> /</div>
-    <div class="head"><h1>${title}</h1><span class="muted grow">${count(trials.length, "trial")} · begun ${ago(sweep.created_at)} by ${sweep.owner}</span></div>
-    ${trials.length ? html`<${Parts} sweep=${sweep} trials=${trials} />` : html`<div class="card"><${Empty} icon="sweeps" title="No trials yet"><p>Trials appear here as soon as a worker asks for one.</p><//></div>`}`;
+    <div class="head"><h1>${title}</h1>${search && html`<${Pill} status=${search.status} />`}<span class="muted grow">${count(trials.length, "trial")} · begun ${ago(sweep.created_at)} by ${sweep.owner}</span>${search && html`<${Stop} search=${search} reload=${reload} />`}</div>
+    ${trials.length ? html`<${Parts} sweep=${sweep} search=${search} trials=${trials} />` : html`<div class="card"><${Empty} icon="sweeps" title="No trials yet"><p>Trials appear here as soon as a worker asks for one.</p><//></div>${search && html`<div class="below"><${Configuration} search=${search} /></div>`}`}`;
 }
