@@ -15,7 +15,7 @@ POOLS = (
     "tests/test_public.py",
     "tests/test_typing.py",
 )
-# What stays on the nodes between calls. These are as long as the other tests of tests/pool.
+# Tests of values that stay on the nodes between calls. They are as long as the other tests of tests/pool.
 KEPT = tuple(
     f"tests/pool/test_{name}.py"
     for name in (
