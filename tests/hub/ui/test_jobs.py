@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from skyward import hub as hub_client
-from tests.hub.jobs.calls import wait_for
 from tests.hub.jobs.hub_process import HubProcess
 from tests.hub.ui.conftest import Worked
+from tests.hub.ui.worked import record
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def test_a_real_job_is_followed_from_the_queue_to_its_value(real_hub: HubProcess
         link = owner.post(f"/v1/users/{user}/link").json()["link"]
     page.goto(link)
     page.wait_for_url("**/experiments")
-    job = hub_client.submit(wait_for(str(tmp_path / "go")), name="real")
+    job = hub_client.submit(record(str(tmp_path / "go")), name="real")
     page.get_by_role("link", name="Jobs").click()
     page.get_by_role("table", name="With machines").get_by_role("link", name="real").click(timeout=60_000)
     expect(page.get_by_label("Output", exact=True)).to_contain_text("begins", timeout=90_000)
@@ -179,4 +179,6 @@ def test_a_real_job_is_followed_from_the_queue_to_its_value(real_hub: HubProcess
     expect(page.get_by_label("Output", exact=True)).to_contain_text("ends")
     expect(page.get_by_role("main")).to_contain_text(f'hub.job("{job.id}").result()')
     assert job.result(30) == "42"
+    page.get_by_role("table", name="Runs").get_by_role("link", name="of the job").click()
+    expect(page.locator(".head")).to_contain_text("completed")
     real_hub.until_clean()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+import skyward as sky
+from skyward import hub
 from tests.waiting import until
 
 LAB = {
@@ -19,6 +22,17 @@ LAB = {
     "usd_per_hour": 4.0,
 }
 CLOUD = {"name": "cloud", "provider": {"type": "aws"}, "kind": "elastic", "nodes": 3, "usd_per_hour": 2.5}
+
+
+@sky.compute
+def record(file: str) -> str:
+    """Log a run of the job, and return once `file` is there."""
+    with hub.start_run(run_name="of the job", experiment="jobs") as run:
+        run.log_metrics({"loss": 0.5}, step=1)
+        print("begins", flush=True)
+        until(Path(file).exists, 120)
+        print("ends", flush=True)
+    return Path(file).read_text()
 
 
 class Workers:

@@ -7,13 +7,13 @@ import { AttemptLines } from "../parts/attempt_lines.js";
 import { useFresh, useNow } from "../parts/fresh.js";
 import { Icon } from "../parts/icon.js";
 import { JobOutput } from "../parts/job_output.js";
-import { ask, attempt, copyText, Empty, notify, Paste, Pill, Problem, Reason, useLoaded } from "../parts/widgets.js";
+import { ask, attempt, copyText, Empty, notify, Paste, Pill, Problem, Reason } from "../parts/widgets.js";
 
 /** @typedef {import("../core/types.js").Job} Job */
 /** @typedef {import("../core/types.js").JobHistory} JobHistory */
 /** @typedef {{title: string, icon: string, done: string, question?: string, text?: string, danger?: boolean}} Action */
 
-const LOOK_MS = 2000;
+const [LOOK_MS, RUNS_LOOK_MS] = [2000, 10_000];
 const ACTIONS = /** @type {Record<string, Action>} */ ({
   save: { title: "Save", icon: "save", done: "It saves a checkpoint at its next step." },
   hold: { title: "Hold", icon: "hold", done: "It does not begin until it is released." },
@@ -102,7 +102,8 @@ function Result({ job, sizes }) {
 
 /** @param {{job: Job}} props */
 function Runs({ job }) {
-  const { value } = useLoaded(() => get("/v1/runs", { filter: `tags.\`skyward.job\` = '${job.id}'`, limit: 50 }), `${job.id} ${job.attempt_count} ${job.status}`);
+  const load = () => get("/v1/runs", { filter: `tags.\`skyward.job\` = '${job.id}'`, limit: 50 });
+  const { value } = useFresh(load, `${job.id} ${job.attempt_count} ${job.status}`, [], RUNS_LOOK_MS);
   const runs = /** @type {import("../core/types.js").Run[]} */ (value?.runs ?? []);
   if (!runs.length) return null;
   return html`<section class="card"><header><h2>Runs</h2></header><table class="plain" aria-label="Runs"><tbody>${runs.map((run) => html`<tr key=${run.id}><td><a href=${`/runs/${run.id}`}><b>${run.name || run.id}</b></a></td><td><${Pill} status=${run.status} /></td><td class="fit muted">${ago(run.start_time)}</td></tr>`)}</tbody></table></section>`;
