@@ -111,7 +111,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the last start began with epoch 5 and ended with a loss of 0\.\d+",
         r"rank-1\.log:\nepoch 0(?:.*\n)+epoch 4.*\nskyward: 'train' is restarted after.*SIGKILL",
         r"rank-1\.restart-1\.log:\nepoch 5(?:.*\n)+epoch 7",
-        r"GangHung: 'evaluate' hangs: rank 1 \(node 1\) is in no collective, but at 17_restart\.py:\d+ in evaluate",
+        r"GangHung: 'evaluate': hangs, because rank 1 \(node 1\) is in no collective, but at 17_restart\.py:\d+ in",
         r"rank 0 \(node 0\) in all_reduce",
         r"in evaluate\n    time\.sleep\(600\)",
     ),
@@ -128,7 +128,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"small +north +spot +0\.012 USD per hour\nsmall +south +spot +0\.012",
         r"squares: \[0, 1, 4, 9, 16\]",
         r"the next pool tries first: south",
-        r"any_of: no entry has a machine that fits:\n  fake: no machine type here has vcpus=1000",
+        r"any_of: no entry has a machine that fits; add .*:\n  fake: no machine type here has vcpus=1000",
     ),
     "20_watch": (
         r"ready\n",

@@ -2,7 +2,7 @@
 
 Docstrings, comments and error messages of Python files, names of tests, and the prose of Markdown files. The rules are
 in CONTRIBUTING.md, Words. A line that must break one, such as a quotation, ends with `# words: ok`, or in Markdown with
-`<!-- words: ok -->`.
+`<!-- words: ok -->`. An error message also has a reason behind it: `# words: ok, schedule/reasons.py says what to do`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from skyward import errors
+from tests.message_texts import MessageTexts, name_of
+
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
+PACKAGE = ROOT / "skyward"
 HELD = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks", "changes", "docs", "guides", "skyward", "tests")
 # Not rewritten yet. Nothing may be added.
 NOT_YET: tuple[str, ...] = ()
@@ -61,17 +65,22 @@ _TURNS = tuple((re.compile(turn, re.IGNORECASE if turn.islower() else 0), advice
 _BAD_STARTS = re.compile(
     r"(?:Of|Those|As|That|What|Which|Who|Whose|It|Its|They|Their|This|These|He|And|But|Or|So|Told|Only|Not|Whether)\b"
 )
-_USAGE = {
-    "UsageError",
-    "ArgumentNotPicklable",
-    "MissingDependency",
-    "NoActivePool",
-    "NotRun",
-    "PoolClosed",
-    "TypeError",
-    "ValueError",
-    "WrongArguments",
-}
+# Errors that people read. Not the others of Python: it or a protocol sets their text (KeyError, EOFError), or our own
+# code catches them. Private errors are not here either: their handlers write the message.
+_READ = frozenset(
+    {
+        *errors.__all__,
+        *("Refusal", "HttpRefusal"),  # of the hub, whose clients raise the text as HubError
+        *("BrokenPipeError", "ConnectionError", "NameError", "OSError", "PermissionError", "RuntimeError"),
+        *("TimeoutError", "TypeError", "ValueError"),
+    }
+)
+# Files whose messages are not ours.
+_FOREIGN = (
+    "hub/http/mlflow/*.py",  # MLflow's own words, which its clients match
+    "testing/*_suite.py",  # what the tests of the suites raise
+)
+_EXCUSE = re.compile(r"# words: ok(?:, \S.*)?$")
 _SHAPE = re.compile(r"\S.*?: \S.*; \S", re.DOTALL)
 _NO_ADVICE = re.compile(r"; (?:it (?:is|was|has)|there (?:is|are|was)|got|given|they are) [^;]*$")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|cf|approx|resp)\.")
@@ -112,35 +121,34 @@ def sentences(text: str) -> list[list[str]]:
 
 def python_prose(path: Path) -> Iterator[Prose]:
     source = path.read_text()
-    excused = {number for number, line in enumerate(source.splitlines(), 1) if line.endswith("# words: ok")}
-    for node in ast.walk(ast.parse(source)):
+    excused = {number for number, line in enumerate(source.splitlines(), 1) if _EXCUSE.search(line)}
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None and node.body[0].end_lineno not in excused:
                 yield Prose(path, node.body[0].lineno, text, "docstring")
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and path.is_relative_to(TESTS):
                 yield Prose(path, node.lineno, node.name, "name")
-        elif path.is_relative_to(TESTS):  # their messages are no advice to users
-            continue
-        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            name = ast.unparse(node.exc.func).rpartition(".")[2]
-            message = _literal(node.exc.args[0])
-            lines = set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-            if name in _USAGE and message is not None and not excused & lines:
-                yield Prose(path, node.lineno, message, "message")
     yield from _comments(path, source, excused)
+    if path.is_relative_to(PACKAGE) and not any(path.match(f"{PACKAGE}/{pattern}") for pattern in _FOREIGN):
+        yield from _messages(path, tree, excused)
 
 
-def _literal(node: ast.expr) -> str | None:
-    """Text of a literal or an f-string, with `{}` for each value. None: anything else."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in values)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return (_literal(left) or "{}") + (_literal(right) or "{}")
-    return None
+def _messages(path: Path, tree: ast.Module, excused: set[int]) -> Iterator[Prose]:
+    """Texts of the errors that a file makes. One that is only passed on is checked where it is written."""
+    texts = MessageTexts(tree)
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or name_of(call.func) not in _READ:
+            continue
+        message = next((argument for argument in call.args if not ast.unparse(argument).startswith("Reason.")), None)
+        statement = texts.statement(call)
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        if message is None or not excused.isdisjoint(lines):
+            continue
+        for text in texts.of(message):
+            if re.search("[a-z]", text.replace("{}", "")) and not text.rstrip().endswith((":", ";")):  # "": no text
+                yield Prose(path, call.lineno, text, "message")
 
 
 def _comments(path: Path, source: str, excused: set[int]) -> Iterator[Prose]:

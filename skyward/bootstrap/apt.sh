@@ -24,5 +24,5 @@ apt_get() {
 # Package lists may be missing on a new machine, and outdated on an old one: then update them and try again.
 apt_get install --no-install-recommends $missing ||
     { apt_get update && apt_get install --no-install-recommends $missing; } ||
-    fail "apt-get cannot install $(echo $missing)"
+    fail "apt-get cannot install $(echo $missing); check the names, and the package servers"
 say end ok

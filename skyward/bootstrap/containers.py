@@ -52,7 +52,11 @@ class Container:
         words = [self.runtime, "run", "--rm", "--detach", f"--name={self.name}", *self.options, self.image_id]
         done = run("exec " + shlex.join([*words, "-c", _LIVE, "sh", path, self.folder]), timeout_s=_START_LIMIT_S)
         if done.code:
-            raise ProviderError(f"{self.runtime} run: exited with code {done.code}: {done.error_text}", retryable=True)
+            raise ProviderError(
+                f"{self.runtime} run: exited with code {done.code} ({done.error_text}); log in there, and run "
+                f"`{self.runtime} run --rm {self.image_id} true`",
+                retryable=True,
+            )
 
 
 def find_container(
@@ -73,8 +77,9 @@ def find_container(
         if line.startswith("\1"):
             facts.setdefault(name, []).append(text)
     if "problem" in facts or "end" not in facts:
-        problem = facts.get("problem", [f"the login shell exited with code {done.code}: {done.error_text}"])[0]
-        raise ProviderError(f"Image.container={image!r}: {problem}")
+        exited = f"the login shell exited with code {done.code} ({done.error_text}); log in there, and run `sh -c true`"
+        problem = facts.get("problem", [exited])[0]
+        raise ProviderError(f"Image.container={image!r}: {problem}")  # words: ok, container.sh says what to do
     return Container(runtime=facts["runtime"][0], image_id=facts["id"][0], options=tuple(facts["word"]), folder=folder)
 
 

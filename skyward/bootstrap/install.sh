@@ -14,8 +14,8 @@ find_uv() {
     if [ -x "$uv" ]; then return 0; fi
     phase uv
     [ -s uv.gz ] || fail "uv is not available for this platform; install it there (https://docs.astral.sh/uv/)"
-    gzip -dc uv.gz >"$uv.$$" && chmod 700 "$uv.$$" && mv -f "$uv.$$" "$uv" || fail "cannot write $uv"
-    "$uv" --version || fail "the uploaded uv does not run here"
+    gzip -dc uv.gz >"$uv.$$" && chmod 700 "$uv.$$" && mv -f "$uv.$$" "$uv" || fail "cannot write $uv; free disk space there"
+    "$uv" --version || fail "the uploaded uv does not run here; install uv there"
 }
 
 find_python() {
@@ -65,7 +65,7 @@ run_setup() { # FOLDER
             cd "$1" && exec sh -c "$command" </dev/null 6<&- 7<&- 8>&-
         )
         outcome=$? # not `code`, which names the code of the user
-        [ "$outcome" = 0 ] || fail "Image.run: \`$command\` exited with code $outcome"
+        [ "$outcome" = 0 ] || fail "Image.run: \`$command\` exited with code $outcome; mend it"
     done 6<setup.txt
 }
 
@@ -83,9 +83,9 @@ environment() { # NAME KIND PHASE MAKE
         phase "$3"
         was_made=1
         rm -rf "$target"
-        "$4" "$target" || fail "cannot create $target"
+        "$4" "$target" || fail "cannot create $target; mend what the last output says"
         env -u PYTHONPATH -u PYTHONHOME "$target/bin/python" -c "$describe" >"$target/ready.tmp" ||
-            fail "cannot run the Python of $target"
+            fail "cannot run the Python of $target; install another one there"
         mv -f "$target/ready.tmp" "$target/ready.json"
     fi
     say_environment "$target" "$2"
@@ -101,16 +101,16 @@ make_room() {
 keep_code() {
     has_code "$code" "$objects" && return 0
     phase code
-    mkdir -p "$root/code/objects" || fail "cannot create $root/code"
+    mkdir -p "$root/code/objects" || fail "cannot create $root/code; free disk space there"
     for object in $objects; do
         kept=$root/code/objects/$object
         if [ -e "$kept" ]; then continue; fi
         [ -e "objects/$object" ] || gone "$kept"
         [ "$(sha256sum "objects/$object" | cut -d ' ' -f 1)" = "$object" ] ||
             fail "a file of the user's code changed while it was read; try again"
-        mv "objects/$object" "$kept" || fail "cannot write $kept"
+        mv "objects/$object" "$kept" || fail "cannot write $kept; free disk space there"
     done
-    mv -f code.tar.gz "$root/code/$code.tar.gz" || fail "cannot write $root/code"
+    mv -f code.tar.gz "$root/code/$code.tar.gz" || fail "cannot write $root/code; free disk space there"
 }
 
 describe='
@@ -137,7 +137,7 @@ keep_code
 make_folder "$folder" || exit 1
 unpack_code "$code" "$base/$folder" || {
     rm -rf "${base:?}/$folder"
-    fail "cannot unpack the code to $base/$folder"
+    fail "cannot unpack the code to $base/$folder; free disk space there"
 }
 say unpacked ok
 [ -z "$was_made" ] || bound_cache "$limit_kib" 15

@@ -156,7 +156,9 @@ class _Bootstrap:
         for name, code in facts.failed_variables.items():
             self.phases.start("shell_vars")
             how = f"exited with code {code} on the node" if code else "printed nothing on the node"
-            raise self.phases.fail(f"Image.shell_vars[{name!r}]: `{self.image.shell_vars[name]}` {how}")
+            command = self.image.shell_vars[name]
+            advice = "mend the command, or set the variable in Image(env=...)"
+            raise self.phases.fail(f"Image.shell_vars[{name!r}]: `{command}` {how}", advice)
 
     def _left_s(self) -> float:
         left_s = self.deadline - time.monotonic()
@@ -242,7 +244,8 @@ class _Bootstrap:
             raise self.phases.fail("timed out", self._advice_on_time())
         if not facts.is_whole:
             self.phases.output(done.error_text)
-            raise self.phases.fail(f"exited with code {done.code}", _advice(self.phases))
+            advice = _advice(self.phases) or "mend what its last output says, and open the pool again"
+            raise self.phases.fail(f"exited with code {done.code}", advice)
         self.phases.end()
         return facts
 
@@ -352,8 +355,8 @@ class _Phases:
         output = "".join(f"\n    {line}" for line in self._tail)
         where = f" ({self._host})" if self._host else ""
         message = f"node {self._node}{where}: {name} failed after {seconds:.1f} s: {reason}"
-        message += f"; last output:{output}" if output else ""
-        message += f"\n{advice}" if advice and output else f"; {advice}" if advice else ""
-        return BootstrapFailed(
+        message += f"; {advice}" if advice else ""
+        message += f"\nlast output:{output}" if output else ""
+        return BootstrapFailed(  # words: ok, a problem that a script reports says what to do
             message, node=self._node, phase=name, output=tuple(self._tail), advice=advice, host=self._host
         )

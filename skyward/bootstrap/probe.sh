@@ -18,7 +18,7 @@ say free_kib "$(df -Pk "$platform" 2>/dev/null | awk 'NR == 2 { print $4 }')"
 
 eval_vars # defined by the client: one `variable` for each of the image's shell_vars
 
-hold_cache -s 20 || say problem "${root%/*}: locked by another process for 20 s"
+hold_cache -s 20 || say problem "${root%/*}: locked by another process for 20 s; try again later"
 
 is_cold=
 if is_whole "$platform/$ours"; then say_environment "$platform/$ours" ours; else is_cold=1; fi

@@ -77,7 +77,7 @@ def undo(run: Runner, folders: Sequence[str]) -> None:
     if not any(line.startswith("\1end ") for line in done.text.splitlines()):
         raise ProviderError(
             f"node folders: the shell exited with code {done.code} before it removed {', '.join(folders)}: "
-            f"{done.error_text}"
+            f"{done.error_text or 'no message'}; log in there, and run `sh -c true`"
         )
 
 
@@ -124,5 +124,5 @@ def clear_cache(run: Runner, *, patience_s: int = 60) -> Cleared:
             raise ProviderError(f"cache {text}: not cleared, because pools are starting there; try again later")
         is_whole |= name == "end"
     if not is_whole:
-        raise ProviderError(f"cache: not cleared, because the shell exited with code {done.code}")
+        raise ProviderError(f"cache: not cleared, because the shell exited with code {done.code}; try again")
     return Cleared(removed=tuple(removed), kept=tuple(kept), freed_gib=freed_kib / 2**20)

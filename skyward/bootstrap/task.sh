@@ -14,4 +14,4 @@ lock() { # NAME: keeps out other pools that prepare the same thing
         fail "$platform/lock-$1: held by another bootstrap for $limit_s s; stop it, or remove the file"
 }
 
-hold_cache -s "$limit_s" || fail "${root%/*}: locked by another process for $limit_s s"
+hold_cache -s "$limit_s" || fail "${root%/*}: locked by another process for $limit_s s; try again later"

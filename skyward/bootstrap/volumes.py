@@ -62,9 +62,11 @@ def _asked(run: Runner, action: str, name: str = "") -> list[tuple[str, str]]:
     answers = [(kind, text) for kind, _, text in facts]
     refusal = next((text for kind, text in answers if kind == "refused"), None)
     if refusal is not None:
-        raise ProviderError(f"volumes: {refusal}")
+        raise ProviderError(f"volumes: {refusal}")  # words: ok, volumes.sh says what to do
     if ("end", "ok") not in answers:
-        raise ProviderError(f"volumes: the shell exited with code {done.code}: {done.error_text}")
+        raise ProviderError(
+            f"volumes: the shell exited with code {done.code} ({done.error_text}); log in there, and run `sh -c true`"
+        )
     return answers
 
 

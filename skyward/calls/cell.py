@@ -41,5 +41,5 @@ def run_source(source: str, filename: str, outputs: tuple[str, ...], /, **names:
         value = eval(compile(ast.Expression(last.value), filename, "eval"), variables)
     missing = [name for name in outputs if name not in variables]
     if missing:
-        raise NameError(f"name {missing[0]!r} is not defined at the end of the cell, but --out names it")
+        raise NameError(f"--out={missing[0]}: is not defined at the end of the cell; set it there")
     return value, {name: variables[name] for name in outputs}

@@ -47,7 +47,9 @@ class _Body:
         try:
             return cls(**{name: value for name, value in body.items() if name in known})
         except TypeError as error:
-            raise ControlFailed(f"training run: unexpected answer: {error}") from error
+            raise ControlFailed(
+                f"training run: unexpected answer ({error}); use the same version of skyward here and there"
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,9 +307,6 @@ class Client:
         status, answer = self._transport.ask(method, path, body, timeout_s=timeout_s)
         if status >= 400:
             name = self._job_id or "the run"
-            raise ControlFailed(
-                f"{name} refused {method} {path.partition('?')[0]}: {answer.get('error', status)}",
-                job_id=self._job_id,
-                status=status,
-            )
+            refused = f"{name}: refused {method} {path.partition('?')[0]}: {answer.get('error', status)}"
+            raise ControlFailed(refused, job_id=self._job_id, status=status)  # words: ok, the run says what to do
         return answer

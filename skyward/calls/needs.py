@@ -55,4 +55,4 @@ def check_node_count(nodes: object) -> None:
 
 
 def _refuse(field: str, value: object, problem: str) -> NoReturn:
-    raise UsageError(f"{field}={value!r}: {problem}", field=field, value=value)  # words: ok
+    raise UsageError(f"{field}={value!r}: {problem}", field=field, value=value)

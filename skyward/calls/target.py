@@ -301,7 +301,7 @@ class AnySender:
 
 def refuse_operand(value: object, operator: str) -> NoReturn:
     """Raise UsageError for `value operator target`, because the value is not a call."""
-    raise UsageError(f"`{operator}`: {_problem(value, operator)}")  # words: ok
+    raise UsageError(f"`{operator}`: {_problem(value, operator)}")
 
 
 def _problem(value: Any, operator: str) -> str:

@@ -192,7 +192,7 @@ def _order(order: str) -> Callable[[argparse.Namespace], int]:
 
         found = job(arguments.id)
         if order == "cancel" and not found.cancel():
-            raise HubError(f"job={arguments.id}: is over; there is nothing to cancel")
+            raise HubError(f"job={arguments.id}: is over already; see `skyward job why {arguments.id}`")
         if order != "cancel":
             getattr(found, order)()
         return 0

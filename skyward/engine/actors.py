@@ -247,7 +247,8 @@ class Actors:
         """Give up an actor whose resources no node can hold."""
         actor = self._ledger.actors[action.actor]
         text = f"{actor.name!r}: {action.why}"
-        self._ledger.after.append(lambda: actor.made.settle_error(UsageError(text)))  # words: ok
+        error = UsageError(text)  # words: ok, schedule/reasons.py says what to do
+        self._ledger.after.append(lambda: actor.made.settle_error(error))
         self._end(actor, _End(text, action.why, None))
 
     def _begin(self, actor: LiveActor, node: int) -> None:
@@ -433,7 +434,7 @@ _FORGOTTEN = _End(
 
 def _end(actor: LiveActor, reason: str, node: int | None) -> _End:
     count = actor.max_restarts
-    advice = f"max_restarts={count} allowed no more" if count else "set max_restarts=1 or more to restart it"
+    advice = f"raise max_restarts={count}, or make another" if count else "set max_restarts=1 or more to restart it"
     if actor.restarts_left:
         advice = "it is restarted; call it again if the call may run twice"
     return _End(f"{actor.name!r} on node {node}: {reason}; {advice}", reason, node)

@@ -93,7 +93,8 @@ class CommandEnds(Ends):
                     list(argv), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
                 )
             except OSError as error:
-                raise Unreachable(f"{argv[0]}: cannot run the command: {error.strerror}", node=None) from error
+                problem = f"{argv[0]}: cannot be run ({error.strerror})"
+                raise Unreachable(f"{problem}; install it, or free memory and descriptors here", node=None) from error
             kept.pop_all()
         self._stderr_tail = ""
         fd = ours.detach()
@@ -238,7 +239,9 @@ class Dialler:
             for ends in opened:
                 ends.close()
             if isinstance(error, OSError | EOFError | TimeoutError | Forgotten | InternalError):
-                raise Unreachable(f"no further channels: {error}", node=None) from error
+                raise Unreachable(
+                    f"node {self._node}: no further channels ({error}); check the network", node=None
+                ) from error
             raise
         finally:
             for ends in opened:
@@ -250,7 +253,9 @@ class Dialler:
         with self._lock:
             self._dialled.add(ends)
             if self._closed.is_set():
-                raise Unreachable(f"node {self._node}: not dialled, because the pool was closed", node=None)
+                raise Unreachable(
+                    f"node {self._node}: the pool was closed before it was dialled; open a new one", node=None
+                )
 
     def _end(self, ends: CommandEnds) -> None:
         with self._lock:
@@ -289,13 +294,17 @@ class Dialler:
         self._skip_chatter(ends, deadline)
         length, kind, _, _, _ = HEADER.unpack(_read_exactly(ends, HEADER.size, deadline))
         if length > MAX_BODY:
-            raise InternalError(f"agent of node {self._node}: invalid greeting, {length} bytes of kind {kind}")
+            raise InternalError(
+                f"agent of node {self._node}: invalid greeting, {length} bytes of kind {kind}; report this bug"
+            )
         answer: dict[str, Any] = json.loads(_read_exactly(ends, length, deadline))
         if kind == FrameKind.WELCOME:
             return answer
         if answer.get("is_unknown"):
             raise Forgotten(answer["reason"])
-        raise InternalError(f"agent of node {self._node}: refused the link: {answer.get('reason', answer)}")
+        raise InternalError(
+            f"agent of node {self._node}: refused the link, because {answer.get('reason', answer)}; open a new pool"
+        )
 
     def _skip_chatter(self, ends: CommandEnds, deadline: float) -> None:
         window = _read_exactly(ends, len(MAGIC), deadline)
@@ -307,7 +316,7 @@ class Dialler:
                 raise EOFError(f"no greeting in the first {skipped} bytes of output")
 
     def _why(self, ends: CommandEnds, error: Exception) -> str:
-        why = f"agent of node {self._node}: does not answer: {error}"
+        why = f"agent of node {self._node}: does not answer ({error}); check the machine and its network"
         return f"{why}\n{ends.said()}" if ends.said() else why
 
 
@@ -318,7 +327,7 @@ def _read_exactly(ends: CommandEnds, count: int, deadline: float) -> bytes:
     while len(data) < count:
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not poll.poll(left_s * 1000):
-            raise TimeoutError("timed out")
+            raise TimeoutError("timed out")  # words: ok, `_why` builds the message
         piece = os.read(ends.read_fd, count - len(data))
         if not piece:
             raise EOFError("stream ended")

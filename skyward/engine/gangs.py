@@ -108,12 +108,13 @@ class Gangs:
             return
         gang.port = frame.lane
         if gang.is_cancelled or any(node not in self._ledger.links for node in gang.placed):
-            gang.failures += [(0.0, 0, NodeLost(f"{gang.name!r}: a node was lost during its start", started=False))]
+            gang.failures += [(0.0, 0, _lost_before(gang, None))]
             self._end(gang)
             return
         if not gang.port:
             why = frame.body.decode(errors="replace")
-            error = RendezvousFailed(f"{gang.name!r}: no rendezvous on node {gang.placed[0]}: {why}", task=gang.name)
+            problem = f"{gang.name!r}: no rendezvous on node {gang.placed[0]}: {why}"
+            error = RendezvousFailed(problem, task=gang.name)  # words: ok, slot/ports.py says what to do
             gang.failures += [(0.0, 0, error)]
             self._end(gang)
             return
@@ -255,8 +256,7 @@ class Gangs:
                 self._lose(gang, node)
 
     def _lose(self, gang: Gang, node: int | None) -> None:
-        error = NodeLost(f"node {node} was lost before {gang.name!r} had begun", node=node, started=False)
-        gang.failures.append((0.0, 0, error))
+        gang.failures.append((0.0, 0, _lost_before(gang, node)))
         self._end(gang)
 
     # Hangs ----------------------------------------------------------------------------------------------------------
@@ -337,14 +337,26 @@ class Gangs:
         self._stop_ranks(gang, _GRACE_S)
 
 
+def _lost_before(gang: Gang, node: int | None) -> NodeLost:
+    """Return the error of a gang that lost a node before its function had begun on any."""
+    which = "a node" if node is None else f"node {node}"
+    return NodeLost(
+        f"{gang.name!r}: {which} was lost before it had begun; set max_restarts=1 or more, or send it again",
+        node=node,
+        started=False,
+    )
+
+
 def _settle(gang: Gang) -> None:
     gang.future.shown = gang.wait_shown
     if gang.failures:
         # The caller unpickles the error, as it does values, because that may import the user's modules.
         gang.future.settle_error(Undecoded(gang.raise_error))
     elif gang.is_cancelled:
-        gang.future.settle_error(InternalError(f"{gang.name!r}: cancelled, but its value was requested"))
+        gang.future.settle_error(InternalError(f"{gang.name!r}: cancelled, but its value was read; report this bug"))
     elif not gang.is_complete:
-        gang.future.settle_error(InternalError(f"{gang.name!r}: ended without the values of all its nodes"))
+        gang.future.settle_error(
+            InternalError(f"{gang.name!r}: ended without the values of all its nodes; report this bug")
+        )
     else:
         gang.future.settle(Undecoded(gang.value))

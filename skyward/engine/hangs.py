@@ -165,7 +165,7 @@ class Hang(Stacks):
         absent = sorted(self.asked - set(stacks))
         silent += [f"rank {rank} does not answer" for rank in absent]
         error = GangHung(
-            f"{name!r} hangs: {_sentence(waiting, elsewhere, silent, self.waited_s)}",
+            f"{name!r}: hangs, because {_sentence(waiting, elsewhere, silent, self.waited_s)}; compare their stacks",
             ranks=tuple(sorted((*elsewhere, *absent, *self.ended))),
             waiting=tuple(waiting),
             waited_s=self.waited_s,
@@ -191,7 +191,7 @@ class Late(Stacks):
 def timed_out(name: str, timeout_s: float, notes: Iterable[str]) -> TaskTimeout:
     """Build the error of a call that ran too long. The notes show its stack and its last output."""
     error = TaskTimeout(
-        f"{name!r} ran longer than its timeout_s={timeout_s:g} and was stopped; if it needs more time, raise timeout_s",
+        f"{name!r}: ran longer than its timeout_s={timeout_s:g} and was stopped; raise timeout_s if it needs more time",
         task=name,
         timeout_s=timeout_s,
     )

@@ -154,7 +154,7 @@ class NestedCalls:
             "one of them for this call; send it to another node, reserve a node for it with roles={...}, or give the "
             "pool more slots with concurrency="
         )
-        error = UsageError(f"{name!r}: {action.why or why}")  # words: ok
+        error = UsageError(f"{name!r}: {action.why or why}")  # words: ok, schedule/reasons.py says what to do
         if task is not None:
             self._dispatcher.forget(task)
             self._ledger.after.append(lambda: task.on_failed(error))
@@ -394,7 +394,8 @@ class NestedCalls:
         try:
             message = _message(status, outcome)
         except BaseException as error:  # such as no room for a copy
-            message = _message("error", InternalError(f"value of a call: cannot be passed on: {in_words(error)}"))
+            told = f"value of a call: cannot be passed on ({in_words(error)}); free memory here, or report this bug"
+            message = _message("error", InternalError(told))
         with self._ledger:
             call = self._take(number)
             if call is not None and self._ledger.is_open:
@@ -423,7 +424,8 @@ def _message(status: str, outcome: Any) -> Encoded:
         return packed(NestedOutcome("failed", (pickle.dumps(fields),)), ())
     data, reason = encode_exception(outcome)
     if data is None:
-        data, _ = encode_exception(InternalError(f"{type(outcome).__name__}: {outcome} (cannot be sent: {reason})"))
+        told = f"{type(outcome).__name__}: {outcome} (cannot be sent: {reason})"
+        data, _ = encode_exception(InternalError(told))  # words: ok, the user's own error
     return packed(NestedOutcome("error", (data or b"",)), ())
 
 

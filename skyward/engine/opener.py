@@ -143,10 +143,13 @@ def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dic
             for frame in receive(sock, parser):
                 if frame.kind == FrameKind.WELCOME:
                     return sock, json.loads(frame.body)
-                raise InternalError(f"agent at {path}: refused the link: {frame.body.decode(errors='replace')}")
+                why = frame.body.decode(errors="replace")
+                raise InternalError(f"agent at {path}: refused the link ({why}); open a new pool")
     except (OSError, ChannelClosed) as error:
         sock.close()
-        raise Unreachable(f"agent at {path}: does not answer: {error}", node=None) from error
+        raise Unreachable(
+            f"agent at {path}: does not answer ({error}); see the log of the pool, and open a new one", node=None
+        ) from error
     except InternalError:
         sock.close()
         raise

@@ -151,5 +151,5 @@ class OpenQuestions:
                 answer.set_result(outcome)
 
         if answer.done():
-            raise InternalError("control: question answered twice")
+            raise InternalError("control: question answered twice; report this bug")
         self._ledger.after.append(settle)

@@ -67,7 +67,10 @@ class TaskChannels:
                     )
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    raise TimeoutError(f"channel={name!r}: no task opened it within {timeout_s:g} s")
+                    raise TimeoutError(
+                        f"channel={name!r}: no task opened it within {timeout_s:g} s; check the name, or raise "
+                        "timeout_s"
+                    )
                 refuse_to_wait("channel")
                 self._came.wait(left_s)
             return self._unclaimed[name].popleft()

@@ -19,7 +19,7 @@ from ..errors import RendezvousFailed, UsageError
 from ..node.slot.ports import PortLocks, port_behind
 from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
-from .rendezvous import MEETING_LIMIT_S, listen_at_head, past_the_proxy, wait_for_head
+from .rendezvous import MEETING_LIMIT_S, OPEN_PORTS, listen_at_head, past_the_proxy, wait_for_head
 
 _LEAVING_LIMIT_S = 30 * 24 * 3600
 """Seconds that a finished rank waits for the others. JAX's own limit of five minutes aborts the process. Here a rank
@@ -158,8 +158,8 @@ def _meet(framework: Any, rank: Rank) -> None:
         )
     except framework.errors.JaxRuntimeError as error:
         raise RendezvousFailed(
-            f"rank {rank.rank} of {rank.world_size} could not connect to the others at "
-            f"{rank.head_addr}:{rank.head_port}: {error}"
+            f"rank {rank.rank} of {rank.world_size}: could not connect to the others at "
+            f"{rank.head_addr}:{rank.head_port} ({error}); {OPEN_PORTS}"
         ) from error
 
 

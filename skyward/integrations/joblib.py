@@ -164,7 +164,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships
         """Return how many calls run at once: all slots for -1 and None, one less for -2, never more than exist."""
         if n_jobs == 0:
             # joblib's own words, because callers and its tests match them.
-            raise ValueError("n_jobs == 0 in Parallel has no meaning")  # words: ok
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")  # words: ok, for the same reason
         slots = self.pool.total_slots
         if n_jobs is None:
             return slots
@@ -178,7 +178,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships
         raise FallbackToBackend(SkywardPoolBackend(self))
 
     def submit(self, func: Any, callback: Any = None) -> Any:
-        raise RuntimeError("SkywardBackend: a Parallel object must configure it before it submits a batch")
+        raise RuntimeError("SkywardBackend: not configured by a Parallel object; call joblib.Parallel(...) with it")
 
 
 @dataclass(eq=False)

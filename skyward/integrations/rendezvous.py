@@ -14,6 +14,7 @@ from ..values.topology import Rank
 MEETING_LIMIT_S = 300.0
 """Seconds that a rank waits for the others. The first call on a node may import a framework from a cold disk. The
 limits of torch and JAX are the same."""
+OPEN_PORTS = "open the TCP ports between the nodes, and read the output of the other ranks"
 _MAX_PAUSE_S = 0.05
 """Longest pause, in seconds, between two attempts to reach rank 0."""
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
@@ -35,7 +36,8 @@ def listen_at_head(rank: Rank) -> socket.socket:
         if error.errno != EADDRINUSE:
             raise
         raise RendezvousFailed(
-            f"rank 0 cannot listen on {rank.local_addr}:{rank.head_port}: another process uses this port"
+            f"rank 0: cannot listen on {rank.local_addr}:{rank.head_port}, because another process uses this port; set "
+            "max_restarts=1 or more for another port"
         ) from error
 
 
@@ -59,8 +61,8 @@ def wait_for_head(rank: Rank) -> None:
         else:
             return
     raise RendezvousFailed(
-        f"rank {rank.rank} of {rank.world_size} could not reach rank 0 at {rank.head_addr}:{rank.head_port} "
-        f"within {MEETING_LIMIT_S:.0f} s"
+        f"rank {rank.rank} of {rank.world_size}: could not reach rank 0 at {rank.head_addr}:{rank.head_port} "
+        f"within {MEETING_LIMIT_S:.0f} s; {OPEN_PORTS}"
     )
 
 

@@ -102,7 +102,8 @@ class TensorFlowIntegration(IntegrationBase):
             if _SERVER_FAILED not in str(error):
                 raise
             raise RendezvousFailed(
-                f"rank {rank.rank} of {rank.world_size} could not listen on {host}:{port}: {error}"
+                f"rank {rank.rank} of {rank.world_size}: could not listen on {host}:{port} ({error}); check which "
+                "program uses this port"
             ) from error
         finally:
             locks.release_all()

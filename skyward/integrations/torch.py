@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from ..errors import RendezvousFailed, UsageError
 from ..values.topology import Rank
 from .base import IntegrationBase, check_seed, decorator_of, load_framework, numeric_threads
-from .rendezvous import MEETING_LIMIT_S, listen_at_head, wait_for_head
+from .rendezvous import MEETING_LIMIT_S, OPEN_PORTS, listen_at_head, wait_for_head
 
 _LEAVING_LIMIT_S = 1.0
 """Seconds that leaving the group may take after an exception. The process ends next anyway, and its group with it."""
@@ -171,8 +171,8 @@ class TorchIntegration(IntegrationBase):
             dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, **options)
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise RendezvousFailed(
-                f"rank {rank.rank} of {rank.world_size} could not connect to the others at "
-                f"{rank.head_addr}:{rank.head_port}: {error}"
+                f"rank {rank.rank} of {rank.world_size}: could not connect to the others at "
+                f"{rank.head_addr}:{rank.head_port} ({error}); {OPEN_PORTS}"
             ) from error
         # Rank 0 hosts the store. Without a barrier it could finish and exit before the others have read all that they
         # need from the store. Behind the barrier every rank is connected, and the store is no longer needed.

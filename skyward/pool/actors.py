@@ -91,7 +91,7 @@ class PoolActors:
         call_options = CallOptions(name=name)
         need = options.need
         if need is not None and (why := engine.nodes.refusal(nodes, need, 1)):
-            raise UsageError(f"{name!r}: {why}")  # words: ok
+            raise UsageError(f"{name!r}: {why}")  # words: ok, schedule/reasons.py says what to do
         number = engine.builder.next_id()
 
         def cancel(number: int) -> None:
@@ -146,6 +146,6 @@ class PoolActors:
             found = self._named.get(name)
             names = ", ".join(repr(n) for n, handle in self._named.items() if life_of(handle).state != "gone")
         if found is None or life_of(found).state == "gone":
-            hint = f"there are {names}" if names else "make one: Model.with_options(name=...)(...) >> pool"
+            hint = f"use one of {names}" if names else "make one: Model.with_options(name=...)(...) >> pool"
             raise UsageError(f"name={name!r}: no actor of this pool has this name; {hint}", field="name", value=name)
         return found

@@ -250,7 +250,7 @@ class _Config:
 
     def _known(self) -> str:
         if not self.pools:
-            return "add a table [pools.NAME]; there are no pools yet"
+            return "add a table [pools.NAME], because there are no pools yet"
         return f"use one of {', '.join(sorted(self.pools))}"
 
     def _searched(self) -> str:
@@ -287,7 +287,7 @@ class _Config:
         try:
             made = load(kind)
         except MissingDependency as error:
-            raise MissingDependency(f"{self.wrong(path, str(error))}", name=error.name) from error  # words: ok
+            raise MissingDependency(f"{self.wrong(path, str(error))}", name=error.name) from error
         return self._made(made, {key: value for key, value in table.items() if key != "type"}, path)
 
     def _providers(self) -> str:

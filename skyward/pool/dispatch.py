@@ -171,7 +171,7 @@ class Dispatch:
     ) -> None:
         """Raise UsageError if no node, or not enough of them, can ever hold a call with these options."""
         if why := self._engine.nodes.refusal(nodes, options.need, count or options.nodes or 1):
-            raise UsageError(f"{name!r}: {why}")  # words: ok
+            raise UsageError(f"{name!r}: {why}")  # words: ok, schedule/reasons.py says what to do
 
     def _call(
         self,

@@ -194,13 +194,15 @@ class TransferRun:
             except (PeerRefused, FileRefused) as error:
                 raise self._failure(node, str(error), is_final=True) from error
             except OSError as error:
-                raise self._failure(node, in_words(error), is_final=True) from error
+                why = f"{in_words(error)}; check the disk and the permissions here"
+                raise self._failure(node, why, is_final=True) from error
             pause_s *= 3
         raise AssertionError("the last attempt returns or raises")
 
     def _failure(self, node: int, text: str, *, is_final: bool = False) -> SkywardError:
-        return TransferFailed(
-            f"{self._field}={self._path!r}: node {node}: {text}", node=node, path=self._path, retryable=not is_final
+        message = f"{self._field}={self._path!r}: node {node}: {text}"
+        return TransferFailed(  # words: ok, a refusal of the node says what to do
+            message, node=node, path=self._path, retryable=not is_final
         )
 
     def _once(self, node: int, work: Work) -> Mapping[str, int]:

@@ -149,7 +149,7 @@ class NodeAccess:
         def dial(remote: int) -> socket.socket:
             machine = self._life.machine(chosen)
             if machine.dial is None:
-                raise ConnectionError(f"node {chosen}: its provider cannot connect to ports")
+                raise ConnectionError(f"node {chosen}: its provider cannot connect to ports; use sky.SSH or AWS")
             return machine.dial(remote)
 
         forwarded = ForwardedPort(dial, remote, local, guests.remove)

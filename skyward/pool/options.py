@@ -68,9 +68,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     for field, unit in _ABOVE_ZERO.items():
         if options[field] is not None and not is_positive(options[field]):
             raise _refusal(field, options[field], f"must be a number of {unit} > 0; pass a positive number or omit it")
-    for field, (is_legal, problem) in _RULES.items():
+    for field, (is_legal, problem, advice) in _RULES.items():
         if not is_legal(options[field]):
-            raise _refusal(field, options[field], problem)
+            raise _refusal(field, options[field], f"{problem}; {advice}")
     validate_allocation(options["allocation"])
 
 
@@ -103,35 +103,40 @@ def _are_names(value: Any) -> bool:
     return not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+_RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "provider": (
         lambda v: v is None or (hasattr(v, "launch") and not isinstance(v, type)),  # a class is not an instance
-        "not a provider; pass an instance, such as sky.Local()",
+        "not a provider",
+        "pass an instance, such as sky.Local()",
     ),
-    "initializer": (lambda v: v is None or callable(v), "not a function; pass a function or None"),
-    "initargs": (lambda v: isinstance(v, tuple | list), "not a tuple; pass a tuple of the initializer's arguments"),
+    "initializer": (lambda v: v is None or callable(v), "not a function", "pass a function or None"),
+    "initargs": (lambda v: isinstance(v, tuple | list), "not a tuple", "pass the initializer's arguments"),
     "logs": (
         lambda v: isinstance(v, bool) or callable(v),
-        "not supported; pass True, False, sky.LogFiles(folder) or a function of a LogLine",
+        "not supported",
+        "pass True, False, sky.LogFiles(folder) or a function of a LogLine",
     ),
-    "image": (lambda v: v is None or isinstance(v, Image), "not an image; pass a sky.Image(...) or None"),
+    "image": (lambda v: v is None or isinstance(v, Image), "not an image", "pass a sky.Image(...) or None"),
     "accelerator": (
         lambda v: all(
             isinstance(one, str | Accelerator) for one in (v if isinstance(v, list | tuple) else (v,) * (v is not None))
         ),
-        "not an accelerator; pass a name, a value of sky.accelerators, or a list of them",
+        "not an accelerator",
+        "pass a name, a value of sky.accelerators, or a list of them",
     ),
     "cancel_grace_s": (
         lambda v: is_positive(v, or_zero=True),
-        "must be a number of seconds >= 0; pass 0 to kill cancelled calls at once",
+        "must be a number of seconds >= 0",
+        "pass 0 to kill cancelled calls at once",
     ),
-    "preload": (_are_names, 'not a list of module names; pass a list such as ["torch"]'),
+    "preload": (_are_names, "not a list of module names", 'pass a list such as ["torch"]'),
     "name": (
         lambda v: v is None or (isinstance(v, str) and is_pool_name(v)),
-        "not a valid name; use 1 to 60 letters, digits, '-', '_' and '.', with a letter first",
+        "not a valid name",
+        "use 1 to 60 letters, digits, '-', '_' and '.', with a letter first",
     ),
 }
-"""Field -> (check, problem and advice of the error message)."""
+"""Field -> (check, problem, what to do)."""
 
 
 def check_nodes(field: str, numbers: Iterable[int], count: int) -> tuple[int, ...]:

@@ -61,9 +61,8 @@ class Packer:
                 raise UsageError("ref: used without being an argument; pass it as one")
             return made
         except NotRun as error:
-            raise ArgumentNotPicklable(
-                f"the function {name!r} cannot be sent: {error}", argument=name
-            ) from error  # words: ok
+            why = f"the function {name!r} cannot be sent: {error}"
+            raise ArgumentNotPicklable(why, argument=name) from error  # words: ok, NotRun says what to do
         except Exception as error:
             raise ArgumentNotPicklable(
                 f"the function {name!r} cannot be sent: {type(error).__name__}: {error}. It uses something from "
@@ -103,9 +102,8 @@ class Packer:
             reason = f"{type(error).__name__}: {error}; {_advice(value)}"
             if isinstance(error, NotRun):
                 reason = str(error)
-            raise ArgumentNotPicklable(
-                f"{name}(): {which} cannot be sent: {reason}", argument=which
-            ) from error  # words: ok
+            why = f"{name}(): {which} cannot be sent: {reason}"
+            raise ArgumentNotPicklable(why, argument=which) from error  # words: ok, NotRun says what to do
 
     def _unpicklable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, object]:
         named = [(f"argument {i + 1}", v) for i, v in enumerate(args)]

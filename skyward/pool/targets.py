@@ -75,7 +75,7 @@ class PoolExecutor(concurrent.futures.Executor):
         pending: PendingCompute[T] = PendingCompute(function, args, kwargs, function.options)
         with self._lock:
             if self._is_shut_down:
-                raise RuntimeError("cannot schedule new futures after shutdown")
+                raise RuntimeError("executor: cannot schedule new futures after shutdown; open another")
             future: Future[T] = self._send(pending)
             self._futures.add(future)
         future.add_done_callback(self._done)
@@ -97,7 +97,7 @@ class PoolExecutor(concurrent.futures.Executor):
             chunksize: Number of calls that are sent together, >= 1.
         """
         if chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")  # the standard text # words: ok
+            raise ValueError("chunksize must be >= 1.")  # words: ok, the standard text
         if chunksize == 1:
             return super().map(fn, *iterables, timeout=timeout)
         items = list(zip(*iterables, strict=False))

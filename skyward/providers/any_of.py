@@ -267,8 +267,9 @@ class AnyOf:
         """Build the error that lists each entry with its reason."""
         kinds = {type(error) for _, error in failures}
         reasons = tuple(f"{self.entries[index]}: {_reason(self.entries[index], error)}" for index, error in failures)
-        text = f"any_of: {problem}:\n  " + "\n  ".join(reason.replace("\n", "\n  ") for reason in reasons)
-        text += "\nadd an entry, ask for fewer nodes or less of each, or try again later"
+        advice = "add an entry, ask for fewer nodes or less of each, or try again later"
+        lines = (reason.replace("\n", "\n  ") for reason in reasons)
+        text = "\n  ".join([f"any_of: {problem}; {advice}. The reason of each entry:", *lines])
         if kinds == {AuthFailed}:
             return AuthFailed(text)
         if kinds == {QuotaExceeded}:

@@ -212,8 +212,8 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:  # out of processes, memory or file descriptors
-        longest = f"; the longest variable of the environment is {_longest_variable(config)}"
-        hint = longest if error.errno == errno.E2BIG else ""
+        longest = f"; shorten the environment, whose longest variable is {_longest_variable(config)}"
+        hint = longest if error.errno == errno.E2BIG else "; free memory, processes or descriptors"
         raise _failure(config, f"could not be started: {error.strerror}{hint}") from error
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # the process died; `_ready` reports how
@@ -240,7 +240,7 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
     line = process.stdout.readline().decode().strip() if readable else ""
     process.stdout.close()
     if not line.startswith(os.sep):
-        silent = f"printed nothing for {_START_LIMIT_S:.0f} s"
+        silent = f"printed nothing for {_START_LIMIT_S:.0f} s; check the load of this machine"
         raise _failure(config, (line or _end_of(process)) if readable else silent)
     return Machine(
         node=config.node,
@@ -262,15 +262,15 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
     try:
         code = process.wait(_END_LIMIT_S)
     except subprocess.TimeoutExpired:  # reported by the return value
-        return "closed its output and did not start"
+        return "closed its output and did not start; read its output above"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name} while it started"
+        return f"was killed by {signal.Signals(-code).name} while it started; check the memory of this machine"
     return f"exited with code {code} while it started; read its output above"
 
 
 def _failure(config: NodeConfig, problem: str) -> ProviderError:
     # Retryable, because the cause may be temporary, such as a shortage of memory.
-    return ProviderError(f"local: the agent of node {config.node} {problem}", retryable=True)
+    return ProviderError(f"local: the agent of node {config.node} {problem}", retryable=True)  # words: ok, or its own
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -278,11 +278,11 @@ class NodeSetup:
         # None of our commands exits with 255, so it is ssh's own. `Connection.run` cannot decide that, because its
         # holder process may not have noticed the loss yet.
         if done.code == _NO_CONNECTION:
-            message = f"ssh {self._place.target}: the connection was lost; {done.error_text}"
+            message = f"ssh {self._place.target}: the connection was lost ({done.error_text}); check the network"
             raise Unreachable(message, host=str(self._place.target), is_final=False)
         if within and done.code in _RUNTIME_FAILED and not done.text:
             raise ProviderError(
-                f"Image.container={self._orders.spec.image.container!r}: its sh cannot be run: {done.error_text}; use "
+                f"Image.container={self._orders.spec.image.container!r}: its sh cannot be run ({done.error_text}); use "
                 "an image with sh, tar, gzip and timeout"
             )
         return done
@@ -311,7 +311,10 @@ class NodeSetup:
         try:
             self._orders.are_prepared.wait()
         except threading.BrokenBarrierError:
-            text = f"{self._place.target}: node {self.node} was stopped because another node did not come up"
+            text = (
+                f"{self._place.target}: node {self.node} was stopped because another node did not come up; see the "
+                "error of that node"
+            )
             raise Unreachable(text, host=str(self._place.target), was_stopped=True) from None
         self._has_waited = True
 
@@ -353,7 +356,11 @@ class NodeSetup:
         )
         if done.code:
             # Retryable, because the cause may be temporary, such as a shortage of memory.
-            raise ProviderError(f"{self._place.target}: node {self.node}: {done.error_text}", retryable=True)
+            raise ProviderError(
+                f"{self._place.target}: node {self.node}: its agent did not start: {done.error_text}; mend that, and "
+                "open the pool again",
+                retryable=True,
+            )
         return reply_of(done.text)
 
     def _config(self, ready: Ready) -> NodeConfig:

@@ -191,7 +191,7 @@ class RentalAttempts:
 
     def _check_wanted(self) -> None:
         if self.is_stopped():
-            raise ProviderError(f"{self.provider.name}: pool {self.pool} was closed while it started")
+            raise ProviderError(f"{self.provider.name}: pool {self.pool} was closed while it started; open a new one")
 
     def _allowed(self, offers: Sequence[Offer]) -> list[Offer]:
         """Select offers in the zone of the living machines, within the rest of max_hourly_cost."""
@@ -253,7 +253,7 @@ class RentalAttempts:
             except ProviderError as error:
                 if unknown is None:
                     raise
-                raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
+                raise OutcomeUnknown(f"{unknown}; and then: {error}") from error  # words: ok, both say what to do
         raise AssertionError("the last try returns or raises")
 
     def _looked_for(self, request: Request, unknown: OutcomeUnknown) -> list[Instance]:
@@ -261,7 +261,7 @@ class RentalAttempts:
         try:
             return self._look_for(request)
         except ProviderError as error:
-            raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
+            raise OutcomeUnknown(f"{unknown}; and then: {error}") from error  # words: ok, both say what to do
 
     def _look_for(self, request: Request) -> list[Instance]:
         """List the machines that a create call made without a readable answer."""

@@ -37,7 +37,7 @@ from .scaling import Demand
 from .waiting_lines import FIRST_TURN, WaitingLines
 from .waiting_order import WaitingOrder
 
-_NO_NODE = "no node is left that it may live on"
+_NO_NODE = "no node is left that it may live on; make it on another node, or open a new pool"
 
 
 class Scheduler:

@@ -129,7 +129,7 @@ def run_process(
         _Run(process, _OutputSource(input), out, err).finish(time.monotonic() + timeout_s, stop or threading.Event())
         return SSHResult(code=process.wait(), stdout=out.end(), stderr=err.end())
     except TimeoutError:
-        raise TimeoutError(f"no end within {timeout_s:g} s") from None
+        raise TimeoutError(f"no end within {timeout_s:g} s") from None  # words: ok, callers name the command
     finally:
         _kill(process)
 

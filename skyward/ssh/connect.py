@@ -119,6 +119,6 @@ def wait_until_ready(
             if on_retry is not None:
                 on_retry(error)
         if stop.wait(pause_s):
-            message = f"ssh {target}: stopped on request"
+            message = f"ssh {target}: stopped on request; open the pool again"
             raise Unreachable(message, host=str(target), is_final=True, was_stopped=True)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

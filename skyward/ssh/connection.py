@@ -183,10 +183,13 @@ class Connection:
                 if isinstance(error, Stopped):
                     raise self._stopped() from error
                 if isinstance(error, TimeoutError):
-                    raise TimeoutError(f"ssh {self.target}: {_shown(command)}: {error}") from None
+                    raise TimeoutError(
+                        f"ssh {self.target}: {_shown(command)}: {error}; log in there, and see what it waits for"
+                    ) from None
                 raise
             if done.code == _NO_CONNECTION and not self._holder.is_alive():
-                message = f"ssh {self.target}: the connection was lost while {_shown(command)} ran; {done.error_text}"
+                said = f"{_shown(command)} ran ({done.error_text})"
+                message = f"ssh {self.target}: the connection was lost while {said}; check the network, then retry"
                 raise Unreachable(message, host=str(self.target), is_final=False)
             return done
 
@@ -201,7 +204,8 @@ class Connection:
 
     def _stopped(self) -> Unreachable:
         why = "the connection was closed here" if self._closing.is_set() else "stopped on request"
-        return Unreachable(f"ssh {self.target}: {why}", host=str(self.target), is_final=True, was_stopped=True)
+        message = f"ssh {self.target}: {why}; open the pool again"
+        return Unreachable(message, host=str(self.target), is_final=True, was_stopped=True)
 
     def close(self) -> None:
         """End the running commands and the connection. Idempotent."""

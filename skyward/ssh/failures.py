@@ -68,11 +68,13 @@ def _refused(target: SSHTarget, text: str) -> SkywardError:
 
 
 def _not_yet(target: SSHTarget, text: str) -> SkywardError:
-    return Unreachable(f"ssh {target}: {_last_line(text)}", host=str(target), is_final=False)
+    advice = "check that the machine is on, and that `ssh` reaches it from here"
+    return Unreachable(f"ssh {target}: {_last_line(text)}; {advice}", host=str(target), is_final=False)
 
 
 def _final(target: SSHTarget, text: str) -> SkywardError:
-    return Unreachable(f"ssh {target}: {_last_line(text)}", host=str(target), is_final=True)
+    advice = "check both programs: `ssh -v` shows what they offer each other"
+    return Unreachable(f"ssh {target}: {_last_line(text)}; {advice}", host=str(target), is_final=True)
 
 
 def _unresolved(target: SSHTarget, text: str) -> SkywardError:

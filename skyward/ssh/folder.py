@@ -88,11 +88,11 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process holds {folder}/lock") from None
+                    raise TimeoutError(f"{folder}/lock: another process holds it; try again later") from None
                 time.sleep(0.02)
         # close_folder may have removed the file while we waited: a lock on an unlinked file excludes nobody.
         if not os.fstat(fd).st_nlink:
-            raise FileNotFoundError(f"{folder} was removed")
+            raise FileNotFoundError(f"{folder}: was removed; connect again")
         yield
     finally:
         os.close(fd)
@@ -105,12 +105,12 @@ def connecting(target: SSHTarget, folder: str, limit_s: float) -> Iterator[None]
         with locked(folder, timeout_s=2 * limit_s):
             yield
     except TimeoutError as error:
-        message = f"ssh {target}: no connection within {limit_s:.3g} s"
+        message = f"ssh {target}: no connection within {limit_s:.3g} s; another process connects there, so try again"
         raise Unreachable(message, host=str(target), is_final=False) from error
     except FileNotFoundError as error:
         if os.path.isdir(folder):
             raise
-        message = f"ssh {target}: the connection was closed here"
+        message = f"ssh {target}: the connection was closed here; open the pool again"
         raise Unreachable(message, host=str(target), is_final=True) from error
 
 

@@ -78,7 +78,8 @@ class Master:
         forward = ["-O", "forward", "-L", f"{path}:127.0.0.1:{port}", "master"]
         done = run_process(["ssh", "-F", "/dev/null", "-S", self._socket, *forward], timeout_s=_CHECK_S)
         if done.code:
-            raise ConnectionError(done.error_text or "the master is gone")
+            why = done.error_text or "the master is gone"
+            raise ConnectionError(f"ssh: port {port} cannot be reached ({why}); check that the pool is open")
         return _connected(path)
 
     def is_alive(self) -> bool:

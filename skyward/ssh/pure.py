@@ -110,7 +110,9 @@ def _error_of(target: SSHTarget, text: str, stderr: str) -> SkywardError:
     if text.startswith("error "):
         error: SkywardError = pickle.loads(base64.b64decode(text.split()[1]))
         return error
-    return Unreachable(f"ssh {target}: {stderr or 'could not connect'}", host=str(target), is_final=False)
+    why = stderr or "could not connect"
+    advice = "check that the machine is on, and that `ssh` reaches it from here"
+    return Unreachable(f"ssh {target}: {why}; {advice}", host=str(target), is_final=False)
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:

@@ -80,7 +80,8 @@ def attach(volumes: Mapping[str, Volume], folder: str, cwd: str | None) -> Attac
                     f"{error.strerror or error}: {_data_folder()}; free disk space, or set XDG_DATA_HOME for this "
                     "login to a folder that it may write"
                 )
-            raise ProviderError(f"volumes[{path!r}]: the folder of {volume!r} cannot be created: {why}") from error
+            problem = f"volumes[{path!r}]: the folder of {volume!r} cannot be created: {why}"
+            raise ProviderError(problem) from error  # words: ok, a UsageError says what to do
     if cwd is not None:
         for place in attached.places:
             _link(place.path, place.folder, cwd, attached, folder)

@@ -257,7 +257,7 @@ class EngineSuite:
             info = instance_info()
             assert info is not None
             if info.node == last:
-                raise ValueError("the last one")  # words: ok
+                raise ValueError("the last one")
 
         with pytest.raises(ValueError, match="the last one"):
             compute(fail_on_last)(pool.nodes - 1) @ pool

@@ -226,7 +226,7 @@ class FakeCloud:
             now = self.clock.monotonic()
             known = [self.servers[i] for i in ids if i in self.servers]
             if self.faults.is_refused_while_pending and any(s.state(now) == "pending" for s in known):
-                raise Throttled("fake: a pending machine cannot be terminated")
+                raise Throttled("fake: a pending machine cannot be terminated; retry when it runs")
             for server in known if is_carried_out else ():
                 if server.terminated_at is None:
                     self._end(server, now, FakeEnd.ASKED)
@@ -308,10 +308,10 @@ class FakeCloud:
                         raise entry[1]
                     return True, entry[1]
             if self._random.random() < self.faults.throttled:
-                raise Throttled(f"fake: {operation}: too many requests")
+                raise Throttled(f"fake: {operation}: too many requests; retry later")
             if may_lose:
                 lost = self._random.random()
-                error = OutcomeUnknown(f"fake: {operation}: the connection broke")
+                error = OutcomeUnknown(f"fake: {operation}: the connection broke; look for what was created")
                 if lost < self.faults.lost_answers:
                     return True, error
                 if lost < self.faults.lost_answers + self.faults.lost_requests:
@@ -325,16 +325,16 @@ class FakeCloud:
         """Return how many machines the request gets. Raise NoCapacity if there are too few."""
         offer = request.offer
         if request.tags[JOURNAL_TAG] not in self.networks:
-            raise ProviderError("fake: create: the network was not prepared")
+            raise ProviderError("fake: create: the network was not prepared; call prepare() first")
         kind = (offer.instance_type, offer.zone, offer.is_spot)
         if kind in self.faults.no_capacity:
-            raise NoCapacity(f"no {offer.instance_type} in zone {offer.zone}")
+            raise NoCapacity(f"fake: no {offer.instance_type} in zone {offer.zone}; try another")
         if kind not in self.faults.capacity:
             return request.count
         rented = [s.request.offer for s in self.servers.values() if s.state(self.clock.monotonic()) != "gone"]
         left = self.faults.capacity[kind] - sum((o.instance_type, o.zone, o.is_spot) == kind for o in rented)
         if left < request.least:
-            raise NoCapacity(f"only {max(0, left)} {offer.instance_type} in zone {offer.zone}")
+            raise NoCapacity(f"fake: only {max(0, left)} {offer.instance_type} in zone {offer.zone}; try another")
         return min(left, request.count)
 
     def _make(self, request: Request) -> str:
@@ -439,7 +439,7 @@ class FakeProvider(CloudProvider):
         for host in hosts:
             while not self.api.touch(host.instance.id):
                 if self.clock.monotonic() > deadline:
-                    raise ProviderError(f"fake: {host.instance.id} does not answer")
+                    raise ProviderError(f"fake: {host.instance.id} does not answer; raise provision_timeout_s")
                 self.clock.sleep(1.0)
         if self.has_agents:
             here = Local()

@@ -127,7 +127,7 @@ class Faults:
         deadline = time.monotonic() + timeout_s
         while not self.is_whole():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.pool!r} is still incomplete after {timeout_s:g} s")
+                raise TimeoutError(f"{self.pool!r}: is still incomplete after {timeout_s:g} s; raise timeout_s")
             time.sleep(_POLL_S)
 
 

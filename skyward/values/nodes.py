@@ -41,11 +41,11 @@ class Nodes:
         for field, least in (("min", 0), ("desired", 0), ("max", 1)):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise _refusal(field, value, f"must be a whole number >= {least}")
+                raise _refusal(field, value, f"must be a whole number >= {least}; set {field}=1 or more")
         if self.min > self.max:
             raise _refusal("min", self.min, f"exceeds max={self.max}; swap the two, or raise max")
         if not self.min <= self.start <= self.max:
-            raise _refusal("desired", self.desired, f"set it between min={self.min} and max={self.max}")
+            raise _refusal("desired", self.desired, f"outside min and max; set {self.min} to {self.max}")
 
     @property
     def start(self) -> int:

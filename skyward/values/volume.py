@@ -17,9 +17,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#\s]+)(/[^?#\s]*)?")
 _CACHE_GIB = 20.0
 _NOT_STORES = {
-    "file": "a folder of a disk is no store; name a volume, such as sky.Volume('cache')",
-    "local": "a folder of a disk is no store; name a volume, such as sky.Volume('cache')",
-    "memory": "each process has a memory of its own, so nodes would find nothing; use a store such as s3://bucket/data",
+    "file": ("a folder of a disk is no store", "name a volume, such as sky.Volume('cache')"),
+    "local": ("a folder of a disk is no store", "name a volume, such as sky.Volume('cache')"),
+    "memory": ("each process has its own memory, so nodes would find nothing", "use a store such as s3://bucket/data"),
 }
 
 
@@ -93,7 +93,8 @@ class Volume:
         if match is None:
             raise _refusal("Volume.source", self.source, "not a URL of a store; write one such as 's3://bucket/data'")
         if match[1] in _NOT_STORES:
-            raise _refusal("Volume.source", self.source, _NOT_STORES[match[1]])
+            problem, advice = _NOT_STORES[match[1]]
+            raise _refusal("Volume.source", self.source, f"{problem}; {advice}")
         for option in ("read_only", "mount"):
             if not isinstance(getattr(self, option), bool | None):
                 raise _refusal(f"Volume.{option}", getattr(self, option), "not supported; use True, False or None")

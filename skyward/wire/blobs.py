@@ -268,7 +268,7 @@ class BlobWriter:
             InternalError: It is not the next piece, or exceeds the blob's size.
         """
         if offset != self._done or offset + piece.nbytes > self._size:
-            raise InternalError(f"wire: piece of a blob at byte {offset}, expected at byte {self._done}")
+            raise InternalError(f"wire: piece of a blob at byte {offset}, expected at {self._done}; report this bug")
         if self._fd >= 0:
             try:
                 _write_all(self._fd, piece, offset)
@@ -300,7 +300,7 @@ class BlobWriter:
             InternalError: The content does not match the blob's name.
         """
         if self._hasher is not None and self._hasher.digest() != self._digest:
-            raise InternalError(f"wire: blob {self._digest.hex()} was damaged on its way")
+            raise InternalError(f"wire: blob {self._digest.hex()} was damaged on its way; send it again")
         if self._fd >= 0:
             seal(self._fd)
         fd, self._fd = self._fd, -1

@@ -203,7 +203,7 @@ class FrameParser:
         while end - at >= _HEADER_SIZE:
             length, kind, flags, lane, ident = _unpack_header(data, at)
             if length > MAX_BODY:
-                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds the limit of {MAX_BODY}")
+                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds {MAX_BODY}; report this bug")
             stop = at + _HEADER_SIZE + length
             if stop > end:
                 break
@@ -215,7 +215,7 @@ class FrameParser:
 
     def _next_fd(self) -> int:
         if not self._fds:
-            raise InternalError("wire: frame arrived without its file descriptor")
+            raise InternalError("wire: frame arrived without its file descriptor; report this bug")
         return self._fds.pop(0)
 
     @property

@@ -219,7 +219,7 @@ class StreamChannel:
         elif fd < 0:
             self._out[priority].append(HEADER.pack(len(body), kind, flags, lane, ident) + body)
         else:
-            raise InternalError(f"wire: cannot send a file descriptor over a stream (frame kind {kind})")
+            raise InternalError(f"wire: a stream cannot carry a file descriptor (kind {kind}); report this bug")
 
     def greet(self, frame: bytes) -> None:
         """Queue a frame about the link, ahead of all counted frames."""
@@ -288,7 +288,9 @@ class StreamChannel:
         source, at, end = self._file
         sent = source.write_to(fd, at, end)
         if not sent:
-            raise InternalError(f"wire: blob {source.digest.hex()} ends before its {source.size} bytes")
+            raise InternalError(
+                f"wire: blob {source.digest.hex()} ends before its {source.size} bytes; report this bug"
+            )
         at += sent
         self._file = (source, at, end) if at < end else None
         return sent
@@ -421,7 +423,7 @@ class StreamChannel:
         while have - at >= HEADER.size:
             length, kind, flags, lane, ident = HEADER.unpack_from(self._buffer, at)
             if length > MAX_BODY:
-                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds the limit of {MAX_BODY}")
+                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds {MAX_BODY}; report this bug")
             stop = at + HEADER.size + length
             if stop > have:
                 break
@@ -448,7 +450,7 @@ class StreamChannel:
     def _switch_stripe(self, at: int, have: int, ends: Ends) -> int:
         """Read from the next stripe from now on. Return how many of its bytes had arrived before."""
         if not isinstance(ends, Stripes):
-            raise InternalError("wire: TURN frame on a link with one stripe")
+            raise InternalError("wire: TURN frame on a link with one stripe; report this bug")
         ends.turns = True  # the peer has the stripes too, so this side may use them
         rest = ends.turn_reading(bytes(self._view[at:have]))
         self._view[: len(rest)] = rest

@@ -151,7 +151,7 @@ class TaskChannel:
             if not has_room() and not self._wait(has_room, deadline):
                 raise TimeoutError(self._full(timeout_s))
             if self._end:
-                raise BrokenPipeError(f"channel={self.name!r}: nothing can be sent, because {self._end}")
+                raise BrokenPipeError(f"channel={self.name!r}: nothing can be sent, because {self._end}; open another")
             self._sent += size
 
     def receive(self, timeout_s: float | None = None) -> bytes:
@@ -171,7 +171,10 @@ class TaskChannel:
             if not self._messages:
                 if self._is_over:
                     raise EOFError(f"channel={self.name!r}: has no more messages, because {self._end}")
-                raise TimeoutError(f"channel={self.name!r}: no message came within {timeout_s:g} s")
+                raise TimeoutError(
+                    f"channel={self.name!r}: no message came within {timeout_s:g} s; check its sender, or raise "
+                    "timeout_s"
+                )
             message, size = self._messages.popleft()
             self._count_taken(size)
             report = self._due_report()
@@ -300,7 +303,7 @@ class MessagePieces:
         self._parts.append(body)
         self._size += len(body)
         if self._size > self._limit + PIECE_BYTES:
-            raise InternalError(f"channel: a message exceeds the limit of {self._limit} bytes")
+            raise InternalError(f"channel: a message exceeds {self._limit} bytes; report this bug")
         if lane != _WHOLE:
             return None
         message = b"".join(self._parts)

@@ -53,7 +53,7 @@ def test_job_is_submitted_shown_held_and_cancelled(
     assert json.loads(command("job", "show", job, "--json"))["is_held"] is False
     assert "queued" in command("job", "show", job)
     command("job", "cancel", job)
-    assert "is over; there is nothing to cancel" in command("job", "cancel", job, status=1)
+    assert "is over already; see" in command("job", "cancel", job, status=1)
     assert command("job", "logs", job) == ""
     assert job in command("job", "list", "--status", "cancelled")
     command("job", "delete", job)

@@ -68,7 +68,7 @@ def test_a_run_is_saved_and_stopped(run: Run, capsys: pytest.CaptureFixture[str]
     assert [what for _, what in run.events] == ["save", "save", "ended"]
     until(lambda: runs() == [])  # a run that has ended answers until it has closed its socket
     assert said(capsys, "list") == "no training listens\n"
-    assert "no run called 'job' listens here" in said(capsys, "stop", "job", status=1)
+    assert "job_id='job': no run of this name listens here" in said(capsys, "stop", "job", status=1)
 
 
 def test_stop_with_wait_0_returns_at_once(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_leftovers_of_killed_runs_are_removed_and_live_runs_stay(
 
 def test_mistakes_are_reported_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "job_id='../x': not a job id" in said(capsys, "status", "../x", status=1)
-    assert "no run called 'x' listens here; runs: none" in said(capsys, "watch", "x", status=1)
+    assert "job_id='x': no run of this name listens here; runs: none" in said(capsys, "watch", "x", status=1)
     assert "usage: skyward train" in said(capsys)
 
 

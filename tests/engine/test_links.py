@@ -312,7 +312,7 @@ def test_a_client_that_holds_its_gil_keeps_its_links(provider: Relayed) -> None:
 def test_the_reason_of_a_failed_command_is_reported(provider: Relayed) -> None:
     Path(provider.folder, "0").mkdir()
     Path(provider.folder, "0", "cut").touch()
-    with pytest.raises(sky.errors.Unreachable, match="agent of node 0: does not answer: "):
+    with pytest.raises(sky.errors.Unreachable, match=r"agent of node 0: does not answer \("):
         sky.ComputePool(provider, nodes=1, logs=False).start()
 
 

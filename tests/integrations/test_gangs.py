@@ -183,7 +183,7 @@ def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_continues(
     monkeypatch.setattr("skyward.engine.gangs.REPORT_AFTER_S", 0.5)
     lines.clear()
     assert gang(train)() @ pool == [2.0, 2.0]
-    assert lines.text.count("skyward: 'train' hangs: rank 1 (node 1) is in no collective") == 1
+    assert lines.text.count("skyward: 'train': hangs, because rank 1 (node 1) is in no collective") == 1
     assert "skyward: The call keeps waiting; set hang_timeout_s= to stop such a call." in lines.text
     assert {line.rank for line in lines} == {1}
 

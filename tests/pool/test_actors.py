@@ -379,7 +379,7 @@ def test_an_actor_is_found_by_its_name_until_it_is_closed(pool: sky.ComputePool)
     assert pool.actor("shared").add(1) >> pool == 8
     with pytest.raises(UsageError, match="name='shared': an actor of this pool has this name"):
         Tallies.with_options(name="shared")() >> pool
-    with pytest.raises(UsageError, match="there are 'shared'"):
+    with pytest.raises(UsageError, match="use one of 'shared'"):
         pool.actor("shard")
     pool.actor("shared").close()
     with pytest.raises(UsageError, match="no actor"):

@@ -491,7 +491,7 @@ class TestTimeouts:
             finally:
                 (tmp_path / "stopped").touch()
 
-        with pytest.raises(TaskTimeout, match=r"'forever' ran longer than its timeout_s=0.5 and was stopped") as caught:
+        with pytest.raises(TaskTimeout, match=r"'forever': ran longer than its timeout_s=0.5 and was") as caught:
             sky.compute(timeout_s=0.5)(forever)() >> pool
         assert isinstance(caught.value, TimeoutError)
         assert caught.value.timeout_s == 0.5

@@ -220,7 +220,7 @@ class TestOut:
 
         items: Any = stuck() >> pool
         assert next(items) == 1
-        with pytest.raises(TaskTimeout, match=r"'stuck' ran longer than its timeout_s=0\.3"):
+        with pytest.raises(TaskTimeout, match=r"'stuck': ran longer than its timeout_s=0\.3"):
             next(items)
 
     def test_output_comes_before_the_item_that_follows_it(self) -> None:

@@ -219,7 +219,7 @@ class HubConnection:
         if self.address.through_program:
             call = current_call() or self._call
             if call is None:
-                raise ConnectionError("no task is running here, so there is no program to go through")
+                raise ConnectionError("task: none runs here, so there is no program to go through; name a hub by url=")
             return ProgramRequests(call, self._timeout_s)
         if self._is_https:
             context = ssl.create_default_context()

@@ -169,7 +169,8 @@ class Job(Generic[T]):
             where = f"job {self.id}, attempt {body['attempt_count']}"
             return decode_failure(failure, where=where, node=None, task=self.name)
         return JobFailed(
-            f"job={self.id}: {body['status']}: {body['why'] or 'no reason is known'}; read its output",
+            f"job={self.id}: {body['status'].replace('_', ' ')}, because {body['why'] or 'of an unknown reason'}; read "
+            f"`skyward job logs {self.id}`, then run `skyward job retry {self.id}`",
             url=self._address.url,
             job=self.id,
             state=body["status"],
@@ -282,7 +283,9 @@ class Job(Generic[T]):
                 return body
             left_s = pause_s if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(f"job={self.id}: is {body['status']} after {timeout:g} s; {body['why']}")
+                why = f" ({body['why']})" if body["why"] else ""
+                problem = f"job={self.id}: is {body['status']}{why} after {timeout:g} s"
+                raise TimeoutError(f"{problem}; raise timeout, or ask again later")
             time.sleep(min(pause_s, left_s))
             pause_s = min(_LONGEST_LOOK_S, pause_s * 1.3)
 

@@ -123,7 +123,7 @@ class Edge:
             raise
         except Exception:
             logger.exception("request failed", extra={"request": request_id.decode(), "path": path})
-            fault = Refusal(Reason.UNAVAILABLE, "internal error; give the request id to an administrator")
+            fault = Refusal(Reason.UNAVAILABLE, "hub: internal error; give the request id to an administrator")
             return route, await _refuse(fault, path, request_id, send, status=500)
         if isinstance(answer, HttpReply):
             await _send_reply(answer, request_id, send, without_body=scope["method"] == "HEAD")

@@ -119,8 +119,9 @@ class LoggedModel:
     metrics: Sequence[ModelMetric] = ()
 
 
-def _invalid(name: str, message: str) -> Refusal:
-    return Refusal(Reason.INVALID, message, field=name)
+def _invalid(name: str, problem: str) -> Refusal:
+    """Return the refusal of a field. The problem begins with MLflow's own words, because its clients match them."""
+    return Refusal(Reason.INVALID, f"{name}: {problem}", field=name)
 
 
 def check_model_name(name: str, name_of_field: str = "name") -> str:
@@ -132,8 +133,8 @@ def check_model_name(name: str, name_of_field: str = "name") -> str:
     if len(name) > MODEL_NAME_LENGTH or name in {".", ".."} or posixpath.normpath(name) != name:
         raise _invalid(
             name_of_field,
-            f"Invalid value {name[:80]!r} for parameter '{name_of_field}' supplied: "
-            f"a name has at most {MODEL_NAME_LENGTH} characters and is no path; choose another",
+            f"Invalid value {name[:80]!r} for parameter '{name_of_field}' supplied, because a name has at most "
+            f"{MODEL_NAME_LENGTH} characters and is no path; choose another",
         )
     return check_text(name_of_field, name)
 
@@ -144,7 +145,7 @@ def check_logged_name(name: str) -> str:
         raise _invalid(
             "name",
             f"Invalid model name ({name[:80]!r}) provided. Model name must be a non-empty string and cannot contain "
-            f"the following characters: {_NOT_IN_LOGGED_NAMES}",
+            f"the following characters: {_NOT_IN_LOGGED_NAMES}; rename it",
         )
     return check_text("name", name)
 
@@ -155,7 +156,7 @@ def check_alias(alias: str) -> str:
         raise _invalid(
             "alias",
             f"Invalid alias name: '{alias[:80]}'. Names may only contain alphanumerics, underscores (_), and dashes "
-            "(-).",
+            "(-); rename it",
         )
     if len(alias) > ALIAS_LENGTH:
         raise _invalid("alias", _too_long("Registered model alias name", alias, ALIAS_LENGTH))
@@ -166,9 +167,9 @@ def check_new_alias(alias: str) -> str:
     """Check an alias that is about to be set: the names of versions are reserved."""
     check_alias(alias)
     if alias.lower() == LATEST:
-        raise _invalid("alias", "'latest' alias name (case insensitive) is reserved.")
+        raise _invalid("alias", "'latest' alias name (case insensitive) is reserved; choose another")
     if _VERSION_ALIAS.fullmatch(alias):
-        raise _invalid("alias", f"Version alias name '{alias}' is reserved.")
+        raise _invalid("alias", f"Version alias name '{alias}' is reserved; choose another")
     return alias
 
 
@@ -219,8 +220,8 @@ def stage_of(stage: str) -> Stage:
         return Stage(stage.lower())
     except ValueError:
         names = ", ".join(item.shown for item in Stage)
-        raise _invalid("stage", f"Invalid Model Version stage: {stage[:80]}. Value must be one of {names}.") from None
+        raise _invalid("stage", f"Invalid Model Version stage: {stage[:80]}. Value is unknown; use {names}") from None
 
 
 def _too_long(name: str, value: str, limit: int) -> str:
-    return f"{name} '{value[:80]}' had length {len(value)}, which exceeded length limit of {limit}"
+    return f"{name} '{value[:80]}' had length {len(value)}, which exceeded length limit of {limit}; shorten it"

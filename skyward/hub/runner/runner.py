@@ -205,7 +205,7 @@ class JobRunner:
                 outcome = done.get()
                 if command == "stale":
                     raise Stale("the hub has given it up")
-                stopped = AttemptOutcome(end=AttemptEnd.STOPPED, error="was told to end")
+                stopped = AttemptOutcome(end=AttemptEnd.STOPPED, error="the hub stopped it")
                 return outcome if outcome.end is AttemptEnd.COMPLETED else stopped
 
     def _next_order(self) -> tuple[str, float]:

@@ -132,7 +132,11 @@ def need_logged_model(
     model = find_logged_model(snapshot, actor.project, model_id)
     is_hidden = model is None or actor.run not in (None, model.run_id)
     if model is None or is_hidden or (model.lifecycle is Lifecycle.DELETED and not allow_deleted):
-        raise Refusal(Reason.MISSING, f"Logged model with ID '{model_id[:80]}' not found.", field="model_id")
+        raise Refusal(
+            Reason.MISSING,
+            f"model_id: Logged model with ID '{model_id[:80]}' not found. Deleted ones are hidden; search for it",
+            field="model_id",
+        )
     return model
 
 

@@ -264,7 +264,7 @@ def require_delete_or_own(actor: Actor, row: JobRow) -> None:
 
 def _cancel(tx: Transaction, row: JobRow) -> None:
     if JobState(row.state).is_final:
-        raise _conflict(row, "is over; there is nothing to cancel")
+        raise _conflict(row, "is over already; see why it ended")
     row.ends_as = JobState.CANCELLED
     attempt = attempts.active_attempt(tx, row.pk)
     if attempt is None:

@@ -186,7 +186,9 @@ class LoggedModels(Service):
         model = need_logged_model(tx, actor, model_id)
         if not logged_models.delete_model_tag(tx, actor.project, model.pk, key):
             raise Refusal(
-                Reason.MISSING, f"No tag with key '{key[:80]}' found for model with ID '{model_id}'.", field="key"
+                Reason.MISSING,
+                f"key={key[:80]}: No tag with key '{key[:80]}' found for model with ID '{model_id}'; read its tags",
+                field="key",
             )
         self.on_change(tx, actor, "logged_model.untag", f"logged_model/{model_id}", {"key": key})
 
@@ -226,10 +228,13 @@ def _order(name: str, is_ascending: bool) -> Order:
         return Order(Entity.METRIC, key, not is_ascending)
     if dot:
         raise Refusal(
-            Reason.INVALID, f"Invalid order by field name: {name[:80]}. Only metrics are supported.", field="order_by"
+            Reason.INVALID,
+            f"order_by: Invalid order by field name: {name[:80]}. Only metrics are supported; use metrics.KEY",
+            field="order_by",
         )
     try:
         (order,) = parse_order([name], LOGGED_MODELS)
     except Refusal:
-        raise Refusal(Reason.INVALID, f"Invalid order by field name: {name[:80]}", field="order_by") from None
+        problem = f"order_by: Invalid order by field name: {name[:80]}; use a field of a logged model, or metrics.KEY"
+        raise Refusal(Reason.INVALID, problem, field="order_by") from None
     return Order(order.entity, order.key, not is_ascending)

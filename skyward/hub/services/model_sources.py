@@ -61,9 +61,9 @@ def resolve_source(snapshot: ReadSnapshot, actor: Actor, source: str, run_id: st
         return ModelSource(source, source, run_id)
     raise Refusal(
         Reason.INVALID,
-        f"Invalid model version source: '{source[:80]}'. To use a local path as a model version source, the run_id "
-        "request parameter has to be specified and the local path has to be contained within the artifact directory of "
-        "the run specified by the run_id. This hub has no local paths; use runs:/<run_id>/<path>",
+        f"source: Invalid model version source: '{source[:80]}'. To use a local path as a model version source, the "
+        "run_id request parameter has to be specified and the local path has to be contained within the artifact "
+        "directory of the run specified by the run_id. This hub has no local paths; use runs:/<run_id>/<path>",
         field="source",
     )
 
@@ -76,9 +76,9 @@ def _check_form(source: str) -> None:
     if len(source) > SOURCE_LENGTH or has_control or leads_up or any(sign in plain for sign in "\\#?;"):
         raise Refusal(
             Reason.INVALID,
-            f"Invalid model version source: '{source[:80]}'. If supplying a source as an http, https, local file path, "
-            "ftp, objectstore, or mlflow-artifacts uri, an absolute path must be provided without relative path "
-            "references present. Please provide an absolute path.",
+            f"source: Invalid model version source: '{source[:80]}'. If supplying a source as an http, https, local "
+            "file path, ftp, objectstore, or mlflow-artifacts uri, an absolute path must be provided without relative "
+            "path references present; provide an absolute path",
             field="source",
         )
 
@@ -86,8 +86,8 @@ def _check_form(source: str) -> None:
 def _not_within(source: str, name: str) -> Refusal:
     return Refusal(
         Reason.INVALID,
-        f"Invalid model version source: '{source[:80]}'. The {name} request parameter must identify the resource that "
-        "contains the source.",
+        f"source: Invalid model version source: '{source[:80]}'. The {name} request parameter must identify the "
+        f"resource that contains the source; correct {name}",
         field="source",
     )
 
@@ -128,8 +128,8 @@ def _of_models(snapshot: ReadSnapshot, actor: Actor, source: str, run_id: str) -
     if run_id and run_id != (version.run_id or ""):
         raise Refusal(
             Reason.INVALID,
-            f"Invalid model version source: '{source[:80]}'. The run_id and model_id request parameters must match the "
-            "referenced model version.",
+            f"source: Invalid model version source: '{source[:80]}'. The run_id and model_id request parameters must "
+            "match the referenced model version; correct them",
             field="run_id",
         )
     return ModelSource(f"models:/{version.name}/{version.version}", version.location, version.run_id or "")
@@ -174,7 +174,7 @@ def _plain(uri: str) -> str:
 def no_model(name: str) -> Refusal:
     return Refusal(
         Reason.MISSING,
-        f"Registered Model with name={name[:80]} not found; search the models of this project",
+        f"name: Registered Model with name={name[:80]} not found; search the models of this project",
         field="name",
     )
 
@@ -182,6 +182,7 @@ def no_model(name: str) -> Refusal:
 def no_version(name: str, version: object) -> Refusal:
     return Refusal(
         Reason.MISSING,
-        f"Model Version (name={name[:80]}, version={str(version)[:80]}) not found; search the versions of the model",
+        f"version: Model Version (name={name[:80]}, version={str(version)[:80]}) not found; search the versions of the "
+        "model",
         field="version",
     )

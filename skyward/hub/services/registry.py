@@ -185,8 +185,8 @@ class Registry(LoggedModels):
         if archives_others and stage not in {Stage.STAGING, Stage.PRODUCTION}:
             raise Refusal(
                 Reason.INVALID,
-                "Model version transition cannot archive existing model versions because "
-                f"'{stage.shown}' is not an Active stage. Valid stages are ['Staging', 'Production']",
+                "archive_existing_versions: Model version transition cannot archive existing model versions because "
+                f"'{stage.shown}' is not an Active stage; choose one of ['Staging', 'Production']",
                 field="archive_existing_versions",
             )
         return await self.database.write(self._move_version, actor, name, version, stage, archives_others)
@@ -248,7 +248,7 @@ class Registry(LoggedModels):
         self, tx: Transaction, actor: Actor, name: str, tags: Mapping[str, str], description: str | None
     ) -> RegisteredModel:
         if registry.add_model(tx, actor.project, name, actor.user, description, tags) is None:
-            raise Refusal(Reason.EXISTS, f"Registered Model (name={name}) already exists.", field="name")
+            raise _exists("name", name)
         self.on_change(tx, actor, "model.create", f"model/{name}", {"tags": dict(tags)})
         return _load_model(tx, actor, name)
 
@@ -262,7 +262,7 @@ class Registry(LoggedModels):
         model = _need_model(tx, actor, name)
         other = registry.find_model(tx, actor.project, new_name)
         if other is not None and other.id != model.id:
-            raise Refusal(Reason.EXISTS, f"Registered Model (name={new_name}) already exists.", field="new_name")
+            raise _exists("new_name", new_name)
         registry.change_model(tx, model.id, name=new_name)
         registry.touch_versions(tx, model.id)
         self.on_change(tx, actor, "model.rename", f"model/{new_name}", {"name_before": name})
@@ -398,6 +398,11 @@ def _version(snapshot: ReadSnapshot, actor: Actor, name: str, version: int) -> M
     return _need_version(snapshot, actor, name, version)[1]
 
 
+def _exists(field: str, name: str) -> Refusal:
+    text = f"{field}: Registered Model (name={name}) already exists. Add a version to it; or choose another name"
+    return Refusal(Reason.EXISTS, text, field=field)
+
+
 def _version_by_alias(snapshot: ReadSnapshot, actor: Actor, name: str, alias: str) -> ModelVersion:
     if alias.lower() == LATEST:
         newest = max((version.version for version in _load_model(snapshot, actor, name).latest), default=None)
@@ -406,7 +411,9 @@ def _version_by_alias(snapshot: ReadSnapshot, actor: Actor, name: str, alias: st
         return _version(snapshot, actor, name, newest)
     number = registry.find_alias(snapshot, _need_model(snapshot, actor, name).id, alias)
     if number is None:
-        raise Refusal(Reason.INVALID, f"Registered model alias {alias} not found.", field="alias")
+        raise Refusal(
+            Reason.INVALID, f"alias: Registered model alias {alias} not found; read those of the model", field="alias"
+        )
     return _version(snapshot, actor, name, number)
 
 

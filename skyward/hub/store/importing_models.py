@@ -198,7 +198,7 @@ class ModelImport:
 
 def _put_logged_model(tx: Transaction, actor: Actor, model: LoggedModel, experiment: int) -> int:
     if not _LOGGED_ID.fullmatch(model.id):
-        raise Refusal(Reason.INVALID, f"model_id={model.id[:80]!r}: is not m- and 32 hexadecimal digits")
+        raise Refusal(Reason.INVALID, f"model_id={model.id[:80]!r}: is not m- and 32 hexadecimal digits; mend it")
     params = cut_values("params", model.params, PARAM_LENGTH)
     tags = cut_values("tags", model.tags, TAG_LENGTH)
     known = logged_models.find_logged_model(tx, actor.project, model.id)
@@ -275,11 +275,11 @@ def _missing(values: Mapping[str, str], known: Mapping[str, str]) -> dict[str, s
 def _check_short(text: str) -> None:
     check_text("version", text)
     if len(text) > SOURCE_LENGTH:
-        raise Refusal(Reason.INVALID, f"{text[:80]!r}: has more than {SOURCE_LENGTH} characters")
+        raise Refusal(Reason.INVALID, f"{text[:80]!r}: has more than {SOURCE_LENGTH} characters; shorten it")
 
 
 def _differs(problem: str) -> Refusal:
-    return Refusal(Reason.CONFLICT, problem)
+    return Refusal(Reason.CONFLICT, problem)  # words: ok, a line of the report of an import
 
 
 def _plain(uri: str) -> str:

@@ -83,4 +83,5 @@ def _read(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from iter(lambda: file.read(PIECE), b"")
     except OSError as error:
-        raise Refusal(Reason.INVALID, f"{str(path)!r} cannot be read ({error.strerror})") from None
+        problem = f"file={str(path)!r}: cannot be read ({error.strerror}); change its mode"
+        raise Refusal(Reason.INVALID, problem) from None

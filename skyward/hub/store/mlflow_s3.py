@@ -71,5 +71,5 @@ class MlflowS3:
 
 def _problem(uri: str, error: ClientError | BotoCoreError) -> Refusal | UsageError:
     if isinstance(error, ClientError):
-        return Refusal(Reason.INVALID, f"{uri} cannot be read: {error}")
+        return Refusal(Reason.INVALID, f"artifacts={uri!r}: cannot be read ({error}); check the keys")
     return UsageError(f"artifacts={uri!r}: S3 cannot be used: {error}; check {ENDPOINT_VARIABLE} and the keys")

@@ -222,4 +222,4 @@ class GroupWriter:
 
 def _unexpected(error: BaseException) -> RuntimeError:
     """Return what a request raises in place of an exception that would end its own thread."""
-    return RuntimeError(f"an operation of the database raised {error!r}")
+    return RuntimeError(f"database: an operation raised {error!r}; report this bug")

@@ -30,7 +30,7 @@ def serve() -> int:
         stream.refuse(str(error))
         return 1
     except OSError as error:
-        stream.refuse(in_words(error))
+        stream.refuse(f"{in_words(error)}; check the disk and the permissions on the node")
         return 1
     return 0
 

@@ -260,7 +260,7 @@ class Caller:
             except (ChannelClosed, OSError):
                 self._is_closed = True
                 self._give_up(
-                    PoolClosed("the node's agent is gone, and so are the calls of this task; reopen the pool")
+                    PoolClosed("agent of this node: is gone, and with it the calls of this task; reopen the pool")
                 )
             except BaseException as error:
                 self._is_closed = True
@@ -327,7 +327,10 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
         try:
             original = pickle.loads(outcome.payloads[0])
         except Exception as why:  # its class is unknown here
-            raise RemoteError(f"a call failed with an error that cannot be rebuilt here: {why}") from why
+            raise RemoteError(
+                f"a call: failed with an error that cannot be rebuilt here ({why}); install the module of its class "
+                "on this node"
+            ) from why
         raise original
 
     readers: dict[str, Callable[[], Any]] = {

@@ -311,7 +311,7 @@ class TaskRun:
             encoded = encode(value, Blob.kept if is_kept else put_result_blob, may_stay=may_stay)
             return encoded if _OWN.issuperset(map(type, encoded.blobs)) else self._of_references(encoded, is_kept)
         except Exception as error:
-            raise ResultNotPicklable(_why_not(value, error)) from error
+            raise ResultNotPicklable(_why_not(value, error)) from error  # words: ok, NotRun says what to do
 
     def _of_references(self, encoded: Encoded, is_kept: bool) -> Encoded:
         """Leave out blobs that the client knows. A value that stays has the bytes itself."""
@@ -384,7 +384,7 @@ def _no_room(what: str, error: OSError) -> str:
 
 def _exited(error: SystemExit) -> TaskExited:
     exited = TaskExited(
-        f"the function called sys.exit({error.code!r}); end a task by returning a value or raising an error",
+        f"the task: called sys.exit({error.code!r}); end it by returning a value or raising an error",
         code=error.code if isinstance(error.code, int | str | None) else str(error.code),
     )
     stamp_as(exited, instead_of=error)

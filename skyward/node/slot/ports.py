@@ -50,7 +50,7 @@ class PortLocks:
                 why = f" (last: {error})"
             self.release(port)
         raise RendezvousFailed(
-            f"no free port between {_FIRST} and {_LAST} after {_TRIES} tries{why}; check for programs that listen there"
+            f"ports {_FIRST} to {_LAST}: none was free in {_TRIES} tries{why}; check which programs listen on this node"
         )
 
     def hold(self, port: int) -> None:
@@ -60,7 +60,9 @@ class PortLocks:
             RendezvousFailed: another process holds it, or it cannot be locked. The gang then restarts on other ports.
         """
         if not self._lock(port):
-            raise RendezvousFailed(f"port {port} of {self._address} is locked by another gang")
+            raise RendezvousFailed(
+                f"port {port}: is locked by another gang on {self._address}; set max_restarts=1 for another port"
+            )
 
     def _lock(self, port: int) -> bool:
         """Lock a port; return False if another process holds it."""
@@ -76,7 +78,9 @@ class PortLocks:
             # A full or read-only disk, no descriptors, or a hostile neighbour: only this gang fails.
             if fd >= 0:
                 os.close(fd)
-            raise RendezvousFailed(f"port {port} of {self._address} cannot be locked: {error}") from error
+            raise RendezvousFailed(
+                f"port {port}: cannot be locked on {self._address} ({error}); free disk space and descriptors there"
+            ) from error
         self._held[port] = fd
         return True
 

@@ -136,7 +136,9 @@ class Slot:
                     function, args = pickle.loads(self.topology.initializer)
                     function(*args)
             except Exception as error:
-                raise InitializerFailed(f"the pool's initializer raised {type(error).__name__}: {error}") from error
+                raise InitializerFailed(
+                    f"initializer: raised {type(error).__name__}: {error}; mend it, and open the pool again"
+                ) from error
             self._initialized = True
 
     def _save_volumes(self) -> None:

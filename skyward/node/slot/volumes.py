@@ -176,7 +176,8 @@ def _mount(place: PlacedVolume) -> bool:
         mount(place.volume, place.folder)
     except VolumeFailed as error:
         if place.volume.mount or place.volume.is_nfs:
-            raise VolumeFailed(f"volumes[{place.path!r}]: {error}", path=place.path, retryable=False) from None
+            problem = f"volumes[{place.path!r}]: {error}"
+            raise VolumeFailed(problem, path=place.path, retryable=False) from None  # words: ok, from state/mounts.py
         sys.stderr.write(f"skyward: volumes[{place.path!r}] is copied, because it was not mounted: {error}\n")
         return False
     return True
@@ -212,7 +213,8 @@ def _order(place: PlacedVolume, order: Mapping[str, Any]) -> None:
     except ValueError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise VolumeFailed(
-            f"{subject} the process that copies its files exited with code {done.returncode}; it printed {last!r}",
+            f"{subject} the process that copies its files exited with code {done.returncode} ({last!r}); free memory "
+            "and disk space on the node, then retry",
             path=place.path,
         ) from None
     if "missing" in answer:

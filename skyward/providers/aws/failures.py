@@ -115,7 +115,18 @@ _ADVICE = {
     "OptInRequired": "The image needs a subscription; subscribe in the AWS console, or name another with AWS(ami=...)",
     "PendingVerification": "AWS verifies new accounts for some hours; retry later",
 }
+_REFUSED = "check the options of AWS(...) against this message"
 _UNKNOWN = "AWS may have carried it out all the same; retry, then run `skyward gc`, which ends leftover machines"
+_BY_KIND: dict[type[ProviderError], str] = {
+    NoCapacity: "try another zone, region or machine type",
+    QuotaExceeded: "request a higher quota in the AWS console: Service Quotas, Amazon EC2",
+    Throttled: "retry later",
+    AuthFailed: "check the account and its keys in the AWS console",
+    OutcomeUnknown: _UNKNOWN,
+    NotThere: "check the name, and that it is of this region",
+    ProviderError: _REFUSED,
+}
+"""What to do where a code has no advice of its own."""
 _ENCODED = "Encoded authorization failure message:"
 
 
@@ -150,7 +161,7 @@ def translated(operation: str) -> Iterator[None]:
             "profile with AWS(profile=...)"
         ) from None
     except (boto.ParamValidationError, boto.UnknownServiceError, boto.NoRegionError) as error:
-        raise ProviderError(f"aws: {operation}: {error}") from error
+        raise ProviderError(f"aws: {operation}: {error}; {_REFUSED}") from error
     except boto.EndpointConnectionError as error:
         raise OutcomeUnknown(
             f"aws: {operation}: {error}; check that this machine is online and AWS(region=...) is a region, then retry"
@@ -174,10 +185,7 @@ def _of_answer(operation: str, error: Any) -> ProviderError:
         kind = NotThere
     if kind is None and status >= 500:
         kind = OutcomeUnknown
-    if kind is QuotaExceeded:
-        message = f"{message.rstrip('.')}; request a higher quota in the AWS console: Service Quotas, Amazon EC2"
-    if kind is OutcomeUnknown:
-        message = f"{message.rstrip('.')}; {_UNKNOWN}"
-    if code in _ADVICE:
-        message = f"{message.rstrip('.')}. {_ADVICE[code]}"
-    return (kind or ProviderError)(message, code=code)
+    kind = kind or ProviderError
+    message = message.rstrip(".")
+    message = f"{message}. {_ADVICE[code]}" if code in _ADVICE else f"{message}; {_BY_KIND[kind]}"
+    return kind(message, code=code)

@@ -23,9 +23,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemRe
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
 
-from ...errors import CheckpointCorrupt, UsageError
+from ...errors import UsageError
 from ...stores.folders import Folder
 from ...stores.hashed_file import HashingFile
+from .manifest import corrupt
 from .plain import to_plain
 from .writer import load_plain
 
@@ -196,9 +197,7 @@ def _metadata_in(file: BinaryIO, *, where: str, allow_pickle: bool = False) -> A
     except UsageError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise CheckpointCorrupt(
-            f"{where}: the metadata cannot be read: {type(error).__name__}: {error}", path=where
-        ) from error
+        raise corrupt(where, f"the metadata cannot be read ({type(error).__name__}: {error})") from error
 
 
 class _MetadataReader(pickle.Unpickler):

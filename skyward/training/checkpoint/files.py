@@ -186,7 +186,8 @@ class BackgroundSave:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise CheckpointSaveFailed(
-                f"{self._thread.name}: not durable within {timeout_s:g} s; the previous checkpoint is unchanged",
+                f"{self._thread.name}: not durable within {timeout_s:g} s, and the previous checkpoint is unchanged; "
+                "check the disk, or raise timeout_s",
                 rank=self._ranks.rank,
                 error="too slow",
             )
@@ -210,7 +211,7 @@ class BackgroundSave:
         if self._copy_error is not None:
             raise self._copy_error
         if self._snapshot is None:
-            raise InterruptedError("interrupted while the states were copied")
+            raise InterruptedError("save: interrupted while the states were copied; nothing was written, save again")
         return self._snapshot.state
 
 

@@ -144,7 +144,8 @@ def manifest_at(folder: Folder) -> Manifest:
     files = tuple(_legacy_files(folder, names))
     if not files:
         raise CheckpointNotFound(
-            f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt)",
+            f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt); see what is, with "
+            f"`skyward checkpoint ls {folder.parent()[0].path}`",
             path=folder.path,
         )
     components = dict(manifest.components)

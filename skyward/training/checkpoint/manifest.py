@@ -156,22 +156,23 @@ class Manifest:
             known["metadata"] = raw.get("metadata") or {}
             made = cls(**known)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointCorrupt(
-                f"{where}: the manifest cannot be read: {type(error).__name__}: {error}", path=where
-            ) from error
+            raise corrupt(where, f"the manifest cannot be read ({type(error).__name__}: {error})") from error
         if made.format_version > FORMAT_VERSION:
             raise CheckpointCorrupt(
                 f"{where}: written in format {made.format_version}, but this version of skyward reads up to "
-                f"{FORMAT_VERSION}; use a newer one",
+                f"{FORMAT_VERSION}; install a newer version",
                 path=where,
             )
         if digest != expected and (digest or made.commit_number):
-            raise CheckpointCorrupt(
-                f"{where}/{MANIFEST}: its digest is {expected}, but {digest} was written, so the file has changed; "
-                "restore it, or delete the checkpoint",
-                path=where,
-            )
+            changed = f"its digest is {expected}, but {digest} was written, so the file has changed"
+            raise corrupt(f"{where}/{MANIFEST}", changed, path=where)
         return made
+
+
+def corrupt(where: str, problem: str, *, path: str | None = None) -> CheckpointCorrupt:
+    """Return the error of a damaged file. `path`: the checkpoint, if `where` is one of its files."""
+    advice = "restore it, or resume from an earlier checkpoint"
+    return CheckpointCorrupt(f"{where}: {problem}; {advice}", path=path or where)
 
 
 def manifest_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:

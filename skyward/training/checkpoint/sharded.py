@@ -188,7 +188,9 @@ def _raising_cause(where: str) -> Iterator[None]:
         if isinstance(cause, SkywardError) or not isinstance(cause, Exception):
             raise cause from None
         raise CheckpointError(
-            f"{where}: cannot be loaded (rank {rank}): {type(cause).__name__}: {cause}", path=where
+            f"{where}: rank {rank} cannot load it ({type(cause).__name__}: {cause}); check that every rank can read "
+            "this folder, or resume from an earlier checkpoint",
+            path=where,
         ) from cause
 
 

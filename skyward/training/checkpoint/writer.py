@@ -14,7 +14,7 @@ import torch
 from ...errors import CheckpointCorrupt, UsageError
 from ...stores.folders import Folder, LocalFolder, digest_of_file
 from ...stores.hashed_file import HashingFile, digest_of
-from .manifest import FileEntry
+from .manifest import FileEntry, corrupt
 from .plain import from_plain, to_plain
 
 _DTYPES = {
@@ -113,7 +113,7 @@ def read_state(
         with folder.open(entry.path) if raw is None else io.BytesIO(raw) as file:
             return load_plain(file, where=where, allow_pickle=allow_pickle)
     except (EOFError, RuntimeError) as error:
-        raise CheckpointCorrupt(f"{where}: cannot be loaded: {error}", path=where) from error
+        raise corrupt(where, f"cannot be loaded ({error})") from error
 
 
 def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
@@ -124,13 +124,13 @@ def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
         return from_plain(torch.load(file, map_location="cpu", weights_only=not allow_pickle))
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
-            raise CheckpointCorrupt(f"{where}: cannot be loaded: {error}", path=where) from error
+            raise corrupt(where, f"cannot be loaded ({error})") from error
         raise UsageError(
-            f"{where}: has objects of classes whose loading may run code; if you trust the file, pass "
-            f"allow_pickle=True, or allow the classes with torch.serialization.add_safe_globals([...]): {error}"
+            f"{where}: has objects of classes whose loading may run code ({error}); if you trust the file, pass "
+            "allow_pickle=True, or allow the classes with torch.serialization.add_safe_globals([...])"
         ) from error
     except (ValueError, KeyError, TypeError) as error:  # raised for a damaged mark
-        raise CheckpointCorrupt(f"{where}: cannot be loaded: {type(error).__name__}: {error}", path=where) from error
+        raise corrupt(where, f"cannot be loaded ({type(error).__name__}: {error})") from error
 
 
 def _runs_old_formats() -> bool:
@@ -168,17 +168,17 @@ def _checked(folder: Folder, entry: FileEntry) -> bytes | None:
 
 
 def _missing(where: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(f"{where}: the manifest names it, but it is missing", path=where)
+    return corrupt(where, "the manifest names it, but it is missing")
 
 
 def _check_size(where: str, entry: FileEntry, size: int) -> None:
     if size != entry.bytes:
-        raise CheckpointCorrupt(f"{where}: has {size:,} bytes, but {entry.bytes:,} were written", path=where)
+        raise corrupt(where, f"has {size:,} bytes, but {entry.bytes:,} were written")
 
 
 def _check_digest(where: str, entry: FileEntry, digest: str) -> None:
     if digest != entry.digest:
-        raise CheckpointCorrupt(f"{where}: its digest is {digest}, but {entry.digest} was written", path=where)
+        raise corrupt(where, f"its digest is {digest}, but {entry.digest} was written")
 
 
 def _write_safetensors(file: Any, state: Any) -> None:

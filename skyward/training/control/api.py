@@ -67,6 +67,9 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = field(default=())
 
 
+_NO_PATH = "path: unknown path; GET /jobs lists the runs"
+
+
 def answer(runs: Iterable[ControlledRun], request: ControlRequest, *, may_wait: bool = True) -> Answer:
     """Answer one request, after its wait. No request can make it raise."""
     try:
@@ -78,19 +81,19 @@ def answer(runs: Iterable[ControlledRun], request: ControlRequest, *, may_wait: 
 def _routed(runs: dict[str, ControlledRun], request: ControlRequest, *, may_wait: bool) -> Answer:
     match = _PATH.fullmatch(request.path)
     if match is None:
-        return _error(404, "unknown path")
+        return _error(404, _NO_PATH)
     job_id, part, request_id = match.groups()
     name = "jobs" if job_id is None else "command" if part == "commands" and request_id else part
     if name not in _METHODS or (request_id and name != "command"):
-        return _error(404, "unknown path")
+        return _error(404, _NO_PATH)
     if request.method != _METHODS[name]:
-        message = f"{name}: use {_METHODS[name]}"
+        message = f"{name}: does not take {request.method}; send {_METHODS[name]}"
         return Answer(status=405, body={"error": message}, headers=(("Allow", _METHODS[name]),))
     if job_id is None:
         return Answer(status=200, body={"jobs": [controlled.seen() for controlled in runs.values()]})
     controlled = runs.get(job_id)
     if controlled is None:
-        return _error(404, "unknown job")
+        return _error(404, f"job={job_id[:80]}: unknown job; GET /jobs lists those that are open")
     wait_s = min(request.wait_s, MAX_WAIT_S if may_wait else 0.0)
     if name == "command":
         return _command_answer(controlled.command(request_id, wait_s))
@@ -117,16 +120,19 @@ def _control(controlled: ControlledRun, request: ControlRequest, wait_s: float) 
     try:
         fields = json.loads(request.body)
     except (ValueError, RecursionError):
-        return _error(400, 'the body is not JSON; send {"command": "status"}')
+        return _error(400, 'body: is not JSON; send {"command": "status"}')
     command = fields.get("command") if isinstance(fields, dict) else None
     if not isinstance(command, str) or command not in COMMANDS:
         return Answer(
             status=400,
-            body={"error": f"unknown command {str(command)[:40]!r}", "valid_commands": list(COMMANDS)},
+            body={
+                "error": f"command: unknown command {str(command)[:40]!r}; send one of {', '.join(COMMANDS)}",
+                "valid_commands": list(COMMANDS),
+            },
         )
     request_id = fields.get("request_id")
     if request_id is not None and not isinstance(request_id, str):
-        return _error(400, "request_id is not a string")
+        return _error(400, "request_id: is not a string; send one, or leave it out")
     try:
         state = controlled.submit(command, request_id)
     except RuntimeError as error:
@@ -146,7 +152,7 @@ _HANDLERS: dict[str, Callable[[ControlledRun, ControlRequest, float], Answer]] =
 
 def _command_answer(state: CommandState | None) -> Answer:
     if state is None:
-        return _error(404, "unknown request, or too long ago")
+        return _error(404, "request_id: unknown request, or too long ago; GET /jobs/ID/commands lists the others")
     return Answer(status=200 if state.is_final else 202, body=asdict(state))
 
 

@@ -77,13 +77,16 @@ def _ask(
     except TimeoutError as error:
         raise ControlFailed(f"{where}: no answer within {connection.timeout:g} s; try again") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ControlFailed(f"{where}: invalid answer: {what}") from error
+        raise ControlFailed(f"{where}: {_foreign(f'{type(error).__name__}: {error}')}") from error
     finally:
         connection.close()
     if not isinstance(answer, dict):
-        raise ControlFailed(f"{where}: invalid answer: {answer!r:.80}")
+        raise ControlFailed(f"{where}: {_foreign(f'{answer!r:.80}')}")
     return reply.status, answer
+
+
+def _foreign(answer: str) -> str:
+    return f"not the answer of a run ({answer}); check that a run listens there, with `skyward train list`"
 
 
 def find(job_id: str) -> Client:
@@ -106,7 +109,9 @@ def find(job_id: str) -> Client:
     endpoint = endpoint_of(job_id)
     if endpoint is None:
         known = ", ".join(endpoint.job_id for endpoint in endpoints()) or "none"
-        raise ControlFailed(f"no run called {job_id!r} listens here; runs: {known}", job_id=job_id, is_gone=True)
+        raise ControlFailed(
+            f"job_id={job_id!r}: no run of this name listens here; runs: {known}", job_id=job_id, is_gone=True
+        )
     return client_of(endpoint)
 
 

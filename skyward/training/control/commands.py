@@ -88,10 +88,10 @@ class ControlledRun:
             if command == "status":
                 return replace(state, state="executed")
             if self.status == "ended":
-                raise RuntimeError("the run has ended")
+                raise RuntimeError("run: the run has ended; read its report instead")
             waiting = sum(1 for command in self._commands.values() if command.state == "waiting")
             if waiting >= _WAITING_COMMANDS and command != "abort":
-                raise RuntimeError(f"{_WAITING_COMMANDS} commands are waiting already")
+                raise RuntimeError(f"command: {_WAITING_COMMANDS} commands are waiting already; send it later")
             self._commands[request_id] = state
             self._forget_old()
             self.has_new = True

@@ -131,11 +131,11 @@ class AccessCheck:
         """Return the refusal of a request, or None. Only its headers have been parsed so far."""
         hosts = _values(headers, "host")
         if len(hosts) != 1:
-            return _error(400, "exactly one Host header is required")
+            return _error(400, "Host: exactly one such header is required; send it once")
         if not self._is_ours(hosts[0]):
-            return _error(403, "the Host header does not name this machine; use its address, or localhost")
+            return _error(403, "Host: does not name this machine; use its address, or localhost")
         if any(origin.partition("://")[2] != hosts[0] for origin in _values(headers, "origin")):
-            return _error(403, "requests from other sites are refused")
+            return _error(403, "Origin: requests from other sites are refused; send them from a program")
         if self.token is None:
             return None
         values = _values(headers, "authorization")
@@ -146,7 +146,7 @@ class AccessCheck:
             return None
         return Answer(
             status=401,
-            body={"error": "the run's token is required: Authorization: Bearer TOKEN"},
+            body={"error": "Authorization: the run's token is required; send Authorization: Bearer TOKEN"},
             headers=(("WWW-Authenticate", 'Bearer realm="skyward"'),),
         )
 
@@ -336,9 +336,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             received = self._receive()
         except TimeoutError:
-            received = _error(408, "the request did not arrive in time")
+            received = _error(408, "request: did not arrive in time; send it again")
         except HTTPException:
-            received = _error(431, f"a request has at most {_REQUEST_LIMIT} bytes")
+            received = _error(431, f"request: its headers have more than {_REQUEST_LIMIT} bytes; send fewer")
         if received is None:
             return
         self._connection.is_wanted = isinstance(received, ControlRequest)
@@ -404,13 +404,13 @@ def _values(headers: Message, name: str) -> list[str]:
 
 def _body_size(headers: Message) -> int | Answer:
     if _values(headers, "transfer-encoding"):
-        return _error(501, "a body requires a Content-Length")
+        return _error(501, "Content-Length: a body requires it; send the number of bytes")
     sizes = set(_values(headers, "content-length")) or {"0"}
     size = sizes.pop()
     if sizes or not (size.isascii() and size.isdigit()) or len(size) > 18:
-        return _error(400, "Content-Length is not a number of bytes")
+        return _error(400, "Content-Length: is not a number of bytes; send one")
     if int(size) > BODY_LIMIT:
-        return _error(413, f"a body has at most {BODY_LIMIT} bytes")
+        return _error(413, f"body: has more than {BODY_LIMIT} bytes; send less")
     return int(size)
 
 

@@ -489,7 +489,8 @@ def _submit(member: EvaluationWorker, job: Job) -> Future[Outcome]:
         refused.set_exception(error)
     except Exception as error:  # a user's dispatcher, or a closed one
         refused = Future()
-        refused.set_exception(PoolClosed(f"{member.name}: accepts no evaluations: {error}"))
+        problem = f"{member.name}: accepts no evaluations ({error})"
+        refused.set_exception(PoolClosed(f"{problem}; remove this worker, or add another"))
     return refused
 
 

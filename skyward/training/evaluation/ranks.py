@@ -216,7 +216,7 @@ class Evaluations:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise UsageError(f"{self._owner}: {self._missing}")  # words: ok
+            raise UsageError(f"{self._owner}: {self._missing}")  # words: ok, its owner says what to do
 
     @contextmanager
     def _together(self) -> Iterator[None]:

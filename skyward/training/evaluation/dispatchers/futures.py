@@ -35,7 +35,10 @@ def settle(future: Future[T], value: T) -> None:
 def settle_error(future: Future[Any], error: BaseException) -> None:
     """Set the error, unless the future is done; SystemExit becomes TaskExited, so it cannot end this process."""
     if isinstance(error, SystemExit):
-        error = TaskExited(f"the evaluation called sys.exit({error.code!r})", code=error.code)
+        error = TaskExited(
+            f"the evaluation: called sys.exit({error.code!r}); end it by returning metrics or raising an error",
+            code=error.code,
+        )
     try:
         future.set_exception(error)
     except InvalidStateError:  # cancelled meanwhile: nobody waits for it

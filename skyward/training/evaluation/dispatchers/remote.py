@@ -157,7 +157,9 @@ class PoolDispatcher:
         try:
             reply: Reply = inner.result()
         except CancelledError:
-            lost = NodeError(f"{self.name}: the call of the evaluation of step {call.job.step} was cancelled")
+            lost = NodeError(
+                f"{self.name}: the evaluation of step {call.job.step} was cancelled; keep its pool open until it ends"
+            )
             self._end(call, error=lost)
             return
         except BaseException as error:  # anything that the evaluation raised
@@ -193,7 +195,7 @@ class PoolDispatcher:
         if not is_open:
             return
         if call.attempts >= _TRIES:
-            self._end(call, error=InternalError(f"{self.name}: a worker lacks contents that were sent to it"))
+            self._end(call, error=InternalError(f"{self.name}: a worker lacks contents it was sent; report this bug"))
             return
         self._send(call)
 

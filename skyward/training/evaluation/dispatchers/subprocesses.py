@@ -95,7 +95,7 @@ class _Beside(Seat):
         """Return the process, and whether it is new."""
         with self._lock:
             if self._is_given_up:
-                raise SlotLost(f"{self._name}: the evaluation was cancelled before it began")
+                raise SlotLost(f"{self._name}: the evaluation was cancelled before it began; submit it again")
             if self._process is not None and self._process.is_alive:
                 return self._process, False
             if self._process is not None:
@@ -119,7 +119,7 @@ class _Beside(Seat):
             if kind == MessageKind.FAILED:
                 raise decode_failure(pickle.loads(body), where=self._name, node=None, task="evaluation")
             process.known.difference_update(pickle.loads(body))
-        raise InternalError(f"{self._name}: the process lacks contents that were sent to it")
+        raise InternalError(f"{self._name}: the process lacks contents that were sent; report this bug")
 
     def _read(self, scored: Scored, sent_at: float) -> Outcome:
         return Outcome(
@@ -240,8 +240,8 @@ class WorkerProcess:
         code = self._process.wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return SlotLost(
-            f"{self._name}: its process {self._process.pid} ended {how} during an evaluation; the result is unknown, "
-            "and the next evaluation gets a new process",
+            f"{self._name}: its process {self._process.pid} ended {how} during an evaluation, and the next one gets a "
+            "new process; check the memory that an evaluation needs",
             signal=-code if code < 0 else None,
             exit_code=code if code >= 0 else None,
         )
