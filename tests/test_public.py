@@ -49,7 +49,6 @@ PUBLIC = [
     "skyward.hub",
     "skyward.events",
     "skyward.accelerators",
-    "skyward.hub",
     "skyward.integrations",
     "skyward.training",
     *(f"skyward.training.{name}" for name in ("callbacks", "checkpoint", "control", "evaluation", "snapshot")),
@@ -163,7 +162,6 @@ DOCUMENTED = (
     "skyward",
     "skyward.accelerators",
     "skyward.errors",
-    "skyward.hub",
     "skyward.events",
     "skyward.hub",
     "skyward.integrations",
@@ -176,6 +174,7 @@ DOCUMENTED_IN_TRAINING = (
     "skyward.training.control",
     "skyward.training.evaluation",
     "skyward.training.evaluation.dispatchers",
+    "skyward.training.snapshot",
     "skyward.training.sakura",
 )
 

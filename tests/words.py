@@ -71,6 +71,7 @@ _READ = frozenset(
     {
         *errors.__all__,
         *("Refusal", "HttpRefusal"),  # of the hub, whose clients raise the text as HubError
+        *("kind", "failure"),  # variables that hold a class of error
         *("BrokenPipeError", "ConnectionError", "NameError", "OSError", "PermissionError", "RuntimeError"),
         *("TimeoutError", "TypeError", "ValueError"),
     }

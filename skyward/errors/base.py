@@ -54,7 +54,8 @@ class SkywardError(_Fields):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.page = SkywardError.page_of(cls.__name__)
+        if cls.__module__.startswith(f"{__package__}."):  # others keep the page of the public class above them
+            cls.page = SkywardError.page_of(cls.__name__)
 
     @staticmethod
     def page_of(name: str) -> str:

@@ -300,7 +300,8 @@ class RentalAttempts:
             ended = [i for i in instances if not i.is_billed]
             if ended:
                 kind = ProviderError if ended[0].is_refused else NoCapacity
-                raise kind(f"{ended[0].id} ended before it ran ({ended[0].reason or 'no reason given'})")
+                why = ended[0].reason or "no reason given"
+                raise kind(f"{ended[0].id}: ended before it ran ({why}); try another zone or machine type")
             seconds = self._clock.monotonic() - began
             if len(instances) == len(ids) and all(i.state == "running" for i in instances):
                 for i in ids:

@@ -32,11 +32,11 @@ class RankFailed(RuntimeError):
     Example:
         >>> from skyward.training import RankFailed
         >>> print(RankFailed(rank=1, error="ValueError: bad row", where="reading the data"))
-        rank 1 failed in reading the data: ValueError: bad row
+        rank 1: failed in reading the data (ValueError: bad row); read its own error there
     """
 
     def __init__(self, *, rank: int, error: str, where: str) -> None:
-        super().__init__(f"rank {rank} failed in {where}: {error}")
+        super().__init__(f"rank {rank}: failed in {where} ({error}); read its own error there")
         self.rank, self.error, self.where = rank, error, where
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -197,7 +197,8 @@ def decode_failure(
             reason = f"{type(why).__name__}: {_message(why)}"
     if error is None:
         error = RemoteError(
-            f"{failure.type_name}: {failure.message} (raised {where}; cannot be rebuilt here: {reason})",
+            f"{failure.type_name}: {failure.message} (raised {where}; cannot be rebuilt here: {reason}); read the "
+            "remote traceback below",
             exception_type=failure.type_name,
             exception_message=failure.message,
         )

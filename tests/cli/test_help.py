@@ -14,6 +14,7 @@ import skyward as sky
 from skyward.cli import build_parser, main
 from skyward.cli.explain import explanation, sections
 from skyward.errors import SkywardError
+from skyward.providers.aws.failures import NotYet
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -59,6 +60,14 @@ def test_every_error_has_a_page_in_the_catalogue() -> None:
     ]
     assert {error.page for error in errors} - set(sections()) == set()
     assert sky.errors.NodeLost("gone").page == "node-lost"
+
+
+def test_an_error_that_is_not_public_names_the_page_of_the_public_class_above_it() -> None:
+    class Drowned(sky.errors.NodeLost):
+        pass
+
+    assert Drowned.page == "node-lost"
+    assert NotYet.page == "throttled"
 
 
 def test_explain_takes_the_name_of_a_class_or_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:

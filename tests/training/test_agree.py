@@ -146,13 +146,14 @@ def of(said: dict[tuple[str, int], str], case: Callable[[Any], str]) -> list[str
 def test_a_rank_that_raises_in_a_collective_handler_raises_on_all(said: dict[tuple[str, int], str]) -> None:
     mine = "; ".join(f"ValueError at {moment}" for moment in range(3))
     theirs = "; ".join(
-        f"RankFailed rank 1 failed in Together.on_evaluate: ValueError: at {moment}" for moment in range(3)
+        f"RankFailed rank 1: failed in Together.on_evaluate (ValueError: at {moment}); read its own error there"
+        for moment in range(3)
     )
     assert of(said, a_rank_that_raises_raises_on_all) == [theirs, mine, theirs]
 
 
 def test_an_error_of_one_rank_is_raised_on_all(said: dict[tuple[str, int], str]) -> None:
-    theirs = "RankFailed rank 1 failed in Alone.on_step_end: OSError: disk full"
+    theirs = "RankFailed rank 1: failed in Alone.on_step_end (OSError: disk full); read its own error there"
     got = of(said, an_error_of_one_rank_is_raised_on_all_at_the_next_agreement)
     assert got == [theirs, "OSError disk full", theirs]
 

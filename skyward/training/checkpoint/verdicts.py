@@ -65,7 +65,8 @@ def together(
         # The exchange may have broken because of this rank's own error, which tells more.
         if own is not None:
             raise own from lost
-        raise failure(f"{what}: a rank is gone, or did not answer in time: {lost}", rank=-1, error=str(lost)) from lost
+        gone = f"{what}: a rank is gone, or did not answer in time ({lost}); read the errors of the other ranks"
+        raise failure(gone, rank=-1, error=str(lost)) from lost
     failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.has_failed]
     if not failed:
         return [_value(answer) for answer in answers]
@@ -87,4 +88,5 @@ def _error(what: str, failed: list[tuple[int, Verdict[Any]]], failure: type[Chec
     if first.error is not None:
         return first.error
     others = f" (and on {len(failed) - 1} more)" if len(failed) > 1 else ""
-    return failure(f"{what} failed on rank {rank}{others}: {first.text}", rank=rank, error=first.text)
+    problem = f"{what}: failed on rank {rank}{others}: {first.text}"
+    return failure(f"{problem}; read its own error there", rank=rank, error=first.text)

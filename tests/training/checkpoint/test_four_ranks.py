@@ -269,7 +269,9 @@ def test_every_pattern_comes_back_to_its_ranks_and_is_written_by_the_documented_
 def test_a_rank_that_raises_fails_the_save_on_all_and_leaves_nothing(said: Said) -> None:
     texts, names, loads = of_all(said, "a_rank_that_raises")
     assert texts == [
-        f"CheckpointSaveFailed: saving checkpoint-{at} failed on rank 2: ValueError: no state today" for at in (2, 1)
+        f"CheckpointSaveFailed: saving checkpoint-{at}: failed on rank 2: ValueError: no state today; "
+        "read its own error there"
+        for at in (2, 1)
     ]
     assert names == ["checkpoint-1"]
     assert loads == "nothing"
@@ -277,7 +279,7 @@ def test_a_rank_that_raises_fails_the_save_on_all_and_leaves_nothing(said: Said)
 
 def test_a_rank_that_cannot_write_leaves_the_old_checkpoint(said: Said) -> None:
     text, names, is_as_before = of_all(said, "a_rank_that_cannot_write")
-    assert text.startswith("CheckpointSaveFailed: saving checkpoint-1 failed on rank 3: OSError")
+    assert text.startswith("CheckpointSaveFailed: saving checkpoint-1: failed on rank 3: OSError")
     assert names == ["checkpoint-1"]
     assert is_as_before
 

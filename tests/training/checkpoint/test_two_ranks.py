@@ -209,8 +209,11 @@ def test_a_save_is_skipped_if_the_writer_is_busy_unless_it_is_required(said: Sai
 def test_errors_of_a_background_save_surface_at_the_next_step_on_all_ranks(said: Said) -> None:
     for answer in said["errors_surface_at_the_next_step_on_all_ranks"]:
         (written, then, taken, after), names = answer
-        assert written.startswith("CheckpointSaveFailed: saving checkpoint-1 failed on rank 1: OSError: [Errno 28]")
-        assert taken == "CheckpointSaveFailed: saving checkpoint-1 failed on rank 1: ValueError: no state today"
+        assert written.startswith("CheckpointSaveFailed: saving checkpoint-1: failed on rank 1: OSError: [Errno 28]")
+        assert taken == (
+            "CheckpointSaveFailed: saving checkpoint-1: failed on rank 1: ValueError: no state today; "
+            "read its own error there"
+        )
         assert (then, after) == ("nothing", "nothing")
         assert names == []
 

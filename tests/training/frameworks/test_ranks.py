@@ -8,7 +8,7 @@ from tests.training.checkpoint.crew import Said
 
 pytestmark = pytest.mark.timeout(240)  # the first test waits for all cases of both folders
 
-FAILED = "RankFailed: rank 1 failed in Breaks.on_log: OSError: disk full"
+FAILED = "RankFailed: rank 1: failed in Breaks.on_log (OSError: disk full); read its own error there"
 
 
 @pytest.fixture

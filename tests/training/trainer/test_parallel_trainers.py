@@ -474,7 +474,7 @@ def test_a_frozen_stage_has_no_gradients_and_the_others_are_written(said: Said) 
 
 
 def test_a_stage_that_fails_during_text_generation_leaves_no_rank_waiting(said: Said) -> None:
-    failed = "RankFailed: rank 1 failed in pipeline_generate: OSError: no space left"
+    failed = "RankFailed: rank 1: failed in pipeline_generate (OSError: no space left"
     for step, texts, error, shape, misuse, is_training in said["a_stage_that_fails_while_text_is_made"]:
         assert (step, texts) == (4, [])
         assert failed in error

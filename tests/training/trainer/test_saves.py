@@ -353,7 +353,7 @@ def test_two_ranks_that_save_behind_training_resume_to_the_bit(said: Said) -> No
 def test_an_error_of_one_rank_behind_training_is_raised_on_both_at_the_same_step(said: Said) -> None:
     (text, step, left), other = said["an_error_of_one_rank"]
     assert other == (text, step, left)
-    assert text.startswith("CheckpointSaveFailed: saving checkpoint-4 failed on rank 0: OSError: [Errno 28]")
+    assert text.startswith("CheckpointSaveFailed: saving checkpoint-4: failed on rank 0: OSError: [Errno 28]")
     assert left == [2]
 
 

@@ -155,4 +155,7 @@ def test_ranks_decide_alike_restore_alike_and_hear_of_errors_alike(found: Any) -
     assert (epochs in (5, 6), is_restored) == (True, True)
     assert told == [[at, loss] for at, loss in enumerate(LOSSES[:epochs])]
     assert error == "ZeroDivisionError: division by zero"
-    assert other_error == "RankFailed: rank 0 failed in SakuraKerasCallback: ZeroDivisionError: division by zero"
+    assert other_error == (
+        "RankFailed: rank 0: failed in SakuraKerasCallback (ZeroDivisionError: division by zero); "
+        "read its own error there"
+    )
