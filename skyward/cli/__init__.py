@@ -128,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # Python's own flush would be too late to catch
         return status
     except errors.SkywardError as error:
-        print(f"skyward: {error} [{error.page}]", file=sys.stderr)
+        from .screen import complain
+
+        complain(error)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -99,7 +98,9 @@ def _refusing(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
         try:
             return act(arguments)
         except OSError as error:
-            print(f"skyward: {error}", file=sys.stderr)
+            from .screen import complain
+
+            complain(error)
             return 1
 
     return run
@@ -108,7 +109,7 @@ def _refusing(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 def _ls(arguments: argparse.Namespace) -> int:
     from ..stores.folders import folder_at
     from ..training.checkpoint.layout import checkpoints_in, manifest_at
-    from .screen import table
+    from .screen import complain, table
 
     rows = []
     for saved in checkpoints_in(arguments.output_dir):
@@ -118,7 +119,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         shown += "" if saved.is_sound else " not finite"
         rows.append([saved.path, manifest.timestamp[:19], str(manifest.world_size), _size(manifest.total_bytes), shown])
     if not rows:
-        print(f"{arguments.output_dir}: no complete checkpoint found", file=sys.stderr)
+        complain(f"{arguments.output_dir}: no complete checkpoint is there; name the output_dir of a run")
         return 1
     print("\n".join(table(["checkpoint", "written (UTC)", "ranks", "size", "metrics"], rows, right=[2, 3])))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 HELP = "end a pool, its calls and its machines"
 
@@ -33,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..errors import SkywardError
     from ..pool.fleet import end
-    from .screen import is_sure
+    from .screen import complain, is_sure
 
     if bool(arguments.pool) == arguments.all:
         arguments.parser.error("POOL is missing; name the pools to end, or pass --all")
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             print(f"{name}: {end(name)}", flush=True)
         except SkywardError as error:
-            print(f"skyward: {name}: {error}", file=sys.stderr)
+            complain(error, of=name)
             status = 1
     return status
 

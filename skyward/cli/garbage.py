@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -57,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--host: needs --cache, because pools leave nothing but caches on your hosts; add --cache"
         )
     from ..providers.local import collect_garbage
+    from .screen import complain
 
     lines: list[str] = []
     failures: list[Any] = []
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             + (", and no machine is rented for it" if was_asked else " (no provider was checked)")
         )
     for failure in failures:
-        print(f"skyward: {failure}", file=sys.stderr)
+        complain(failure)
     return 1 if failures else 0
 
 
@@ -106,6 +106,7 @@ def _clear_caches(providers: Iterable[str], hosts: list[str]) -> int:
     """
     from ..pool.config import mentioned_providers
     from ..providers.ssh import SSH
+    from .screen import complain
 
     outcomes: dict[str, Any] = {"this machine": _here()}
     named = [SSH(hosts=hosts)] if hosts else []
@@ -114,12 +115,12 @@ def _clear_caches(providers: Iterable[str], hosts: list[str]) -> int:
         if isinstance(provider, SSH):
             outcomes |= provider.clear_caches()
     for error in wrong:
-        print(f"skyward: {error}", file=sys.stderr)
+        complain(error)
     failed = bool(wrong)
     for host, cleared in outcomes.items():
         if isinstance(cleared, Exception):
             failed = True
-            print(f"skyward: {cleared}", file=sys.stderr)
+            complain(cleared)
             continue
         in_use = f"; {len(cleared.kept)} in use or just used, kept" if cleared.kept else ""
         print(f"{host}: {cleared.freed_gib:.2f} GiB removed{in_use}")

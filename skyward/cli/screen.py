@@ -66,6 +66,16 @@ def as_json(value: Any) -> str:
     return json.dumps(value, default=_plain, indent=2)
 
 
+def complain(error: object, *, of: str = "") -> None:
+    """Write an error as every command does: its message, and the name of its page where it has one.
+
+    of: what the error belongs to, if a command does several things.
+    """
+    subject = f"{of}: " if of else ""
+    page = getattr(error, "page", "")
+    print(f"skyward: {subject}{error}{f' [{page}]' if page else ''}", file=sys.stderr)
+
+
 def is_sure(action: str, question: str) -> bool:
     """Ask whether to go on with what cannot be undone. Without a terminal the answer is no, and says so.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,6 +81,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 def _each(hosts: list[str], action: Callable[[str, Any], None]) -> int:
     """Run an action on this machine, or on each host. Return the exit status."""
     from ..errors import SkywardError
+    from .screen import complain
 
     failed = False
     for machine, connected in _machines(hosts):
@@ -90,7 +90,7 @@ def _each(hosts: list[str], action: Callable[[str, Any], None]) -> int:
                 action(machine, run)
         except SkywardError as error:
             failed = True
-            print(f"skyward: {machine}: {error}", file=sys.stderr)
+            complain(error, of=machine)
     return 1 if failed else 0
 
 
