@@ -49,7 +49,7 @@ def remove_volume(run: Runner, name: str) -> StoredVolume:
         if kind == "removed":
             return _stored(text)
         if kind == "missing":
-            raise UsageError(f"volume={name!r}: there is no such volume; `skyward volume list` shows all", field="name")
+            raise UsageError(f"volume={name!r}: there is no such volume; see `skyward volume list`", field="name")
         if kind == "used":
             raise UsageError(f"volume={name!r}: a pool uses it; close that pool first", field="name")
     raise ProviderError(f"volume={name!r}: its files cannot be deleted; check who owns them")

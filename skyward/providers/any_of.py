@@ -182,7 +182,7 @@ class AnyOf:
                 self._leave(pool, entry, error)
                 if spec.stop.is_set():
                     raise
-                reason = _reason(entry, error).partition("\n")[0].partition("; tried")[0]
+                reason = _reason(entry, error).partition("\n")[0].partition("; ")[0]
                 _log.warning("%s: %s has no machines for this pool: %s", pool, entry, reason)
         tried = {index for index, _ in failures}
         failures += [(index, error) for index, error in self._refusals.items() if index not in tried]

@@ -148,8 +148,8 @@ class RentalAttempts:
             shown.append(f"... and {len(self._tried) - _SHOWN} more")
         kind = QuotaExceeded if self._tried and self._is_only_quota else NoCapacity
         return kind(
-            f"{self.provider.name}: asked for {len(self.nodes)} machine(s) together in one zone, got 0; tried "
-            f"{len(self._tried)} offer(s):\n  " + "\n  ".join(shown) + "\n" + _advice(self.spec),
+            f"{self.provider.name}: asked for {len(self.nodes)} machine(s) together in one zone, got 0 from "
+            f"{len(self._tried)} offer(s); {_advice(self.spec)}. The answers:\n  " + "\n  ".join(shown),
             tried=tuple(self._tried),
         )
 

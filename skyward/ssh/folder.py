@@ -105,7 +105,7 @@ def connecting(target: SSHTarget, folder: str, limit_s: float) -> Iterator[None]
         with locked(folder, timeout_s=2 * limit_s):
             yield
     except TimeoutError as error:
-        message = f"ssh {target}: no connection within {limit_s:.3g} s; another process connects there, so try again"
+        message = f"ssh {target}: no connection within {limit_s:.3g} s; try again, because another process connects"
         raise Unreachable(message, host=str(target), is_final=False) from error
     except FileNotFoundError as error:
         if os.path.isdir(folder):

@@ -234,7 +234,7 @@ class ProviderSuite:
 
         monkeypatch.setattr(type(provider.cloud()), "create", refuses)
         offers = provider.offers(spec)[:2]
-        with pytest.raises(NoCapacity, match=r"asked for 3 .* got 0; tried 2 offer") as caught:
+        with pytest.raises(NoCapacity, match=r"asked for 3 .* got 0 from 2 offer") as caught:
             provider.launch(spec, offers, "suite", [0, 1, 2], lambda event: None)
         assert offers[0].instance_type in str(caught.value)
         assert journals() == []

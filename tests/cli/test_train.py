@@ -102,7 +102,7 @@ def test_leftovers_of_killed_runs_are_removed_and_live_runs_stay(
 
 def test_mistakes_are_reported_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "job_id='../x': not a job id" in said(capsys, "status", "../x", status=1)
-    assert "job_id='x': no run of this name listens here; runs: none" in said(capsys, "watch", "x", status=1)
+    assert "job_id='x': no run of this name listens here; start one" in said(capsys, "watch", "x", status=1)
     assert "usage: skyward train" in said(capsys)
 
 

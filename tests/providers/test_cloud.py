@@ -204,7 +204,7 @@ class HasAQuota(FakeCloud):
 
 def test_a_quota_applies_to_all_zones_and_is_reported_as_such() -> None:
     provider = FakeProvider(api=HasAQuota(VirtualClock()))
-    with pytest.raises(QuotaExceeded, match=r"tried 2 offer.*\n  small on-demand in a .*0 vCPUs") as caught:
+    with pytest.raises(QuotaExceeded, match=r"from 2 offer.*\n  small on-demand in a .*0 vCPUs") as caught:
         launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
     assert provider.api.calls["asked"] == len(caught.value.tried) == 2  # not in zone b
     assert journals() == []

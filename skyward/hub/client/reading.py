@@ -261,7 +261,7 @@ def experiment_named(connection: HubConnection, name: str) -> dict[str, Any]:
         if row["name"] == name:
             return row
     raise HubError(
-        f"experiment={name!r}: there is none of this name; `skyward experiment list` shows all",
+        f"experiment={name!r}: there is none of this name; see `skyward experiment list`",
         url=connection.address.url,
         status=404,
         code="missing",

@@ -115,7 +115,9 @@ class LogSender:
             accepted = self._post(log.client, batch.first, [_NOTHING])
         if accepted < batch.last:
             log.rewind(accepted)
-            raise HubError(f"records={batch.last}: the hub has {accepted} only; sending the rest again", retryable=True)
+            raise HubError(
+                f"records={batch.last}: the hub has {accepted} only; wait until the rest is sent again", retryable=True
+            )
         log.acknowledge(batch.last, batch.end)
         if not self._keeps_files:
             self._drop_files(batch)

@@ -73,7 +73,7 @@ def _part(first: str, last: str, size: int) -> tuple[int, int | None]:
         return max(size - int(last), 0), size
     start = int(first)
     if start >= size:
-        text = f"range: begins behind the end; the artifact has {size} bytes"
+        text = f"range: begins behind the end; begin below {size}, its number of bytes"
         raise HttpRefusal(Reason.INVALID, text, 416, field="range")
     return start, min(int(last) + 1, size) if last else size
 

@@ -316,7 +316,7 @@ def _resolve(text: str, name: str, grammar: Grammar, field: str) -> tuple[Entity
         return entity, canonical
     is_known = key in grammar.dataset if entity is Entity.DATASET else entity in grammar.entities
     if not is_known or not key:
-        raise _wrong(text, f"Invalid key {name[:80]!r}; this list cannot be searched by it", field)
+        raise _wrong(text, f"Invalid key {name[:80]!r}; search by another, because this list does not have it", field)
     return entity, key
 
 

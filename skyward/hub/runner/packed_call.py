@@ -106,4 +106,4 @@ class _LaunchUnpickler(pickle.Unpickler):
 
 
 def _wrong_launch(name: str) -> UsageError:
-    return UsageError(f"integration={name!r}: is not one of skyward's; jobs take those of skyward.integrations only")
+    return UsageError(f"integration={name!r}: is not one of skyward's; use one of skyward.integrations")

@@ -105,7 +105,7 @@ class Batches(Metrics):
     def _send_command(self, tx: Transaction, actor: Actor, run_id: str, action: str) -> Command:
         row = need_active_run(tx, actor, run_id)
         if RunState(row.state).is_final:
-            raise Refusal(Reason.CONFLICT, f"run_id={run_id!r}: the run is over; commands reach running ones only")
+            raise Refusal(Reason.CONFLICT, f"run_id={run_id!r}: the run is over; send commands to running ones only")
         command = artifacts.add_command(tx, row.pk, action)
         self.on_change(tx, actor, "run.command", f"run/{run_id}", {"action": action, "number": command.number})
         return command

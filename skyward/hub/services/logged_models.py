@@ -198,7 +198,7 @@ class LoggedModels(Service):
             if model.params.get(key, value) != value:
                 raise Refusal(
                     Reason.INVALID,
-                    f"params[{key}]={value[:80]!r}: was logged with another value; parameters never change, use a tag",
+                    f"params[{key}]={value[:80]!r}: was logged with another value; log a tag instead",
                     field="params",
                 )
         logged_models.set_model_params(tx, actor.project, model.pk, params)

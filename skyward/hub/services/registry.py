@@ -399,7 +399,7 @@ def _version(snapshot: ReadSnapshot, actor: Actor, name: str, version: int) -> M
 
 
 def _exists(field: str, name: str) -> Refusal:
-    text = f"{field}: Registered Model (name={name}) already exists. Add a version to it; or choose another name"
+    text = f"{field}: Registered Model (name={name}) already exists. Names are unique; choose another"
     return Refusal(Reason.EXISTS, text, field=field)
 
 

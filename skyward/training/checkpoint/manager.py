@@ -193,7 +193,7 @@ class CheckpointManager:
         path = paths[self.coordinator.ranks.rank]
         if path is None:
             raise CheckpointNotFound(
-                f"where={where!r}: no checkpoint of this step in {self._output_dir!r}; its steps are {self._steps()}",
+                f"where={where!r}: no checkpoint of this step in {self._output_dir!r}; use one of {self._steps()}",
                 path=self._output_dir,
             )
         return self.coordinator.load_checkpoint(path, strict)

@@ -108,9 +108,10 @@ def find(job_id: str) -> Client:
     """
     endpoint = endpoint_of(job_id)
     if endpoint is None:
-        known = ", ".join(endpoint.job_id for endpoint in endpoints()) or "none"
+        known = ", ".join(endpoint.job_id for endpoint in endpoints())
+        advice = f"use one of {known}" if known else "start one with a TrainerControlCallback"
         raise ControlFailed(
-            f"job_id={job_id!r}: no run of this name listens here; runs: {known}", job_id=job_id, is_gone=True
+            f"job_id={job_id!r}: no run of this name listens here; {advice}", job_id=job_id, is_gone=True
         )
     return client_of(endpoint)
 

@@ -85,7 +85,7 @@ def test_a_stop_saves_and_is_executed_when_the_run_has_ended() -> None:
         state = find("job").stop(wait_s=10)
         assert state.state == "executed"
         assert run.events == [(state.step, "save"), (state.step, "ended")]
-    with pytest.raises(ControlFailed, match="job_id='job': no run of this name listens here; runs: none"):
+    with pytest.raises(ControlFailed, match="job_id='job': no run of this name listens here; start one"):
         find("job")
 
 
