@@ -153,8 +153,8 @@ class ActiveRun:
         for key, text in texts.items():
             if self._params.get(key, text) != text:
                 raise UsageError(
-                    f"params[{key!r}]={text!r:.60}: the run has {self._params[key]!r:.60} already; log it under another "
-                    "key, because parameters do not change",
+                    f"params[{key!r}]={text!r:.60}: the run has {self._params[key]!r:.60} already; log it under "
+                    "another key, because parameters do not change",
                     field=key,
                     value=text,
                 )
