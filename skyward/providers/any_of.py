@@ -269,7 +269,7 @@ class AnyOf:
         reasons = tuple(f"{self.entries[index]}: {_reason(self.entries[index], error)}" for index, error in failures)
         advice = "add an entry, ask for fewer nodes or less of each, or try again later"
         lines = (reason.replace("\n", "\n  ") for reason in reasons)
-        text = "\n  ".join([f"any_of: {problem}; {advice}. The reason of each entry:", *lines])
+        text = "\n  ".join([f"any_of: {problem}; {advice}:", *lines])
         if kinds == {AuthFailed}:
             return AuthFailed(text)
         if kinds == {QuotaExceeded}:

@@ -149,7 +149,7 @@ class RentalAttempts:
         kind = QuotaExceeded if self._tried and self._is_only_quota else NoCapacity
         return kind(
             f"{self.provider.name}: asked for {len(self.nodes)} machine(s) together in one zone, got 0 from "
-            f"{len(self._tried)} offer(s); {_advice(self.spec)}. The answers:\n  " + "\n  ".join(shown),
+            f"{len(self._tried)} offer(s); {_advice(self.spec)}:\n  " + "\n  ".join(shown),
             tried=tuple(self._tried),
         )
 
