@@ -121,7 +121,7 @@ def test_an_image_that_cannot_be_pulled_is_named(host: Hosts, podman: Podman) ->
 
 @pytest.mark.parametrize(
     ("lacks", "words"),
-    [("tar", "`tar` is missing; .* in the image"), ("sh", "its sh cannot be run: .*; use")],
+    [("tar", "`tar` is missing; .* in the image"), ("sh", "its sh cannot be run .*; use")],
 )
 def test_an_image_that_lacks_a_program_is_refused(host: Hosts, podman: Podman, lacks: str, words: str) -> None:
     name = f"localhost/without-{lacks}:1"

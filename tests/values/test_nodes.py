@@ -50,7 +50,7 @@ def test_an_illegal_number_is_refused_by_name(written: Any, words: tuple[str, ..
 
 
 def test_the_start_lies_between_the_bounds() -> None:
-    with pytest.raises(UsageError, match=r"nodes.desired=9: set it between min=2 and max=8"):
+    with pytest.raises(UsageError, match=r"nodes.desired=9: outside min and max; set 2 to 8"):
         sky.Nodes(2, 9, 8)
 
 

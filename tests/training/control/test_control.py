@@ -277,7 +277,7 @@ def test_the_files_of_a_killed_run_are_ignored_and_swept(jobs: Path) -> None:
         local = Path(json.loads((jobs / "killed" / "endpoint.json").read_text())["socket"])
         assert local.exists()
         assert runs() == []
-        with pytest.raises(ControlFailed, match="no run called 'killed'"):
+        with pytest.raises(ControlFailed, match="job_id='killed': no run of this name"):
             find("killed")
     with run_in_thread(a_run()):  # the next one sweeps
         assert sorted(path.name for path in jobs.iterdir()) == [".lock", "job"]
