@@ -284,7 +284,7 @@ class Job(Generic[T]):
             left_s = pause_s if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 why = f" ({body['why']})" if body["why"] else ""
-                problem = f"job={self.id}: is {body['status']}{why} after {timeout:g} s"
+                problem = f"job={self.id}: is {body['status']} after {timeout:g} s{why}"
                 raise TimeoutError(f"{problem}; raise timeout, or ask again later")
             time.sleep(min(pause_s, left_s))
             pause_s = min(_LONGEST_LOOK_S, pause_s * 1.3)

@@ -144,8 +144,8 @@ def manifest_at(folder: Folder) -> Manifest:
     files = tuple(_legacy_files(folder, names))
     if not files:
         raise CheckpointNotFound(
-            f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt); see what is, with "
-            f"`skyward checkpoint ls {folder.parent()[0].path}`",
+            f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt); list those of a run with "
+            "`skyward checkpoint ls DIR`",
             path=folder.path,
         )
     components = dict(manifest.components)
