@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
+import textwrap
 from pathlib import Path
 
 from ..errors import SkywardError, UsageError
@@ -28,6 +30,9 @@ from Python: skyward.cli.explain.explanation()
 _PAGES = (Path(__file__).with_name("errors.md"), Path(__file__).resolve().parents[2] / "docs" / "errors.md")
 
 
+_ENDLESS = 100_000  # columns of a file or a pipe
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("code", nargs="?", metavar="CODE", help="name of an error, such as NodeLost or node-lost")
 
@@ -36,9 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.code:
         print(explanation(arguments.code))
         return 0
+    wide = shutil.get_terminal_size((_ENDLESS, 0)).columns
     width = max(len(page) for page in sections())
     for page, text in sections().items():
-        print(f"{page:<{width}}  {_first_sentence(text)}")
+        line = f"{page:<{width}}  {_first_sentence(text)}"
+        print(textwrap.fill(line, wide, subsequent_indent=" " * (width + 2)))
     return 0
 
 

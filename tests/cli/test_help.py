@@ -36,6 +36,29 @@ def test_every_option_has_a_help(parser: argparse.ArgumentParser) -> None:
     assert [action.dest for action in parser._actions if not action.help and action.choices is None] == []
 
 
+@pytest.mark.parametrize("parser", [*parsers(build_parser())], ids=lambda parser: parser.prog)
+def test_help_fits_a_narrow_terminal_and_keeps_commands_whole(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    text = parser.format_help()
+    assert [line for line in text.splitlines() if len(line) > 60 and not line.startswith("  skyward ")] == []
+    commands = [line for line in (parser.epilog or "").splitlines() if line.startswith("  skyward ")]
+    assert [command for command in commands if command not in text] == []
+
+
+def test_the_list_of_errors_fits_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["explain"]) == 0
+    narrow = capsys.readouterr().out
+    assert max(len(line) for line in narrow.splitlines()) <= 60
+    monkeypatch.delenv("COLUMNS")  # not a terminal: a line for each, to search in
+    assert main(["explain"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(sections())
+
+
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 def test_bash_completes_commands_and_options() -> None:
     script = subprocess.run(
