@@ -29,10 +29,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import select
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -59,6 +57,7 @@ from . import (
     train,
     volume,
 )
+from .layout import HelpLayout
 
 __all__ = ["main"]
 
@@ -86,8 +85,8 @@ COMMANDS: dict[str, ModuleType] = {
 }
 
 DESCRIPTION = """\
-Decorate a Python function, choose where it runs at the call site, get its value back.
-This command manages your pools and machines. You start the work itself from Python:
+Decorate a Python function, choose where it runs at the call site, get its value
+back. This command manages pools and machines. Work starts in Python:
     import skyward as sky
     @sky.compute
     def hello(name):
@@ -100,8 +99,6 @@ EPILOG = """\
 example: skyward doctor
 exit status: 0 success, 1 something needs your attention, 2 wrong command line
 """
-
-_OWN_LINE = re.compile(r"(?:examples?|exit status|from Python): ?")
 
 # 128 + the signal, as a shell reports a program that Ctrl-C ended, or whose reader left (`| head`).
 INTERRUPTED, READER_LEFT = 130, 141
@@ -156,34 +153,15 @@ def _reader_left() -> bool:
     return True
 
 
-class _Layout(argparse.HelpFormatter):
-    """Help as wide as the terminal. Prose is filled; indented lines, such as commands to copy, stay as they are."""
-
-    # argparse has no public way; its own RawDescriptionHelpFormatter overrides the same method, but fills nothing.
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs: list[str] = []
-        for line in text.splitlines():
-            is_prose = bool(line) and not line[0].isspace() and not _OWN_LINE.match(line)
-            if is_prose and paragraphs and paragraphs[-1][:1].strip():
-                paragraphs[-1] += f" {line}"
-            else:
-                paragraphs.append(line)
-        wide = max(width, 1)
-        return "\n".join(
-            line if line[:1].isspace() else textwrap.fill(line, wide, break_long_words=False, break_on_hyphens=False)
-            for line in paragraphs
-        )
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line. The documentation and shell completion read it too."""
-    parser = argparse.ArgumentParser(prog="skyward", description=DESCRIPTION, epilog=EPILOG, formatter_class=_Layout)
+    parser = argparse.ArgumentParser(prog="skyward", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpLayout)
     parser.add_argument("--version", action="version", version=f"skyward {_version.__version__}")
     parser.set_defaults(run=None, parser=parser, whole_parser=parser)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
         texts = {"help": command.HELP, "description": command.DESCRIPTION, "epilog": command.EPILOG}
-        own = subcommands.add_parser(name, **texts, formatter_class=_Layout)
+        own = subcommands.add_parser(name, **texts, formatter_class=HelpLayout)
         own.set_defaults(run=getattr(command, "run", None), parser=own)
         command.add_options(own)
     return parser

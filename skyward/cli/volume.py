@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .layout import HelpLayout
+
 HELP = "list and remove volumes, the folders that outlive pools"
 
 DESCRIPTION = """\
@@ -25,9 +27,6 @@ from Python: skyward.bootstrap.volumes.list_volumes() and remove_volume()
 """
 
 
-_LAYOUT = argparse.RawDescriptionHelpFormatter
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, run, text, epilog in (
@@ -40,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         action = actions.add_parser(
-            name, help=text, description=text.capitalize() + ".", epilog=epilog, formatter_class=_LAYOUT
+            name, help=text, description=text.capitalize() + ".", epilog=epilog, formatter_class=HelpLayout
         )
         if run is _remove:
             action.add_argument("name", metavar="NAME", help="name of the volume, or URL of the store")

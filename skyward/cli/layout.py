@@ -1,0 +1,30 @@
+"""Layout of the help texts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+
+_OWN_LINE = re.compile(r"(?:exit status|from Python): ")
+_AS_IT_IS = re.compile(r"\s|examples?:|$")
+
+
+class HelpLayout(argparse.HelpFormatter):
+    """Help as wide as the terminal. Prose is filled; indented lines and examples, to be copied, stay as they are."""
+
+    # argparse has no public way. Its own RawDescriptionHelpFormatter overrides the same method, but fills nothing, so a
+    # narrow terminal breaks its lines anywhere.
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs: list[str] = []
+        for line in text.splitlines():
+            goes_on = bool(paragraphs) and not _AS_IT_IS.match(paragraphs[-1])
+            if goes_on and not _AS_IT_IS.match(line) and not _OWN_LINE.match(line):
+                paragraphs[-1] += f" {line}"
+            else:
+                paragraphs.append(line)
+        return "\n".join(line if _AS_IT_IS.match(line) else _filled(line, width) for line in paragraphs)
+
+
+def _filled(paragraph: str, width: int) -> str:
+    return textwrap.fill(paragraph, max(width, 1), break_long_words=False, break_on_hyphens=False)
