@@ -57,7 +57,7 @@ from . import (
     train,
     volume,
 )
-from .layout import HelpLayout
+from .layout import Parser
 
 __all__ = ["main"]
 
@@ -155,13 +155,13 @@ def _reader_left() -> bool:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the whole command line. The documentation and shell completion read it too."""
-    parser = argparse.ArgumentParser(prog="skyward", description=DESCRIPTION, epilog=EPILOG, formatter_class=HelpLayout)
+    parser = Parser(prog="skyward", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"skyward {_version.__version__}")
     parser.set_defaults(run=None, parser=parser, whole_parser=parser)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
         texts = {"help": command.HELP, "description": command.DESCRIPTION, "epilog": command.EPILOG}
-        own = subcommands.add_parser(name, **texts, formatter_class=HelpLayout)
+        own = subcommands.add_parser(name, **texts)
         own.set_defaults(run=getattr(command, "run", None), parser=own)
         command.add_options(own)
     return parser

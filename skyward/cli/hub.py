@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from .hub_data import add_data
 from .hub_import import add_import
 from .hub_people import add_people
-from .layout import HelpLayout
 
 if TYPE_CHECKING:
     from ..hub.http.local import Welcome
@@ -87,7 +86,6 @@ def _add(actions: _Actions, name: str, text: str, example: str) -> argparse.Argu
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
         epilog=f"example: skyward hub {example}",
-        formatter_class=HelpLayout,
     )
     own.set_defaults(parser=own)
     return own

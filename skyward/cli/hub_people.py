@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .layout import HelpLayout
-
 if TYPE_CHECKING:
     _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -64,7 +62,6 @@ def add_action(actions: _Actions, name: str, text: str, example: str, run: Run) 
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
         epilog=f"example: skyward {example}",
-        formatter_class=HelpLayout,
     )
     own.add_argument("--json", action="store_true", help="print JSON")
     own.set_defaults(run=run, parser=own)
@@ -77,7 +74,6 @@ def _group(actions: _Actions, name: str, text: str, example: str) -> _Actions:
         help=text,
         description=f"{text[0].upper()}{text[1:]}. SKYWARD_HUB_URL and SKYWARD_HUB_TOKEN name the hub.",
         epilog=f"example: skyward {example}\nfrom Python: functions of skyward.hub.client.people",
-        formatter_class=HelpLayout,
     )
     own.set_defaults(run=None, parser=own)
     return own.add_subparsers(title="actions", metavar="ACTION")

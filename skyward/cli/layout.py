@@ -1,16 +1,17 @@
-"""Layout of the help texts."""
+"""Parsers whose help fits the terminal."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import textwrap
+from typing import Any
 
 _OWN_LINE = re.compile(r"(?:exit status|from Python): ")
 _AS_IT_IS = re.compile(r"\s|examples?:|$")
 
 
-class HelpLayout(argparse.HelpFormatter):
+class _Layout(argparse.HelpFormatter):
     """Help as wide as the terminal. Prose is filled; indented lines and examples, to be copied, stay as they are."""
 
     # argparse has no public way. Its own RawDescriptionHelpFormatter overrides the same method, but fills nothing, so a
@@ -28,3 +29,10 @@ class HelpLayout(argparse.HelpFormatter):
 
 def _filled(paragraph: str, width: int) -> str:
     return textwrap.fill(paragraph, max(width, 1), break_long_words=False, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser with this layout, as are the parsers of its subcommands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Layout, **options})

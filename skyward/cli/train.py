@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ..core.printable import printable
-from .layout import HelpLayout
 
 if TYPE_CHECKING:
     from ..calls.control import CommandState, RunStatus
@@ -116,7 +115,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="follow a training until it ends",
         description=_WATCH_DESCRIPTION,
         epilog="example: skyward train watch my-run",
-        formatter_class=HelpLayout,
     )
     watch.add_argument("job", metavar="JOB", help="id of the training; see `skyward train list`")
     watch.add_argument(
@@ -133,7 +131,6 @@ def _add_report(commands: _Commands) -> None:
         help="write an HTML page of a run from its logs",
         description=_REPORT_DESCRIPTION,
         epilog=_REPORT_EPILOG,
-        formatter_class=HelpLayout,
     )
     report.add_argument(
         "run_dir",

@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .layout import HelpLayout
-
 HELP = "list and remove volumes, the folders that outlive pools"
 
 DESCRIPTION = """\
@@ -38,9 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "example: skyward volume remove cache",
         ),
     ):
-        action = actions.add_parser(
-            name, help=text, description=text.capitalize() + ".", epilog=epilog, formatter_class=HelpLayout
-        )
+        action = actions.add_parser(name, help=text, description=text.capitalize() + ".", epilog=epilog)
         if run is _remove:
             action.add_argument("name", metavar="NAME", help="name of the volume, or URL of the store")
         action.add_argument(
