@@ -58,7 +58,7 @@ class MessageTexts:
                 return self._any(returned, (*seen, ("", name)))
         return [_VALUE]
 
-    def statement(self, node: ast.AST) -> ast.AST:
+    def statement(self, node: ast.AST) -> ast.stmt:
         """Return the statement that a node is in."""
         while not isinstance(node, ast.stmt):
             node = self._parents[node]
@@ -124,8 +124,8 @@ def _assigned(node: ast.AST, name: str, *, everywhere: bool = True) -> Iterator[
             case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                 yield value
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                for target, value in zip(targets, values, strict=False):
-                    if isinstance(target, ast.Name) and target.id == name:
+                for element, value in zip(targets, values, strict=False):
+                    if isinstance(element, ast.Name) and element.id == name:
                         yield value
 
 
