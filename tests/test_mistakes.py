@@ -310,7 +310,7 @@ OPTIONS = [
     Mistake("volume", lambda _: made(volumes={"a": 1}), UsageError, ("volumes['a']=1", "pass sky.Volume(")),
     Mistake("Volume(url)", lambda _: sky.Volume("s3://k:v@b/x"), UsageError, ("has credentials", "sky.Secret(")),
     Mistake("Volume(file)", lambda _: sky.Volume("file://x/y"), UsageError, ("a folder of a disk is no store",)),
-    Mistake("Volume(memory)", lambda _: sky.Volume("memory://x"), UsageError, ("memory of its own",)),
+    Mistake("Volume(memory)", lambda _: sky.Volume("memory://x"), UsageError, ("its own memory",)),
     Mistake("cache_gib=", lambda _: sky.Volume("s3://b", cache_gib=0), UsageError, ("Volume.cache_gib=0", "> 0")),
     Mistake("read_only=", lambda _: sky.Volume("s3://b", read_only=untyped), UsageError, ("use True, False",)),
     Mistake(

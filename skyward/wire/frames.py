@@ -203,7 +203,9 @@ class FrameParser:
         while end - at >= _HEADER_SIZE:
             length, kind, flags, lane, ident = _unpack_header(data, at)
             if length > MAX_BODY:
-                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds {MAX_BODY}; report this bug")
+                raise InternalError(
+                    f"wire: frame of {length} bytes (kind {kind}) exceeds the limit of {MAX_BODY}; report this bug"
+                )
             stop = at + _HEADER_SIZE + length
             if stop > end:
                 break

@@ -423,7 +423,9 @@ class StreamChannel:
         while have - at >= HEADER.size:
             length, kind, flags, lane, ident = HEADER.unpack_from(self._buffer, at)
             if length > MAX_BODY:
-                raise InternalError(f"wire: frame of {length} bytes (kind {kind}) exceeds {MAX_BODY}; report this bug")
+                raise InternalError(
+                    f"wire: frame of {length} bytes (kind {kind}) exceeds the limit of {MAX_BODY}; report this bug"
+                )
             stop = at + HEADER.size + length
             if stop > have:
                 break

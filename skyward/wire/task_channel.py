@@ -303,7 +303,7 @@ class MessagePieces:
         self._parts.append(body)
         self._size += len(body)
         if self._size > self._limit + PIECE_BYTES:
-            raise InternalError(f"channel: a message exceeds {self._limit} bytes; report this bug")
+            raise InternalError(f"channel: a message exceeds the limit of {self._limit} bytes; report this bug")
         if lane != _WHOLE:
             return None
         message = b"".join(self._parts)

@@ -437,7 +437,7 @@ def test_an_actor_waits_for_a_node_and_is_refused_if_none_can_hold_it() -> None:
     assert isinstance(refused, Unsettle)
     assert refused.why.startswith("no node can ever hold 2 CPUs")
     scheduler.submit_actor(3, nodes=(0,), need=Need(devices=UNIT))
-    gone = "no node is left that it may live on"
+    gone = "no node is left that it may live on; make it on another node, or open a new pool"
     assert scheduler.node_lost(0, will_return=False) == [Unsettle(3, gone)]
     assert scheduler.submit_actor(4, nodes=(0,), need=Need(devices=UNIT)) == [Unsettle(4, gone)]
 

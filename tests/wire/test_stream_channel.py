@@ -220,7 +220,7 @@ def test_bytes_that_are_no_frame_are_an_error() -> None:
 
 def test_a_descriptor_that_is_no_blob_cannot_be_sent() -> None:
     channel = StreamChannel(checks_blobs=False)
-    with pytest.raises(InternalError, match="cannot send a file descriptor"):
+    with pytest.raises(InternalError, match="cannot carry a file descriptor"):
         channel.queue(FrameKind.LINE, 1, fd=0)
 
 
