@@ -126,8 +126,8 @@ def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
         if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
             raise corrupt(where, f"cannot be loaded ({error})") from error
         raise UsageError(
-            f"{where}: has objects of classes whose loading may run code ({error}); if you trust the file, pass "
-            "allow_pickle=True, or allow the classes with torch.serialization.add_safe_globals([...])"
+            f"{where}: has objects of classes whose loading may run code; if you trust the file, pass "
+            f"allow_pickle=True, or allow the classes with torch.serialization.add_safe_globals([...]): {error}"
         ) from error
     except (ValueError, KeyError, TypeError) as error:  # raised for a damaged mark
         raise corrupt(where, f"cannot be loaded ({type(error).__name__}: {error})") from error

@@ -153,7 +153,7 @@ def test_a_manifest_that_is_no_json_or_of_the_future_is_refused(tmp_path: Path) 
     manifest = path / "checkpoint_manifest.json"
     text = manifest.read_text()
     manifest.write_text(text.replace('"format_version": 2', '"format_version": 3'))
-    with pytest.raises(CheckpointCorrupt, match="reads up to 2; use a newer one"):
+    with pytest.raises(CheckpointCorrupt, match="reads up to 2; install a newer version"):
         of_box(tmp_path, Box({})).load_checkpoint(path)
     manifest.write_text(text[:-20])
     with pytest.raises(CheckpointCorrupt, match="cannot be read"):

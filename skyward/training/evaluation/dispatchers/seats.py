@@ -185,7 +185,7 @@ class SeatedDispatcher(abc.ABC):
                 task.future,
                 TaskTimeout(
                     f"{self.name}: the evaluation of step {task.job.step} ran longer than its timeout_s of "
-                    f"{seconds:g} s, and {fate}; raise timeout_s, or use a smaller eval_dataset",
+                    f"{seconds:g} s ({fate}); raise timeout_s, or use a smaller eval_dataset",
                     timeout_s=seconds,
                 ),
             )
