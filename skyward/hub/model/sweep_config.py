@@ -288,9 +288,9 @@ def _dimension(field: str, body: Any) -> Dimension:
     if limits["min"] >= limits["max"]:
         _refuse(f"{field}.min", limits["min"], f"is not below max={limits['max']}; swap or widen them")
     if kind in _LOGARITHMIC and limits["min"] <= 0:
-        _refuse(f"{field}.min", limits["min"], f"is not above 0; a {kind} needs that")
+        _refuse(f"{field}.min", limits["min"], f"is not above 0, as a {kind} needs it; raise it")
     if "step" in limits and (kind in _LOGARITHMIC or limits["step"] <= 0):
-        _refuse(f"{field}.step", limits["step"], "must be above 0, and only uniform and int_uniform have one")
+        _refuse(f"{field}.step", limits["step"], "must be above 0; set it for uniform and int_uniform only")
     return Dimension(type=kind, min=limits["min"], max=limits["max"], step=limits.get("step"))
 
 

@@ -150,7 +150,7 @@ class Sweep:
                         state=job.status,
                     )
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"sweep={self.name!r}: is {body['status']} after {timeout:g} s")
+                raise TimeoutError(f"sweep={self.name!r}: is {body['status']} after {timeout:g} s; raise timeout")
             time.sleep(_LOOK_S)
         return self
 
