@@ -22,8 +22,8 @@ from .job_scheduler import JobScheduler, make_snapshot
 from .jobs import record_of
 
 KEPT_MS, PART = 1000, 0.05
-"""Milliseconds for which one look at the queue serves all who ask, at least, and the part of a core that looks may take:
-with 10,000 waiting jobs each one takes 0.25 s."""
+"""Milliseconds for which one look at the queue serves all who ask, at least, and the part of a core that looks may
+take: with 10,000 waiting jobs each one takes 0.25 s."""
 
 
 @dataclass(frozen=True, slots=True)
