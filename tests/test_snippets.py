@@ -54,6 +54,7 @@ import torch
 from skyward.training import Trainer, TrainingArguments
 trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments("out"), train_dataset=[])
 """,
+    "hub_commands": HUB,
     "hub_jobs": HUB,
     "hub_sweeps": HUB,
     "joblib": """

@@ -41,6 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--vcpus", type=int, default=0, metavar="N", help="virtual CPUs of a node")
     add.add_argument("--memory-gib", type=float, default=0.0, metavar="GIB", help="memory of a node")
     add.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD", help="price of a node")
+    add.add_argument(
+        "--keep", default="0", metavar="TIME", help="how long machines wait for the next job, such as 10m (default: 0)"
+    )
     add.set_defaults(run=_declare)
     for name, text in (
         ("drain", "let running jobs end on a set, and begin none"),
@@ -97,7 +100,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return 0
-    print("\n".join(table(["set", "provider", "kind", "nodes", "used", "devices", "state"], map(_cells, rows))))
+    print("\n".join(table(["set", "provider", "kind", "nodes", "used", "kept", "devices", "state"], map(_cells, rows))))
     return 0
 
 
@@ -106,12 +109,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
     devices = f"{machines['devices']} {machines['accelerator']}" if machines["accelerator"] else "-"
     state = "draining" if row["is_draining"] else "open"
     provider = str(machines["provider"]["type"])
-    return [row["name"], provider, machines["kind"], str(machines["nodes"]), str(row["used_nodes"]), devices, state]
+    kept = str(row["kept_nodes"]) + (f" (${row['kept_cost_usd']:.2f})" if row["kept_cost_usd"] else "")
+    nodes = [str(machines["nodes"]), str(row["used_nodes"]), kept]
+    return [row["name"], provider, machines["kind"], *nodes, devices, state]
 
 
 def _declare(arguments: argparse.Namespace) -> int:
     from ..errors import UsageError
     from ..hub.client.capacity import declare
+    from ..hub.client.job_file import seconds_of
 
     try:
         provider = json.loads(arguments.provider)
@@ -120,7 +126,8 @@ def _declare(arguments: argparse.Namespace) -> int:
             f'provider={arguments.provider!r}: is not JSON ({error}); write \'{{"type": "local"}}\''
         ) from None
     facts = ("kind", "nodes", "devices", "accelerator", "vcpus", "memory_gib", "usd_per_hour")
-    declare(arguments.name, provider, **{name: getattr(arguments, name) for name in facts})
+    keep_s = 0.0 if arguments.keep == "0" else seconds_of("keep", arguments.keep)
+    declare(arguments.name, provider, keep_s=keep_s, **{name: getattr(arguments, name) for name in facts})
     return 0
 
 

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 HELP = "submit jobs to a hub, follow and steer them"
 
 DESCRIPTION = """\
-Jobs are calls that wait their turn in a hub and outlive the program that submitted them. SKYWARD_HUB_URL and
-SKYWARD_HUB_TOKEN name the hub; `skyward hub up` prints them.
+Jobs are calls and commands that wait their turn in a hub and outlive the program that submitted them.
+SKYWARD_HUB_URL and SKYWARD_HUB_TOKEN name the hub; `skyward hub up` prints them.
 """
 
 EPILOG = """\
 examples:
   skyward job submit train.py:main --args '[3e-4]' --nodes 2 --on all
+  skyward job submit job.yaml
+  skyward job submit --nodes 2 --max-duration 48h -- python train.py --lr 3e-4
   skyward job list --status running
   skyward job logs ID
   skyward job why ID
@@ -45,16 +47,23 @@ _ORDERS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    submit = _add(actions, "submit", "submit a call of a function in a Python file", "submit train.py:main --nodes 2")
-    submit.add_argument("function", metavar="FILE:FUNCTION", help="function of a file, such as train.py:main")
-    submit.add_argument("--args", default="[]", metavar="JSON", help="its arguments, as a JSON list or object")
-    submit.add_argument("--on", choices=["one", "all"], default="one", help="one node, or each (default: one)")
-    submit.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes, all at once (default: 1)")
+    submit = _add(
+        actions, "submit", "submit a call, a command, or a file of YAML", "submit --nodes 2 -- python train.py"
+    )
+    submit.add_argument(
+        "what", nargs="+", metavar="WHAT", help="train.py:main (a function of a file), job.yaml, or a command"
+    )
+    submit.add_argument("--args", default="[]", metavar="JSON", help="a call's arguments, as a JSON list or object")
+    submit.add_argument("--on", choices=["one", "all"], default="one", help="a call: one node, or each (default: one)")
+    submit.add_argument("--nodes", type=int, metavar="N", help="nodes, all at once (default: 1)")
     submit.add_argument("--accelerator", metavar="NAME", help="accelerator of each node, such as A100")
     submit.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
-    submit.add_argument("--name", metavar="NAME", help="name of the job (default: the function's)")
-    submit.add_argument("--priority", choices=["low", "medium", "high"], default="medium")
-    submit.add_argument("--max-duration-s", type=float, default=86_400.0, metavar="S", help="default: 86400")
+    submit.add_argument("--name", metavar="NAME", help="name of the job (default: the function's or the program's)")
+    submit.add_argument("--priority", choices=["low", "medium", "high"], help="default: medium")
+    submit.add_argument(
+        *("--max-duration", "--max-duration-s"), dest="max_duration", metavar="TIME", help="such as 48h (default: 24h)"
+    )
+    submit.add_argument("--keep", metavar="TIME", help="how long its machines wait for your next job, such as 10m")
     submit.add_argument("--preemptible", action="store_true", help="more urgent work may tell it to make way")
     submit.add_argument("--hold", action="store_true", help="wait until it is released")
     submit.set_defaults(run=_submit)
@@ -90,11 +99,24 @@ def _with_id(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace]
 
 
 def _submit(arguments: argparse.Namespace) -> int:
+    first = arguments.what[0]
+    is_alone = len(arguments.what) == 1
+    if is_alone and first.endswith((".yaml", ".yml")):
+        print(_submit_file(arguments, Path(first)))
+    elif is_alone and (".py:" in first or first.endswith(".py")):
+        print(_submit_call(arguments, first))
+    else:
+        print(_submit_form(arguments, {"command": arguments.what}))
+    return 0
+
+
+def _submit_call(arguments: argparse.Namespace, place: str) -> str:
     from ..calls.compute import as_compute
     from ..errors import UsageError
+    from ..hub.client.job_file import seconds_of
     from ..hub.client.jobs import submit
 
-    function = function_of(arguments.function)
+    function = function_of(place)
     try:
         given = json.loads(arguments.args)
     except ValueError as error:
@@ -106,17 +128,61 @@ def _submit(arguments: argparse.Namespace) -> int:
     job = submit(
         call,
         on=arguments.on,
-        nodes=arguments.nodes,
+        nodes=1 if arguments.nodes is None else arguments.nodes,
         accelerator=arguments.accelerator,
         project=arguments.project,
         name=arguments.name,
-        priority=arguments.priority,
-        max_duration_s=arguments.max_duration_s,
+        priority=arguments.priority or "medium",
+        max_duration_s=seconds_of("max-duration", arguments.max_duration or "24h"),
         preemptible=arguments.preemptible,
+        keep_s=None if arguments.keep is None else seconds_of("keep", arguments.keep),
         hold=arguments.hold,
     )
-    print(job.id)
-    return 0
+    return job.id
+
+
+def _submit_file(arguments: argparse.Namespace, path: Path) -> str:
+    from ..hub.client.job_file import read_job_file
+
+    return _submit_form(arguments, read_job_file(path))
+
+
+def _submit_form(arguments: argparse.Namespace, form: dict[str, Any]) -> str:
+    """Submit a command. Options of the command line win over those of the file."""
+    from ..errors import UsageError
+    from ..hub.client.job_command import submit_command
+
+    if arguments.on != "one" or arguments.args != "[]":
+        raise UsageError("--on and --args: are for calls of a function; a command runs on each of its --nodes")
+    given: dict[str, dict[str, Any]] = {
+        "": {
+            "name": arguments.name,
+            "priority": arguments.priority,
+            "is_held": arguments.hold or None,
+        },
+        "distributed": {"num_nodes": arguments.nodes},
+        "resources": _machines(arguments.accelerator),
+        "schedule": {
+            "max_duration": arguments.max_duration,
+            "preemptible": arguments.preemptible or None,
+            "keep": arguments.keep,
+        },
+    }
+    for section, options in given.items():
+        chosen = {name: value for name, value in options.items() if value is not None}
+        if section and chosen:
+            chosen = {section: {**(form.get(section) or {}), **chosen}}
+        form = {**form, **chosen}
+    return submit_command(form, project=arguments.project).id
+
+
+def _machines(accelerator: str | None) -> dict[str, Any]:
+    from ..accelerators import Accelerator
+
+    if accelerator is None:
+        return {}
+    kind = Accelerator.from_name(accelerator)
+    return {"gpu_type": kind.name, "gpus": kind.count}
 
 
 def function_of(text: str) -> Any:
@@ -126,7 +192,9 @@ def function_of(text: str) -> Any:
     file, _, name = text.partition(":")
     path = Path(file).absolute()
     if not name or not path.is_file() or path.suffix != ".py":
-        raise UsageError(f"function={text!r}: is no function of a file; write train.py:main")
+        raise UsageError(
+            f"function={text!r}: is no function of a file; write train.py:main, or a command: python train.py"
+        )
     sys.path.insert(0, str(path.parent))
     module = importlib.import_module(path.stem)
     if not callable(getattr(module, name, None)):

@@ -39,7 +39,8 @@
     │   ├── InteractiveInput       the function called input() or breakpoint(); tasks have no terminal
     │   ├── InitializerFailed      the pool's initializer raised in the slot
     │   ├── RendezvousFailed       the ranks of a gang could not connect to each other
-    │   └── GangHung               ranks of a gang waited too long in a collective
+    │   ├── GangHung               ranks of a gang waited too long in a collective
+    │   └── CommandFailed          a command that ran as a job ended with another status than 0
     ├── ControlFailed              a training run did not answer, or refused a command
     ├── HubError                   a hub refused a request
     │   ├── HubUnreachable         the hub does not answer, or none is named
@@ -95,6 +96,7 @@ from .provider import (
     Throttled,
 )
 from .task import (
+    CommandFailed,
     GangHung,
     InitializerFailed,
     InteractiveInput,
@@ -128,6 +130,7 @@ __all__ = [
     "CheckpointMismatch",
     "CheckpointNotFound",
     "CheckpointSaveFailed",
+    "CommandFailed",
     "ControlFailed",
     "ForeignState",
     "GangHung",

@@ -161,6 +161,25 @@ class RendezvousFailed(TaskError):
     retryable = True
 
 
+class CommandFailed(TaskError):
+    """A command that ran as a job of a hub ended with another status than 0, or could not be started.
+
+    Its output says why: `skyward job logs ID`.
+
+    Attributes:
+        exit_code: Status of the command; negative for the signal that killed it, as in `subprocess`. 126 and 127 if it
+            could not be started.
+
+    Example:
+        try:
+            hub.submit_command({"command": ["python", "train.py"]}).result()
+        except sky.errors.CommandFailed as error:
+            print(error.exit_code, error.node)
+    """
+
+    exit_code: int = 1
+
+
 class GangHung(TaskError):
     """Ranks of a gang waited longer than `hang_timeout_s` in one collective, and the gang was stopped.
 

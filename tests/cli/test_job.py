@@ -74,6 +74,7 @@ def test_machines_are_declared_drained_and_removed(command: Command) -> None:
         "fixed",
         "2",
         "0",
+        "0",
         "8",
         "A100",
         "draining",

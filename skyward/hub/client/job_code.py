@@ -65,7 +65,7 @@ def pack_call(call: PendingCompute[Any], folder: Path) -> PackedFile:
         raise UsageError(f"call={call.name}: has nodes= of its own; pass nodes= and on='all' instead", field="call")
     try:
         launch = pickle.dumps(function.launch)
-        content = pickle_whole((function, call.args, call.kwargs))
+        content = pickle_whole((function, call.args, call.kwargs, call.options.retry_on))
     except Exception as error:
         raise ArgumentNotPicklable(
             f"{call.name}(): cannot be sent: {type(error).__name__}: {error}; pass plain data, and make the rest "
@@ -111,11 +111,28 @@ def image_fields(image: Image | None) -> dict[str, Any]:
             raise UsageError(f"Image.{name}: jobs do not take it yet; list the packages in pip=", field=name)
         if name in _HERE:
             continue
-        if name == "env" and any(isinstance(item, Secret) for item in value.values()):
-            raise UsageError("Image.env: has a secret, and jobs do not keep secrets; set it where the launcher runs")
+        if name == "env":
+            value = {key: item for key, item in value.items() if not isinstance(item, Secret)}
         made[name] = dict(value) if hasattr(value, "items") else list(value) if isinstance(value, tuple) else value
     made["python"] = image.python_version
     return made
+
+
+def secret_names(image: Image | None) -> list[str]:
+    """Return the names of an image's secrets, which are all that the hub may know of them.
+
+    Raises:
+        UsageError: A secret has a value of its own, or another name than its variable.
+    """
+    secrets = {} if image is None else {key: item for key, item in image.env.items() if isinstance(item, Secret)}
+    for name, secret in secrets.items():
+        if secret != Secret(name):
+            raise UsageError(
+                f"Image.env[{name!r}]: has a value, and the hub keeps no secrets; pass sky.Secret({name!r}), and give "
+                "the launcher its value",
+                field="env",
+            )
+    return list(secrets)
 
 
 def _write_archive(code: Code, file: IO[bytes]) -> None:

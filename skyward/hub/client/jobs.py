@@ -20,7 +20,7 @@ from ...values.image import Image
 from ...wire.failures import EncodedFailure, decode_failure
 from ...wire.payloads import unpickle_whole
 from .connection import HubConnection, path_of
-from .job_code import PackedCode, PackedFile, image_fields, pack_call, packed_code
+from .job_code import PackedCode, PackedFile, image_fields, pack_call, packed_code, secret_names
 from .reading import needed_address
 from .settings import Address
 
@@ -53,6 +53,8 @@ class JobAttemptInfo:
         error: Why, in words.
         cost_usd: Cost of its machines.
         output_bytes: Bytes of output.
+        kept_until: Time until which its machines wait for the next job; None if they do not.
+        idle_cost_usd: Cost of their waiting so far.
 
     Example:
         from skyward import hub
@@ -71,6 +73,8 @@ class JobAttemptInfo:
     error: str
     cost_usd: float
     output_bytes: int
+    kept_until: int | None
+    idle_cost_usd: float
 
 
 class Job(Generic[T]):
@@ -308,6 +312,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
     max_duration_s: float = 86_400.0,
     budget_usd: float | None = None,
     preemptible: bool = False,
+    keep_s: float | None = None,
     retries: int | None = None,
     hold: bool = False,
     key: str | None = None,
@@ -327,7 +332,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
         memory_gib: Lowest memory of a node, in GiB.
         region: Region of the machines.
         labels: Labels that the machine set must have.
-        image: Environment of the nodes.
+        image: Environment of the nodes. `sky.Secret("NAME")` in it is a secret that the launcher has for the project.
         project: Project of the hub. None: the token's.
         name: Name of the job. None: that of the call.
         type: Kind of work, for lists.
@@ -335,6 +340,8 @@ def submit(  # noqa: PLR0913  # keyword-only options
         max_duration_s: Seconds after which an attempt is told to save and end.
         budget_usd: Most that all attempts may cost.
         preemptible: Whether more urgent work may tell it to save and make way.
+        keep_s: Seconds, at most 86400, for which the machines wait for your next job with the same code and image.
+            None: those of the machine set.
         retries: Retries after an exception of the function. None: the `retries` of the call.
         hold: Whether it waits until it is released.
         key: Text of yours. A second job with the same key is the first one, so a program may submit it again.
@@ -363,8 +370,10 @@ def submit(  # noqa: PLR0913  # keyword-only options
         max_duration_s=max_duration_s,
         budget_usd=budget_usd,
         is_preemptible=preemptible,
+        keep_s=keep_s,
         image=image_fields(image),
         sweep=sweep,
+        secrets=secret_names(image),
         pool=_pool_options(pool),
     )
     body = {"name": name, "type": type, "priority": priority, "is_held": hold, "key": key, "retries": retries}
@@ -405,7 +414,7 @@ def job(job_id: str, *, project: str | None = None) -> Job[Any]:
 
         print(hub.job(job_id).result())
     """
-    address = _address(project)
+    address = job_address(project)
     return Job(address, job_row(job_id, project=project))
 
 
@@ -426,20 +435,20 @@ def jobs(status: str | Sequence[str] | None = None, *, project: str | None = Non
         for job in hub.jobs("queued"):
             print(job, job.why_waiting)
     """
-    address = _address(project)
+    address = job_address(project)
     wanted = [status] if isinstance(status, str) else list(status or ())
     return [Job(address, row) for row in job_rows(wanted, project=project, limit=limit)]
 
 
 def job_row(job_id: str, *, project: str | None = None) -> dict[str, Any]:
     """Return a job with its attempts, as the API shows it. Raises HubError if the project has none of that id."""
-    with HubConnection(_address(project)) as connection:
+    with HubConnection(job_address(project)) as connection:
         return dict(connection.json("GET", path_of("v1", "jobs", job_id)))
 
 
 def job_rows(status: Sequence[str] = (), *, project: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
     """Return jobs without their attempts, as the API shows them, the newest first."""
-    with HubConnection(_address(project)) as connection:
+    with HubConnection(job_address(project)) as connection:
         return list(connection.json("GET", "/v1/jobs", query={"status": list(status), "limit": limit})["jobs"])
 
 
@@ -453,13 +462,13 @@ def _submit_all(
     image: Image | None,
     project: str | None,
 ) -> list[Job[Any]]:
-    address = _address(project)
+    address = job_address(project)
     made = []
     with HubConnection(address) as connection, packed_code(image) as (code, folder):
         for call in calls:
             packed = pack_call(call, folder)
             for file in (code.file, packed):
-                _upload(connection, file)
+                upload_file(connection, file)
             answer = connection.json("POST", "/v1/jobs", _new_job(call, code, packed, request, body))
             made.append(Job[Any](address, answer))
     return made
@@ -517,12 +526,14 @@ def _pool_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
-def _upload(connection: HubConnection, file: PackedFile) -> None:
+def upload_file(connection: HubConnection, file: PackedFile) -> None:
+    """Upload a blob of a job."""
     with file.path.open("rb") as source:
         connection.upload("PUT", path_of("v1", "job-blobs", file.sha256), source)
 
 
-def _address(project: str | None) -> Address:
+def job_address(project: str | None) -> Address:
+    """Return the hub's address. Raises HubUnreachable if none is named."""
     address = needed_address("jobs")
     return address if project is None else replace(address, project=project)
 

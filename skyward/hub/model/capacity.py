@@ -33,6 +33,7 @@ class MachineSetSpec:
         usd_per_hour: Price of a node.
         max_usd_per_hour: Most that all nodes may cost together; None for no limit.
         projects: Names of the projects that may use it; None for all.
+        keep_s: Seconds for which machines wait for the next job that fits, where the job says nothing else.
     """
 
     name: str
@@ -48,6 +49,7 @@ class MachineSetSpec:
     usd_per_hour: float = 0.0
     max_usd_per_hour: float | None = None
     projects: Sequence[str] | None = None
+    keep_s: float = 0.0
 
     @property
     def has_numbers(self) -> bool:
@@ -71,6 +73,8 @@ class MachineSetRecord:
         jobs: Job of the project that asks -> number of its nodes here.
         used_nodes: Nodes that jobs of any project use.
         used_devices: Devices that jobs of any project use.
+        kept_nodes: Nodes that are kept for the next job.
+        kept_cost_usd: Cost of the idle time of those.
     """
 
     spec: MachineSetSpec
@@ -79,11 +83,13 @@ class MachineSetRecord:
     jobs: Mapping[str, int] = field(default_factory=dict)
     used_nodes: int = 0
     used_devices: int = 0
+    kept_nodes: int = 0
+    kept_cost_usd: float = 0.0
 
     @property
     def idle_nodes(self) -> int:
-        """Nodes that are there and that no job uses. Rented machines are there for their job alone."""
-        return max(0, self.spec.nodes - self.used_nodes) if self.spec.kind == "fixed" else 0
+        """Nodes that are there and that no job uses. Rented machines are there for their job, and for the next one."""
+        return max(0, self.spec.nodes - self.used_nodes) if self.spec.kind == "fixed" else self.kept_nodes
 
     @property
     def usd_per_hour(self) -> float:

@@ -116,6 +116,10 @@ class JobSpec:
         code_path: Folders of the user's modules for `sys.path`, relative to the unpacked code.
         code_folder: Working folder, relative to the unpacked code.
         sweep: Number of the sweep whose trials are calls of this job.
+        command: Program and arguments that each node runs, without a shell; empty for a call.
+        ranks_per_node: Processes of the command on each node.
+        secrets: Names of variables whose values the launcher has for the project.
+        keep_s: Seconds for which its machines wait for the next job that fits; None for those of the machine set.
     """
 
     on: On = "one"
@@ -136,6 +140,10 @@ class JobSpec:
     code_path: Sequence[str] = ()
     code_folder: str = ""
     sweep: int | None = None
+    command: Sequence[str] = ()
+    ranks_per_node: int = 1
+    secrets: Sequence[str] = ()
+    keep_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +222,8 @@ class AttemptRecord:
         error: Why, in words.
         cost_usd: Cost of its machines.
         output_bytes: Bytes of output that arrived.
+        kept_until: Time until which its machines wait for the next job; None if they do not.
+        idle_cost_usd: Cost of the time for which they waited.
     """
 
     number: int
@@ -226,6 +236,8 @@ class AttemptRecord:
     error: str = ""
     cost_usd: float = 0.0
     output_bytes: int = 0
+    kept_until: int | None = None
+    idle_cost_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ Everything that it knows is in its folder, so another one that is started there 
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -25,8 +24,8 @@ from ...errors import HubError, HubUnreachable
 from ..client.connection import HubConnection, path_of
 from ..client.settings import JOB, PROJECT, SPOOL, TOKEN, URL, Address
 from ..store.lock import ProcessLock, make_folder
+from .launch_file import LAUNCH, checkpoint_folder, read_launch, write_private
 from .reporter import HubLink, Stale
-from .runner import LAUNCH
 
 WAIT_S = 5.0
 """Seconds for which the hub may hold a poll until there is something to do."""
@@ -34,8 +33,6 @@ CONFIRM_S = 15.0
 """Seconds for which the hub must have asked to kill a runner: after a pause of this machine it may be heard again."""
 STUBBORN_S = 60.0
 """Seconds after which a runner is killed whose attempt is over, and which has not ended."""
-CHECKPOINT_DIR = "SKYWARD_CHECKPOINT_DIR"
-"""Variable that names a job's own folder, the same for each of its attempts. It stays until somebody removes it."""
 LOGS = 100
 """Log files of ended runners that are kept."""
 _RETRY_S = 1.0
@@ -59,7 +56,7 @@ class Launcher:
     def __init__(self, address: Address, folder: Path, machines: Sequence[str] = ()) -> None:
         make_folder("data", folder)
         self._lock = ProcessLock(folder / "launcher.lock")
-        self._attempts, self._logs, self._checkpoints = (folder / name for name in ("attempts", "logs", "checkpoints"))
+        self._attempts, self._logs = folder / "attempts", folder / "logs"
         for place in (self._attempts, self._logs):
             make_folder("data", place)
         self._name = _name_of(folder)
@@ -108,7 +105,7 @@ class Launcher:
         output = folder / "output"
         if folder.name in self._sent or not output.exists():
             return
-        launch = json.loads((folder / LAUNCH).read_text())
+        launch = read_launch(folder)
         address = Address(url=self._address.url, token=launch["token"] or None, project=launch["project"])
         link = HubLink(address, launch["job"], launch["attempt"])
         try:
@@ -142,7 +139,7 @@ class Launcher:
         key = (launch["job"], launch["attempt"])
         folder = self._folder(key)
         folder.mkdir(mode=0o700, exist_ok=True)
-        _write_private(folder / LAUNCH, json.dumps(launch))
+        write_private(folder / LAUNCH, launch)
         held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,11 +168,7 @@ class Launcher:
         environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_TOKEN"}
         environment |= {URL: self._address.url, TOKEN: launch["token"], PROJECT: launch["project"]}
         environment |= {SPOOL: str(folder / "spool"), JOB: str(launch["job"])}
-        if launch["machines"]["provider"]["type"] == "local":  # its nodes see this machine's files
-            checkpoints = self._checkpoints / str(launch["job"])
-            checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
-            environment[CHECKPOINT_DIR] = str(checkpoints)
-        return environment
+        return environment | checkpoint_folder(folder, launch)
 
     def _kill(self, key: Key) -> None:
         folder = self._folder(key)
@@ -237,14 +230,5 @@ def _lives(folder: Path) -> bool:
 def _name_of(folder: Path) -> str:
     file = folder / "name"
     if not file.exists():
-        _write_private(file, f"launcher-{uuid.uuid4().hex[:12]}")
+        write_private(file, f"launcher-{uuid.uuid4().hex[:12]}")
     return file.read_text().strip()
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that only this user may read. It is whole or not there."""
-    unfinished = path.with_suffix(".new")
-    unfinished.unlink(missing_ok=True)
-    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    unfinished.replace(path)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import ResultNotPicklable, UsageError
+from ...errors import CommandFailed, ResultNotPicklable, UsageError
 from ...values.launch import ProcessLaunch
 from ...wire.failures import encode_failure, stamp_as, stamp_failure
 from ...wire.payloads import pickle_whole, unpickle_whole
 from ..client.trial import TrialReturn, TrialTask, run_trial
+from .command import run_command
 
 _OURS = os.path.dirname(os.path.abspath(__file__))
+NO_VARIABLES: Mapping[str, str] = {}
 _LENGTH = 8
 
 
@@ -27,28 +30,32 @@ class CallFailed(Exception):
     Args:
         text: The exception in words.
         failure: The exception, as `wire.failures.encode_failure` packs it.
+        may_retry: Whether the job's retries count for it; see `retry_on` of `@sky.compute`.
     """
 
-    def __init__(self, text: str, failure: bytes) -> None:
-        super().__init__(text, failure)
-        self.text, self.failure = text, failure
+    def __init__(self, text: str, failure: bytes, may_retry: bool = True) -> None:
+        super().__init__(text, failure, may_retry)
+        self.text, self.failure, self.may_retry = text, failure, may_retry
 
     def __str__(self) -> str:
         return self.text
 
 
-def run_packed(call: bytes) -> bytes:
-    """Run a packed call and return its packed value.
+def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES) -> bytes:
+    """Run a packed call with variables of its job, and return its packed value.
 
     Raises:
         CallFailed: The function raised, or its value cannot be packed.
     """
+    os.environ.update(env)  # this process may have served another job before
+    kinds: tuple[type[BaseException], ...] = ()
     try:
-        function, args, kwargs = unpickle_whole(call)
+        function, args, kwargs, *rest = unpickle_whole(call)  # those that waited for an upgrade have three parts
+        kinds = rest[0] if rest else ()
         value = function.fn(*args, **kwargs)
     except (Exception, SystemExit) as error:
         stamp_failure(error)
-        raise _carried(error) from None
+        raise _carried(error, may_retry=not kinds or isinstance(error, kinds)) from None
     try:
         return pickle_whole(value)
     except Exception as error:
@@ -63,15 +70,28 @@ def run_packed_trial(call: bytes, task: TrialTask) -> TrialReturn | None:
         CallFailed: The function raised.
     """
     try:
-        function, _, _ = unpickle_whole(call)
+        function, *_ = unpickle_whole(call)
         return run_trial(function, task)
     except (Exception, SystemExit) as error:
         stamp_failure(error)
         raise _carried(error) from None
 
 
-def _carried(error: BaseException) -> CallFailed:
-    carrier = CallFailed(f"{type(error).__name__}: {error}", encode_failure(error, hide=_OURS))
+def run_packed_command(argv: Sequence[str], stop: str, env: Mapping[str, str]) -> bytes:
+    """Run a command and return its packed status, which is 0; see `run_command`.
+
+    Raises:
+        CallFailed: It ended with another one.
+    """
+    os.environ.update(env)
+    try:
+        return pickle_whole(run_command(argv, stop))
+    except CommandFailed as error:
+        raise _carried(error) from None
+
+
+def _carried(error: BaseException, *, may_retry: bool = True) -> CallFailed:
+    carrier = CallFailed(f"{type(error).__name__}: {error}", encode_failure(error, hide=_OURS), may_retry)
     stamp_as(carrier, error)
     return carrier
 

@@ -59,10 +59,27 @@ class HubLink:
         order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("beat"), body))
         return order
 
-    def end(self, end: str, error: str, cost_usd: float) -> None:
-        """Tell how the attempt ended."""
-        body = {"end": end, "error": error[:4000], "cost_usd": cost_usd}
+    def end(self, end: str, error: str, **facts: Any) -> None:
+        """Tell how the attempt ended.
+
+        Args:
+            end: Name of its end.
+            error: Why, in words.
+            facts: Further fields of the message, such as `cost_usd`.
+        """
+        body = {"end": end, "error": error[:4000], **facts}
         self._ask(lambda: self._connection.json("POST", self.path("end"), body))
+
+    def next_attempt(self, idle_cost_usd: float, wait_s: float) -> dict[str, Any]:
+        """Ask for the next attempt, as the runner that was started for this one."""
+        body = {"idle_cost_usd": idle_cost_usd, "wait_s": wait_s}
+        order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("next"), body))
+        return order
+
+    def give_back(self, idle_cost_usd: float) -> None:
+        """Tell that the machines that waited are gone."""
+        body = {"idle_cost_usd": idle_cost_usd}
+        self._ask(lambda: self._connection.json("POST", self.path("give-back"), body))
 
     def send_output(self, file: Path, start: int) -> int:
         """Send output from an offset on, one piece of it, and return the offset behind what the hub has."""

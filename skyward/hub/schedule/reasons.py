@@ -73,7 +73,7 @@ class WaitReason(NamedTuple):
         if obstacle.is_drained:
             return "the machines begin no jobs, because they are drained"
         if obstacle.full_until:
-            return f"the provider has none until {_clock(obstacle.full_until, zone)}"
+            return f"the provider or its launcher has none until {_clock(obstacle.full_until, zone)}"
         return f"{obstacle.free} free"
 
 

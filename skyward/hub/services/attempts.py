@@ -23,8 +23,9 @@ from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service, require_no_run_token
-from .job_life import announce, enter, finish_attempt, lose_runner, machines_named, note_cost
+from .job_life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost
 from .jobs import need_job
+from .kept import CLOSE, close, give_back, kept_s, lose_kept
 from .receiving import receive_blob
 
 SILENT_S = 60.0
@@ -44,6 +45,7 @@ class Launch:
         token: Its token; empty on a hub without authentication.
         nodes: Numbers of its nodes within the set.
         devices: Numbers of its devices on each of its nodes; empty for all.
+        keep_s: Seconds for which its runner waits with the machines for the next attempt; 0 for not at all.
     """
 
     job: str
@@ -56,6 +58,7 @@ class Launch:
     nodes: Sequence[int]
     devices: Sequence[int] = ()
     grace_s: float
+    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,14 @@ class RunnerOrder:
     command: str
     number: int
     grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextOrder:
+    """Answer to a runner that waits: the next attempt, or the order to end. Neither: it must ask again."""
+
+    launch: Launch | None = None
+    is_over: bool = False
 
 
 class Attempts(Service):
@@ -164,11 +175,58 @@ class Attempts(Service):
         await self.database.write(_keep_result, actor, job_id, number, name, sha256, length)
 
     async def end(
-        self, actor: Actor, job_id: str, number: int, end: AttemptEnd, *, error: str = "", cost_usd: float = 0.0
+        self,
+        actor: Actor,
+        job_id: str,
+        number: int,
+        end: AttemptEnd,
+        *,
+        error: str = "",
+        cost_usd: float = 0.0,
+        keeps: bool = False,
+        may_retry: bool = True,
     ) -> None:
-        """End an attempt by its runner's word: its machines are gone. Saying it again changes nothing."""
+        """End an attempt by its runner's word. Saying it again changes nothing.
+
+        Its machines are gone. With `keeps`, the runner still has them, and asks for the next attempt; see `next`.
+        Without `may_retry`, an error of its function spends all retries.
+        """
         actor.require(Right.WRITE)
-        await self.database.write(self._end, actor, job_id, number, end, error, cost_usd)
+        await self.database.write(self._end, actor, job_id, number, end, error, cost_usd, keeps, may_retry)
+
+    async def next(
+        self, actor: Actor, job_id: str, number: int, *, idle_cost_usd: float = 0.0, wait_s: float = 0.0
+    ) -> NextOrder:
+        """Ask for the next attempt, as a runner that waits with its machines.
+
+        Args:
+            actor: The runner.
+            job_id: The job for which the runner was started.
+            number: Number of that attempt.
+            idle_cost_usd: Cost of its time of waiting so far.
+            wait_s: Seconds to wait for an attempt.
+
+        Raises:
+            Refusal: The runner has been given up.
+        """
+        actor.require(Right.WRITE)
+        deadline, is_first = time.monotonic() + wait_s, True
+        while True:
+            seen = self._bell.count
+            left_s = deadline - time.monotonic()
+            is_last = left_s <= 0 or self._bell.is_closed
+            # The first look and the last one renew its lease.
+            if is_first or is_last or await self.database.read(_has_next, actor, job_id, number, self.clock()):
+                order = await self.database.write(self._next, actor, job_id, number, idle_cost_usd)
+                if order.launch or order.is_over or is_last:
+                    return order
+            is_first = False
+            await self._bell.wait(seen, min(_LOOK_S, max(0.0, left_s)))
+
+    async def give_back(self, actor: Actor, job_id: str, number: int, *, idle_cost_usd: float = 0.0) -> None:
+        """Note that a runner that waited has ended its machines."""
+        actor.require(Right.WRITE)
+        await self.database.write(self._give_back, actor, job_id, number, idle_cost_usd)
 
     # Launchers --------------------------------------------------------------------------------------------------------
 
@@ -183,13 +241,19 @@ class Attempts(Service):
         """Look whether a launcher has something to do, because most polls find nothing."""
         own: set[AttemptKey] = set()
         for job, attempt in attempts.active_attempts(snapshot):
-            key = (job.id, attempt.number)
+            key = _runner_key(snapshot, job, attempt)
             if attempt.launcher == launcher:
                 own.add(key)
                 if key in gone or (key not in known) or self._is_silent(job, attempt, self.clock()):
                     return True
             elif _is_free(job, attempt, machines):
                 return True
+        for job, runner in attempts.kept_attempts(snapshot):
+            if runner.launcher == launcher:
+                own.add(key := (job.id, runner.number))
+                is_gone = key in gone or key not in known
+                if runner.free_at is None and (is_gone or self._is_silent(job, runner, self.clock())):
+                    return True
         return bool(known - own)
 
     def _poll(
@@ -203,7 +267,7 @@ class Attempts(Service):
     ) -> LauncherOrders:
         start, kill, own = [], [], set()
         for job, attempt in attempts.active_attempts(tx, for_update=tx.for_update):
-            key = (job.id, attempt.number)
+            key = _runner_key(tx, job, attempt)
             if attempt.launcher == launcher:
                 own.add(key)
                 is_gone = key in gone or (key not in known and attempt.heard_at is not None)
@@ -216,16 +280,34 @@ class Attempts(Service):
                     kill.append(key)
             elif _is_free(job, attempt, machines):
                 start.append(self._claim(tx, actor, launcher, job, attempt))
+        kill += self._kept_orders(tx, launcher, known, gone, own)
         return LauncherOrders(
             start=[launch for launch in start if launch is not None], kill=kill, forget=sorted(known - own)
         )
+
+    def _kept_orders(
+        self, tx: Transaction, launcher: str, known: set[AttemptKey], gone: set[AttemptKey], own: set[AttemptKey]
+    ) -> list[AttemptKey]:
+        """Look after the runners of a launcher that wait: add them to `own`, and return those that are silent."""
+        silent = []
+        for job, runner in attempts.kept_attempts(tx, for_update=tx.for_update):
+            if runner.launcher != launcher:
+                continue
+            own.add(key := (job.id, runner.number))
+            if key in gone or key not in known:
+                lose_kept(tx, runner, lease_s(tx, runner.machines))
+            elif runner.free_at is None and self._is_silent(job, runner, tx.now):
+                silent.append(key)
+        return silent
 
     def _is_silent(self, job: JobRow, attempt: AttemptRow, now: int) -> bool:
         if attempt.heard_at is None or job.state == JobState.LOST:
             return False
         return now - max(attempt.heard_at, self.listening_since) > SILENT_S * 1000
 
-    def _claim(self, tx: Transaction, actor: Actor, launcher: str, job: JobRow, attempt: AttemptRow) -> Launch | None:
+    def _claim(
+        self, tx: Transaction, actor: Actor, launcher: str | None, job: JobRow, attempt: AttemptRow
+    ) -> Launch | None:
         """Give an attempt to a launcher, with a token that acts as the job's user until the attempt is over."""
         machines = machines_named(tx, attempt.machines)
         if machines is None:
@@ -252,6 +334,7 @@ class Attempts(Service):
             nodes=attempt.node_numbers,
             devices=attempt.device_numbers,
             grace_s=self._grace_s,
+            keep_s=kept_s(job.decoded_spec(), machines) if job.warm else 0.0,
         )
 
     # Runners ----------------------------------------------------------------------------------------------------------
@@ -290,7 +373,16 @@ class Attempts(Service):
         return attempt.output
 
     def _end(
-        self, tx: Transaction, actor: Actor, job_id: str, number: int, end: AttemptEnd, error: str, cost_usd: float
+        self,
+        tx: Transaction,
+        actor: Actor,
+        job_id: str,
+        number: int,
+        end: AttemptEnd,
+        error: str,
+        cost_usd: float,
+        keeps: bool,
+        may_retry: bool,
     ) -> None:
         require_no_run_token(actor)
         job = need_job(tx, actor, job_id, for_update=tx.for_update)
@@ -305,8 +397,68 @@ class Attempts(Service):
         if end is AttemptEnd.NO_CAPACITY:
             machine_sets.set_full(tx, attempt.machines, tx.now + int(FULL_S * 1000))
         note_cost(tx, job, attempt, cost_usd)
-        finish_attempt(tx, job, attempt, end, error)
+        keep_s = self._keep_s(tx, job, attempt) if keeps else None
+        finish_attempt(tx, job, attempt, end, error, keep_s=keep_s, may_retry=may_retry)
         tx.after_commit(self._bell.ring)
+
+    def _keep_s(self, tx: Transaction, job: JobRow, attempt: AttemptRow) -> float:
+        machines = machines_named(tx, attempt.machines)
+        return 0.0 if machines is None else kept_s(job.decoded_spec(), machines)
+
+    def _next(self, tx: Transaction, actor: Actor, job_id: str, number: int, idle_cost_usd: float) -> NextOrder:
+        runner = _need_runner(tx, actor, job_id, number)
+        runner.heard_at, runner.idle_cost = tx.now, idle_cost_usd
+        served = attempts.attempt_served(tx, runner.pk)
+        is_over = runner.command == CLOSE or (runner.kept_until or 0) <= tx.now
+        if served is None and is_over:
+            close(tx, runner)
+        attempts.update_attempt(tx, runner)
+        if served is None:
+            return NextOrder(is_over=is_over)
+        job, attempt = served
+        if job.state not in (JobState.RESERVED, JobState.STARTING):
+            raise stale(job_id, number)
+        tx.after_commit(self._bell.ring)
+        launch = self._claim(tx, actor, attempt.launcher, job, attempt)
+        return NextOrder(launch=launch, is_over=launch is None)
+
+    def _give_back(self, tx: Transaction, actor: Actor, job_id: str, number: int, idle_cost_usd: float) -> None:
+        runner = _need_runner(tx, actor, job_id, number)
+        runner.idle_cost = idle_cost_usd
+        served = attempts.attempt_served(tx, runner.pk)
+        if served is not None:  # it was chosen in the moment in which it ended
+            finish_attempt(tx, *served, AttemptEnd.WITHDRAWN)
+        give_back(tx, runner)
+        tx.after_commit(self._bell.ring)
+
+
+def _has_next(snapshot: ReadSnapshot, actor: Actor, job_id: str, number: int, now: int) -> bool:
+    """Look whether a runner that waits has an order, because most looks find none."""
+    runner = _need_runner(snapshot, actor, job_id, number)
+    is_over = runner.command == CLOSE or (runner.kept_until or 0) <= now
+    return is_over or attempts.attempt_served(snapshot, runner.pk) is not None
+
+
+def _need_runner(snapshot: ReadSnapshot, actor: Actor, job_id: str, number: int) -> AttemptRow:
+    """Return the attempt that stands for a runner that waits, or that was just given an attempt.
+
+    Raises:
+        Refusal: It has been given up, or is another's.
+    """
+    require_no_run_token(actor)
+    job = need_job(snapshot, actor, job_id)
+    runner = attempts.find_attempt(snapshot, job.pk, number)
+    if runner is None or runner.ended_at is None or runner.free_at is not None or actor.token != runner.token:
+        raise stale(job_id, number)
+    if runner.kept_until is None and attempts.attempt_served(snapshot, runner.pk) is None:
+        raise stale(job_id, number)
+    return runner
+
+
+def _runner_key(snapshot: ReadSnapshot, job: JobRow, attempt: AttemptRow) -> AttemptKey:
+    """Return the attempt for which the runner of this one was started: launchers know it by that."""
+    found = None if attempt.runner is None else attempts.attempt_numbered(snapshot, attempt.runner)
+    return (job.id, attempt.number) if found is None else (found[0].id, found[1].number)
 
 
 def need_attempt(
@@ -343,7 +495,8 @@ def _check_runner(actor: Actor, job: JobRow, attempt: AttemptRow) -> None:
 def _is_free(job: JobRow, attempt: AttemptRow, machines: Sequence[str]) -> bool:
     """Return whether a launcher may take an attempt: its machines are free, and it serves them."""
     is_served = not machines or attempt.machines in machines
-    return job.state == JobState.RESERVED and is_served and not json.loads(attempt.waits_for)
+    is_new = job.state == JobState.RESERVED and attempt.runner is None
+    return is_new and is_served and not json.loads(attempt.waits_for)
 
 
 def _keep_result(tx: Transaction, actor: Actor, job_id: str, number: int, name: str, sha256: str, size: int) -> None:

@@ -17,6 +17,7 @@ from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service
 from .job_life import devices_of
+from .kept import kept_use
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -84,20 +85,32 @@ def _no_set(name: str) -> Refusal:
 
 
 def _sets(snapshot: ReadSnapshot, actor: Actor) -> list[MachineSetRecord]:
-    active = attempts.active_attempts(snapshot)
+    active, kept = attempts.active_attempts(snapshot), kept_use(snapshot)
     return [
-        _with_use(record, [pair for pair in active if pair[1].machines == record.spec.name], actor)
+        _with_use(
+            record,
+            [pair for pair in active if pair[1].machines == record.spec.name],
+            kept.get(record.spec.name, (0, 0.0)),
+            actor,
+        )
         for record in machine_sets.machine_sets(snapshot)
     ]
 
 
-def _with_use(record: MachineSetRecord, used: Sequence[tuple[JobRow, AttemptRow]], actor: Actor) -> MachineSetRecord:
+def _with_use(
+    record: MachineSetRecord,
+    used: Sequence[tuple[JobRow, AttemptRow]],
+    kept: tuple[int, float],
+    actor: Actor,
+) -> MachineSetRecord:
     return replace(
         record,
         jobs={job.id: len(attempt.node_numbers) for job, attempt in used if job.project == actor.project},
         used_nodes=len({node for _, attempt in used for node in attempt.node_numbers}),
         # An attempt that waits for others to leave has no devices yet.
         used_devices=sum(devices_of(record.spec, job, attempt)[1] for job, attempt in used if not attempt.obstacles),
+        kept_nodes=kept[0],
+        kept_cost_usd=kept[1],
     )
 
 

@@ -31,7 +31,8 @@ def assign_devices(
     taken: set[int] = set()
     for attempt in active:
         is_beside = attempt.machines == machines.name and not set(nodes).isdisjoint(attempt.node_numbers)
-        if is_beside and attempt.ended_at is None and attempt.pk not in victims:
+        has_machines = attempt.ended_at is None or attempt.kept_until is not None
+        if is_beside and has_machines and attempt.pk not in victims:
             taken.update(attempt.device_numbers)
     free = [number for number in range(machines.devices) if number not in taken][:each]
     return json.dumps({str(node): free for node in nodes}) if len(free) == each else None

@@ -8,12 +8,13 @@ from ..model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
 from ..model.usage import NEVER, bound_of, parts_of_days
 from ..schedule.shares import charged, decayed
 from ..schedule.values import Policy, Shape
-from ..store import attempts, identities, job_quotas, jobs, machine_sets, usage
+from ..store import attempts, job_quotas, jobs, machine_sets, usage
 from ..store.attempts import AttemptRow
 from ..store.jobs import JobRow
 from ..store.schema import ORGANIZATION
 from ..store.transaction import ReadSnapshot, Transaction
 from . import outbox
+from .kept import lose_kept, settle_runner
 
 HALF_LIFE_S = Policy().half_life_s
 
@@ -34,17 +35,35 @@ def announce(tx: Transaction, job: JobRow, kind: str) -> None:
     outbox.record(tx, hub, kind, f"job/{job.id}", {"name": job.name, "attempt": job.attempts})
 
 
-def finish_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow, end: AttemptEnd, error: str = "") -> None:
-    """End an attempt, whose machines are free now, and let its job go on as `after_attempt` says."""
+def finish_attempt(
+    tx: Transaction,
+    job: JobRow,
+    attempt: AttemptRow,
+    end: AttemptEnd,
+    error: str = "",
+    *,
+    keep_s: float | None = None,
+    may_retry: bool = True,
+) -> None:
+    """End an attempt, whose machines are free now, and let its job go on as `after_attempt` says.
+
+    Args:
+        tx: The transaction.
+        job: The job.
+        attempt: Its attempt.
+        end: How it ended.
+        error: Why, in words.
+        keep_s: Seconds for which its runner waits with the machines for another attempt; None if they are gone.
+        may_retry: Whether the job's retries count for an error of its function.
+    """
     attempt.ended_at, attempt.outcome, attempt.command = tx.now, end, ""
     # A runner that was told to end does not know why; whoever told it has noted that.
     attempt.error = attempt.error or error if end is AttemptEnd.STOPPED else error or attempt.error
-    if attempt.token is not None:
-        identities.delete_token(tx, attempt.token)
-        attempt.token = None
+    settle_runner(tx, attempt, end, keep_s)
     _charge(tx, job, attempt)
     ends_as = None if job.ends_as is None else JobState(job.ends_as)
-    after = after_attempt(end, job.failures, retries=job.decoded_spec().retries, ends_as=ends_as)
+    retries = job.decoded_spec().retries if may_retry else 0
+    after = after_attempt(end, job.failures, retries=retries, ends_as=ends_as)
     job.failures = after.failures
     job.cost += attempt.cost
     job.not_before = tx.now + int(after.pause_s * 1000)
@@ -67,11 +86,25 @@ def lose_runner(tx: Transaction, job: JobRow, attempt: AttemptRow, error: str) -
     if attempt.heard_at is None:  # it opens no pool before it was heard
         finish_attempt(tx, job, attempt, AttemptEnd.START_FAILED, error)
         return
+    if job.state == JobState.RESERVED:  # it was given to a runner that has not heard of it
+        finish_attempt(tx, job, attempt, AttemptEnd.WITHDRAWN, error)
+        runner = attempts.attempt_numbered(tx, attempt.runner or 0)
+        if runner is not None:
+            lose_kept(tx, runner[1], lease_s(tx, attempt.machines))
+        return
     attempt.error = error
     attempt.free_at = tx.now + int(lease_s(tx, attempt.machines) * 1000)
     enter(tx, job, JobState.LOST)
     job.why = f"{error}; its machines may live on until their lease is over"
     attempts.update_attempt(tx, attempt)
+    jobs.update_job(tx, job)
+
+
+def release_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow) -> None:
+    """Let a job wait again whose attempt no launcher has seen. The attempt never was, and its number is free."""
+    attempts.delete_attempt(tx, attempt.pk)
+    job.attempts -= 1
+    enter(tx, job, JobState.QUEUED)
     jobs.update_job(tx, job)
 
 

@@ -24,6 +24,7 @@ from ..schedule import (
     Policy,
     Priority,
     ProjectState,
+    Reservation,
     SetKind,
     UserState,
     decide,
@@ -36,7 +37,8 @@ from ..store.leases import NotHeld
 from ..store.schema import ORGANIZATION
 from ..store.transaction import ReadSnapshot, Transaction
 from .device_numbers import assign_devices
-from .job_life import enter, finish_attempt, lose_runner, shape_of, stop_attempt
+from .job_life import enter, finish_attempt, lease_s, lose_runner, release_attempt, shape_of, stop_attempt
+from .kept import KeptMachines, give_back, lose_kept
 
 if TYPE_CHECKING:
     from ..model.capacity import MachineSetRecord
@@ -50,6 +52,9 @@ _log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 START_S = 60.0
 """Seconds that a launcher has to bring a runner up. No pool is open before the runner was heard."""
+UNSERVED_S = 300.0
+"""Seconds for which a set that no launcher serves gets no jobs."""
+_NOTED_S = 10.0
 FENCE_S = 1200.0
 """Seconds without an answer of the hub after which a runner ends its machines and itself."""
 Active = Sequence[tuple[JobRow, AttemptRow]]
@@ -112,47 +117,91 @@ class JobScheduler:
             return
         if self._leads_since is None:
             self._leads_since = self._database.clock()
-        if await self._database.read(_has_work):
-            await self._leader.write(decide_and_write, self.policy, self._leads_since)
+        if await self._database.read(_has_work) and await self._leader.write(
+            decide_and_write, self.policy, self._leads_since
+        ):
+            self._bell.ring()  # launchers and runners wait for it
 
 
-def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> None:
-    """Decide what should happen now, and write it.
+def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> bool:
+    """Decide what should happen now, and write it. Return whether a job got machines.
 
     Args:
         tx: A fenced transaction.
         policy: Rules.
         leads_since: Time since which this server leads. Runners that fell silent before get time to be heard again.
     """
-    _end_lost(tx, attempts.active_attempts(tx, for_update=tx.for_update), leads_since)
+    _end_lost(tx, leads_since)
+    sets = machine_sets.machine_sets(tx)
+    kept = KeptMachines(tx, sets)
     active = attempts.active_attempts(tx)
-    _clear_obstacles(tx, active)
+    _clear_obstacles(tx, active, kept.rows)
     waiting = jobs.waiting_jobs(tx, tx.now, for_update=tx.for_update)
     if not waiting and not active:
-        return
-    sets = machine_sets.machine_sets(tx)
-    snapshot = make_snapshot(tx, policy, sets, waiting, active, tx.now)
+        return False
+    snapshot = make_snapshot(tx, policy, sets, waiting, active, tx.now, kept)
     decisions = decide(snapshot, tx.now / 1000)
     by_id = {job.id: (job, attempt) for job, attempt in active}
     queued = {job.id: job for job in waiting}
     grace_ms = int(policy.grace_s * 1000)
     for end in decisions.ends:
         _end(tx, *by_id[end.job], end, grace_ms)
-    held = [attempt for _, attempt in active]
+    _place_all(tx, decisions, sets, kept, by_id, queued, grace_ms)
+    _write_reasons(tx, decisions, {**queued, **{job.id: job for job, _ in active}})
+    return bool(decisions.placements)
+
+
+def _place_all(
+    tx: Transaction,
+    decisions: Decisions,
+    sets: Sequence[MachineSetRecord],
+    kept: KeptMachines,
+    active: Mapping[str, tuple[JobRow, AttemptRow]],
+    queued: Mapping[str, JobRow],
+    grace_ms: int,
+) -> None:
+    """Give jobs the machines that were decided: those of a runner that waits, or others."""
+    held = [attempt for _, attempt in active.values()]
     specs = {record.spec.name: record.spec for record in sets}
     for placement in decisions.placements:
-        job, victims = queued[placement.job], [by_id[victim][1] for victim in placement.victims]
+        job, victims = queued[placement.job], [active[victim] for victim in placement.victims]
+        runner = None
+        if kept.rows and not victims:
+            others = {*_nodes_in(held, placement.machines), *_given_nodes(decisions, placement)}
+            runner = kept.take(job, placement.machines, placement.nodes, others)
+        if runner is not None:
+            held.append(_place(tx, job, placement, runner.nodes, (), runner))
+            continue
         machines = specs[placement.machines]
         each = shape_of(job.decoded_spec()).devices or machines.devices
-        nodes = assign_devices(machines, placement.nodes, each, held, {victim.pk for victim in victims})
+        gone = {victim.pk for _, victim in victims}
+        nodes = assign_devices(machines, placement.nodes, each, [*held, *kept.rows], gone)
+        nodes = nodes or assign_devices(machines, placement.nodes, each, held, gone)
         if nodes is None:  # only gangs on parts of nodes, whose neighbours have different numbers
             why = f"waits for devices with the same numbers on each of its nodes: {each}"
             jobs.set_reasons(tx, [(why, False, job.pk)])
             continue
-        for victim in placement.victims:
-            stop_attempt(tx, *by_id[victim], f"makes way for job {job.id}", grace_ms=grace_ms)
-        held.append(_place(tx, job, placement, nodes, victims))
-    _write_reasons(tx, decisions, {**queued, **{job.id: job for job, _ in active}})
+        for victim in victims:
+            stop_attempt(tx, *victim, f"makes way for job {job.id}", grace_ms=grace_ms)
+        attempt = _place(tx, job, placement, nodes, [victim.pk for _, victim in victims])
+        if obstacles := kept.clear(machines, attempt.node_numbers, attempt.device_numbers):
+            attempt.waits_for = json.dumps([*attempt.obstacles, *obstacles])
+            attempts.update_attempt(tx, attempt)
+        held.append(attempt)
+
+
+def _nodes_in(held: Iterable[AttemptRow], machines: str) -> set[int]:
+    return {node for attempt in held if attempt.machines == machines for node in attempt.node_numbers}
+
+
+def _given_nodes(decisions: Decisions, apart: JobPlacement) -> set[int]:
+    """Return the nodes of a set that other jobs are given now, or have reserved."""
+    given = {node for one in decisions.placements if one is not apart for node in _nodes_of(one, apart.machines)}
+    return given | {node for one in decisions.reservations for node in _nodes_of(one, apart.machines)}
+
+
+def _nodes_of(chosen: JobPlacement | Reservation, machines: str) -> Sequence[int]:
+    return chosen.nodes if chosen.machines == machines else ()
 
 
 def make_snapshot(
@@ -162,6 +211,7 @@ def make_snapshot(
     waiting: Sequence[JobRow],
     active: Active,
     now: int,
+    kept: KeptMachines | None = None,
 ) -> JobsSnapshot:
     """Return what the tables say at the time `now` in milliseconds, as the scheduler reads it."""
     names = {project[0]: project[1] for project in identities.projects(snapshot, ORGANIZATION, None)}
@@ -169,7 +219,7 @@ def make_snapshot(
     job_of = {attempt.pk: job.id for job, attempt in active}
     quotas, spending = job_quotas.job_quotas(snapshot), job_quotas.JobSpending(snapshot, now)
     return JobsSnapshot(
-        machines=tuple(map(_machine_set, sets)),
+        machines=tuple(_machine_set(record, kept.warm(record.spec.name) if kept else {}) for record in sets),
         projects=tuple(_projects(snapshot, names, policy, now, quotas, spending)),
         users=tuple(_users(quotas, spending)),
         waiting=tuple(_hub_job(job, names) for job in waiting if job.project in names),
@@ -183,7 +233,7 @@ def make_snapshot(
     )
 
 
-def _machine_set(record: MachineSetRecord) -> MachineSet:
+def _machine_set(record: MachineSetRecord, warm: Mapping[int, str]) -> MachineSet:
     spec = record.spec
     return MachineSet(
         name=spec.name,
@@ -199,6 +249,7 @@ def _machine_set(record: MachineSetRecord) -> MachineSet:
         max_usd_per_hour=math.inf if spec.max_usd_per_hour is None else spec.max_usd_per_hour,
         projects=None if spec.projects is None else frozenset(spec.projects),
         is_draining=record.is_draining,
+        warm=warm,
         full_until=record.full_until / 1000,
     )
 
@@ -264,6 +315,7 @@ def _hub_job(job: JobRow, names: Mapping[int, str], spent_usd: float = 0.0) -> H
         max_duration_s=spec.max_duration_s,
         priority=Priority(job.priority),
         is_preemptible=spec.is_preemptible,
+        warm=job.warm or "",
         budget_usd=math.inf if spec.budget_usd is None else spec.budget_usd,
         spent_usd=job.cost + spent_usd,
     )
@@ -289,12 +341,21 @@ def _job_attempt(job: JobRow, attempt: AttemptRow, names: Mapping[int, str], wai
 
 
 def _has_work(snapshot: ReadSnapshot) -> bool:
-    return snapshot.execute("SELECT 1 FROM job WHERE ended_at IS NULL LIMIT 1").fetchone() is not None
+    work = (
+        "SELECT 1 FROM job WHERE ended_at IS NULL UNION ALL SELECT 1 FROM attempt WHERE kept_until IS NOT NULL LIMIT 1"
+    )
+    return snapshot.execute(work).fetchone() is not None
 
 
-def _end_lost(tx: Transaction, active: Active, leads_since: int) -> None:
-    """End the attempts whose machines are surely gone."""
-    for job, attempt in active:
+def _end_lost(tx: Transaction, leads_since: int) -> None:
+    """End the attempts, and the waiting of runners, whose machines are surely gone or that nobody will ever take."""
+    _end_lost_attempts(tx, leads_since)
+    _end_lost_kept(tx, leads_since)
+    _release_unserved(tx, leads_since)
+
+
+def _end_lost_attempts(tx: Transaction, leads_since: int) -> None:
+    for job, attempt in attempts.active_attempts(tx, for_update=tx.for_update):
         if job.state == JobState.LOST and attempt.free_at is not None and attempt.free_at <= tx.now:
             finish_attempt(tx, job, attempt, AttemptEnd.LOST)
         elif job.state == JobState.STARTING and attempt.heard_at is None:
@@ -311,13 +372,41 @@ def _end_lost(tx: Transaction, active: Active, leads_since: int) -> None:
             attempts.update_attempt(tx, attempt)
 
 
-def _clear_obstacles(tx: Transaction, active: Active) -> None:
+def _release_unserved(tx: Transaction, leads_since: int) -> None:
+    """Take machines back from attempts that no launcher takes, so that their jobs are placed elsewhere."""
+    known = {record.spec.name for record in machine_sets.machine_sets(tx)}
+    for job, attempt in attempts.active_attempts(tx, for_update=tx.for_update):
+        if job.state != JobState.RESERVED or attempt.launcher is not None:
+            continue
+        waits_ms = tx.now - max(attempt.claimed_at or attempt.reserved_at, leads_since)
+        if attempt.machines not in known:
+            release_attempt(tx, job, attempt)
+        elif not attempt.obstacles and waits_ms > START_S * 1000:
+            machine_sets.set_full(tx, attempt.machines, tx.now + int(UNSERVED_S * 1000))
+            release_attempt(tx, job, attempt)
+        elif not attempt.obstacles and waits_ms > _NOTED_S * 1000 and not job.why:
+            why = f"no launcher has taken it yet: run `skyward hub launcher` where machines {attempt.machines!r} are"
+            jobs.set_reasons(tx, [(why, job.has_turn, job.pk)])
+
+
+def _end_lost_kept(tx: Transaction, leads_since: int) -> None:
+    """Give up the kept machines that are surely gone, and those of runners that have not been heard for long."""
+    for _, runner in attempts.kept_attempts(tx, for_update=tx.for_update):
+        silent_ms = tx.now - max(runner.heard_at or 0, leads_since)
+        if runner.free_at is not None and runner.free_at <= tx.now:
+            give_back(tx, runner)
+        elif silent_ms > FENCE_S * 1000:
+            lose_kept(tx, runner, lease_s(tx, runner.machines))
+
+
+def _clear_obstacles(tx: Transaction, active: Active, kept: Iterable[AttemptRow]) -> None:
     """Let placed jobs begin whose machines have become free."""
-    present = {attempt.pk for _, attempt in active}
+    present = {attempt.pk for _, attempt in active} | {-runner.pk for runner in kept}
     for _, attempt in active:
         left = [pk for pk in attempt.obstacles if pk in present]
         if len(left) < len(attempt.obstacles):
             attempt.waits_for = json.dumps(left)
+            attempt.claimed_at = tx.now  # launchers may take it from now on
             attempts.update_attempt(tx, attempt)
 
 
@@ -330,7 +419,12 @@ def _end(tx: Transaction, job: JobRow, attempt: AttemptRow, end: End, grace_ms: 
 
 
 def _place(
-    tx: Transaction, job: JobRow, placement: JobPlacement, nodes: str, victims: Sequence[AttemptRow]
+    tx: Transaction,
+    job: JobRow,
+    placement: JobPlacement,
+    nodes: str,
+    obstacles: Sequence[int],
+    runner: AttemptRow | None = None,
 ) -> AttemptRow:
     job.attempts += 1
     job.has_turn = False
@@ -339,9 +433,13 @@ def _place(
         number=job.attempts,
         machines=placement.machines,
         nodes=nodes,
-        waits_for=json.dumps([victim.pk for victim in victims]),
+        waits_for=json.dumps(list(obstacles)),
         on_loan=placement.on_loan,
         reserved_at=tx.now,
+        # A runner that is there was heard, and is lost when it falls silent.
+        launcher=None if runner is None else runner.launcher,
+        heard_at=None if runner is None else tx.now,
+        runner=None if runner is None else runner.pk,
     )
     attempts.add_attempt(tx, attempt)
     enter(tx, job, JobState.RESERVED)

@@ -21,7 +21,9 @@ from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service, require_delete, require_no_run_token
+from .command_checks import check_command
 from .job_life import enter, finish_attempt
+from .kept import close, warm_of
 from .receiving import receive_blob
 from .sweeps import need_sweep
 
@@ -134,6 +136,7 @@ class Jobs(Service):
         """Delete a job that is over, with its output and its value."""
         require_no_run_token(actor)
         actor.require(Right.WRITE)
+        await self.database.write(self._close_runner, actor, job_id)
         await self.database.write(self._delete, actor, job_id)
 
     async def open_blob(self, actor: Actor, job_id: str, name: str) -> tuple[int, Iterator[bytes]]:
@@ -220,6 +223,7 @@ class Jobs(Service):
             created_at=tx.now,
             why="is held; release it" if new.is_held else "",
         )
+        row.warm = warm_of(actor.project, actor.user, new.spec, new.blobs.get("code", ""))
         jobs.add_job(tx, row)
         for name, sha256 in new.blobs.items():
             size = _size_of_blob(tx, actor, name, sha256.lower())
@@ -231,11 +235,22 @@ class Jobs(Service):
         tx.after_commit(self._bell.ring)
         return _whole(tx, actor, row.id)
 
+    def _close_runner(self, tx: Transaction, actor: Actor, job_id: str) -> None:
+        """Let the machines that a job has left for others end, because its runner ends with its rows."""
+        row = need_job(tx, actor, job_id)
+        require_delete_or_own(actor, row)
+        for job, runner in attempts.kept_attempts(tx):
+            if job.pk == row.pk:
+                close(tx, runner)
+                tx.after_commit(self._bell.ring)
+
     def _delete(self, tx: Transaction, actor: Actor, job_id: str) -> None:
         row = need_job(tx, actor, job_id, for_update=tx.for_update)
         require_delete_or_own(actor, row)
         if not JobState(row.state).is_final:
             raise _conflict(row, "is not over; cancel it first")
+        if attempts.has_runner(tx, row.pk):
+            raise _conflict(row, "its runner has machines that wait or serve another job; delete it a little later")
         jobs.delete_job(tx, row.pk)
         self.on_change(tx, actor, "job.delete", f"job/{job_id}", {"name": row.name})
 
@@ -279,6 +294,8 @@ def _cancel(tx: Transaction, row: JobRow) -> None:
 
 
 def _save(tx: Transaction, row: JobRow) -> None:
+    if row.decoded_spec().command:
+        raise _conflict(row, "runs a command, which saves when it gets SIGTERM; cancel or preempt it instead")
     attempt = attempts.active_attempt(tx, row.pk)
     if row.state != JobState.RUNNING or attempt is None or attempt.command not in ("", "save"):
         raise _conflict(row, "does not run, so it has nothing to save; wait until it does")
@@ -327,9 +344,11 @@ def _check_new(actor: Actor, new: NewJob) -> None:
         raise Refusal(
             Reason.FORBIDDEN, "priority=high: only an admin may raise a job; use medium or low", field="priority"
         )
-    wrong = [name for name in new.blobs if name not in BLOBS[:2]]
+    known = BLOBS[:1] if new.spec.command else BLOBS[:2]
+    wrong = [name for name in new.blobs if name not in known]
     if wrong:
-        raise Refusal(Reason.INVALID, f"blobs.{wrong[0][:40]}: unknown; use 'code' and 'call'", field="blobs")
+        raise Refusal(Reason.INVALID, f"blobs.{wrong[0][:40]}: unknown here; use {' and '.join(known)}", field="blobs")
+    check_command(new.spec)
 
 
 def _room_for_blob(snapshot: ReadSnapshot, actor: Actor, sha256: str) -> Limit | None:
@@ -414,4 +433,6 @@ def _attempt(row: AttemptRow) -> AttemptRecord:
         error=row.error,
         cost_usd=row.cost,
         output_bytes=row.output,
+        kept_until=row.kept_until,
+        idle_cost_usd=row.idle_cost or 0.0,
     )

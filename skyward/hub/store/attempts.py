@@ -40,6 +40,9 @@ class AttemptRow:
     error: str = ""
     cost: float = 0.0
     output: int = 0
+    runner: int | None = None
+    kept_until: int | None = None
+    idle_cost: float | None = None
     pk: int = 0
 
     @property
@@ -90,6 +93,11 @@ def update_attempt(tx: Transaction, row: AttemptRow) -> None:
     tx.execute(f"UPDATE attempt SET {changes} WHERE pk = ?", (*(getattr(row, name) for name in _CHANGING), row.pk))
 
 
+def delete_attempt(tx: Transaction, pk: int) -> None:
+    """Delete an attempt that has no output."""
+    tx.execute("DELETE FROM attempt WHERE pk = ?", (pk,))
+
+
 def attempts_of(snapshot: ReadSnapshot, job: int) -> list[AttemptRow]:
     """Return the attempts of a job, the first one first."""
     rows = snapshot.execute(f"SELECT {_COLUMNS} FROM attempt a WHERE a.job = ? ORDER BY a.number", (job,)).fetchall()
@@ -116,8 +124,37 @@ def active_attempts(snapshot: ReadSnapshot, *, for_update: str = "") -> list[tup
 
     `for_update` is that of a transaction that is about to change them.
     """
+    return _with_jobs(snapshot, "a.ended_at IS NULL", for_update)
+
+
+def kept_attempts(snapshot: ReadSnapshot, *, for_update: str = "") -> list[tuple[JobRow, AttemptRow]]:
+    """Return the ended attempts whose runners and machines wait for the next one, with their jobs."""
+    return _with_jobs(snapshot, "a.kept_until IS NOT NULL", for_update)
+
+
+def attempt_numbered(snapshot: ReadSnapshot, pk: int) -> tuple[JobRow, AttemptRow] | None:
+    """Return an attempt by its number in the table, with its job."""
+    return next(iter(_with_jobs(snapshot, f"a.pk = {pk:d}", "")), None)
+
+
+def attempt_served(snapshot: ReadSnapshot, runner: int) -> tuple[JobRow, AttemptRow] | None:
+    """Return the active attempt that a kept runner serves, with its job."""
+    return next(iter(_with_jobs(snapshot, f"a.ended_at IS NULL AND a.runner = {runner:d}", "")), None)
+
+
+def has_runner(snapshot: ReadSnapshot, job: int) -> bool:
+    """Return whether a runner that was started for a job waits, or serves another one."""
+    row = snapshot.execute(
+        "SELECT 1 FROM attempt a WHERE a.job = ? AND (a.kept_until IS NOT NULL OR EXISTS"
+        " (SELECT 1 FROM attempt served WHERE served.ended_at IS NULL AND served.runner = a.pk)) LIMIT 1",
+        (job,),
+    ).fetchone()
+    return row is not None
+
+
+def _with_jobs(snapshot: ReadSnapshot, condition: str, for_update: str) -> list[tuple[JobRow, AttemptRow]]:
     rows = snapshot.execute(
-        f"SELECT {jobs.columns()}, {_COLUMNS} FROM attempt a JOIN job j ON j.pk = a.job WHERE a.ended_at IS NULL"
+        f"SELECT {jobs.columns()}, {_COLUMNS} FROM attempt a JOIN job j ON j.pk = a.job WHERE {condition}"
         f" ORDER BY j.pk{for_update}"
     ).fetchall()
     width = jobs.count_columns()

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _ACTIVE = text("ended_at IS NULL")
+_KEPT = text("kept_until IS NOT NULL")
 
 job = Table(
     "job",
@@ -63,6 +64,7 @@ job = Table(
     Column("user_failures", Integer, nullable=False),
     Column("start_failures", Integer, nullable=False),
     Column("losses", Integer, nullable=False),
+    Column("warm", Text),  # what a kept machine must have been used for; equal texts fit
     UniqueConstraint("project", "key"),
     Index("job_by_project", "project", "pk"),
     Index("job_unfinished", "state", "pk", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
@@ -105,8 +107,12 @@ attempt = Table(
     Column("error", Text, nullable=False),
     Column("cost", Double, nullable=False),
     Column("output", BigInteger, nullable=False),  # bytes of output
+    Column("runner", BigInteger),  # pk of the attempt whose runner serves it; its own if null
+    Column("kept_until", BigInteger),  # end of the time for which its machines wait for the next attempt
+    Column("idle_cost", Double),  # cost of that time so far
     UniqueConstraint("job", "number"),
     Index("attempt_active", "machines", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+    Index("attempt_kept", "machines", sqlite_where=_KEPT, postgresql_where=_KEPT),
     sqlite_autoincrement=True,
 )
 

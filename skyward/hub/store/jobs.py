@@ -36,6 +36,7 @@ class JobRow:
     user_failures: int = 0
     start_failures: int = 0
     losses: int = 0
+    warm: str | None = None
     pk: int = 0
 
     def enter(self, state: JobState, now: int) -> None:

@@ -108,3 +108,17 @@ def devices(file: str) -> str:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@sky.compute
+def place(fails: bool = False) -> tuple[int, int, str]:
+    """Return this process, the calls that it has run, and the folder of this job's checkpoints."""
+    global _calls
+    _calls += 1
+    print(f"call {_calls}", flush=True)
+    if fails:
+        raise OwnError("on purpose")
+    return os.getpid(), _calls, os.environ["SKYWARD_CHECKPOINT_DIR"]
+
+
+_calls = 0

@@ -13,8 +13,8 @@ from skyward.errors import UsageError
 from skyward.hub.client.job_code import pack_call
 from skyward.hub.runner.packed_call import CallFailed, join_call, run_packed, split_call
 from skyward.values.launch import ProcessLaunch
-from skyward.wire.payloads import unpickle_whole
-from tests.hub.jobs.calls import add, fail
+from skyward.wire.payloads import pickle_whole, unpickle_whole
+from tests.hub.jobs.calls import OwnError, add, fail
 
 
 class Evil:
@@ -34,6 +34,25 @@ def test_exception_travels_in_a_carrier_that_needs_no_class_of_the_user(tmp_path
         run_packed(call)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (copy.text, copy.failure) == (caught.value.text, caught.value.failure)
+
+
+def test_retry_on_decides_on_the_node_whether_an_error_is_tried_again(tmp_path: Path) -> None:
+    for kinds, may_retry in (((), True), (OwnError, True), ((KeyError, Exception), True), (KeyError, False)):
+        pending = fail.with_options(retries=1, retry_on=kinds)("hot")
+        _, call = split_call(pack_call(pending, tmp_path).path.read_bytes())
+        with pytest.raises(CallFailed) as caught:
+            run_packed(call)
+        assert pickle.loads(pickle.dumps(caught.value)).may_retry is may_retry
+
+
+def test_call_that_was_packed_by_an_earlier_version_runs() -> None:
+    assert unpickle_whole(run_packed(pickle_whole((add, (1, 2), {})))) == 3
+
+
+def test_variables_of_the_job_are_set_before_its_call_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYWARD_CHECKPOINT_DIR", "of an earlier job")
+    call = pickle_whole((sky.compute(os.getenv), ("SKYWARD_CHECKPOINT_DIR",), {}))
+    assert unpickle_whole(run_packed(call, {"SKYWARD_CHECKPOINT_DIR": "mine"})) == "mine"
 
 
 def test_launch_with_integrations_of_skyward_is_read(tmp_path: Path) -> None:

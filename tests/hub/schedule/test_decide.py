@@ -278,7 +278,7 @@ class TestSets:
         full = replace(LAB, full_until=NOW + 600.0)
         snapshot = JobsSnapshot(machines=(full,), waiting=(job("a"),))
         assert placed(snapshot) == {}
-        assert "the provider has none until" in why(snapshot, "a")
+        assert "the provider or its launcher has none until" in why(snapshot, "a")
 
     def test_a_drained_set_begins_nothing(self) -> None:
         snapshot = JobsSnapshot(machines=(replace(LAB, is_draining=True),), waiting=(job("a"),))

@@ -1,123 +1,21 @@
-"""Jobs over the real database and scheduler, with runners that are calls of the test, and a clock that it moves."""
+"""The life of jobs: queued, placed, run, lost, preempted, ended."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from skyward.hub.model.access import Actor, Role
-from skyward.hub.model.capacity import MachineSetSpec
-from skyward.hub.model.jobs import AttemptEnd, JobPriority, JobRecord, JobSpec, JobState
+from skyward.hub.model.access import Actor
+from skyward.hub.model.jobs import AttemptEnd, JobPriority, JobState
 from skyward.hub.model.quotas import JobQuotaRecord, JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
-from skyward.hub.services.attempts import SILENT_S, Launch, LauncherOrders
-from skyward.hub.services.hub import Hub
+from skyward.hub.services.attempts import SILENT_S
 from skyward.hub.services.job_scheduler import FENCE_S, START_S
 from skyward.hub.services.jobs import NewJob
-from skyward.hub.store.database import Database
-from skyward.hub.store.folder_blobs import FolderBlobs
-from tests.hub.postgres import PostgresServer
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
-
-T = TypeVar("T")
-
-OWNER = Actor(user="owner", organization=1, project=1, role=Role.OWNER)
-LOCAL = MachineSetSpec(name="local", provider={"type": "local"}, nodes=4)
-SPEC = JobSpec(devices=None, max_duration_s=3600.0)
-
-
-class World:
-    """A hub whose scheduler takes a step when the test says so, by the test's clock."""
-
-    def __init__(self, url: str, blobs: FolderBlobs) -> None:
-        self.now_s = 1_800_000_000.0
-        self.hub = Hub(Database(url, clock=self.clock), blobs)
-        self.launches: dict[tuple[str, int], Launch] = {}
-        self.loop = asyncio.new_event_loop()
-        self.do(self.hub.people.prepare("owner"))
-        self.do(self.hub.capacity.declare(OWNER, LOCAL))
-
-    def clock(self) -> int:
-        return int(self.now_s * 1000)
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(work)
-
-    def pass_s(self, seconds: float) -> None:
-        """Let time pass, and let the scheduler decide."""
-        self.now_s += seconds
-        self.do(self.hub.leader.leads())
-        self.do(self.hub.scheduler.step())
-
-    def submit(self, name: str = "train", *, actor: Actor = ADA, **changes: object) -> str:
-        options = {key: changes.pop(key) for key in ("key", "priority", "is_held") if key in changes}
-        new = NewJob(name=name, spec=replace(SPEC, **changes), **options)  # type: ignore[arg-type]
-        record: JobRecord = self.do(self.hub.jobs.submit(actor, new))
-        return record.id
-
-    def job(self, job_id: str) -> JobRecord:
-        record: JobRecord = self.do(self.hub.jobs.job(ADA, job_id))
-        return record
-
-    def state(self, job_id: str) -> str:
-        return self.job(job_id).state.value
-
-    def poll(self, launcher: str = "here", gone: tuple[tuple[str, int], ...] = ()) -> LauncherOrders:
-        orders: LauncherOrders = self.do(
-            self.hub.attempts.poll(OWNER, launcher, known=list(self.launches), gone=list(gone))
-        )
-        self.launches |= {(launch.job, launch.attempt): launch for launch in orders.start}
-        for key in orders.forget:
-            self.launches.pop(key, None)
-        return orders
-
-    def beat(self, job_id: str, number: int = 1, *, is_running: bool = True, cost_usd: float = 0.0) -> str:
-        order = self.do(self.hub.attempts.beat(ADA, job_id, number, is_running=is_running, cost_usd=cost_usd))
-        return str(order.command)
-
-    def begin(self, job_id: str, number: int = 1) -> None:
-        """Bring the job to its run."""
-        self.pass_s(0.1)
-        self.poll()
-        self.beat(job_id, number)
-        assert self.state(job_id) == "running"
-
-    def end(self, job_id: str, end: AttemptEnd, number: int = 1, error: str = "") -> None:
-        if end is AttemptEnd.COMPLETED:
-            self.do(self.hub.attempts.put_result(ADA, job_id, number, "value", pieces(b"42")))
-        self.do(self.hub.attempts.end(ADA, job_id, number, end, error=error))
-
-
-both = pytest.mark.parametrize("world", ["sqlite", "postgresql"], indirect=True)
-"""Tests that use each statement of the store run on both databases, the others on SQLite."""
-
-
-@pytest.fixture
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    server: PostgresServer | None = None
-    if getattr(request, "param", "sqlite") == "sqlite":
-        shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "hub.db")
-        url = f"sqlite:///{tmp_path}/hub.db"
-    else:
-        server = request.getfixturevalue("postgres")
-        assert server is not None
-        url = server.new_database(request.getfixturevalue("postgres_template"))
-    world = World(url, FolderBlobs(tmp_path / "blobs"))
-    yield world
-    world.do(world.hub.close())
-    world.loop.close()
-    if server is not None:
-        server.drop_database(url)
-
-
-async def pieces(data: bytes) -> AsyncIterator[bytes]:
-    yield data
+from tests.hub.services.job_world import LOCAL, OWNER, SPEC, World, both
 
 
 @both
@@ -307,7 +205,7 @@ def test_provider_without_machines_is_not_asked_again_for_a_while(world: World) 
     world.poll()
     world.end(job, AttemptEnd.NO_CAPACITY, error="NoCapacity: none")
     world.pass_s(1)
-    assert world.job(job).why.startswith("waits for 1 node: the provider has none until")
+    assert world.job(job).why.startswith("waits for 1 node: the provider or its launcher has none until")
     world.pass_s(61)
     assert world.state(job) == "reserved"
 
@@ -398,6 +296,38 @@ def test_gang_waits_while_its_nodes_have_no_free_numbers_in_common(world: World)
     world.pass_s(1)
     assert [tuple(launch.devices) for launch in world.poll().start] == [(0,)]
     assert world.state(second) == "starting"
+
+
+@both
+def test_machines_that_no_launcher_serves_are_given_up_for_others(world: World) -> None:
+    job = world.submit()
+    world.pass_s(1)
+    world.pass_s(11)
+    assert world.job(job).why.startswith(
+        "no launcher has taken it yet: run `skyward hub launcher` where machines 'local'"
+    )
+    world.pass_s(START_S)
+    assert (world.state(job), world.job(job).attempts) == ("queued", [])
+    assert "the provider or its launcher has none until" in world.job(job).why
+    other = replace(LOCAL, name="other", provider={"type": "ssh", "hosts": ["a", "b", "c", "d"]})
+    world.do(world.hub.capacity.declare(OWNER, other))
+    world.pass_s(1)
+    assert [(launch.machines.name, launch.attempt) for launch in world.poll().start] == [("other", 1)]
+
+
+def test_machine_set_that_is_gone_releases_its_jobs(world: World) -> None:
+    job = world.submit()
+    world.pass_s(1)
+    world.do(world.hub.database.write(lambda tx: tx.execute("DELETE FROM machine_set")))
+    world.pass_s(1)
+    assert world.state(job) == "queued"
+
+
+def test_error_that_retry_on_does_not_name_spends_all_retries(world: World) -> None:
+    job = world.submit(retries=5)
+    world.begin(job)
+    world.do(world.hub.attempts.end(ADA, job, 1, AttemptEnd.FAILED, error="ValueError: x", may_retry=False))
+    assert world.state(job) == "failed"
 
 
 class TestQuotas:

@@ -70,7 +70,25 @@ async def end(call: Call, request: job_wire.AttemptEndIn) -> wire.Done:
         AttemptEnd(request.end),
         error=request.error,
         cost_usd=request.cost_usd,
+        keeps=request.keeps,
+        may_retry=request.may_retry,
     )
+    return wire.Done()
+
+
+async def next_attempt(call: Call, request: job_wire.NextIn) -> job_wire.NextOut:
+    order = await call.hub.attempts.next(
+        call.actor,
+        call.path["id"],
+        _number(call),
+        idle_cost_usd=request.idle_cost_usd,
+        wait_s=request.wait_s,
+    )
+    return job_wire.NextOut(None if order.launch is None else _launch(order.launch), order.is_over)
+
+
+async def give_back(call: Call, request: job_wire.NextIn) -> wire.Done:
+    await call.hub.attempts.give_back(call.actor, call.path["id"], _number(call), idle_cost_usd=request.idle_cost_usd)
     return wire.Done()
 
 
@@ -93,6 +111,7 @@ def _launch(launch: Launch) -> job_wire.LaunchOut:
         nodes=list(launch.nodes),
         devices=list(launch.devices),
         grace_s=launch.grace_s,
+        keep_s=launch.keep_s,
     )
 
 
@@ -114,6 +133,8 @@ async def capacity(call: Call, _request: wire.Nothing) -> job_wire.CapacityOut:
                 usd_per_hour=record.usd_per_hour,
                 idle_usd_per_hour=record.spec.usd_per_hour * record.idle_nodes,
                 jobs=dict(record.jobs),
+                kept_nodes=record.kept_nodes,
+                kept_cost_usd=record.kept_cost_usd,
             )
             for record in await call.hub.capacity.sets(call.actor)
         ]

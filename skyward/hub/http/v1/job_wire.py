@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from .wire import Limit, Name
 
@@ -26,6 +26,7 @@ EndName = Literal["completed", "failed", "start_failed", "no_capacity", "lost", 
 Count = Annotated[int, Meta(ge=1, le=100_000)]
 Amount = Annotated[float, Meta(ge=0, le=1e12)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+KeepSeconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class JobSpecWire(Struct, forbid_unknown_fields=True):
@@ -49,16 +50,70 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     code_path: list[str] = []
     code_folder: str = ""
     sweep: int | None = None
+    command: list[str] = []
+    ranks_per_node: Count = 1
+    secrets: list[str] = []
+    keep_s: KeepSeconds | None = None
+
+
+class ResourcesIn(Struct, forbid_unknown_fields=True):
+    """Machines of a command. Without `gpus` and `gpu_type` it gets whole nodes of any kind."""
+
+    gpus: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    gpu_type: str = ""
+    memory_gib: Amount = 0.0
+    cpu: Amount = 0.0
+
+
+class DistributedIn(Struct, forbid_unknown_fields=True):
+    """Nodes of a command, always all or none, and the processes on them."""
+
+    strategy: Literal["ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3"] | None = None
+    num_nodes: Count = 1
+    gpus_per_node: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    backend: str = ""
+    gang_scheduling: Literal[True] = True
+    rdma: Literal["auto", "enabled", "disabled"] = "auto"
+    sharding: str = ""
+
+
+class StorageIn(Struct, forbid_unknown_fields=True):
+    """Places that a command finds in SKYWARD_DATASETS and SKYWARD_CHECKPOINT_DIR."""
+
+    datasets: str = ""
+    checkpoints: str = ""
+
+
+class ScheduleIn(Struct, forbid_unknown_fields=True):
+    max_duration_s: Seconds | None = None
+    checkpoint_interval_s: Seconds | None = None
+    preemptible: bool = False
+    keep_s: KeepSeconds | None = None
 
 
 class NewJobIn(Struct, forbid_unknown_fields=True):
-    """A job to be made. `blobs` are hashes of its code and its packed call, which were uploaded before.
+    """A job to be made: a call with `spec`, or a `command` with the fields of a job's YAML.
 
-    With a `key` that a job of the project has, the answer is that job.
+    `blobs` are hashes of its code and its packed call, which were uploaded before. With a `key` that a job of the
+    project has, the answer is that job.
     """
 
     name: Name
-    spec: JobSpecWire
+    spec: JobSpecWire | None = None
+    command: list[str] = []
+    image: str | dict[str, Any] = ""
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    resources: ResourcesIn = field(default_factory=ResourcesIn)
+    distributed: DistributedIn = field(default_factory=DistributedIn)
+    storage: StorageIn = field(default_factory=StorageIn)
+    schedule: ScheduleIn = field(default_factory=ScheduleIn)
+    region: str = ""
+    labels: list[str] = []
+    retries: Annotated[int, Meta(ge=0, le=1000)] = 0
+    budget_usd: Amount | None = None
+    code_path: list[str] = []
+    code_folder: str = ""
     blobs: dict[str, str] = {}
     type: JobType = "other"
     priority: PriorityName = "medium"
@@ -77,6 +132,8 @@ class AttemptOut(Struct):
     error: str
     cost_usd: float
     output_bytes: int
+    kept_until: int | None = None
+    idle_cost_usd: float = 0.0
 
 
 class JobOut(Struct):
@@ -150,9 +207,24 @@ class OutputSize(Struct):
 
 
 class AttemptEndIn(Struct):
+    """End of an attempt.
+
+    With `keeps`, its runner waits with the machines for the next one. `may_retry` says whether the job's retries count
+    for an error of its function.
+    """
+
     end: EndName
     error: str = ""
     cost_usd: Amount = 0.0
+    keeps: bool = False
+    may_retry: bool = True
+
+
+class NextIn(Struct):
+    """Question of a runner that waits."""
+
+    idle_cost_usd: Amount = 0.0
+    wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
 
 
 class LauncherPoll(Struct):
@@ -180,6 +252,7 @@ class MachineSetWire(Struct, forbid_unknown_fields=True):
     usd_per_hour: Amount = 0.0
     max_usd_per_hour: Amount | None = None
     projects: list[str] | None = None
+    keep_s: KeepSeconds = 0.0
 
 
 class LaunchOut(Struct):
@@ -193,6 +266,14 @@ class LaunchOut(Struct):
     nodes: list[int]
     devices: list[int]
     grace_s: float
+    keep_s: float = 0.0
+
+
+class NextOut(Struct):
+    """Next attempt of a runner that waits, or the order to end. Neither: it asks again."""
+
+    launch: LaunchOut | None = None
+    is_over: bool = False
 
 
 class LauncherOrdersOut(Struct):
@@ -209,6 +290,7 @@ class MachineSetOut(Struct):
 
     `stranded_devices` are idle, and a waiting job could use them if they were on fewer nodes. `usd_per_hour` is the
     price of the nodes that are there now, and `idle_usd_per_hour` that of those without a job.
+    `kept_nodes` wait for the next job, and `kept_cost_usd` is what they have cost meanwhile.
     """
 
     name: str
@@ -221,6 +303,8 @@ class MachineSetOut(Struct):
     usd_per_hour: float
     idle_usd_per_hour: float
     jobs: dict[str, int]
+    kept_nodes: int = 0
+    kept_cost_usd: float = 0.0
 
 
 class CapacityOut(Struct):

@@ -10,7 +10,9 @@ from dataclasses import asdict
 
 import msgspec
 
+from ...model.command_jobs import command_spec
 from ...model.jobs import JobPriority, JobRecord, JobSpec, JobState
+from ...model.refusal import Reason, Refusal
 from ...services.jobs import NewJob, OutputPiece
 from ..reply import HttpReply
 from ..routing import Call
@@ -22,7 +24,7 @@ STREAM = b"text/event-stream; charset=utf-8"
 async def submit(call: Call, request: job_wire.NewJobIn) -> job_wire.JobOut:
     new = NewJob(
         name=request.name,
-        spec=JobSpec(**msgspec.structs.asdict(request.spec)),
+        spec=spec_of(request),
         blobs=request.blobs,
         type=request.type,
         priority=JobPriority[request.priority.upper()],
@@ -30,6 +32,33 @@ async def submit(call: Call, request: job_wire.NewJobIn) -> job_wire.JobOut:
         key=request.key,
     )
     return await job_out(call, await call.hub.jobs.submit(call.actor, new))
+
+
+def spec_of(request: job_wire.NewJobIn) -> JobSpec:
+    """Return the spec of a call, or make that of a command."""
+    asdict = msgspec.structs.asdict
+    if request.spec is not None and not request.command:
+        return JobSpec(**asdict(request.spec))
+    if request.spec is not None or not request.command:
+        raise Refusal(
+            Reason.INVALID, "spec: a job is either a call or a command; send one of spec and command", field="spec"
+        )
+    return command_spec(
+        request.command,
+        image=request.image,
+        env=request.env,
+        secrets=request.secrets,
+        resources=asdict(request.resources),
+        distributed=asdict(request.distributed),
+        storage=asdict(request.storage),
+        schedule=asdict(request.schedule),
+        region=request.region,
+        labels=request.labels,
+        retries=request.retries,
+        budget_usd=request.budget_usd,
+        code_path=request.code_path,
+        code_folder=request.code_folder,
+    )
 
 
 async def search(call: Call, request: job_wire.JobsQuery) -> job_wire.JobsOut:
@@ -139,6 +168,7 @@ async def job_out(call: Call, record: JobRecord) -> job_wire.JobOut:
             job_wire.AttemptOut(
                 *(attempt.number, attempt.machines, list(attempt.nodes), attempt.reserved_at, attempt.began_at),
                 *(attempt.ended_at, attempt.end, attempt.error, attempt.cost_usd, attempt.output_bytes),
+                *(attempt.kept_until, attempt.idle_cost_usd),
             )
             for attempt in record.attempts
         ],

@@ -1,0 +1,79 @@
+"""Submission of commands as jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from ...values.image import Image
+from .connection import HubConnection
+from .job_code import image_fields, packed_code, secret_names
+from .job_file import job_request, read_job_file
+from .jobs import Job, job_address, upload_file
+
+
+def submit_command(form: str | os.PathLike[str] | Mapping[str, Any], *, project: str | None = None) -> Job[Any]:
+    """Hand a command to the hub, with the Python modules of the working folder. It runs on each of its nodes.
+
+    No shell reads the command. Its processes have RANK, WORLD_SIZE, MASTER_ADDR and torchrun's other variables. Its
+    value is 0, in a list if it has several nodes.
+
+    Args:
+        form: File of YAML, or a mapping with the same fields; see the guide "A command as a job".
+        project: Project of the hub. None: the form's, or the token's.
+
+    Returns:
+        The job. `result()` raises `CommandFailed` if the command ended with another status than 0.
+
+    Raises:
+        UsageError: A field is unknown or illegal, with the nearest known one.
+        HubError: The hub refuses the job, or does not answer.
+
+    Example:
+        from skyward import hub
+
+        job = hub.submit_command({"command": ["python", "train.py"], "schedule": {"max_duration": "48h"}})
+        print(job.id)
+    """
+    fields = dict(form) if isinstance(form, Mapping) else read_job_file(Path(form))
+    address = job_address(project or fields.pop("project", None))
+    request = job_request(fields)
+    image = _image_of(request.get("image"))
+    here = os.getcwd()
+    path = sys.path
+    if here not in path and "" not in path:
+        sys.path = [here, *path]  # so that the folder's modules travel, as they do for a script in it
+    try:
+        with packed_code(image) as (code, _), HubConnection(address) as connection:
+            upload_file(connection, code.file)
+            answer = connection.json(
+                "POST",
+                "/v1/jobs",
+                {
+                    "name": request["command"][0].rpartition("/")[2][:200] or "command",
+                    # Of each submission its own: the answer may be lost, and the request is sent again.
+                    "key": uuid.uuid4().hex,
+                    **request,
+                    "image": image_fields(image),
+                    "secrets": [*request.get("secrets", []), *secret_names(image)],
+                    "blobs": {"code": code.file.sha256},
+                    "code_path": list(code.path),
+                    "code_folder": code.folder,
+                },
+            )
+    finally:
+        sys.path = path
+    return Job(address, answer)
+
+
+def _image_of(value: Any) -> Image | None:
+    if value is None or isinstance(value, str):
+        return Image(container=value) if value else None
+    if not isinstance(value, Mapping):
+        raise UsageError(f"image={value!r}: neither text nor a mapping; write a container's name, or pip: [torch]")
+    return Image(**value)

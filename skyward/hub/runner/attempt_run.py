@@ -1,0 +1,232 @@
+"""One attempt on a pool that is open: its call, the hub's orders meanwhile, its output, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...calls.compute import PendingCompute, compute
+from ...calls.options import CallOptions
+from ...errors import BudgetExceeded, ControlFailed, NodeError, PoolClosed, ProviderError, SlotLost
+from ...pool.pool import ComputePool
+from ...values.launch import ProcessLaunch
+from ...values.machine import LogLine
+from ...wire.failures import encode_failure
+from ..model.jobs import AttemptEnd
+from .command import CommandIntegration
+from .packed_call import CallFailed, run_packed, run_packed_command
+from .reporter import HubLink, Reporter, Stale, until_heard
+from .sweep_run import run_sweep
+
+OUTPUT_LIMIT = 256 << 20
+"""Most bytes of output of an attempt. The rest is dropped, with a line that says so."""
+LAST_WORD_S = 7 * 86_400.0
+"""Seconds for which the end of an attempt waits for a hub that is away. Its machines are gone by then."""
+OUTPUT = "output"
+_SLICE_S = 0.25
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptOutcome:
+    """End of an attempt, with the packed value or exception.
+
+    Attributes:
+        may_retry: Whether the job's retries count for this error.
+        is_whole: Whether the pool is open and well, so that it may serve another attempt.
+    """
+
+    end: AttemptEnd
+    error: str = ""
+    value: bytes | None = None
+    failure: bytes | None = None
+    may_retry: bool = True
+    is_whole: bool = False
+
+
+class AttemptRun:
+    """Run of one attempt.
+
+    Args:
+        folder: The runner's folder, which has the files of this attempt while it runs.
+        launch: The launch.
+        make_link: Makes a link to the hub with the attempt's token.
+        cost_usd: Returns the cost of the pool since its beginning.
+    """
+
+    def __init__(
+        self, folder: Path, launch: Mapping[str, Any], make_link: Callable[[], HubLink], cost_usd: Callable[[], float]
+    ) -> None:
+        self._folder, self._launch = folder, launch
+        self._spec: Mapping[str, Any] = launch["spec"]
+        self._output = (folder / OUTPUT).open("ab", buffering=0)
+        self._orders: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
+        self._pool_cost_usd, self._cost_before = cost_usd, cost_usd()
+        self._stop = f"skyward-stop-{launch['job']}-{launch['attempt']}"
+        self.reporter = Reporter(
+            make_link,
+            folder / OUTPUT,
+            on_order=lambda command, grace_s: self._orders.put((command, grace_s)),
+            on_stale=lambda: self._orders.put(("stale", 0.0)),
+            cost_usd=self.cost_usd,
+        )
+
+    def cost_usd(self) -> float:
+        """Return the cost of this attempt so far."""
+        return self._pool_cost_usd() - self._cost_before
+
+    def abort(self) -> None:
+        """End the call, because this machine shuts down: the job goes back to its queue."""
+        self._orders.put(("abort", 0.0))
+
+    def pending(self, launch: ProcessLaunch, call: bytes, env: Mapping[str, str]) -> PendingCompute[bytes]:
+        """Return the call of a job's function."""
+        function = compute(run_packed)
+        function.launch = launch
+        return replace(function(call, dict(env)), options=CallOptions(timeout_s=self._spec["timeout_s"]))
+
+    def pending_command(self, env: Mapping[str, str]) -> PendingCompute[bytes]:
+        """Return the call that runs a command: a gang, whose ranks have torchrun's variables."""
+        function = compute(run_packed_command)
+        ranks = self._spec["ranks_per_node"]
+        function.launch = ProcessLaunch(integrations=(CommandIntegration(processes_per_node=ranks),))
+        pending = function(list(self._spec["command"]), self._stop, dict(env))
+        return replace(pending, options=CallOptions(timeout_s=self._spec["timeout_s"]))
+
+    def run_call(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
+        """Run the call, and obey the hub meanwhile.
+
+        Raises:
+            Stale: The hub has given the attempt up. The pool is closed.
+        """
+        done: queue.SimpleQueue[AttemptOutcome] = queue.SimpleQueue()
+
+        def work() -> None:
+            done.put(self._value(pool, pending))
+            self._orders.put(("done", 0.0))
+
+        worker = threading.Thread(target=work, name="skyward-job-call", daemon=True)
+        worker.start()
+        ending = threading.Timer(0, bool)  # the end of a grace
+        was_stopped = was_told = False
+        while True:
+            command, grace_s = self._next_order()
+            if command == "done":
+                ending.cancel()
+                outcome = done.get()
+                # A training that saved and stopped returns as if it were complete, but the rest of it is to come.
+                # A command that ends by SIGTERM has a status of its own choice.
+                ends = (AttemptEnd.COMPLETED, AttemptEnd.FAILED) if self._spec["command"] else (AttemptEnd.COMPLETED,)
+                if was_stopped and outcome.end in ends:
+                    return AttemptOutcome(end=AttemptEnd.STOPPED, error="saved and stopped")
+                return replace(outcome, is_whole=outcome.is_whole and not was_told)
+            was_told = was_told or command != "save"
+            if command == "save":
+                self._control(pool, pending, "save", 0.0)
+            elif command == "stop":
+                ending = threading.Timer(grace_s, self._orders.put, [("abort", 0.0)])
+                ending.daemon = True
+                ending.start()
+                was_stopped = self._control(pool, pending, "save_and_stop", 0.0)
+                if not was_stopped:
+                    self._orders.put(("abort", 0.0))
+            else:
+                ending.cancel()
+                pool.close(cancel=True)
+                worker.join()
+                outcome = done.get()
+                if command == "stale":
+                    raise Stale("the hub has given it up")
+                stopped = AttemptOutcome(end=AttemptEnd.STOPPED, error="the hub stopped it")
+                return replace(outcome, is_whole=False) if outcome.end is AttemptEnd.COMPLETED else stopped
+
+    def report(self, link: HubLink, outcome: AttemptOutcome, *, keeps: bool) -> None:
+        """Tell the hub how the attempt ended. Everything before is on disk, and is sent until the hub has it."""
+        self.reporter.stop()
+        for name, content in (("value", outcome.value), ("error", outcome.failure)):
+            if content is not None:
+                file = self._folder / name
+                file.write_bytes(content)
+                until_heard(lambda name=name, file=file: link.send_result(name, file), limit_s=LAST_WORD_S)  # type: ignore[misc]
+        facts = {"cost_usd": self.cost_usd(), "keeps": keeps, "may_retry": outcome.may_retry}
+        until_heard(lambda: link.end(outcome.end.value, outcome.error, **facts), limit_s=LAST_WORD_S)
+
+    def close(self) -> None:
+        """Close its file of output. Lines that come later are dropped."""
+        self._output.close()
+
+    # Output -----------------------------------------------------------------------------------------------------------
+
+    def write_line(self, line: LogLine) -> None:
+        """Keep a line of the pool's output."""
+        node = f"[{line.node}] " if len(self._launch["nodes"]) > 1 else ""
+        self._write(f"{node}{line.text}\n")
+
+    def _write(self, text: str) -> None:
+        data = text.encode(errors="replace")
+        if self._output.closed:
+            return
+        position = self._output.tell()
+        if position < OUTPUT_LIMIT:
+            if position + len(data) >= OUTPUT_LIMIT:
+                data += b"[skyward] the output is too long; the rest is left out\n"
+            self._output.write(data)
+
+    # Within -----------------------------------------------------------------------------------------------------------
+
+    def _next_order(self) -> tuple[str, float]:
+        """Wait for an order. In slices: a signal may reach another thread, and its handler runs when this one wakes."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._orders.get(timeout=_SLICE_S)
+
+    def _control(self, pool: ComputePool, pending: PendingCompute[bytes], command: str, wait_s: float) -> bool:
+        """Send a command to the training within the call. Return False if there is none that takes it."""
+        if self._spec["command"]:
+            pool.event(self._stop).set()  # the hub sends no "save" here
+            return True
+        try:
+            getattr(pool.control(pending, start_s=0.0), command)(wait_s=wait_s)
+        except ControlFailed as error:
+            self._write(f"[skyward] {command}: no training in this call took it ({error})\n")
+            return False
+        return True
+
+    def _value(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
+        try:
+            if self._spec["sweep"] is not None:
+                value = run_sweep(pool, pending, self._spec["sweep"])
+                return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(value, protocol=5))
+            packed: Any = (pending @ pool) if self._spec["on"] == "all" else (pending >> pool)
+            return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(packed, protocol=5), is_whole=True)
+        except CallFailed as error:
+            return AttemptOutcome(
+                end=AttemptEnd.FAILED,
+                error=error.text,
+                failure=error.failure,
+                may_retry=error.may_retry,
+                is_whole=True,
+            )
+        except (NodeError, ProviderError) as error:
+            # A process that ends by itself, or uses too much memory, would do so again on every machine.
+            if isinstance(error, (BudgetExceeded, SlotLost)):
+                return AttemptOutcome(end=AttemptEnd.FAILED, error=in_words(error), failure=encode_failure(error))
+            return AttemptOutcome(end=AttemptEnd.LOST, error=in_words(error))
+        except (PoolClosed, CancelledError) as error:
+            return AttemptOutcome(end=AttemptEnd.LOST, error=in_words(error))
+        except Exception as error:
+            return AttemptOutcome(end=AttemptEnd.FAILED, error=in_words(error), failure=encode_failure(error))
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error with its class."""
+    return f"{type(error).__name__}: {error}"
