@@ -126,8 +126,12 @@ class WaitingOrder:
         self._try_again(tuple(node.chosen_by))
 
     def give_up_for_actor(self, node: NodeEntry) -> None:
-        """Let entries reserve nodes once more, because an actor has come to this one for life."""
+        """Let entries reserve nodes once more, because an actor has come to this one for life.
+
+        The share of a slot is smaller now, or nothing at all, so that another call may fit.
+        """
         self._try_again((*node.chosen_by, *node.wanted_by))
+        self.wake(node)
 
     def actor_left(self, node: NodeEntry) -> None:
         """Have all lines tried, also those for which nothing was reserved while the actor was there."""

@@ -508,3 +508,14 @@ def test_a_call_goes_when_an_older_one_that_kept_it_from_a_free_slot_is_placed_e
     assert scheduler.finished(3) == [Send(4, 1, (0,))], "the free slot beside it has no device left"
     assert scheduler.submit(6, need=Need(devices=0)) == [], "the older call may still go there"
     assert scheduler.finished(1) == [Send(5, 0), Send(6, 1, ())]
+
+
+def test_a_call_goes_when_an_actor_makes_the_share_of_a_slot_smaller() -> None:
+    scheduler = Scheduler()
+    scheduler.node_up(0, 4, Supply(cpus=8, memory_gib=16, devices=("A100",) * 4))
+    for task, devices in enumerate([2 * UNIT, UNIT, 250]):
+        assert len(scheduler.submit(task, need=Need(devices=devices))) == 1
+    assert scheduler.submit(4, need=Need(devices=4 * UNIT)) == []
+    assert scheduler.submit(5) == [], "its share is a whole device"
+    assert scheduler.cancel(4) is None
+    assert scheduler.submit_actor(6, nodes=None, need=Need(devices=250)) == [Settle(6, 0, (3,)), Send(5, 0, (3,))]
