@@ -203,9 +203,10 @@ class SweepConfig:
         return {key: value for key, value in body.items() if value is not None}
 
     def search_of(self) -> dict[str, Any]:
-        """Return the parts that never change in the life of a sweep: all but its limits."""
-        limits = ("max_trials", "max_concurrent_trials", "timeout_s", "trial_retries", "resources_per_trial")
-        return {key: value for key, value in self.as_dict().items() if key not in limits}
+        """Return the parts that never change in the life of a sweep: all but its limits and its places."""
+        limits = {"max_trials", "max_concurrent_trials", "timeout_s", "trial_retries", "resources_per_trial"}
+        places = {"experiment", "checkpoint_dir", "save_stopped"}
+        return {key: value for key, value in self.as_dict().items() if key not in limits | places}
 
 
 def parse_config(body: Mapping[str, Any]) -> SweepConfig:

@@ -91,6 +91,7 @@ class SweepDriver:
         self._losses: dict[int, int] = {}
         self._stopping_since: float | None = None
         self._renewed_at = time.monotonic()
+        self._fence: int | None = None
         self._failure: BaseException | None = None
         self._is_over = threading.Event()
 
@@ -281,11 +282,13 @@ class SweepDriver:
         asked_at = time.monotonic()
         body = {"driver": self._name, "lasts_ms": int(LEASE_S * 1000)}
         answer = self._requests.send("POST", f"{self._path}/lease", body)
-        if answer["is_held"]:
-            self._renewed_at = asked_at
-        if answer["is_stopping"]:
-            self._stop()
-        return bool(answer["is_held"])
+        # Another driver may have come and gone while this one stood still.
+        is_held = answer["is_held"] and answer["fence"] == (self._fence or answer["fence"])
+        if is_held:
+            self._renewed_at, self._fence = asked_at, answer["fence"]
+            if answer["is_stopping"]:
+                self._stop()
+        return bool(is_held)
 
     def _check_lease(self) -> None:
         """Ask for the lease once more where it may be over: this process may have been stopped, or the hub away."""

@@ -54,10 +54,12 @@ class DriverLease:
 
     Attributes:
         is_held: Whether it drives the sweep. Otherwise another program does.
+        fence: Number that grows with each change of the driver. One that sees it grow has been replaced meanwhile.
         is_stopping: Whether it shall begin no more trials, and stop the running ones.
     """
 
     is_held: bool
+    fence: int
     is_stopping: bool
 
 
@@ -181,7 +183,7 @@ class Hpo(Service):
 def _hold(tx: Transaction, actor: Actor, number: int, driver: str, lasts_ms: int) -> DriverLease:
     row = need_sweep(tx, actor, number)
     fence = leases.take_lease(tx, _lease(number), driver, lasts_ms)
-    return DriverLease(is_held=fence is not None, is_stopping=row.system_attrs.get(STOP) == "true")
+    return DriverLease(is_held=fence is not None, fence=fence or 0, is_stopping=row.system_attrs.get(STOP) == "true")
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

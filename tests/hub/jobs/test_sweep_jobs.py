@@ -45,6 +45,19 @@ def test_sweep_goes_on_when_its_runner_is_killed(hub_process: HubProcess, tmp_pa
     assert len(sweep.job.attempts) == 2  # type: ignore[union-attr]
 
 
+def test_sweep_goes_on_when_its_hub_is_killed_and_comes_back(hub_process: HubProcess, tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    config = {"file": str(file), "steps": 5}
+    sweep = hub.sweep(objectives.note, SPACE, name="hub", base_config=config, max_trials=4, seed=3, nodes=1)
+    until(lambda: file.exists() and file.read_text().count("end") >= 1, 120)
+    hub_process.kill()
+    hub_process.start()
+    sweep.wait(150)
+    assert [(trial.number, trial.state) for trial in sweep.trials] == [(number, "completed") for number in range(4)]
+    lines = [line.split()[0] for line in file.read_text().splitlines()]
+    assert lines == ["begin", "end"] * 4, "no trial began twice"
+
+
 def test_each_trial_is_a_job_that_may_make_way_and_is_pruned_by_its_reports() -> None:
     sweep = hub.sweep(
         objectives.slowly,

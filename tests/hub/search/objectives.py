@@ -27,6 +27,10 @@ def descend(trial: hub.Trial) -> None:
             return
 
 
+def two_goals(trial: hub.Trial) -> dict[str, float]:
+    return {"near": trial["x"] ** 2, "far": abs(trial["x"])}
+
+
 def fail_if_negative(trial: hub.Trial) -> float:
     if trial["x"] < 0:
         raise ValueError(f"x={trial['x']:.2f}: is negative")

@@ -76,17 +76,17 @@ def test_one_program_drives_a_sweep_until_it_gives_up_or_ends_it(client: httpx.C
         answer = client.post(f"{path}/lease", json={"driver": driver, "lasts_ms": 60_000, **body})
         return dict(answer.raise_for_status().json())
 
-    assert hold("first") == {"is_held": True, "is_stopping": False}
+    assert hold("first") == {"is_held": True, "fence": 1, "is_stopping": False}
     assert not hold("second")["is_held"]
     assert client.get(path).json()["status"] == "running"
     client.post(f"{path}/cancel", json={}).raise_for_status()
-    assert hold("first") == {"is_held": True, "is_stopping": True}
+    assert hold("first") == {"is_held": True, "fence": 1, "is_stopping": True}
     hold("second", lasts_ms=0, state="failed")  # it does not drive, so it ends nothing
     assert client.get(path).json()["status"] == "running"
     hold("first", lasts_ms=0, state="stopped")
     assert client.get(path).json()["status"] == "stopped"
     assert start(client, "leased").json()["status"] == "interrupted"  # it goes on
-    assert hold("second") == {"is_held": True, "is_stopping": False}
+    assert hold("second") == {"is_held": True, "fence": 2, "is_stopping": False}
 
 
 def test_another_search_of_the_name_a_study_and_a_wrong_configuration_are_refused(client: httpx.Client) -> None:

@@ -132,6 +132,20 @@ def test_trial_may_be_a_gang_of_nodes(pool: sky.ComputePool) -> None:
     assert [trial.value for trial in sweep.trials] == [trial.params["x"] for trial in sweep.trials]
 
 
+def test_several_objectives_have_a_front_and_an_earlier_sweep_is_known(pool: sky.ComputePool) -> None:
+    goals: dict[str, Any] = {"metric": ["near", "far"], "direction": ["minimize", "maximize"]}
+    first = hub.sweep(
+        objectives.two_goals, SPACE, name="goals", strategy="nsga-ii", max_trials=6, seed=1, pool=pool, **goals
+    )
+    assert len(first.front) == 6  # one is nearer, the other farther
+    with pytest.raises(UsageError, match="has several objectives and no best trial; use front"):
+        _ = first.best
+    second = hub.sweep(
+        objectives.two_goals, SPACE, name="more goals", warm_start=[first], max_trials=2, pool=pool, **goals
+    )
+    assert [trial.run is None for trial in second.trials] == [True] * 6 + [False] * 2
+
+
 def test_best_trial_becomes_a_version_of_a_model_in_one_call(pool: sky.ComputePool) -> None:
     sweep = hub.sweep(objectives.artifact, SPACE, name="models", max_trials=3, pool=pool)
     assert sweep.register_best("squares", "model") == 1
@@ -178,6 +192,32 @@ with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) a
     config = {"file": file, "steps": 6}
     hub.sweep(objectives.note, objectives.SPACE, name="killed", base_config=config, max_trials=10, seed=7, pool=pool)
 """
+
+
+def test_driver_that_stood_still_for_too_long_ends_and_leaves_the_trials_to_the_next_one(
+    server: HubServer, pool: sky.ComputePool, tmp_path: Path
+) -> None:
+    file = tmp_path / "notes"
+    program = PROGRAM.replace('"killed"', '"frozen"').replace('"steps": 6', '"steps": 30')
+    command = [sys.executable, "-c", program, str(file), server.url, server.token, str(tmp_path / "spool")]
+    frozen = subprocess.Popen(command, cwd=Path(__file__).parents[3], stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: file.exists() and file.read_text().count("end") >= 1, 90)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        config = {"file": str(tmp_path / "others"), "steps": 30}
+        with pytest.raises(HubError, match="base_config="):
+            hub.sweep(objectives.note, SPACE, name="frozen", base_config=config, max_trials=10, pool=pool)
+        config["file"] = str(file)
+        sweep = hub.sweep(objectives.note, SPACE, name="frozen", base_config=config, max_trials=4, pool=pool)
+        os.kill(frozen.pid, signal.SIGCONT)
+        _, errors = frozen.communicate(timeout=60)
+    finally:
+        frozen.kill()
+        frozen.wait()
+    assert "another program drives the sweep now" in errors
+    trials = sweep.trials
+    assert [(trial.number, trial.state) for trial in trials] == [(number, "completed") for number in range(len(trials))]
+    assert sweep.status == "completed"
 
 
 def test_sweep_goes_on_after_sigkill_of_its_program_without_a_trial_twice_or_lost(

@@ -39,9 +39,9 @@ async def hold(call: Call, request: hpo_wire.LeaseIn) -> hpo_wire.LeaseOut:
     sweep = sweep_number(call)
     if request.lasts_ms == 0:
         await call.hub.hpo.give_up(call.actor, sweep, request.driver, request.state)
-        return hpo_wire.LeaseOut(is_held=False, is_stopping=False)
+        return hpo_wire.LeaseOut(is_held=False, fence=0, is_stopping=False)
     lease = await call.hub.hpo.hold(call.actor, sweep, request.driver, request.lasts_ms)
-    return hpo_wire.LeaseOut(is_held=lease.is_held, is_stopping=lease.is_stopping)
+    return hpo_wire.LeaseOut(is_held=lease.is_held, fence=lease.fence, is_stopping=lease.is_stopping)
 
 
 def _search(record: SearchRecord) -> hpo_wire.SearchOut:

@@ -98,7 +98,11 @@ class LeaseIn(Struct):
 
 
 class LeaseOut(Struct):
-    """State of a lease: the driver may have it or not, and the sweep may be told to stop."""
+    """State of a lease: the driver may have it or not, and the sweep may be told to stop.
+
+    `fence` grows with each change of the driver.
+    """
 
     is_held: bool
+    fence: int
     is_stopping: bool
