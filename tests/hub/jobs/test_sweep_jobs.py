@@ -30,13 +30,14 @@ def test_sweep_is_one_job_whose_trials_are_calls_to_its_pool() -> None:
     assert hub.run(str(sweep.best.run)).status == "completed"
 
 
-def test_sweep_goes_on_when_its_runner_is_killed(hub_process: HubProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends_by", [signal.SIGKILL, signal.SIGTERM])
+def test_sweep_goes_on_when_its_runner_ends(ends_by: signal.Signals, hub_process: HubProcess, tmp_path: Path) -> None:
     file = tmp_path / "notes"
     config = {"file": str(file), "steps": 5}
-    sweep = hub.sweep(objectives.note, SPACE, name="runner", base_config=config, max_trials=5, seed=2, nodes=1)
+    sweep = hub.sweep(objectives.note, SPACE, name=ends_by.name, base_config=config, max_trials=5, seed=2, nodes=1)
     until(lambda: file.exists() and file.read_text().count("end") >= 2, 120)
     for pid in hub_process.runner_pids():
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, ends_by)
     sweep.wait(150)
     trials = sweep.trials
     assert [(trial.number, trial.state) for trial in trials] == [(number, "completed") for number in range(5)]
