@@ -5,7 +5,7 @@
 
 *ASHA*: 64 random trials of a small network on scikit-learn's digits, each over 27 epochs. Then the same 64 draws with
 ASHA, and up to 128 others, until one is as good as the best of those. Machine time is the time that trials held their
-slots. With `--other-draws`, ASHA draws 192 others. How soon one of them is as good as the best of 64 is then mostly luck.
+slots. With `--other-draws`, ASHA draws 192 others, and luck decides how soon one is as good as the best of 64.
 
 *PBT*: a toy whose best learning rate changes five times. In each phase, only one group of parameters gets gradients,
 and their curvatures differ by up to a thousand; a bound keeps parameters that diverge finite. A fixed schedule cannot
