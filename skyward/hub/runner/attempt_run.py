@@ -7,6 +7,7 @@ import logging
 import pickle
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ OUTPUT_LIMIT = 256 << 20
 """Most bytes of output of an attempt. The rest is dropped, with a line that says so."""
 LAST_WORD_S = 7 * 86_400.0
 """Seconds for which the end of an attempt waits for a hub that is away. Its machines are gone by then."""
+SAVE_S = 3600.0
+"""Seconds for which a checkpoint that was asked for may take. A later one counts only by the next request."""
 OUTPUT = "output"
 _SLICE_S = 0.25
 
@@ -131,7 +134,8 @@ class AttemptRun:
                 return replace(outcome, is_whole=outcome.is_whole and not was_told)
             was_told = was_told or command != "save"
             if command == "save":
-                self._control(pool, pending, "save", 0.0)
+                saving = threading.Thread(target=self._save, args=(pool, pending), name="skyward-job-save", daemon=True)
+                saving.start()
             elif command == "stop":
                 ending = threading.Timer(grace_s, self._orders.put, [("abort", 0.0)])
                 ending.daemon = True
@@ -200,6 +204,17 @@ class AttemptRun:
             self._write(f"[skyward] {command}: no training in this call took it ({error})\n")
             return False
         return True
+
+    def _save(self, pool: ComputePool, pending: PendingCompute[bytes]) -> None:
+        """Let the training save, and tell the hub when the checkpoint is durable. It ends with the call."""
+        try:
+            state = pool.control(pending, start_s=0.0).save(wait_s=SAVE_S)
+        except ControlFailed as error:
+            self._write(f"[skyward] save: no training in this call took it ({error})\n")
+            return
+        if state.state == "executed":
+            self.reporter.saved_at = int(time.time() * 1000)
+            self.reporter.beat_now()
 
     def _value(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
         try:

@@ -48,14 +48,14 @@ class HubLink:
     def path(self, *parts: str) -> str:
         return path_of("v1", "jobs", self._job, "attempts", str(self._attempt), *parts)
 
-    def beat(self, *, is_running: bool, cost_usd: float) -> dict[str, Any]:
+    def beat(self, *, is_running: bool, cost_usd: float, saved_at: int | None = None) -> dict[str, Any]:
         """Send a sign of life and return the hub's order.
 
         Raises:
             Stale: The attempt is over.
             HubUnreachable: There was no answer.
         """
-        body = {"is_running": is_running, "cost_usd": cost_usd}
+        body = {"is_running": is_running, "cost_usd": cost_usd, "saved_at": saved_at}
         order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("beat"), body))
         return order
 
@@ -137,6 +137,8 @@ class Reporter:
         self._make_link, self._output = make_link, output
         self._on_order, self._on_stale, self._cost_usd = on_order, on_stale, cost_usd
         self.is_running = False
+        self.saved_at: int | None = None
+        """Time of the last checkpoint that was asked for and is durable, in milliseconds since 1970."""
         self.sent = 0
         self._seen = 0
         self._answered_at = time.monotonic()
@@ -175,7 +177,7 @@ class Reporter:
         while not (self._has_ended.is_set() or self._is_stale.is_set()):
             self._wake.clear()
             try:
-                order = link.beat(is_running=self.is_running, cost_usd=self._cost_usd())
+                order = link.beat(is_running=self.is_running, cost_usd=self._cost_usd(), saved_at=self.saved_at)
                 self._answered_at = time.monotonic()
                 if order["number"] > self._seen:
                     self._seen = order["number"]

@@ -153,15 +153,6 @@ def test_best_trial_becomes_a_version_of_a_model_in_one_call(pool: sky.ComputePo
         sweep.register_best("squares", "weights")
 
 
-def test_population_without_a_folder_for_its_checkpoints_is_refused(pool: sky.ComputePool) -> None:
-    with pytest.raises(UsageError, match="checkpoint_dir=None: members of a population copy checkpoints"):
-        hub.sweep(objectives.square, SPACE, name="no folder", strategy="pbt", pool=pool)
-    with pytest.raises(UsageError, match="on='jobs': is not possible here"):
-        hub.sweep(objectives.square, SPACE, on="jobs", pool=pool)
-    with pytest.raises(UsageError, match="nodes: is an option of a job"):
-        hub.sweep(objectives.square, SPACE, nodes=2, pool=pool)
-
-
 def test_sweep_is_stopped_from_elsewhere_and_its_trials_end_at_a_report(pool: sky.ComputePool, tmp_path: Path) -> None:
     file = tmp_path / "notes"
     options: dict[str, Any] = {

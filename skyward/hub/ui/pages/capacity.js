@@ -17,6 +17,8 @@ import { ask, attempt, Empty, notify, Paste, Problem } from "../parts/widgets.js
  * @property {number} stranded_devices
  * @property {number} usd_per_hour
  * @property {number} idle_usd_per_hour
+ * @property {number} kept_nodes
+ * @property {number} kept_cost_usd
  * @property {Record<string, number>} jobs
  */
 
@@ -71,7 +73,7 @@ function Row({ set, reload }) {
   const most = set.machines.max_usd_per_hour;
   return html`<tr><td><b>${set.name}</b><br /><small class="muted">${String(set.machines.provider.type)}, ${set.machines.kind}</small></td><td class="detail">${inWords(set.machines)}<${Meter} set=${set} /></td>
     <td class="number">${set.used_devices}</td><td class="number">${free}</td><td class="number">${stranded}</td>
-    <td class="number">${money(set.usd_per_hour)}${most ? html`<br /><small class="muted">${money(most)} at most</small>` : ""}</td><td class="number">${set.idle_usd_per_hour ? money(set.idle_usd_per_hour) : "nothing"}</td>
+    <td class="number">${money(set.usd_per_hour)}${most ? html`<br /><small class="muted">${money(most)} at most</small>` : ""}</td><td class="number">${set.idle_usd_per_hour ? money(set.idle_usd_per_hour) : "nothing"}${set.kept_nodes > 0 && html`<br /><small class="muted">${count(set.kept_nodes, "node")} kept for the next job, ${money(set.kept_cost_usd)} so far</small>`}</td>
     <td>${jobs.length ? jobs.slice(0, 5).map((id) => html`<a class="mono job-link" href=${`/jobs/${id}`}>${id.slice(0, 8)}</a> `) : html`<span class="muted">none</span>`}${jobs.length > 5 && html`<span class="muted">and ${jobs.length - 5} more</span>`}</td>
     <td><${State} set=${set} /></td>
     <td class="actions">${me.value?.role === "owner" && html`<button class="button small bare" aria-label=${`${set.is_draining ? "Open" : "Drain"} ${set.name}`} onClick=${() => drain(set, reload)}>${set.is_draining ? "Open" : "Drain"}</button>`}</td></tr>`;

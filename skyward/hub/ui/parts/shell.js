@@ -65,7 +65,7 @@ export function Shell({ children }) {
   useEffect(() => {
     // On a phone the pages are a row that scrolls: the link of this page comes into sight.
     side.current?.querySelector("[aria-current=page]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-  }, [path.value, me.value]);
+  }, [path.value, me.value, projects.value]);
   return html`<div class="shell" data-theme-changes=${themeChanges.value}>
     <aside class="side" ref=${side}>
       <a class="brand" href="/experiments"><img src="/ui/icon.svg" alt="" /><span>skyward hub</span></a>
