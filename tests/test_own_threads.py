@@ -25,10 +25,13 @@ STARTS_THREADS = {"Thread", "Timer", "start_new_thread", "start_thread"}
 LISTED = {
     # A job's runner, and a hub's launcher.
     "hub/runner/reporter.py:Reporter.__init__": "the attempt is given up, and its machines end",
-    "hub/runner/attempt_run.py:AttemptRun.run_call": "the attempt ends with it",
+    "hub/runner/attempt_run.py:AttemptRun.run_call": "the attempt ends with it, or its page shows no save",
     "hub/runner/command.py:LineForwarder.__init__": "lines of the command are lost, and it goes on",
     "hub/runner/command.py:run_command": "the command does not hear that it should end, and is killed after its grace",
     "hub/runner/local.py:start_local_launcher": "logged; the order is tried again",
+    # A sweep.
+    "hub/search/driver.py:SweepDriver.run": "the sweep fails with it",
+    "hub/search/job_trials.py:JobTrials.__init__": "the sweep fails with it",
     # The client's engine.
     "engine/reader.py:Reader.start": "goes on; after 50 failures in a row every open call fails",
     "engine/threads.py:start_thread": "tells `failed`",

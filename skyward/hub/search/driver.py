@@ -274,7 +274,7 @@ class SweepDriver:
                 if not self._hold():
                     self._fail(SweepInterrupted("another program drives the sweep now"))
                     return
-            except HubError as error:
+            except Exception as error:  # without the lease the sweep must end, whatever the reason is
                 self._fail(error)
                 return
 

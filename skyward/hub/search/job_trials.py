@@ -50,11 +50,14 @@ class JobTrials:
         self._version = 0
         self._lock = threading.Lock()
         self._is_over = threading.Event()
+        self._failure: Exception | None = None
         self._watcher = threading.Thread(target=self._watch, name="skyward-sweep-jobs", daemon=True)
         self._watcher.start()
 
     def start(self, task: TrialTask) -> Future[Any]:
         """Submit the job of a trial, or find the one that an earlier driver submitted."""
+        if self._failure is not None:  # nobody would hear of its end
+            raise self._failure
         name = f"{task.sweep}-{task.number}"[:100]
         call = self._call(replace(task, reports_to_hub=True)).with_options(nodes=None, name=name)
         job = submit(call, name=name, key=f"sweep-{self._sweep}-{task.number}", **self._options)
@@ -78,7 +81,7 @@ class JobTrials:
             try:
                 self._take_reports()
                 self._take_ends()
-            except HubError as error:
+            except Exception as error:  # nobody else would end the sweep, and it would wait for ever
                 self._fail(error)
                 return
 
@@ -123,7 +126,8 @@ class JobTrials:
             with contextlib.suppress(HubError):
                 job.cancel()
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
         with self._lock:
             ended, self._running = list(self._running.values()), {}
         for _, _, future in ended:
