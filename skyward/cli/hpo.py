@@ -105,7 +105,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise MissingDependency("yaml: is not installed; pip install pyyaml") from None
+        raise MissingDependency("yaml: is not installed; pip install pyyaml", name="yaml") from None
     try:
         form = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -89,7 +89,7 @@ class TestValues:
 
     def test_a_compute_function_keeps_its_name_and_options(self, pool: sky.ComputePool) -> None:
         slow = sky.compute(timeout_s=0.2, name="slow one")(time.sleep)
-        with pytest.raises(TaskTimeout, match="'slow one' ran longer"):
+        with pytest.raises(TaskTimeout, match="'slow one': ran longer"):
             pool.map(slow, [60])
 
     def test_large_values_and_results_arrive(self, pool: sky.ComputePool) -> None:
