@@ -75,7 +75,7 @@ class PoolExecutor(concurrent.futures.Executor):
         pending: PendingCompute[T] = PendingCompute(function, args, kwargs, function.options)
         with self._lock:
             if self._is_shut_down:
-                raise RuntimeError("executor: cannot schedule new futures after shutdown; open another")
+                raise RuntimeError("cannot schedule new futures after shutdown")  # words: ok, the standard text
             future: Future[T] = self._send(pending)
             self._futures.add(future)
         future.add_done_callback(self._done)
