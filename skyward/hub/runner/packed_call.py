@@ -63,12 +63,14 @@ def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES) -> bytes:
         raise _carried(ResultNotPicklable(reason)) from None
 
 
-def run_packed_trial(call: bytes, task: TrialTask) -> TrialReturn | None:
-    """Run a trial of a sweep, whose objective is the function of a packed call.
+def run_packed_trial(packed: tuple[bytes, Mapping[str, str]], task: TrialTask) -> TrialReturn | None:
+    """Run a trial of a sweep, whose objective is the function of a packed call, with variables of its job.
 
     Raises:
         CallFailed: The function raised.
     """
+    call, env = packed
+    os.environ.update(env)
     try:
         function, *_ = unpickle_whole(call)
         return run_trial(function, task)

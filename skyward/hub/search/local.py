@@ -52,6 +52,7 @@ def drive_as_jobs(
     spool: Path,
 ) -> str:
     """Drive a sweep of this program whose trials are jobs, until it is over."""
+    _check_root(config, config.checkpoint_dir)
     requests = RepeatedRequests(address)
     place = JobTrials(requests, row["id"], function, job)
     try:
@@ -84,11 +85,7 @@ def drive(
     """Drive a sweep in an open pool until it is over, and return its end."""
     resources = config.resources_per_trial
     root = config.checkpoint_dir or os.environ.get(CHECKPOINT_DIR)
-    if root is None and config.strategy == "pbt":
-        raise UsageError(
-            "checkpoint_dir=None: members of a population copy checkpoints; pass a folder or URL that all nodes see",
-            field="checkpoint_dir",
-        )
+    _check_root(config, root)
     driver = SweepDriver(
         RepeatedRequests(address),
         row,
@@ -100,6 +97,14 @@ def drive(
         root=root,
     )
     return driver.run()
+
+
+def _check_root(config: SweepConfig, root: str | None) -> None:
+    if root is None and config.strategy == "pbt":
+        raise UsageError(
+            "checkpoint_dir=None: members of a population copy checkpoints; pass a folder or URL that all nodes see",
+            field="checkpoint_dir",
+        )
 
 
 def _search(address: Address, name: str, config: SweepConfig) -> TrialSearch:
