@@ -25,7 +25,7 @@ def run_sweep(pool: ComputePool, pending: PendingCompute[bytes], number: int) ->
     """
     try:
         from ..search.driver import SweepInterrupted
-        from ..search.local import drive
+        from ..search.local import CHECKPOINT_DIR, drive
         from ..search.places import call_maker
     except ModuleNotFoundError as error:
         raise MissingDependency(
@@ -46,6 +46,7 @@ def run_sweep(pool: ComputePool, pending: PendingCompute[bytes], number: int) ->
             launch=pending.fn.launch,
             options=pending.options,
             spool=current_spool(),
+            folder=pending.args[1].get(CHECKPOINT_DIR),
         )
     except (SweepInterrupted, HubUnreachable) as error:
         raise PoolClosed(f"sweep={number}: has not ended ({error}); it goes on with the next attempt") from error

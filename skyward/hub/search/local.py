@@ -81,10 +81,11 @@ def drive(
     launch: ProcessLaunch,
     options: CallOptions,
     spool: Path,
+    folder: str | None = None,
 ) -> str:
-    """Drive a sweep in an open pool until it is over, and return its end."""
+    """Drive a sweep in an open pool until it is over, and return its end. `folder` is that of its job."""
     resources = config.resources_per_trial
-    root = config.checkpoint_dir or os.environ.get(CHECKPOINT_DIR)
+    root = config.checkpoint_dir or folder or os.environ.get(CHECKPOINT_DIR)
     _check_root(config, root)
     driver = SweepDriver(
         RepeatedRequests(address),
