@@ -64,6 +64,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         *("--max-duration", "--max-duration-s"), dest="max_duration", metavar="TIME", help="such as 48h (default: 24h)"
     )
     submit.add_argument("--keep", metavar="TIME", help="how long its machines wait for your next job, such as 10m")
+    submit.add_argument("--after", action="append", metavar="ID", help="begin when this job is completed; repeatable")
+    submit.add_argument("--max-wait", metavar="TIME", help="give up if it does not run by then, such as 2h")
+    submit.add_argument("--cron", metavar="EXPRESSION", help="submit it again and again, such as '0 3 * * *' (UTC)")
     submit.add_argument("--preemptible", action="store_true", help="more urgent work may tell it to make way")
     submit.add_argument("--hold", action="store_true", help="wait until it is released")
     submit.set_defaults(run=_submit)
@@ -136,6 +139,9 @@ def _submit_call(arguments: argparse.Namespace, place: str) -> str:
         max_duration_s=seconds_of("max-duration", arguments.max_duration or "24h"),
         preemptible=arguments.preemptible,
         keep_s=None if arguments.keep is None else seconds_of("keep", arguments.keep),
+        after=arguments.after or (),
+        max_wait_s=None if arguments.max_wait is None else seconds_of("max-wait", arguments.max_wait),
+        cron=arguments.cron or "",
         hold=arguments.hold,
     )
     return job.id
@@ -166,6 +172,9 @@ def _submit_form(arguments: argparse.Namespace, form: dict[str, Any]) -> str:
             "max_duration": arguments.max_duration,
             "preemptible": arguments.preemptible or None,
             "keep": arguments.keep,
+            "after": arguments.after,
+            "max_wait": arguments.max_wait,
+            "cron": arguments.cron,
         },
     }
     for section, options in given.items():

@@ -143,6 +143,7 @@ _UNITS: Mapping[tuple[str, str], tuple[str, Callable[[str, Any], Any]]] = {
     ("resources", "cpu"): ("cpu", _cores),
     ("schedule", "max_duration"): ("max_duration_s", seconds_of),
     ("schedule", "keep"): ("keep_s", seconds_of),
+    ("schedule", "max_wait"): ("max_wait_s", seconds_of),
     ("schedule", "checkpoint_interval"): ("checkpoint_interval_s", seconds_of),
 }
 """Section and field in words -> its name in JSON, and the function that reads it."""

@@ -313,6 +313,10 @@ def submit(  # noqa: PLR0913  # keyword-only options
     budget_usd: float | None = None,
     preemptible: bool = False,
     keep_s: float | None = None,
+    after: Sequence[Job[Any] | str] = (),
+    after_is: Literal["success", "any", "all"] = "success",
+    max_wait_s: float | None = None,
+    cron: str = "",
     retries: int | None = None,
     hold: bool = False,
     key: str | None = None,
@@ -342,6 +346,12 @@ def submit(  # noqa: PLR0913  # keyword-only options
         preemptible: Whether more urgent work may tell it to save and make way.
         keep_s: Seconds, at most 86400, for which the machines wait for your next job with the same code and image.
             None: those of the machine set.
+        after: Jobs, or their ids, that it waits for.
+        after_is: "success" begins it once all of them are completed, "any" once one is, "all" once all are over. If
+            that cannot be any longer, it is cancelled.
+        max_wait_s: Seconds after which it ends as "timed_out" if it does not run yet.
+        cron: Cron expression in UTC, such as "0 3 * * mon-fri". The job is a schedule then: it never runs itself, and
+            makes a job at each of these times, unless the one before is not over. `cancel` ends it, `hold` pauses it.
         retries: Retries after an exception of the function. None: the `retries` of the call.
         hold: Whether it waits until it is released.
         key: Text of yours. A second job with the same key is the first one, so a program may submit it again.
@@ -371,6 +381,10 @@ def submit(  # noqa: PLR0913  # keyword-only options
         budget_usd=budget_usd,
         is_preemptible=preemptible,
         keep_s=keep_s,
+        after=[str(getattr(other, "id", other)) for other in after],
+        after_is=after_is,
+        max_wait_s=max_wait_s,
+        cron=cron,
         image=image_fields(image),
         sweep=sweep,
         secrets=secret_names(image),

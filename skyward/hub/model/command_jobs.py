@@ -19,7 +19,10 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "resources": ("gpus", "gpu_type", "memory_gib", "cpu"),
     "distributed": ("strategy", "num_nodes", "gpus_per_node", "backend", "gang_scheduling", "rdma", "sharding"),
     "storage": ("datasets", "checkpoints"),
-    "schedule": ("max_duration_s", "checkpoint_interval_s", "preemptible", "keep_s"),
+    "schedule": (
+        *("max_duration_s", "checkpoint_interval_s", "preemptible", "keep_s"),
+        *("after", "after_is", "max_wait_s", "cron"),
+    ),
 }
 """Section of the form -> its fields."""
 
@@ -85,6 +88,10 @@ def command_spec(
         secrets=list(secrets),
         is_preemptible=bool(times.get("preemptible")),
         keep_s=times.get("keep_s"),
+        after=list(times.get("after") or ()),
+        after_is=times.get("after_is") or "success",
+        max_wait_s=times.get("max_wait_s"),
+        cron=times.get("cron") or "",
         **{"max_duration_s": times["max_duration_s"]} if times.get("max_duration_s") else {},
         **others,
     )

@@ -8,6 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
 On = Literal["one", "all"]
+AfterIs = Literal["success", "any", "all"]
 BLOBS = ("code", "call", "value", "error")
 """Names of a job's blobs: the user's modules, the packed call, and the packed value or exception."""
 
@@ -120,6 +121,11 @@ class JobSpec:
         ranks_per_node: Processes of the command on each node.
         secrets: Names of variables whose values the launcher has for the project.
         keep_s: Seconds for which its machines wait for the next job that fits; None for those of the machine set.
+        after: Ids of jobs that it waits for.
+        after_is: When it may begin: "success", once all of them are completed; "any", once one is; "all", once all are
+            over. If that cannot be any longer, it is cancelled.
+        max_wait_s: Seconds that it may wait until it runs; None for no limit.
+        cron: Cron expression in UTC: it is a schedule, which makes a job at each of these times.
     """
 
     on: On = "one"
@@ -144,6 +150,10 @@ class JobSpec:
     ranks_per_node: int = 1
     secrets: Sequence[str] = ()
     keep_s: float | None = None
+    after: Sequence[str] = ()
+    after_is: AfterIs = "success"
+    max_wait_s: float | None = None
+    cron: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ from ..store.schema import ORGANIZATION
 from ..store.transaction import ReadSnapshot, Transaction
 from .device_numbers import assign_devices
 from .job_life import enter, finish_attempt, lease_s, lose_runner, release_attempt, shape_of, stop_attempt
+from .job_triggers import pull_triggers
 from .kept import KeptMachines, give_back, lose_kept
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> bool:
         leads_since: Time since which this server leads. Runners that fell silent before get time to be heard again.
     """
     _end_lost(tx, leads_since)
+    pull_triggers(tx)
     sets = machine_sets.machine_sets(tx)
     kept = KeptMachines(tx, sets)
     active = attempts.active_attempts(tx)

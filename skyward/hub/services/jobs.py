@@ -23,6 +23,7 @@ from .bell import Bell
 from .calls import Service, require_delete, require_no_run_token
 from .command_checks import check_command
 from .job_life import enter, finish_attempt
+from .job_triggers import add_dependencies, check_triggers, prepare_waiting, settle_dependencies
 from .kept import close, warm_of
 from .receiving import receive_blob
 from .sweeps import need_sweep
@@ -224,7 +225,11 @@ class Jobs(Service):
             why="is held; release it" if new.is_held else "",
         )
         row.warm = warm_of(actor.project, actor.user, new.spec, new.blobs.get("code", ""))
+        prepare_waiting(tx, row, new.spec)
         jobs.add_job(tx, row)
+        if new.spec.after:
+            add_dependencies(tx, row, [need_job(tx, actor, other) for other in new.spec.after])
+            jobs.update_job(tx, row)
         for name, sha256 in new.blobs.items():
             size = _size_of_blob(tx, actor, name, sha256.lower())
             jobs.set_blob(tx, row.pk, name, sha256.lower(), size)
@@ -251,6 +256,7 @@ class Jobs(Service):
             raise _conflict(row, "is not over; cancel it first")
         if attempts.has_runner(tx, row.pk):
             raise _conflict(row, "its runner has machines that wait or serve another job; delete it a little later")
+        settle_dependencies(tx)  # those that wait for it must hear how it ended
         jobs.delete_job(tx, row.pk)
         self.on_change(tx, actor, "job.delete", f"job/{job_id}", {"name": row.name})
 
@@ -310,6 +316,10 @@ def _retry(tx: Transaction, row: JobRow) -> None:
     row.ends_as, row.not_before = None, 0
     row.user_failures = row.start_failures = row.losses = 0
     jobs.drop_results(tx, row.pk)
+    spec = row.decoded_spec()
+    prepare_waiting(tx, row, spec)
+    others = [jobs.find_job(tx, row.project, other) for other in spec.after]
+    add_dependencies(tx, row, [other for other in others if other is not None])
     jobs.update_job(tx, row)
 
 
@@ -323,6 +333,7 @@ def _hold(tx: Transaction, row: JobRow) -> None:
 def _release(tx: Transaction, row: JobRow) -> None:
     if row.is_held:
         row.is_held, row.why = False, ""
+        prepare_waiting(tx, row, row.decoded_spec())
         jobs.update_job(tx, row)
 
 
@@ -349,6 +360,7 @@ def _check_new(actor: Actor, new: NewJob) -> None:
     if wrong:
         raise Refusal(Reason.INVALID, f"blobs.{wrong[0][:40]}: unknown here; use {' and '.join(known)}", field="blobs")
     check_command(new.spec)
+    check_triggers(new.spec)
 
 
 def _room_for_blob(snapshot: ReadSnapshot, actor: Actor, sha256: str) -> Limit | None:

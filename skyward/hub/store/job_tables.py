@@ -65,10 +65,22 @@ job = Table(
     Column("start_failures", Integer, nullable=False),
     Column("losses", Integer, nullable=False),
     Column("warm", Text),  # what a kept machine must have been used for; equal texts fit
+    Column("wait_until", BigInteger),  # end of its patience, until it runs
+    Column("cron", Text),  # of a schedule, which never runs itself
+    Column("next_at", BigInteger),  # time of a schedule's next job
+    Column("origin", BigInteger),  # pk of the schedule that made it
     UniqueConstraint("project", "key"),
     Index("job_by_project", "project", "pk"),
     Index("job_unfinished", "state", "pk", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
     sqlite_autoincrement=True,
+)
+
+job_after = Table(
+    "job_after",
+    metadata,
+    Column("job", INTEGER, ForeignKey("job.pk"), primary_key=True, autoincrement=False),
+    Column("after", INTEGER, ForeignKey("job.pk"), primary_key=True, autoincrement=False),
+    Index("job_after_by_other", "after"),
 )
 
 job_blob = Table(

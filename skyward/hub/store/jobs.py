@@ -37,6 +37,10 @@ class JobRow:
     start_failures: int = 0
     losses: int = 0
     warm: str | None = None
+    wait_until: int | None = None
+    cron: str | None = None
+    next_at: int | None = None
+    origin: int | None = None
     pk: int = 0
 
     def enter(self, state: JobState, now: int) -> None:
@@ -51,6 +55,7 @@ class JobRow:
         self.why = ""
         if state is JobState.RUNNING:
             self.started_at = self.started_at or now
+            self.wait_until = None
         self.ended_at = now if state.is_final else None
 
     @property
@@ -139,10 +144,42 @@ def waiting_jobs(snapshot: ReadSnapshot, now: int, *, for_update: str = "") -> l
     """Return the jobs that may begin now, of all projects. `for_update` is that of a transaction that changes them."""
     rows = snapshot.execute(
         f"SELECT {_COLUMNS} FROM job j WHERE j.ended_at IS NULL AND j.state = 'queued' AND NOT j.is_held"
-        f" AND j.not_before <= ? ORDER BY j.pk{for_update}",
+        " AND j.not_before <= ? AND j.cron IS NULL AND NOT EXISTS (SELECT 1 FROM job_after d WHERE d.job = j.pk)"
+        f" ORDER BY j.pk{for_update}",
         (now,),
     ).fetchall()
     return [row_of(row) for row in rows]
+
+
+def due_schedules(snapshot: ReadSnapshot, now: int, *, for_update: str = "") -> list[JobRow]:
+    """Return the schedules whose next job is due."""
+    return _queued(snapshot, "j.cron IS NOT NULL AND NOT j.is_held AND j.next_at <= ?", now, for_update)
+
+
+def late_jobs(snapshot: ReadSnapshot, now: int, *, for_update: str = "") -> list[JobRow]:
+    """Return the jobs that have waited for as long as they may."""
+    return _queued(snapshot, "j.wait_until <= ? AND NOT j.is_held", now, for_update)
+
+
+def _queued(snapshot: ReadSnapshot, condition: str, now: int, for_update: str) -> list[JobRow]:
+    rows = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM job j WHERE j.ended_at IS NULL AND j.state = 'queued' AND {condition}"
+        f" ORDER BY j.pk{for_update}",
+        (now,),
+    ).fetchall()
+    return [row_of(row) for row in rows]
+
+
+def job_numbered(snapshot: ReadSnapshot, pk: int) -> JobRow | None:
+    """Return a job by its number in the table."""
+    row = snapshot.execute(f"SELECT {_COLUMNS} FROM job j WHERE j.pk = ?", (pk,)).fetchone()
+    return row_of(row) if row else None
+
+
+def has_unfinished_child(snapshot: ReadSnapshot, schedule: int) -> bool:
+    """Return whether a job that a schedule made is not over."""
+    row = snapshot.execute("SELECT 1 FROM job WHERE ended_at IS NULL AND origin = ? LIMIT 1", (schedule,)).fetchone()
+    return row is not None
 
 
 def update_job(tx: Transaction, row: JobRow) -> None:
@@ -161,6 +198,7 @@ def delete_job(tx: Transaction, job: int) -> None:
     tx.execute("DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job = ?)", (job,))
     for table in ("attempt", "job_blob"):
         tx.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
+    tx.execute("DELETE FROM job_after WHERE job = ? OR after = ?", (job, job))
     tx.execute("DELETE FROM job WHERE pk = ?", (job,))
 
 

@@ -50,6 +50,7 @@ _JOBS = "(SELECT pk FROM job WHERE project = ?)"
 _JOBS_OF_PROJECT = (
     f"DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job IN {_JOBS})",
     f"DELETE FROM attempt WHERE job IN {_JOBS}",
+    f"DELETE FROM job_after WHERE job IN {_JOBS}",
     f"DELETE FROM job_blob WHERE job IN {_JOBS}",
     "DELETE FROM job WHERE project = ?",
     *(f"DELETE FROM {name} WHERE project = ?" for name in ("device_use", "job_spending", "job_use", "job_end")),

@@ -167,6 +167,8 @@ async def add_job(hub: Hub, owner: Actor) -> None:
     await hub.jobs.put_job_blob(owner, call, stream("call"))
     new = NewJob(name="fit", spec=JobSpec(nodes=2, image={"pip": ["numpy"]}), blobs={"call": call}, key="monday")
     job = (await hub.jobs.submit(owner, new)).id
+    later = NewJob(name="test", spec=JobSpec(after=[job]), is_held=True)
+    await hub.jobs.submit(owner, later)
     assert await hub.leader.leads()
     await hub.scheduler.step()
     (launch,) = (await hub.attempts.poll(owner, "here")).start

@@ -54,6 +54,10 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     ranks_per_node: Count = 1
     secrets: list[str] = []
     keep_s: KeepSeconds | None = None
+    after: Annotated[list[str], Meta(max_length=1000)] = []
+    after_is: Literal["success", "any", "all"] = "success"
+    max_wait_s: Seconds | None = None
+    cron: str = ""
 
 
 class ResourcesIn(Struct, forbid_unknown_fields=True):
@@ -89,6 +93,10 @@ class ScheduleIn(Struct, forbid_unknown_fields=True):
     checkpoint_interval_s: Seconds | None = None
     preemptible: bool = False
     keep_s: KeepSeconds | None = None
+    after: Annotated[list[str], Meta(max_length=1000)] = []
+    after_is: Literal["success", "any", "all"] = "success"
+    max_wait_s: Seconds | None = None
+    cron: str = ""
 
 
 class NewJobIn(Struct, forbid_unknown_fields=True):

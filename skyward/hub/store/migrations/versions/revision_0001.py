@@ -16,7 +16,7 @@ branch_labels = None
 depends_on = None
 
 ADDED_LATER = frozenset(
-    {"attempt", "device_use", "job", "job_blob", "job_output", "lease", "machine_set", "quota"}
+    {"attempt", "device_use", "job", "job_after", "job_blob", "job_output", "lease", "machine_set", "quota"}
     | {"sweep", "trial", "trial_step"}
     | {"job_quota", "job_spending", "job_use", "job_end"}
 )
