@@ -159,6 +159,7 @@ class Hub:
     async def _clean_up(self) -> None:
         """Delete expired tokens and uploads that nobody finished."""
         await self.access.clean_up(write=self.leader.write)
+        await self.jobs.forget_old(write=self.leader.write)
         if self._blobs is not None:
             await asyncio.to_thread(self._blobs.clean_up)
 

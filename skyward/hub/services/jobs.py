@@ -25,11 +25,16 @@ from .command_checks import check_command
 from .job_life import enter, finish_attempt
 from .job_triggers import add_dependencies, check_triggers, prepare_waiting, settle_dependencies
 from .kept import close, warm_of
+from .leader import Write
 from .receiving import receive_blob
 from .sweeps import need_sweep
 
 TYPES = ("training", "evaluation", "conversion", "other")
 _KEY = re.compile(r"[\w.:-]{1,128}")
+KEPT_DAYS = 30.0
+"""Days for which values, output and code of a job are kept after its end."""
+_FORGOTTEN = 100
+"""Jobs of one transaction, so that writers of a server wait for little."""
 _STILL_S = 15.0
 """Seconds without output after which a follower gets a sign of life."""
 _LOOK_S = 1.0
@@ -71,9 +76,9 @@ class OutputPiece:
 class Jobs(Service):
     """Calls about jobs. Each change wakes the scheduler by the bell."""
 
-    def __init__(self, *arguments: Any, bell: Bell, **options: Any) -> None:
+    def __init__(self, *arguments: Any, bell: Bell, kept_days: float = KEPT_DAYS, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._bell = bell
+        self._bell, self._kept_days = bell, kept_days
 
     async def put_job_blob(
         self, actor: Actor, sha256: str, stream: AsyncIterable[bytes], size: int | None = None
@@ -185,6 +190,20 @@ class Jobs(Service):
                     quiet_s = 0.0
                     yield OutputPiece(attempt=number, start=start, body=b"")
 
+    async def forget_old(self, *, write: Write) -> int:
+        """Delete the values, output and code of jobs that ended long ago, and return the number of these jobs.
+
+        The jobs stay, with their attempts and costs. `skyward hub gc` takes the bytes that nothing names any longer.
+
+        Args:
+            write: That of a leader.
+        """
+        count = 0
+        before = self.clock() - int(self._kept_days * 86_400_000)
+        while forgotten := await write(_forget_old, before):
+            count += forgotten
+        return count
+
     # Transactions -----------------------------------------------------------------------------------------------------
 
     async def _change(
@@ -275,6 +294,13 @@ def need_job(snapshot: ReadSnapshot, actor: Actor, job_id: str, *, for_update: s
     return row
 
 
+def _forget_old(tx: Transaction, before: int) -> int:
+    old = jobs.old_jobs(tx, before, _FORGOTTEN)
+    for job in old:
+        jobs.drop_bytes(tx, job)
+    return len(old)
+
+
 def require_delete_or_own(actor: Actor, row: JobRow) -> None:
     """Check that the actor may change a job: one's own, or any as an admin."""
     require_delete(actor, row.owner)
@@ -312,6 +338,9 @@ def _save(tx: Transaction, row: JobRow) -> None:
 def _retry(tx: Transaction, row: JobRow) -> None:
     if row.state not in (JobState.FAILED, JobState.CANCELLED, JobState.TIMED_OUT):
         raise _conflict(row, "has neither failed nor been cancelled; submit another job instead")
+    has_code = "code" in jobs.blobs_of(tx, row.pk)
+    if row.decoded_spec().code_path and not has_code:
+        raise _conflict(row, "its code is no longer kept; submit it again")
     enter(tx, row, JobState.QUEUED)
     row.ends_as, row.not_before = None, 0
     row.user_failures = row.start_failures = row.losses = 0
@@ -387,7 +416,11 @@ def _blob(snapshot: ReadSnapshot, actor: Actor, job_id: str, name: str) -> tuple
     row = need_job(snapshot, actor, job_id)
     found = jobs.blobs_of(snapshot, row.pk).get(name)
     if found is None:
-        raise Refusal(Reason.MISSING, f"name={name[:40]!r}: the job has no such bytes; see its results", field="name")
+        raise Refusal(
+            Reason.MISSING,
+            f"name={name[:40]!r}: the job has no such bytes, or they were too old; see its results",
+            field="name",
+        )
     return found
 
 

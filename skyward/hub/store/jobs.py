@@ -219,6 +219,23 @@ def blobs_of(snapshot: ReadSnapshot, job: int) -> Mapping[str, tuple[str, int]]:
     return {name: (sha256, size) for name, sha256, size in rows}
 
 
+def old_jobs(snapshot: ReadSnapshot, before: int, limit: int) -> list[int]:
+    """Return jobs that ended before a time and have bytes still: blobs or output."""
+    rows = snapshot.execute(
+        "SELECT j.pk FROM job j WHERE j.ended_at < ? AND (EXISTS (SELECT 1 FROM job_blob b WHERE b.job = j.pk)"
+        " OR EXISTS (SELECT 1 FROM attempt a WHERE a.job = j.pk AND a.output > 0)) ORDER BY j.pk LIMIT ?",
+        (before, limit),
+    ).fetchall()
+    return [int(row[0]) for row in rows]
+
+
+def drop_bytes(tx: Transaction, job: int) -> None:
+    """Forget the blobs and the output of a job. Its attempts stay."""
+    tx.execute("DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job = ?)", (job,))
+    tx.execute("UPDATE attempt SET output = 0 WHERE job = ?", (job,))
+    tx.execute("DELETE FROM job_blob WHERE job = ?", (job,))
+
+
 def drop_results(tx: Transaction, job: int) -> None:
     """Forget value and error, before a job that is over begins again."""
     tx.execute("DELETE FROM job_blob WHERE job = ? AND name IN ('value', 'error')", (job,))

@@ -13,7 +13,7 @@ from skyward.hub.model.quotas import JobQuotaRecord, JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
 from skyward.hub.services.attempts import SILENT_S
 from skyward.hub.services.job_scheduler import FENCE_S, START_S
-from skyward.hub.services.jobs import NewJob
+from skyward.hub.services.jobs import KEPT_DAYS, NewJob
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
 from tests.hub.services.job_world import LOCAL, OWNER, SPEC, World, both
 
@@ -426,3 +426,26 @@ class TestQuotas:
     @staticmethod
     def project(world: World, name: str) -> Actor:
         return replace(ADA, project=add_project(world.hub.database, name))
+
+
+@both
+def test_bytes_of_old_jobs_are_forgotten_and_the_rest_stays(world: World) -> None:
+    old, schedule = world.submit("old"), world.submit("schedule", cron="@yearly")
+    world.begin(old)
+    world.do(world.hub.attempts.add_output(ADA, old, 1, 0, b"line\n"))
+    world.end(old, AttemptEnd.COMPLETED)
+    world.now_s += KEPT_DAYS * 86_400 - 1
+    young = world.submit("young")
+    world.begin(young)
+    world.end(young, AttemptEnd.COMPLETED)
+    forget = world.hub.jobs.forget_old
+    assert world.do(forget(write=world.hub.database.write)) == 0
+    world.now_s += 2
+    assert world.do(forget(write=world.hub.database.write)) == 1
+    assert world.do(forget(write=world.hub.database.write)) == 0
+    record = world.job(old)
+    assert (record.state, record.results, record.attempts[0].output_bytes) == (JobState.COMPLETED, [], 0)
+    assert world.job(young).results == ["value"]
+    assert world.state(schedule) == "queued"
+    with pytest.raises(Refusal, match="or they were too old"):
+        world.do(world.hub.jobs.open_blob(ADA, old, "value"))
