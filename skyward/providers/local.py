@@ -114,12 +114,16 @@ class Local:
             for config in configs:
                 started.append((config, _start(config)))  # start them all first, so that they boot in parallel
             spec.meanwhile()
-            return [_ready(config, process, self.lease_s) for config, process in started]
+            machines = [_ready(config, process, self.lease_s) for config, process in started]
         except BaseException:  # includes KeyboardInterrupt: a failed launch must leave no process behind
             for config, process in started:
                 _kill(process)
                 remove_node(config.folder)
             raise
+        finally:
+            for _, process in started:
+                process.stdout.close()  # type: ignore[union-attr]  # the leases begin
+        return machines
 
     def terminate(self, machines: list[Machine]) -> None:
         """Wait a moment for agents that were told to end, then kill them and remove their folders."""
@@ -175,6 +179,7 @@ class Local:
             address=_ADDRESS,
             interface="lo",
             lease_s=self.lease_s,
+            is_awaited=True,
             cancel_grace_s=spec.cancel_grace_s,
             volumes=tuple(spec.volumes.items()),
         )
@@ -238,7 +243,6 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
     poll.register(process.stdout, select.POLLIN)
     readable = poll.poll(_START_LIMIT_S * 1000)
     line = process.stdout.readline().decode().strip() if readable else ""
-    process.stdout.close()
     if not line.startswith(os.sep):
         silent = f"printed nothing for {_START_LIMIT_S:.0f} s; check the load of this machine"
         raise _failure(config, (line or _end_of(process)) if readable else silent)

@@ -130,6 +130,8 @@ class NodeConfig:
     address: str = "127.0.0.1"
     interface: str = ""
     lease_s: float = 5.0
+    is_awaited: bool = False
+    """Whether the starter keeps the agent's stdout open until all nodes of the launch run. The lease begins then."""
     lease_file: str = ""
     """File that is touched at each renewal of the lease, for a watchdog of the whole machine; empty: none."""
     notice_file: str = ""

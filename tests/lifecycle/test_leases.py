@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import signal
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import skyward as sky
 
 if TYPE_CHECKING:
+    from skyward.values.machine import Machine, PoolSpec
     from tests.lifecycle.conftest import Sandbox
 
 pytestmark = pytest.mark.timeout(90)
@@ -29,6 +31,19 @@ def test_a_client_that_holds_its_gil_longer_than_the_lease_keeps_its_nodes(insid
         assert (call_count() >> pool) == 1
         ctypes.PyDLL(None).sleep(3)  # a PyDLL call keeps the GIL
         assert (call_count() >> pool) == 2, "the same process answers"
+    inside.proves_nothing_is_left()
+
+
+class SlowLocal(sky.Local):
+    """Local provider whose last node starts longer after the first than a lease takes."""
+
+    def launch(self, spec: PoolSpec, *args: Any) -> list[Machine]:
+        return super().launch(replace(spec, meanwhile=lambda: time.sleep(2 * self.lease_s)), *args)
+
+
+def test_the_first_node_waits_for_the_last_longer_than_the_lease(inside: Sandbox) -> None:
+    with sky.ComputePool(SlowLocal(lease_s=3.0), nodes=2, logs=False) as pool:
+        assert (call_count() @ pool) == [1, 1]
     inside.proves_nothing_is_left()
 
 

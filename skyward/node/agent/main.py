@@ -58,7 +58,7 @@ def main() -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 10, 10)
-        lease = Lease(config.lease_s, config.lease_file)
+        lease = Lease(config.lease_s, config.lease_file, starter=1 if config.is_awaited else None)
         return guard(lambda: _run(config, lease, listener), lease, config.folder)
     except BaseException as error:  # no watchdog runs yet that would clean up
         remove_node(config.folder)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
 import signal
 import struct
 import sys
@@ -28,14 +29,21 @@ _POLL_S = 0.25
 _PAUSE_S = 1.0
 """Delay of a wake-up that shows that this process was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
 _KILL_LIMIT_S = 5.0
+_START_LIMIT_S = 300.0
+"""Longest wait for the other nodes of a launch. A process that inherits the starter's pipe could keep it open."""
 
 
 class Lease:
     """Time of the last contact with the keeper, in memory shared by agent and watchdog. Never a limit on job length."""
 
-    def __init__(self, lease_s: float, file: str = "") -> None:
+    def __init__(self, lease_s: float, file: str = "", *, starter: int | None = None) -> None:
         self.lease_s = lease_s
         self._file = file
+        self._starter: select.poll | None = None
+        if starter is not None:
+            self._starter = select.poll()
+            self._starter.register(starter, 0)
+        self._starts_until = time.monotonic() + _START_LIMIT_S
         self._page = mmap.mmap(-1, 4096)
         self.renew()
 
@@ -44,6 +52,14 @@ class Lease:
         if self._file:
             with contextlib.suppress(OSError):  # without renewals the machine ends, as it does without contact
                 os.utime(self._file)
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether the starter still waits for other nodes. Nobody renews a lease before all of them run.
+
+        The starter has the other end of a pipe, which closes if it dies.
+        """
+        return self._starter is not None and time.monotonic() < self._starts_until and not self._starter.poll(0)
 
     @property
     def is_over(self) -> bool:
@@ -128,8 +144,9 @@ def _watch(agent: int, lease: Lease, standby: int) -> int:
                 if not pid:
                     break
         now = time.monotonic()
-        if now - polled > _POLL_S + _PAUSE_S:
-            # This process did not run, and so hardly did the agent: it could not hear a keeper that may be well.
+        # After a pause, this process did not run, and so hardly did the agent: it could not hear a keeper that may be
+        # well.
+        if now - polled > _POLL_S + _PAUSE_S or lease.is_starting:
             lease.renew()
         polled = now
         if lease.is_over or os.getppid() != standby:

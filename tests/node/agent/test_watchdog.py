@@ -58,6 +58,22 @@ def test_a_lease_that_runs_out_while_the_watchdog_runs_ends_the_agent(monkeypatc
     assert machine.killed == [1]
 
 
+def test_a_lease_begins_when_the_starter_has_all_its_nodes_or_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    machine = Machine(monkeypatch, [0.25] * 20)
+    try:
+        lease = watchdog.Lease(2.0, starter=writer)
+        assert watch(lease) is None
+        assert lease.is_starting
+        os.close(reader)
+        assert not lease.is_starting
+        machine = Machine(monkeypatch, [0.25] * 20)
+        assert watch(watchdog.Lease(2.0, starter=writer)) == 3
+        assert machine.killed == [1]
+    finally:
+        os.close(writer)
+
+
 def test_a_standby_that_is_gone_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, [0.25])
     machine.parent = 1
