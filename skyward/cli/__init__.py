@@ -89,8 +89,7 @@ Decorate a Python function, choose where it runs at the call site, get its value
 back. This command manages pools and machines. Work starts in Python:
     import skyward as sky
     @sky.compute
-    def hello(name):
-        return f"hello {name}"
+    def hello(name): return f"hello {name}"
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
         print(hello("world") >> pool)
 """
