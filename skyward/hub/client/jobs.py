@@ -294,6 +294,10 @@ class Job(Generic[T]):
             pause_s = min(_LONGEST_LOOK_S, pause_s * 1.3)
 
 
+class _Calls(list[PendingCompute[Any]]):
+    """Calls that `map` submits together."""
+
+
 def submit(  # noqa: PLR0913  # keyword-only options
     call: PendingCompute[Any],
     *,
@@ -391,8 +395,9 @@ def submit(  # noqa: PLR0913  # keyword-only options
         pool=_pool_options(pool),
     )
     body = {"name": name, "type": type, "priority": priority, "is_held": hold, "key": key, "retries": retries}
-    (job,) = _submit_all([pending_of(call)], request, body, image, project)
-    return job
+    calls = call if isinstance(call, _Calls) else _Calls([pending_of(call)])
+    made = _submit_all(calls, request, body, image, project)
+    return made if isinstance(call, _Calls) else made[0]
 
 
 def map(function: Callable[..., T], items: Iterable[Any], **options: Any) -> list[Job[T]]:  # noqa: A001
@@ -410,7 +415,8 @@ def map(function: Callable[..., T], items: Iterable[Any], **options: Any) -> lis
         scores = [job.result() for job in jobs]
     """
     compute_function = as_compute(function)
-    return [submit(compute_function(item), **options) for item in items]
+    calls = _Calls(compute_function(item) for item in items)
+    return submit(calls, **options) if calls else []  # type: ignore[return-value, arg-type]
 
 
 def job(job_id: str, *, project: str | None = None) -> Job[Any]:
@@ -479,10 +485,10 @@ def _submit_all(
     address = job_address(project)
     made = []
     with HubConnection(address) as connection, packed_code(image) as (code, folder):
+        upload_file(connection, code.file)
         for call in calls:
             packed = pack_call(call, folder)
-            for file in (code.file, packed):
-                upload_file(connection, file)
+            upload_file(connection, packed)
             answer = connection.json("POST", "/v1/jobs", _new_job(call, code, packed, request, body))
             made.append(Job[Any](address, answer))
     return made

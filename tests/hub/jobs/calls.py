@@ -122,3 +122,8 @@ def place(fails: bool = False) -> tuple[int, int, str]:
 
 
 _calls = 0
+
+
+@sky.compute
+def half(number: int) -> int:
+    return number // 2

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from skyward import hub
-from tests.hub.jobs.calls import OwnError, place, runs_of, wait_for
+from tests.hub.jobs.calls import OwnError, half, place, runs_of, wait_for
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
 
@@ -27,6 +27,17 @@ def test_one_runner_serves_jobs_until_nothing_comes(hub_process: HubProcess) -> 
     assert [list(job.logs()) for job in (first, broken, second)] == [["call 1"], ["call 2"], ["call 3"]]
     hub_process.until_clean()
     assert second.attempts[0].kept_until is None
+
+
+def test_map_submits_a_job_for_each_item_and_kept_machines_run_them(hub_process: HubProcess) -> None:
+    jobs = hub.map(half, [2, 4, 6, 8, 10, 12], keep_s=60.0, name="halves")
+    assert [job.result(100) for job in jobs] == [1, 2, 3, 4, 5, 6]
+    assert {job.name for job in jobs} == {"halves"}
+    assert len(hub_process.runner_pids()) <= (os.cpu_count() or 1)
+    assert hub.map(half, []) == []
+    for pid in hub_process.runner_pids():
+        os.kill(pid, signal.SIGTERM)
+    hub_process.until_clean()
 
 
 def test_command_after_command_on_kept_machines(hub_process: HubProcess, tmp_path: Path) -> None:
