@@ -132,7 +132,8 @@ def _write(descriptor: int, data: bytes) -> None:
 def _environment() -> dict[str, str]:
     """Return the rank's environment, in which `python` is the one of the image."""
     path = os.environ.get("PATH", os.defpath)
-    return {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}
+    # Python buffers what it writes to a pipe, and its lines would come late. Variables of the user win.
+    return {"PYTHONUNBUFFERED": "1", **os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{path}"}
 
 
 def _end_when_told(child: subprocess.Popen[bytes], stop: str, is_over: threading.Event) -> None:
