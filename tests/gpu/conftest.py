@@ -44,6 +44,8 @@ class TooLong(Exception):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if item.config.inipath != _CONFIGURATION:  # pytest asks all conftest files that it has read, for each test
+        return (yield)
     marker = item.get_closest_marker("limit")
     limit_s = float(marker.args[0]) if marker else _LIMIT_S
     limit_s *= _REHEARSAL if item.config.getoption("--device") == "cpu" else 1

@@ -108,17 +108,21 @@ def test_nothing_is_reaped_after_a_client_gave_everything_back(sandbox: Sandbox)
 
 
 def test_machines_are_reaped_after_their_nodes_have_ended(sandbox: Sandbox) -> None:
-    guard = GUARD.replace('"import sys;', '"import os, sys; print(os.listdir(sys.argv[3]));')
-    guard = guard.replace(
-        'str(here / "reaped-mine")', 'str(here / "reaped-mine"), str(here / f"skyward-{os.getuid()}")'
-    )
+    # A process that has ended has no command, also as long as nobody has waited for it.
+    look = "from pathlib import Path; import sys; file = Path('/proc', Path(sys.argv[3]).read_text(), 'cmdline'); "
+    look += "print('ended' if not file.exists() or not file.read_text() else 'running');"
+    guard = GUARD.replace('"import sys;', f'"{look}')
+    guard = guard.replace('str(here / "reaped-mine")', 'str(here / "reaped-mine"), str(here / "agent")')
     client = sandbox.client(
         guard + RELAYED + "with sky.ComputePool(Relayed(lease_s=600)) as pool:\n    hang() >> pool\n"
     )
     sandbox.waits_for("begun")
+    (agent,) = sandbox.pids("agent")
+    (sandbox.folder / "agent").write_text(str(agent))
     client.kill()
     sandbox.waits_for_file("reaped-mine")
-    until(lambda: (sandbox.folder / "reap.log").read_text() == "[]\nreaped mine\n")  # it is written at the end
+    until(lambda: (sandbox.folder / "reap.log").read_text().endswith("reaped mine\n"))  # it is written at the end
+    assert (sandbox.folder / "reap.log").read_text() == "ended\nreaped mine\n"
     sandbox.proves_nothing_is_left()
 
 
