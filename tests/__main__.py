@@ -50,10 +50,10 @@ PARTS: dict[str, Groups] = {
         "hosts": ("tests/hosts", "tests/bootstrap/test_on_hosts.py"),
         "training": ("tests/training",),
         "hub": ("tests/hub",),
-        "examples": ("tests/test_examples.py",),
-        "machines": ("tests/bootstrap", "tests/lifecycle", "tests/providers", "tests/ssh"),
-        "integrations": ("tests/integrations",),
         "core": ("tests",),
+        "machines": ("tests/bootstrap", "tests/lifecycle", "tests/providers", "tests/ssh"),
+        "examples": ("tests/test_examples.py",),
+        "integrations": ("tests/integrations",),
         "pages": ("tests/hub/ui", "tests/test_browser.py", "tests/test_notebook_in_browser.py"),
     },
 }
