@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import contextlib
+import errno
 import os
 import socket
 from collections import deque
@@ -114,12 +116,21 @@ class Channel:
         Raises:
             OSError: There is no free descriptor or no room to duplicate `fd`, or to give `blob` a file.
         """
-        if blob is not None:
-            fd = blob.open()
-        if fd >= 0:
+        if blob is not None or fd >= 0:
             flags |= HAS_FD
-            fd = os.dup(fd)
+            fd = self._duplicate(fd, blob)
         self._out[priority].append((HEADER.pack(len(body), kind, flags, lane, ident) + body, fd))
+
+    def _duplicate(self, fd: int, blob: Blob | None) -> int:
+        """Duplicate a descriptor for the queue. If none is free, send first the ones that are queued."""
+        try:
+            return os.dup(fd if blob is None else blob.open())
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            with contextlib.suppress(ChannelClosed):
+                self.flush()
+            return os.dup(fd if blob is None else blob.open())
 
     @property
     def has_output(self) -> bool:

@@ -139,6 +139,28 @@ def test_frames_sent_before_the_peer_left_are_read_first(ends: Ends) -> None:
     assert [f.kind for f in ours.receive()] == [FrameKind.SHUTDOWN]
 
 
+def test_queued_descriptors_are_sent_when_there_is_room_for_no_more() -> None:
+    ours, theirs = map(Channel, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    fd = os.memfd_create("test")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = os.dup(0)
+    os.close(last)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 2, before[1]))  # room for two
+    try:
+        for ident in range(10):
+            ours.queue(FrameKind.BLOB, ident, b"", fd=fd)
+        assert ours.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        os.close(fd)
+    got = transfer(ours, theirs)
+    assert [(frame.ident, frame.fd >= 0) for frame in got] == [(ident, True) for ident in range(10)]
+    for frame in got:
+        os.close(frame.fd)
+    ours.close()
+    theirs.close()
+
+
 def test_a_descriptor_that_exceeds_the_limit_is_missing_in_its_own_frame_only(ends: Ends) -> None:
     ours, theirs = ends
     fd = os.memfd_create("test")
