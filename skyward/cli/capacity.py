@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from .layout import add_command
+
 HELP = "list, declare, drain and share the machines of a hub's jobs"
 
 DESCRIPTION = """\
@@ -28,10 +30,12 @@ from Python: skyward.hub.client.capacity
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    listing = _add(actions, "list", "list machine sets and their use", "list")
+    listing = add_command(actions, "list", "list machine sets and their use", "capacity list")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
-    add = _add(actions, "add", "declare a machine set, or change one", 'add here --provider \'{"type": "local"}\'')
+    add = add_command(
+        actions, "add", "declare a machine set, or change one", 'capacity add here --provider \'{"type": "local"}\''
+    )
     add.add_argument("name", help="name of the set")
     add.add_argument("--provider", required=True, metavar="JSON", help='provider, such as {"type": "local"}')
     add.add_argument("--kind", choices=["fixed", "elastic", "external"], default="fixed", help="default: fixed")
@@ -50,13 +54,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("undrain", "let jobs begin on a drained set again"),
         ("remove", "remove a set that no job uses"),
     ):
-        own = _add(actions, name, text, f"{name} lab")
+        own = add_command(actions, name, text, f"capacity {name} lab")
         own.add_argument("name", help="name of the set")
         own.set_defaults(run=_change, change=name)
-    quotas = _add(actions, "quotas", "list quotas of jobs and their use", "quotas")
+    quotas = add_command(actions, "quotas", "list quotas of jobs and their use", "capacity quotas")
     quotas.add_argument("--json", action="store_true", help="print JSON")
     quotas.set_defaults(run=_quotas)
-    _add_quota(_add(actions, "quota", "set what the jobs of a project or user may use", "quota nlp --devices A100=16"))
+    _add_quota(
+        add_command(
+            actions, "quota", "set what the jobs of a project or user may use", "capacity quota nlp --devices A100=16"
+        )
+    )
 
 
 def _add_quota(own: argparse.ArgumentParser) -> None:
@@ -80,16 +88,6 @@ def _devices(text: str) -> tuple[str, int]:
     if not (is_given and kind and count.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not KIND=N; write A100=16, or node=4 for nodes without any")
     return kind, int(count)
-
-
-def _add(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    own = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=f"example: skyward capacity {example}"
-    )
-    own.set_defaults(parser=own)
-    return own
 
 
 def _list(arguments: argparse.Namespace) -> int:

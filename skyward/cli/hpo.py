@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.printable import printable
+from .layout import add_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,32 +47,28 @@ from Python: skyward.hub.sweep(), skyward.hub.sweeps()
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    start = _add(actions, "start", "start a sweep, or go on with the one of that name", "start --config sweep.yaml")
+    start = add_command(
+        actions, "start", "start a sweep, or go on with the one of that name", "hpo start --config sweep.yaml"
+    )
     start.add_argument("--config", required=True, metavar="FILE", help="YAML file; see `skyward hpo --help`")
     start.add_argument("--name", metavar="NAME", help="name of the sweep (default: the file's)")
     start.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
     start.set_defaults(run=_start)
-    listing = _add(actions, "list", "list sweeps, the newest first", "list --json")
+    listing = add_command(actions, "list", "list sweeps, the newest first", "hpo list --json")
     listing.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="greatest number (default: 50)")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
-    show = _with_sweep(_add(actions, "show", "show a sweep with its best trial", "show digits"), _show)
+    show = _with_sweep(add_command(actions, "show", "show a sweep with its best trial", "hpo show digits"), _show)
     show.add_argument("--json", action="store_true", help="print JSON")
-    results = _with_sweep(_add(actions, "results", "list trials, the best first", "results digits --top 5"), _results)
+    results = _with_sweep(
+        add_command(actions, "results", "list trials, the best first", "hpo results digits --top 5"), _results
+    )
     results.add_argument("--top", type=int, default=20, metavar="N", help="greatest number (default: 20)")
     results.add_argument("--json", action="store_true", help="print JSON")
-    _with_sweep(_add(actions, "stop", "stop a sweep: its trials end at their next report", "stop digits"), _stop)
-
-
-def _add(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    own = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=f"example: skyward hpo {example}"
+    _with_sweep(
+        add_command(actions, "stop", "stop a sweep: its trials end at their next report", "hpo stop digits"), _stop
     )
-    own.set_defaults(parser=own)
-    return own
 
 
 def _with_sweep(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .layout import add_command
+
 if TYPE_CHECKING:
     _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -57,14 +59,9 @@ def period_s(text: str) -> int:
 
 def add_action(actions: _Actions, name: str, text: str, example: str, run: Run) -> argparse.ArgumentParser:
     """Add one action with its help, an example and `--json`."""
-    own = actions.add_parser(
-        name,
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"example: skyward {example}",
-    )
+    own = add_command(actions, name, text, example)
     own.add_argument("--json", action="store_true", help="print JSON")
-    own.set_defaults(run=run, parser=own)
+    own.set_defaults(run=run)
     return own
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.printable import printable
+from .layout import add_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +48,8 @@ _ORDERS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    submit = _add(
-        actions, "submit", "submit a call, a command, or a file of YAML", "submit --nodes 2 -- python train.py"
+    submit = add_command(
+        actions, "submit", "submit a call, a command, or a file of YAML", "job submit --nodes 2 -- python train.py"
     )
     submit.add_argument(
         "what", nargs="+", metavar="WHAT", help="train.py:main (a function of a file), job.yaml, or a command"
@@ -70,29 +71,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     submit.add_argument("--preemptible", action="store_true", help="more urgent work may tell it to make way")
     submit.add_argument("--hold", action="store_true", help="wait until it is released")
     submit.set_defaults(run=_submit)
-    listing = _add(actions, "list", "list jobs, the newest first", "list --status queued")
+    listing = add_command(actions, "list", "list jobs, the newest first", "job list --status queued")
     listing.add_argument("--status", action="append", default=[], metavar="STATE", help="of this state; repeatable")
     listing.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="greatest number (default: 50)")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
-    show = _with_id(_add(actions, "show", "show a job with its attempts", "show ID"), _show)
+    show = _with_id(add_command(actions, "show", "show a job with its attempts", "job show ID"), _show)
     show.add_argument("--json", action="store_true", help="print JSON")
-    logs = _with_id(_add(actions, "logs", "print the output of a job, until it is over", "logs ID"), _logs)
+    logs = _with_id(add_command(actions, "logs", "print the output of a job, until it is over", "job logs ID"), _logs)
     logs.add_argument("--no-follow", action="store_true", help="only the output that is there now")
-    _with_id(_add(actions, "why", "say why a job waits, or why it ended as it did", "why ID"), _why)
+    _with_id(add_command(actions, "why", "say why a job waits, or why it ended as it did", "job why ID"), _why)
     for order, text in _ORDERS.items():
-        _with_id(_add(actions, order, text, f"{order} ID"), _order(order))
-
-
-def _add(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    own = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=f"example: skyward job {example}"
-    )
-    own.set_defaults(parser=own)
-    return own
+        _with_id(add_command(actions, order, text, f"job {order} ID"), _order(order))
 
 
 def _with_id(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:

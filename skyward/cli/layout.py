@@ -36,3 +36,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Layout, **options})
+
+
+def add_command(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str, example: str
+) -> argparse.ArgumentParser:
+    """Add one action of a command, with its help and an example, which begins with the command."""
+    own = actions.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=f"example: skyward {example}"
+    )
+    own.set_defaults(parser=own)
+    return own

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from skyward.hub.store.database import Database
+from skyward.testing.hub import HubServer
 from tests.hub import s3 as s3_server
+from tests.hub.http.server_processes import ServerProcess, owner_token
 from tests.hub.postgres import PostgresServer, run_server
 from tests.hub.s3 import S3Server
 
@@ -70,3 +72,20 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     yield database
     database.close()
     server.drop_database(url)
+
+
+@pytest.fixture(scope="module")
+def sqlite_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address and token of a hub on SQLite, for the module."""
+    with HubServer(tmp_path_factory.mktemp("hub")) as server:
+        yield server.url, server.token
+
+
+@pytest.fixture(scope="module")
+def postgresql_hub(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address and token of a hub on PostgreSQL, for the module."""
+    url = postgres.new_database()
+    token = owner_token(url)
+    with ServerProcess(url, tmp_path_factory.mktemp("hub")) as server:
+        yield server.url, token
+    postgres.drop_database(url)

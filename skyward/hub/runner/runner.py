@@ -40,6 +40,8 @@ NEXT_S = 5.0
 """Seconds for which the hub may hold the question for the next attempt."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RETRY_S = 1.0
+_LATE_S = 60.0
+"""Seconds beyond its time for which a runner that waits relies on the hub to end it."""
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +199,8 @@ class JobRunner:
         link = self._link_as_runner()
         try:
             idle_before = self._idle_cost_usd
-            while not self._must_end.is_set():
+            # The hub ends the wait by its wall clock, which somebody may set back while the machines cost money.
+            while not self._must_end.is_set() and time.monotonic() < deadline + _LATE_S:
                 self._idle_cost_usd = idle_before + self._pool_cost() - cost_before
                 try:
                     order = link.next_attempt(self._idle_cost_usd, NEXT_S)

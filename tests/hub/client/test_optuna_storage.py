@@ -16,28 +16,12 @@ from optuna.trial import TrialState
 
 from skyward import errors, hub
 from skyward.hub.client.optuna_storage import OptunaStorage
-from skyward.testing.hub import HubServer
-from tests.hub.http.server_processes import ServerProcess, owner_token
+from tests.hub.http.server_processes import owner_token
 from tests.hub.http.warm_server import WarmServer
 from tests.hub.postgres import PostgresServer
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 forked = multiprocessing.get_context("fork")
-
-
-@pytest.fixture(scope="module")
-def sqlite_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    with HubServer(tmp_path_factory.mktemp("hub")) as server:
-        yield server.url, server.token
-
-
-@pytest.fixture(scope="module")
-def postgresql_hub(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    url = postgres.new_database()
-    token = owner_token(url)
-    with ServerProcess(url, tmp_path_factory.mktemp("hub")) as server:
-        yield server.url, token
-    postgres.drop_database(url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -8,30 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from skyward.testing.hub import HubServer
-from tests.hub.http.server_processes import ServerProcess, owner_token
-from tests.hub.postgres import PostgresServer
-
 CONFIG = {"search_space": {"x": {"type": "uniform", "min": 0, "max": 1}}, "max_trials": 5, "seed": 1}
 PARAMETER = {
     "value": 0.5,
     "distribution": '{"name": "FloatDistribution", "attributes": {"low": 0, "high": 1, "log": false, "step": null}}',
 }
-
-
-@pytest.fixture(scope="module")
-def sqlite_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    with HubServer(tmp_path_factory.mktemp("hub")) as server:
-        yield server.url, server.token
-
-
-@pytest.fixture(scope="module")
-def postgresql_hub(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    url = postgres.new_database()
-    token = owner_token(url)
-    with ServerProcess(url, tmp_path_factory.mktemp("hub")) as server:
-        yield server.url, token
-    postgres.drop_database(url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
