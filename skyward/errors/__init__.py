@@ -50,6 +50,7 @@
     │   ├── CheckpointCorrupt      a file differs from what was written
     │   ├── CheckpointMismatch     the checkpoint is intact but does not fit this run's ranks or sharding
     │   ├── CheckpointSaveFailed   a rank could not write; nothing was committed
+    │   ├── CheckpointSuperseded   a newer attempt saves in the folder; nothing was committed
     │   └── ReplicationMismatch    ranks that should hold the same state do not
     └── InternalError              skyward: a bug, please report it
 
@@ -114,6 +115,7 @@ from .training import (
     CheckpointMismatch,
     CheckpointNotFound,
     CheckpointSaveFailed,
+    CheckpointSuperseded,
     ControlFailed,
     ReplicationMismatch,
 )
@@ -130,6 +132,7 @@ __all__ = [
     "CheckpointMismatch",
     "CheckpointNotFound",
     "CheckpointSaveFailed",
+    "CheckpointSuperseded",
     "CommandFailed",
     "ControlFailed",
     "ForeignState",

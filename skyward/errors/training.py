@@ -104,6 +104,19 @@ class CheckpointSaveFailed(CheckpointError):
     """
 
 
+class CheckpointSuperseded(CheckpointError):
+    """A newer attempt of the same job saves in the folder, so this one committed nothing.
+
+    End this process: the newer attempt goes on from the checkpoints that were there before.
+
+    Example:
+        try:
+            trainer.train(resume_from_checkpoint="auto")
+        except sky.errors.CheckpointSuperseded as error:
+            sys.exit(str(error))
+    """
+
+
 class ReplicationMismatch(CheckpointError):
     """Ranks that are declared to hold the same state do not.
 

@@ -31,7 +31,7 @@ from ..client.settings import JOB, URL, Address
 from ..model.jobs import AttemptEnd
 from .attempt_run import LAST_WORD_S, OUTPUT, AttemptOutcome, AttemptRun, in_words
 from .command import CANCEL_S
-from .launch_file import CHECKPOINT_DIR, LAUNCH, checkpoint_folder, read_launch, write_private
+from .launch_file import CHECKPOINT_DIR, LAUNCH, WRITER, checkpoint_folder, read_launch, write_private
 from .packed_call import split_call
 from .reporter import HubLink, Stale, until_heard
 from .secrets import secrets_of
@@ -147,7 +147,7 @@ class JobRunner:
         """Return the call of the attempt."""
         spec = self._launch["spec"]
         env = {} if CHECKPOINT_DIR in spec["image"].get("env", {}) else checkpoint_folder(self._folder, self._launch)
-        env[JOB] = self._launch["job"]
+        env |= {JOB: self._launch["job"], WRITER: f"{self._launch['job']}:{self._launch['attempt']}"}
         if spec["command"]:
             return self._run.pending_command(env)
         call = self._folder / "call"

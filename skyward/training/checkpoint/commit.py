@@ -44,6 +44,10 @@ A save that takes longer keeps writing, so its newest file is younger.
 """
 
 
+def no_fence() -> None:
+    """Permit a commit."""
+
+
 class Staging(Protocol):
     """Files of one save until their commit. All ranks create it from the same three values."""
 
@@ -58,8 +62,11 @@ class Staging(Protocol):
     def begin(self) -> None:
         """Prepare for the ranks' files. Rank 0 calls it before the others write."""
 
-    def commit(self, manifest: Manifest) -> str:
-        """Commit, and return the checkpoint's path. Rank 0 calls it when all ranks have flushed their files."""
+    def commit(self, manifest: Manifest, permit: Callable[[], None] = no_fence) -> str:
+        """Commit, and return the checkpoint's path. Rank 0 calls it when all ranks have flushed their files.
+
+        `permit` raises if this attempt must not commit. It is called right before the step that cannot be undone.
+        """
 
     def discard(self) -> None:
         """Remove the files. Rank 0 calls it when no rank writes any longer."""
@@ -81,7 +88,7 @@ class LocalStaging:
     def begin(self) -> None:
         Path(self.folder.path).mkdir(parents=True)
 
-    def commit(self, manifest: Manifest) -> str:
+    def commit(self, manifest: Manifest, permit: Callable[[], None] = no_fence) -> str:
         # The manifest is written last, so a folder with a manifest has all its files. It is still in the staging: no
         # reader sees it before the rename.
         with self.folder.create(MANIFEST) as file:
@@ -91,10 +98,13 @@ class LocalStaging:
         # makes the names of other ranks' files durable too.
         for folder in [staged, *(below for below in staged.rglob("*") if below.is_dir())]:
             flush_folder(folder)
+        # Nothing between here and the rename may write to the staging: it would come back after a newer attempt has
+        # taken it away.
+        permit()
         if not final.exists():
             staged.rename(final)
         elif not _exchange(staged, final):
-            return self._commit_inside(manifest)
+            return self._commit_inside(manifest, permit)
         # Only after this flush does the commit survive a power failure, so it is reported no earlier.
         flush_folder(self._parent.path)
         # After an exchange the staging's name belongs to the old checkpoint. Otherwise nothing is there.
@@ -106,7 +116,7 @@ class LocalStaging:
         if self._inside is not None:
             self._inside.discard()
 
-    def _commit_inside(self, manifest: Manifest) -> str:
+    def _commit_inside(self, manifest: Manifest, permit: Callable[[], None]) -> str:
         inside = self._inside = InsideStaging(self._parent, self._name, self._token)
         staged = Path(self.folder.path)
         # Without its manifest, the staging becomes plain data inside the old checkpoint. That one stays valid until
@@ -114,7 +124,7 @@ class LocalStaging:
         (staged / MANIFEST).unlink()
         staged.rename(inside.folder.path)
         files = tuple(replace(file, path=f"{inside.prefix}{file.path}") for file in manifest.files)
-        return inside.commit(replace(manifest, files=files))
+        return inside.commit(replace(manifest, files=files), permit)
 
 
 class InsideStaging:
@@ -130,9 +140,10 @@ class InsideStaging:
     def begin(self) -> None:
         self._final.names()  # an unreachable store fails here, before anything is sent
 
-    def commit(self, manifest: Manifest) -> str:
-        self._may_be_committed = True
+    def commit(self, manifest: Manifest, permit: Callable[[], None] = no_fence) -> str:
         text = manifest.to_json()
+        permit()
+        self._may_be_committed = True
         try:
             self._put(text)
         except OSError:
@@ -270,13 +281,14 @@ def _newest_object_s(folder: Folder) -> float:
     return max(map(folder.modified_s, folder.walk()), default=0.0)
 
 
-def new_token() -> str:
-    """Return a name for one save and the process that makes it: `<random>.<host>.<pid>.<start time>`.
+def new_token(writer: str = "") -> str:
+    """Return a name for one save and the process that makes it: `<random>[.<writer>].<host>.<pid>.<start time>`.
 
     The owner is in the name and not in a file, because a process can be killed between making a folder and writing to
     it.
     """
-    return f"{uuid.uuid4().hex[:12]}.{_host()}.{os.getpid()}.{start_time(os.getpid())}"
+    tag = f".{writer}" if writer else ""
+    return f"{uuid.uuid4().hex[:12]}{tag}.{_host()}.{os.getpid()}.{start_time(os.getpid())}"
 
 
 def _host() -> str:

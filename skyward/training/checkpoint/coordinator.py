@@ -97,8 +97,8 @@ class CheckpointCoordinator:
             The path of the checkpoint.
 
         Raises:
-            CheckpointSaveFailed: a rank could not write. All three errors are raised on all ranks, and nothing is
-                committed.
+            CheckpointSaveFailed: a rank could not write. All errors are raised on all ranks, and nothing is committed.
+            CheckpointSuperseded: a newer attempt of this job saves there; see `SKYWARD_CHECKPOINT_WRITER`.
             ReplicationMismatch: replicas differ.
             UsageError: a state cannot be loaded again, or an argument is wrong.
 

@@ -17,6 +17,7 @@ from ...stores.folders import Folder, folder_at
 from ..agree import Alone, Ranks, TorchRanks
 from ..snapshot import Snapshot, SnapshotPool, common_pool
 from .commit import sweep
+from .fence import writer_here
 from .layout import checkpoints_in, name_of
 from .load import LoadReport, LoadRequest, Resharder, perform_load
 from .manifest import manifest_fields
@@ -339,7 +340,7 @@ class FileCheckpoints:
         return perform_load(self._ranks, request, path)
 
     def latest(self) -> str | None:
-        return latest_of_ranks(self._ranks, self.folder, on_each_node=self._on_each_node)
+        return latest_of_ranks(self._ranks, self.folder, on_each_node=self._on_each_node, writer=writer_here())
 
     def path_of(self, step: int) -> str | None:
         return next(

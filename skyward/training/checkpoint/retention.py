@@ -15,6 +15,7 @@ from ...errors import CheckpointError
 from ...stores.folders import Folder, LocalFolder, folder_at
 from ..agree import Ranks
 from .commit import new_token
+from .fence import Writer, record_or_warn
 from .layout import STAGING, FoundCheckpoint, checkpoints_in
 from .manifest import MANIFEST
 from .verdicts import together
@@ -99,8 +100,10 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     return None if newest is None else newest.path
 
 
-def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool) -> str | None:
+def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool, writer: Writer | None = None) -> str | None:
     """Return the result of `latest_checkpoint`, agreed between all ranks. Collective.
+
+    From then on, older attempts than `writer` commit nothing there, so no newer checkpoint appears behind its back.
 
     With a disk of each node, it is the newest that all nodes have, because one node may have committed a checkpoint
     that another one has not. Each rank gets its own path.
@@ -109,7 +112,7 @@ def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool) -> str
     by_rank = together(
         ranks,
         "looking for checkpoints",
-        lambda: checkpoints_in(output_dir) if looks else [],
+        lambda: _found_by(writer, output_dir) if looks else [],
         failure=CheckpointError,
     )
     if not on_each_node:
@@ -123,6 +126,11 @@ def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool) -> str
     return next(
         checkpoint.path for checkpoint in by_rank[ranks.rank] if checkpoint.checkpoint_id == newest.checkpoint_id
     )
+
+
+def _found_by(writer: Writer | None, output_dir: str) -> list[FoundCheckpoint]:
+    record_or_warn(folder_at(output_dir), writer)
+    return checkpoints_in(output_dir)
 
 
 def _newest(checkpoints: Sequence[FoundCheckpoint], *, says: bool = True) -> FoundCheckpoint | None:

@@ -14,6 +14,7 @@ from ..agree import Ranks
 from ..nested import leaves_of
 from ..parts import is_dtensor
 from .commit import Staging, discard, new_token, staging_in
+from .fence import Writer, explaining, fence_of, writer_here
 from .finite import losses_are_finite
 from .layout import name_of, next_commit_number
 from .manifest import ComponentEntry, FileEntry, Manifest
@@ -37,6 +38,7 @@ class SaveRequest:
         on_each_node: write shared states on every node.
         allow_pickle: write objects of any class, which load with `allow_pickle` only.
         about: further fields of the manifest; those of the committing rank count.
+        writer: attempt that saves; None for no fence.
     """
 
     components: Sequence[StateComponent]
@@ -47,6 +49,7 @@ class SaveRequest:
     on_each_node: bool = False
     allow_pickle: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
+    writer: Writer | None = field(default_factory=writer_here)
 
     def is_compared(self, component: StateComponent) -> bool:
         if component.validation_level is ValidationLevel.NONE:
@@ -96,8 +99,9 @@ def perform_save(ranks: Ranks, request: SaveRequest, states_here: Callable[[], M
     `states_here` returns the states of this rank; an error in it fails the save on all ranks.
 
     Raises:
-        CheckpointSaveFailed: a rank could not write. All three errors are raised on all ranks; no file is left behind,
-            and an earlier checkpoint of that name stays as it was.
+        CheckpointSaveFailed: a rank could not write. All errors are raised on all ranks; no file is left behind, and an
+            earlier checkpoint of that name stays as it was.
+        CheckpointSuperseded: a newer attempt of this job saves in the folder.
         ReplicationMismatch: replicas differ.
         UsageError: a state cannot be loaded again, or the ranks declare different components.
     """
@@ -116,6 +120,7 @@ class _Save:
         self._ranks, self._request, self._what = ranks, request, f"saving {request.name}"
         self._states: Mapping[str, Any] = {}
         self._prints: dict[str, dict[str, str]] = {}
+        self._fence = fence_of(request.writer, folder_at(request.parent))
 
     def run(self, states_here: Callable[[], Mapping[str, Any]]) -> str:
         announced = together(self._ranks, self._what, lambda: self._announce(states_here))
@@ -137,7 +142,7 @@ class _Save:
             files = [file for file, at in self._write(staging) if at == leader]
             manifest = self._manifest(first, files, about={**about, "commit_number": max(numbers)})
             # All ranks have passed the previous phase, so every file is flushed before any manifest names it.
-            paths = together(self._ranks, self._what, lambda: staging.commit(manifest) if is_leader else "")
+            paths = together(self._ranks, self._what, lambda: self._commit(staging, manifest) if is_leader else "")
         except Exception:
             # `together` raises on all ranks, so none writes any longer, and the files can go.
             if is_leader:
@@ -149,8 +154,16 @@ class _Save:
 
     def _begin(self, staging: Staging) -> int:
         """Begin the staging, and return the number of this commit according to this rank's disk."""
+        parent = folder_at(self._request.parent)
+        if self._request.writer is not None:
+            self._request.writer.record(parent)
         staging.begin()
-        return next_commit_number(folder_at(self._request.parent))
+        with explaining(self._fence):
+            return next_commit_number(parent)
+
+    def _commit(self, staging: Staging, manifest: Manifest) -> str:
+        with explaining(self._fence):
+            return staging.commit(manifest, self._fence)
 
     def _announce(self, states_here: Callable[[], Mapping[str, Any]]) -> _Announced:
         request = self._request
@@ -173,7 +186,7 @@ class _Save:
             summaries={key: summary_of(prints) for key, prints in self._prints.items()},
             sharded=frozenset(key for key, state in self._states.items() if is_sharded(state)),
             name=request.name,
-            token=new_token(),
+            token=new_token("" if request.writer is None else request.writer.tag),
             is_finite=self._is_finite(),
         )
 
@@ -240,13 +253,14 @@ class _Save:
                 written += [(entry, 0) for entry in entries]
 
         def write() -> list[FileEntry]:
-            return [
-                self._write_piece(staging, component, piece)
-                for component in self._request.components
-                if component.key not in self._sharded
-                for piece in self._pieces[component.key]
-                if self._ranks.rank in self._writers(piece)
-            ]
+            with explaining(self._fence):
+                return [
+                    self._write_piece(staging, component, piece)
+                    for component in self._request.components
+                    if component.key not in self._sharded
+                    for piece in self._pieces[component.key]
+                    if self._ranks.rank in self._writers(piece)
+                ]
 
         leaders = self._leaders()
         for rank, entries in enumerate(together(self._ranks, self._what, write)):

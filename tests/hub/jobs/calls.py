@@ -127,3 +127,31 @@ _calls = 0
 @sky.compute
 def half(number: int) -> int:
     return number // 2
+
+
+@sky.compute
+def save_when_told(file: str) -> int:
+    """Save step 1, note the run beside `file`, and save step 2 once the file of this attempt is there."""
+    import torch
+
+    from skyward.training.checkpoint import CheckpointCoordinator, components_of
+
+    components = components_of(torch.nn.Linear(2, 1))
+    coordinator = CheckpointCoordinator(components, output_dir=os.environ["SKYWARD_CHECKPOINT_DIR"])
+    last = coordinator.latest()
+    attempt = os.environ["SKYWARD_CHECKPOINT_WRITER"].rpartition(":")[2]
+    if last is None:
+        coordinator.save_checkpoint(checkpoint_id=1)
+    path = Path(file)
+    with path.with_suffix(".runs").open("a") as runs:
+        runs.write(f"{os.getpid()}\n")
+    deadline = time.monotonic() + 120
+    while not path.with_suffix(f".{attempt}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    try:
+        coordinator.save_checkpoint(checkpoint_id=2)
+    except sky.errors.CheckpointSuperseded as error:
+        path.write_text(str(error))
+        raise
+    return int(attempt)

@@ -16,7 +16,7 @@ import pytest
 from skyward import hub
 from skyward.hub.services import job_scheduler
 from skyward.testing.hub import HubServer
-from tests.hub.jobs.calls import runs_of, wait_for
+from tests.hub.jobs.calls import runs_of, save_when_told, wait_for
 from tests.hub.jobs.hub_process import is_runner
 from tests.waiting import until
 
@@ -114,3 +114,44 @@ def test_runner_that_stood_still_beyond_its_lease_is_refused_and_the_value_comes
     assert job.result(LIMIT_S) == "once"
     assert [attempt.end for attempt in job.attempts] == ["lost", "completed"]
     assert list(job.logs()) == ["begins", "begins", "ends"]
+
+
+def test_attempt_on_machines_that_stood_still_commits_no_checkpoint_once_the_next_one_has_begun(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes of the first attempt stand still beyond their leases, as on a machine that was paused."""
+    pytest.importorskip("torch")
+    file = tmp_path / "file"
+    job = hub.submit(save_when_told(str(file)))
+    until(lambda: len(runs_of(file)) == 1, LIMIT_S)
+    paused = _processes_of(job.id)
+    (rank,) = runs_of(file)
+    assert {rank, launcher.runner()} < set(paused)
+    try:
+        for pid in paused:
+            os.kill(pid, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(job_scheduler, "FENCE_S", 1.0)  # instead of 20 minutes
+            until(lambda: job.status == "lost", LIMIT_S)
+        until(lambda: len(runs_of(file)) == 2, LIMIT_S)
+        file.with_suffix(".1").touch()
+        os.kill(rank, signal.SIGCONT)  # before anybody of its own can end it
+        until(file.exists, LIMIT_S)
+        assert file.read_text().startswith(f"attempt=1: attempt 2 of {job.id} saves in ")
+    finally:
+        for pid in paused:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    file.with_suffix(".2").touch()
+    assert job.result(LIMIT_S) == 2
+    assert [attempt.end for attempt in job.attempts] == ["lost", "completed"]
+
+
+def _processes_of(job: str) -> list[int]:
+    """Return the processes that have the variables of a job: its runner, keeper, agents and ranks."""
+    pids = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"SKYWARD_HUB_JOB={job}" in file.read_bytes().decode(errors="replace").split("\0"):
+                pids.append(int(file.parent.name))
+    return pids

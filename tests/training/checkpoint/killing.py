@@ -19,8 +19,8 @@ Run = Callable[[int, int, str, str, int | None, Any], None]
 class Suicide:
     """Counter of this process's operations on files in a folder. It kills the process before the chosen one."""
 
-    def __init__(self, folder: str, at: int | None) -> None:
-        self.folder, self.at, self.count = folder, at, 0
+    def __init__(self, folder: str, at: int | None, *, by: int = signal.SIGKILL) -> None:
+        self.folder, self.at, self.count, self._by = folder, at, 0, by
         sys.addaudithook(self._audit)
         self._fsync = os.fsync
         os.fsync = self._counted_fsync  # type: ignore[assignment]  # no audit event tells of it
@@ -39,7 +39,7 @@ class Suicide:
 
     def _turn(self) -> None:
         if self.count == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._by)
         self.count += 1
 
 
