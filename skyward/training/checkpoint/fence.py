@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class AttemptWriter:
     """Attempt that saves: the name of its job, and its number, the higher the newer."""
 
     name: str
@@ -93,7 +93,7 @@ class Writer:
         return number.isdecimal() and int(number) < self.number
 
 
-def writer_here() -> Writer | None:
+def writer_here() -> AttemptWriter | None:
     """Return the attempt that this process belongs to, by its environment; None if there is none.
 
     Raises:
@@ -105,10 +105,10 @@ def writer_here() -> Writer | None:
     match = _FORM.fullmatch(text)
     if match is None:
         raise UsageError(f"{WRITER}={text[:80]!r}: not a name, a colon and a number; write it as nightly:3")
-    return Writer(match["name"], int(match["number"]))
+    return AttemptWriter(match["name"], int(match["number"]))
 
 
-def record_or_warn(folder: Folder, writer: Writer | None) -> None:
+def record_or_warn(folder: Folder, writer: AttemptWriter | None) -> None:
     """Record the attempt that looks for a checkpoint to go on from. A folder that is read only needs no record.
 
     Raises:
@@ -122,7 +122,7 @@ def record_or_warn(folder: Folder, writer: Writer | None) -> None:
         _log.warning("%s: could not record attempt %d: %s", folder.path, writer.number, error)
 
 
-def fence_of(writer: Writer | None, folder: Folder) -> Callable[[], None]:
+def fence_of(writer: AttemptWriter | None, folder: Folder) -> Callable[[], None]:
     """Return what raises CheckpointSuperseded once `writer` must no longer commit to a folder."""
     return no_fence if writer is None else lambda: writer.permit(folder)
 

@@ -15,7 +15,7 @@ from ...errors import CheckpointError
 from ...stores.folders import Folder, LocalFolder, folder_at
 from ..agree import Ranks
 from .commit import new_token
-from .fence import Writer, record_or_warn
+from .fence import AttemptWriter, record_or_warn
 from .layout import STAGING, FoundCheckpoint, checkpoints_in
 from .manifest import MANIFEST
 from .verdicts import together
@@ -100,7 +100,9 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     return None if newest is None else newest.path
 
 
-def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool, writer: Writer | None = None) -> str | None:
+def latest_of_ranks(
+    ranks: Ranks, output_dir: str, *, on_each_node: bool, writer: AttemptWriter | None = None
+) -> str | None:
     """Return the result of `latest_checkpoint`, agreed between all ranks. Collective.
 
     From then on, older attempts than `writer` commit nothing there, so no newer checkpoint appears behind its back.
@@ -128,7 +130,7 @@ def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool, writer
     )
 
 
-def _found_by(writer: Writer | None, output_dir: str) -> list[FoundCheckpoint]:
+def _found_by(writer: AttemptWriter | None, output_dir: str) -> list[FoundCheckpoint]:
     record_or_warn(folder_at(output_dir), writer)
     return checkpoints_in(output_dir)
 

@@ -14,7 +14,7 @@ from ..agree import Ranks
 from ..nested import leaves_of
 from ..parts import is_dtensor
 from .commit import Staging, discard, new_token, staging_in
-from .fence import Writer, explaining, fence_of, writer_here
+from .fence import AttemptWriter, explaining, fence_of, writer_here
 from .finite import losses_are_finite
 from .layout import name_of, next_commit_number
 from .manifest import ComponentEntry, FileEntry, Manifest
@@ -49,7 +49,7 @@ class SaveRequest:
     on_each_node: bool = False
     allow_pickle: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
-    writer: Writer | None = field(default_factory=writer_here)
+    writer: AttemptWriter | None = field(default_factory=writer_here)
 
     def is_compared(self, component: StateComponent) -> bool:
         if component.validation_level is ValidationLevel.NONE:
