@@ -41,6 +41,7 @@ from .task_dispatcher import TaskDispatcher
 from .task_values import TaskValues
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
 from .threads import in_words
+from .waiting_circles import refuse_circle
 
 _log = logging.getLogger(__name__)
 
@@ -286,9 +287,9 @@ class NestedCalls:
             task.actor = task.head.actor
 
         def submit() -> None:
-            if task.actor:
-                self._refuse_circle(task, call.parent)
             call.child = task.id
+            if task.actor:
+                refuse_circle(self._ledger, task, self._made_by)
             self._dispatcher.submit(task, request.nodes, parent=self._holder(call.parent))
 
         return submit
@@ -337,15 +338,14 @@ class NestedCalls:
                 return
             task_id = call.parent
 
-    def _refuse_circle(self, task: Task, parent: int) -> None:
-        """Raise UsageError if an actor is called by its own calls, which wait for this one and leave no room for it."""
-        actor = self._ledger.actors.get(task.actor)
-        waiting = sum(caller.actor == task.actor for caller in self._callers(parent))
-        if actor is not None and waiting >= actor.lanes:
-            raise UsageError(
-                f"{task.name!r}: could never run, because a call of {actor.name!r} waits for it and the actor runs "
-                f"{actor.lanes} at once; call the method on self, or set concurrency={actor.lanes + 1} or more"
-            )
+    def _made_by(self, call: int) -> Iterator[int]:
+        """Yield the open calls that a task has made, or the ranks of a gang."""
+        makers = [call]
+        if call in self._ledger.gangs:
+            ranks = ((number, self._ledger.tasks.get(number)) for number in self._by_parent)
+            makers = [number for number, rank in ranks if isinstance(rank, RankTask) and rank.gang.id == call]
+        for maker in makers:
+            yield from (self._calls[number].child for number in self._by_parent.get(maker, ()))
 
     # References ------------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,17 @@ class Tally(sky.ActorBase):
         until(there.exists, LIMIT_S)
 
     @sky.compute
+    def ask_when_all_do(self, other: Tally, folder: Path, count: int, pool: sky.ComputePool) -> str:
+        """Call another one once `count` calls of this method run. Returns the text of the error, or the answer."""
+        (folder / f"runs-{os.getpid()}").touch()
+        until(lambda: len(list(folder.glob("runs-*"))) == count, LIMIT_S)
+        try:
+            return str(other.add(1) >> pool)
+        except UsageError as error:
+            (folder / "refused").touch()
+            return str(error)
+
+    @sky.compute
     def fail(self) -> None:
         raise KeyError("of the user")
 
@@ -279,6 +290,33 @@ def test_calls_that_could_never_run_are_refused(pool: sky.ComputePool, tally: Ta
     # The task holds the only slot of its node while the actor waits for a call that needs that slot.
     with pytest.raises(UsageError, match="could never run, because all its possible slots"):
         sky.compute(lambda: tally.run(lambda: 1, node) >> pool)() >> node
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_actors_that_call_each_other_at_the_same_moment_are_told(
+    pool: sky.ComputePool, tmp_path: Path, count: int
+) -> None:
+    actors: list[Tally] = [Tally.with_options(name=f"no. {n}")(10 * n) >> pool for n in range(count)]
+    calls = [
+        actor.ask_when_all_do(actors[(n + 1) % count], tmp_path, count, pool) > pool for n, actor in enumerate(actors)
+    ]
+    answers = [call.result(LIMIT_S) for call in calls]
+    (refused,) = [answer for answer in answers if not answer.isdigit()]
+    closer = answers.index(refused)
+    ring = [f"'no. {(closer + 1 + n) % count}'" for n in range(count)]
+    chain = ", which waits for ".join([*ring[1:], ring[0]])
+    assert refused.startswith(f"'add': could never run, because {ring[0]} waits for {chain}; let one of them answer")
+    assert [actor.add(1) >> pool for actor in actors] == [
+        10 * n + 1 + (n != (closer + 1) % count) for n in range(count)
+    ]
+    for actor in actors:
+        actor.close()
+
+
+def test_actors_with_room_may_call_each_other_at_the_same_moment(pool: sky.ComputePool, tmp_path: Path) -> None:
+    one, other = Tally() >> pool, Tally.with_options(concurrency=2)() >> pool
+    calls = [one.ask_when_all_do(other, tmp_path, 2, pool) > pool, other.ask_when_all_do(one, tmp_path, 2, pool) > pool]
+    assert [call.result(LIMIT_S) for call in calls] == ["1", "1"]
 
 
 def test_wrong_uses_in_a_task_are_refused(pool: sky.ComputePool, tally: Tally) -> None:
