@@ -127,8 +127,15 @@ class DirectEngine:
             self.nested_calls.node_lost,
             self.channels.node_lost,
         )
-        self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
         self.members = Membership(ledger, self._lines, self._dispatcher, self.nodes, self.values, on_left=lost)
+        self.link_repair = LinkRepair(
+            ledger,
+            self._lines,
+            self._dispatcher,
+            self.nodes,
+            task_events,
+            on_lost=(*lost, self.members.node_lost),
+        )
         self.frame_handlers = FrameHandlers(
             ledger,
             self._dispatcher,

@@ -94,8 +94,17 @@ class PoolMembers(Protocol):
         """
         ...
 
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Nodes that get no new calls, because they will be given back."""
+        ...
+
     def leave(self, node: int) -> None:
         """Send a node no new calls, so that it can be given back when those that run there have ended."""
+        ...
+
+    def stay(self, count: int) -> int:
+        """Keep nodes that are leaving: those that waiting calls name, and others up to `count`. Returns how many."""
         ...
 
     def move_values(self, node: int) -> None:

@@ -273,6 +273,8 @@ class NodeLink(Readable, LineEnd):
         self.stripes = 1
         """Number of channels that its link should have; see `engine.width`."""
         self.may_widen = dialler is not None and bool(facts.get("can_stripe"))
+        self.has_notice = False
+        """Whether the provider announced that it will take the machine back."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
         self._blobs: OrderedDict[bytes, _Stored] = OrderedDict()
         self._blob_bytes = 0

@@ -166,6 +166,8 @@ class LinkRepair:
         self._task_events.preemption_notice(node, notice)
         self._dispatcher.perform(self._ledger.scheduler.node_leaving(node))
         link = self._ledger.links.get(node)
+        if link is not None:
+            link.has_notice = True
         if self.source is not None and link is not None:
             start_thread(
                 lambda: self._relieve(link),

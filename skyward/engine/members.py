@@ -121,12 +121,43 @@ class Membership:
         except Exception as error:  # `join` raises it
             errors.append(error)
 
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Nodes that get no new calls, because they will be given back."""
+        with self._ledger.lock:
+            return frozenset(self._leaving)
+
     def leave(self, node: int) -> None:
         """Send a node no new calls, so that it can be given back when those that run there have ended."""
-        with self._ledger:
-            if node not in self._leaving and not self._ledger.scheduler.is_wanted(node):
+        ledger = self._ledger
+        with ledger:
+            if node in ledger.links and node not in self._leaving and not ledger.scheduler.is_wanted(node):
                 self._leaving.add(node)
-                self._dispatcher.perform(self._ledger.scheduler.node_leaving(node))
+                self._dispatcher.perform(ledger.scheduler.node_leaving(node))
+
+    def stay(self, count: int) -> int:
+        """Keep nodes that are leaving: those that waiting calls name, and the first others.
+
+        Args:
+            count: Nodes that are wanted; may be negative.
+
+        Returns:
+            Number of nodes that stay.
+        """
+        ledger = self._ledger
+        with ledger:
+            named = [node for node in self._leaving if ledger.scheduler.is_wanted(node)]
+            others = sorted(self._leaving.difference(named))[: max(0, count - len(named))]
+            for node in (*named, *others):
+                self._leaving.discard(node)
+                link = ledger.links.get(node)
+                if link is not None and not link.has_notice:
+                    self._dispatcher.perform(ledger.scheduler.node_staying(node))
+        return len(named) + len(others)
+
+    def node_lost(self, node: int) -> None:
+        """Forget that a lost node was leaving, because its replacement takes calls. Called under the ledger's lock."""
+        self._leaving.discard(node)
 
     def move_values(self, node: int) -> None:
         """Move the values that stay on a node to others, so that it can be given back. Call it until that succeeds.

@@ -124,7 +124,6 @@ class PoolScaler:
         self._ended = 0
         self._peaks: deque[tuple[float, int]] = deque()
         """Nodes that were needed at once, with times: only those that no later one exceeds."""
-        self._leaving: set[int] = set()
 
     # For calls ------------------------------------------------------------------------------------------------------
 
@@ -224,19 +223,23 @@ class PoolScaler:
         wanted = size.nodes
         if is_asked:
             wanted = self._pin if self._pin is not None else len(there) or max(1, self._sizing.nodes.start)
+        elif self._pin is not None and now.refused_s >= REFUSAL_S:  # a node may have been lost for good
+            wanted = max(wanted, self._pin)
         is_part = bool(there) and now.idle_s < self._sizing.idle_s and now.refused_s >= REFUSAL_S
         if self._sizing.nodes.is_fixed and is_part:  # a call came while the pool went to rest
             wanted = self._sizing.nodes.max
         if size.is_bound:
             self._fail(len(there), len(there) + 1, "the budget or max_hourly_cost allows no more nodes")
+        nodes = len(there) + members.stay(wanted - len(there))
         resting = sorted(demand.known - demand.loads.keys())
-        new = self._chosen(demand, resting, wanted - len(there))
+        new = self._chosen(demand, resting, wanted - nodes)
         if new:
-            why = "asked for" if is_asked else size.why or "a call names a node that was given back"
-            return self._grow(new, len(there), why)
+            is_pinned = is_asked or wanted == self._pin
+            why = "asked for" if is_pinned else size.why or "a call names a node that was given back"
+            return self._grow(new, nodes, why)
         if self._is_visited():
             return None
-        self._shrink(demand, len(there) - wanted, len(there), "asked for" if is_asked else size.why)
+        self._shrink(demand, nodes - wanted, nodes, "asked for" if is_asked else size.why)
         return None
 
     def _chosen(self, demand: Demand, resting: Sequence[int], count: int) -> list[int]:
@@ -353,19 +356,19 @@ class PoolScaler:
         Values that stay are moved away from nodes that would be surplus without them.
         """
         members, gone = self._engine.members, list[int]()
+        leaving = members.leaving
         is_whole = self._sizing.at_rest == 0 and surplus == before
         busy = []
         for node in sorted(demand.loads, reverse=True):
             is_surplus = surplus > 0 and (is_whole or node not in self._sizing.kept)
-            if node not in self._leaving and not is_surplus:
+            if node not in leaving and not is_surplus:
                 continue
             if not demand.loads[node] and members.give_back(node):
                 gone.append(node)
-                surplus -= node not in self._leaving
+                surplus -= node not in leaving
             else:
                 busy.append(node)
-        self._empty(demand, busy, max(0, surplus))
-        self._leaving -= set(gone)
+        self._empty(demand, busy, leaving, max(0, surplus))
         if gone:
             self._machines.give_back(gone)
             nodes = len(members.there)
@@ -373,14 +376,13 @@ class PoolScaler:
                 PoolScaled(pool=self._pool, before=len(demand.loads), nodes=nodes, reason=why, removed=tuple(gone))
             )
 
-    def _empty(self, demand: Demand, busy: Sequence[int], surplus: int) -> None:
+    def _empty(self, demand: Demand, busy: Sequence[int], leaving: frozenset[int], surplus: int) -> None:
         """Prepare nodes to go that are in use: move the values of idle ones, and send no more calls to others."""
         members = self._engine.members
-        staying = [node for node in busy if node not in self._leaving]
-        for node in {*self._leaving.intersection(busy), *staying[:surplus]}:
+        staying = [node for node in busy if node not in leaving]
+        for node in {*leaving.intersection(busy), *staying[:surplus]}:
             if not demand.loads[node]:
                 members.move_values(node)
         if self._pin is not None:
             for node in sorted(staying, key=lambda node: (demand.loads[node], -node))[:surplus]:
                 members.leave(node)
-                self._leaving.add(node)

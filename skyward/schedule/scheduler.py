@@ -153,6 +153,15 @@ class Scheduler:
                 actions.append(Recall(task_id, node))
         return actions
 
+    def node_staying(self, node: int) -> list[Action]:
+        """Record that a node that was leaving stays after all."""
+        known = self._nodes.by_id.get(node)
+        if known is not None:
+            known.is_leaving = False
+            self._order.changed(known)
+            self._recalls.node_resumed(known)
+        return self._place()
+
     def is_idle(self, node: int) -> bool:
         """Return whether nothing runs on the node, or is on its way there."""
         known = self._nodes.by_id.get(node)

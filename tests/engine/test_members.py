@@ -70,6 +70,58 @@ def test_a_node_that_a_waiting_call_names_stays(parts: Parts) -> None:
     assert not members.give_back(0)
 
 
+def test_a_node_that_is_leaving_takes_calls_again_when_it_is_wanted(parts: Parts) -> None:
+    members = parts.members()
+    for node in range(4):
+        parts.add_node(node)
+    running = [parts.submit() for _ in range(4)]
+    for node in (1, 2, 3):
+        members.leave(node)
+    assert list(members.there) == [0]
+    waiting = parts.task()
+    with parts.ledger:
+        parts.dispatcher.submit(waiting, (3,))
+    assert members.stay(-1) == 1, "a call waits for node 3"
+    assert members.stay(0) == 0
+    assert members.stay(1) == 1
+    assert list(members.there) == [0, 1, 3]
+    assert members.leaving == {2}
+    with parts.ledger:
+        for task in running:
+            node = parts.ledger.scheduler.node_of(task.id)
+            assert node is not None
+            parts.dispatcher.finish(task, node, elapsed_ns=1)
+    more = [parts.submit() for _ in range(3)]
+    assert {parts.ledger.scheduler.node_of(task.id) for task in (waiting, *more)} == {0, 1, 3}
+    assert members.give_back(2)
+    assert not members.leaving
+
+
+def test_a_node_whose_machine_will_be_taken_back_takes_no_calls_again(parts: Parts) -> None:
+    repair, members = parts.link_repair(), parts.members()
+    parts.add_node(0)
+    parts.add_node(1)
+    members.leave(1)
+    with parts.ledger:
+        repair.on_notice(1, b"")
+    assert members.stay(1) == 1
+    assert [parts.ledger.scheduler.node_of(parts.submit().id) for _ in range(2)] == [0, None]
+
+
+def test_the_replacement_of_a_node_that_was_leaving_is_there(parts: Parts) -> None:
+    members = parts.members()
+    repair = parts.link_repair(members.node_lost)
+    parts.add_node(0)
+    parts.add_node(1)
+    members.leave(1)
+    members.leave(2)  # it is not there
+    assert members.leaving == {1}
+    repair.link_gone(parts.ledger.links[1], "killed")
+    parts.add_node(1)
+    assert not members.leaving
+    assert list(members.there) == [0, 1]
+
+
 def test_calls_that_only_an_absent_node_could_run_fail_when_it_cannot_come(parts: Parts) -> None:
     members = parts.members()
     parts.add_node(0)

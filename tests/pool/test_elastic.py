@@ -97,6 +97,37 @@ def test_calls_in_flight_are_not_interrupted_when_a_pool_shrinks(elastic: Elasti
     until(lambda: len(pool.agent_pids()) == 1)
 
 
+def test_nodes_that_are_leaving_stay_when_they_are_wanted_again(elastic: Elastic, tmp_path: Path) -> None:
+    pool, go = elastic.pool, tmp_path / "go"
+    pool.scale(3)
+    running = [hold(go) > pool for _ in range(3)]
+    until(lambda: len(list(tmp_path.glob("running-*"))) == 3)
+    pids = pool.agent_pids()
+    pool.scale(1)
+    until(lambda: pool.nodes == 1)
+    pool.scale(3)
+    assert pool.nodes == 3
+    go.touch()
+    assert sorted(future.result(30) for future in running) == [0, 1, 2]
+    assert place() @ pool == [(0, 3, 3), (1, 3, 3), (2, 3, 3)]
+    assert pool.agent_pids() == pids
+    assert elastic.sizes() == [(1, 3)]
+
+
+def test_a_call_that_names_a_node_that_is_leaving_runs_there(elastic: Elastic, tmp_path: Path) -> None:
+    pool, go = elastic.pool, tmp_path / "go"
+    pool.scale(2)
+    running = [hold(go) > pool for _ in range(2)]
+    until(lambda: len(list(tmp_path.glob("running-*"))) == 2)
+    pool.scale(1)
+    until(lambda: pool.nodes == 1)
+    named = place() > pool.node(1)
+    go.touch()
+    assert sorted(future.result(30) for future in running) == [0, 1]
+    assert named.result(30)[0] == 1
+    until(lambda: len(pool.agent_pids()) == 1)
+
+
 def test_a_running_gang_keeps_its_nodes_when_the_pool_shrinks(elastic: Elastic, tmp_path: Path) -> None:
     pool, go = elastic.pool, tmp_path / "go"
     pool.scale(3)
