@@ -1,8 +1,8 @@
 """What skyward does, shown on this machine: `make demo`, or `python examples/demo.py`.
 
-Three parts, with real data: hello from two nodes, a network trained on two nodes at once, and a grid search of 105
-fits. Each part is one of the numbered examples beside this file. The training is recorded as a run of a hub, whose link
-is printed last. It ends with 1 if anything is not as it should be.
+Four parts, with real data: hello from two nodes, a network trained on two nodes at once, a grid search of 105 fits,
+and a training that makes way for an urgent job. Each part is one of the numbered examples beside this file. The
+trainings are recorded as runs of a hub, whose link is printed last. It ends with 1 if anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from skyward import hub
 hello = importlib.import_module("01_hello")
 torch_ddp = importlib.import_module("06_torch_ddp")
 grid_search = importlib.import_module("07_grid_search")
+making_way = importlib.import_module("48_making_way")
 
 EPOCHS = 12
 WANTED_ACCURACY = 0.95
@@ -210,6 +211,18 @@ def search_a_grid() -> None:
     expect(all(is_equal.values()), "the pool's search differs from the one without skyward")
 
 
+# 4 --------------------------------------------------------------------------------------------------------------------
+
+
+def make_way(server: Any) -> None:
+    if server is None:
+        say("Jobs need the hub: pip install 'skyward[hub]'.")
+        return
+    say("Jobs of the hub: a training of low priority, and an urgent call for the same machine.")
+    with making_way.machines(server, RECORDS / "launcher"):
+        expect(making_way.show(say), "the training did not go on where it stopped")
+
+
 # The run in a hub -----------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +275,7 @@ def main() -> int:
     print("The nodes here are processes of this machine. On machines of a cloud the same lines would run.")
     started = time.perf_counter()
     with recording() as server:
-        status, run_id = show_parts()
+        status, run_id = show_parts(server)
         if status == 0:
             print(
                 f"\nAll of it in {time.perf_counter() - started:.0f} s. The code is in examples/, explained in guides/."
@@ -271,7 +284,7 @@ def main() -> int:
     return status
 
 
-def show_parts() -> tuple[int, str]:
+def show_parts(server: Any) -> tuple[int, str]:
     """Run all parts, and return the exit status and the id of the run."""
     try:
         with part("1. Hello from two nodes"):
@@ -280,6 +293,8 @@ def show_parts() -> tuple[int, str]:
             run_id = train()
         with part("3. A grid search on two nodes, equal to the last bit"):
             search_a_grid()
+        with part("4. A training that makes way for an urgent job, equal to the last bit"):
+            make_way(server)
     except NotAsExpected as error:
         print(f"\nThis is not as it should be: {error}", file=sys.stderr)
         return 1, ""

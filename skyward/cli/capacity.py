@@ -46,6 +46,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--memory-gib", type=float, default=0.0, metavar="GIB", help="memory of a node")
     add.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD", help="price of a node")
     add.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        dest="labels",
+        metavar="TEXT",
+        help="label that jobs may ask for; repeatable",
+    )
+    add.add_argument(
         "--keep", default="0", metavar="TIME", help="how long machines wait for the next job, such as 10m (default: 0)"
     )
     add.set_defaults(run=_declare)
@@ -123,7 +131,7 @@ def _declare(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f'provider={arguments.provider!r}: is not JSON ({error}); write \'{{"type": "local"}}\''
         ) from None
-    facts = ("kind", "nodes", "devices", "accelerator", "vcpus", "memory_gib", "usd_per_hour")
+    facts = ("kind", "nodes", "devices", "accelerator", "vcpus", "memory_gib", "usd_per_hour", "labels")
     keep_s = 0.0 if arguments.keep == "0" else seconds_of("keep", arguments.keep)
     declare(arguments.name, provider, keep_s=keep_s, **{name: getattr(arguments, name) for name in facts})
     return 0

@@ -64,10 +64,12 @@ def test_job_is_submitted_shown_held_and_cancelled(
 
 def test_machines_are_declared_drained_and_removed(command: Command) -> None:
     provider = json.dumps({"type": "ssh", "hosts": ["a", "b"]})
-    command("capacity", "add", "lab", "--provider", provider, "--nodes", "2", "--accelerator", "A100", "--devices", "8")
+    shape = ["--nodes", "2", "--accelerator", "A100", "--devices", "8", "--label", "fast"]
+    command("capacity", "add", "lab", "--provider", provider, *shape)
     command("capacity", "drain", "lab")
     (row,) = json.loads(command("capacity", "list", "--json"))
     assert (row["name"], row["is_draining"], row["machines"]["provider"]["hosts"]) == ("lab", True, ["a", "b"])
+    assert row["machines"]["labels"] == ["fast"]
     assert command("capacity", "list").splitlines()[1].split() == [
         "lab",
         "ssh",
