@@ -243,7 +243,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"16 trials, completed\nsome were pruned: True",
         r"the best has a loss below 0\.2: True\nits run has its parameters",
     ),
-    "48_making_way": (r"wants the machine", r"urgent   \| done at once", r"stopped, completed; .* once: True", r"equal"),
+    "48_making_way": (r"wants the machine", r"stopped, completed; .* once: True", r"equal"),
     "46_hub_jobs": (r"slope 3.0, attempts: \['completed'\]", r"ValueError\('rate=9", r"queued: is held"),
     "44_volumes": (r"first pool: made\nsecond pool: found \[5, 5\]",),
     "41_resources": (
