@@ -1,4 +1,4 @@
-"""What skyward does, shown on this machine: `make demo`, or `python examples/demo.py`.
+"""Demo of skyward on this machine: `make demo`, or `python examples/demo.py`.
 
 Four parts, with real data: hello from two nodes, a network trained on two nodes at once, a grid search of 105 fits,
 and a training that makes way for an urgent job. Each part is one of the numbered examples beside this file. The
