@@ -44,15 +44,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--accelerator", default="", metavar="NAME", help="type of the devices")
     add.add_argument("--vcpus", type=int, default=0, metavar="N", help="virtual CPUs of a node")
     add.add_argument("--memory-gib", type=float, default=0.0, metavar="GIB", help="memory of a node")
-    add.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD", help="price of a node")
+    add.add_argument("--region", default="", metavar="NAME", help="region of the machines")
+    add.add_argument("--label", action="append", default=[], metavar="NAME", help="jobs may ask for it; repeatable")
     add.add_argument(
-        "--label",
+        "--project",
         action="append",
-        default=[],
-        dest="labels",
-        metavar="TEXT",
-        help="label that jobs may ask for; repeatable",
+        metavar="NAME",
+        help="project that may use them; repeatable, '*' for all (default: yours for fixed machines, else all)",
     )
+    add.add_argument("--usd-per-hour", type=float, default=0.0, metavar="USD", help="price of a node")
+    add.add_argument("--max-usd-per-hour", type=float, metavar="USD", help="most that all nodes may cost together")
     add.add_argument(
         "--keep", default="0", metavar="TIME", help="how long machines wait for the next job, such as 10m (default: 0)"
     )
@@ -131,9 +132,25 @@ def _declare(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f'provider={arguments.provider!r}: is not JSON ({error}); write \'{{"type": "local"}}\''
         ) from None
-    facts = ("kind", "nodes", "devices", "accelerator", "vcpus", "memory_gib", "usd_per_hour", "labels")
-    keep_s = 0.0 if arguments.keep == "0" else seconds_of("keep", arguments.keep)
-    declare(arguments.name, provider, keep_s=keep_s, **{name: getattr(arguments, name) for name in facts})
+    facts = (
+        "kind",
+        "nodes",
+        "devices",
+        "accelerator",
+        "vcpus",
+        "memory_gib",
+        "region",
+        "usd_per_hour",
+        "max_usd_per_hour",
+    )
+    declare(
+        arguments.name,
+        provider,
+        labels=arguments.label,
+        projects=arguments.project,
+        keep_s=0.0 if arguments.keep == "0" else seconds_of("keep", arguments.keep),
+        **{name: getattr(arguments, name) for name in facts},
+    )
     return 0
 
 

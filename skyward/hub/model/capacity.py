@@ -32,7 +32,8 @@ class MachineSetSpec:
         labels: Labels that jobs may ask for.
         usd_per_hour: Price of a node.
         max_usd_per_hour: Most that all nodes may cost together; None for no limit.
-        projects: Names of the projects that may use it; None for all.
+        projects: Names of the projects that may use it; `["*"]` for all. By default all may use rented machines, and
+            fixed ones only the project that declares them: projects that share them must trust one another.
         keep_s: Seconds for which machines wait for the next job that fits, where the job says nothing else.
     """
 

@@ -274,9 +274,10 @@ class _Decision:
             yield wait.job.id, WaitReason(obstacles[key], wait.ahead, wait.not_before)
 
     def _obstacle(self, line: _Line, limit: str) -> Obstacle:
-        need = line.job.shape.in_words()
+        shape = line.job.shape
+        need = shape.in_words()
         if not line.rooms:
-            return Obstacle(need)
+            return Obstacle(need, is_foreign=any(room.machines.fits(shape) for room in self._rooms.values()))
         begin = [room for room in line.rooms if not room.machines.is_draining]
         full_until = [room.machines.full_until for room in begin]
         return Obstacle(

@@ -19,6 +19,7 @@ class Obstacle:
         quota: Use of the project's own devices, in words; empty without a quota.
         full_until: Time until which every provider that suits is full; 0 if one is not.
         is_drained: Every set that suits begins no jobs.
+        is_foreign: No set that suits is the project's to use.
     """
 
     need: str
@@ -27,6 +28,7 @@ class Obstacle:
     quota: str = ""
     full_until: float = 0.0
     is_drained: bool = False
+    is_foreign: bool = False
 
 
 class WaitReason(NamedTuple):
@@ -54,7 +56,8 @@ class WaitReason(NamedTuple):
         """
         obstacle = self.obstacle
         if obstacle.free < 0 and not self.victims:
-            return f"waits for {obstacle.need}: no machines of this hub can run it"
+            whose = "that its project may use" if obstacle.is_foreign else "of this hub"
+            return f"waits for {obstacle.need}: no machines {whose} can run it"
         parts = [f"waits for {obstacle.need}: {self._state(zone)}"]
         if self.ahead:
             parts.append(f"{self.ahead} job{'s are' if self.ahead > 1 else ' is'} ahead of it")

@@ -163,9 +163,12 @@ class MachineSet:
 
     def suits(self, shape: Shape, project: str) -> bool:
         """Return whether the set could run such a job of `project` if all of its machines were free."""
+        return (self.projects is None or project in self.projects) and self.fits(shape)
+
+    def fits(self, shape: Shape) -> bool:
+        """Return whether the set could run such a job of some project if all of its machines were free."""
         return (
-            (self.projects is None or project in self.projects)
-            and shape.nodes <= self.most_nodes
+            shape.nodes <= self.most_nodes
             and shape.on_each(self) <= self.devices
             and shape.accelerator in ("", self.accelerator)
             and shape.region in ("", self.region)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 from ..model.access import Actor, Right
 from ..model.capacity import MachineSetRecord, MachineSetSpec
 from ..model.refusal import Reason, Refusal
-from ..store import attempts, machine_sets
+from ..store import attempts, identities, machine_sets
 from ..store.attempts import AttemptRow
 from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
@@ -62,7 +63,7 @@ class Capacity(Service):
         await self.database.write(_declare_first, spec)
 
     def _declare(self, tx: Transaction, actor: Actor, spec: MachineSetSpec) -> None:
-        machine_sets.set_machines(tx, spec)
+        machine_sets.set_machines(tx, replace(spec, projects=_users_of(tx, actor, spec)))
         self.on_change(tx, actor, "capacity.declare", f"capacity/{spec.name}", {"nodes": spec.nodes})
         tx.after_commit(self._bell.ring)
 
@@ -78,6 +79,27 @@ class Capacity(Service):
         if not machine_sets.remove_machines(tx, name):
             raise _no_set(name)
         self.on_change(tx, actor, "capacity.remove", f"capacity/{name}", {})
+
+
+def _users_of(snapshot: ReadSnapshot, actor: Actor, spec: MachineSetSpec) -> tuple[str, ...] | None:
+    """Return the projects that may use a set; None for all.
+
+    Jobs of one project leave files and processes on fixed machines that those of the next one could read. So only
+    projects that somebody names together share them.
+    """
+    if spec.projects is None and spec.kind != "fixed":
+        return None
+    names = {row[0]: row[1] for row in identities.projects(snapshot, actor.organization, None)}
+    if spec.projects is None:
+        return (names[actor.project],)
+    if "*" in spec.projects:
+        return None
+    for name in spec.projects:
+        if name not in names.values():
+            near = difflib.get_close_matches(name, names.values(), n=1)
+            advice = f"did you mean {near[0]!r}?" if near else "see the list of projects, or write '*' for all"
+            raise Refusal(Reason.INVALID, f"projects={name[:80]!r}: no such project; {advice}", field="projects")
+    return tuple(spec.projects)
 
 
 def _no_set(name: str) -> Refusal:

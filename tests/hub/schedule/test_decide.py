@@ -290,7 +290,9 @@ class TestSets:
 
     def test_a_set_is_for_the_projects_that_it_names(self) -> None:
         ours = replace(LAB, projects=frozenset({"vision"}))
-        assert placed(JobsSnapshot(machines=(ours,), waiting=(job("a"), job("b", project="vision")))) == {"b": (0,)}
+        snapshot = JobsSnapshot(machines=(ours,), waiting=(job("a"), job("b", project="vision")))
+        assert placed(snapshot) == {"b": (0,)}
+        assert why(snapshot, "a") == "waits for 8 devices: no machines that its project may use can run it"
 
     def test_a_machine_that_is_kept_for_such_a_job_is_preferred(self) -> None:
         kept = replace(LAB, warm={0: "vision", 2: "nlp"})

@@ -22,7 +22,7 @@ from tests.hub.services.hubs import ADA
 T = TypeVar("T")
 
 OWNER = Actor(user="owner", organization=1, project=1, role=Role.OWNER)
-LOCAL = MachineSetSpec(name="local", provider={"type": "local"}, nodes=4)
+LOCAL = MachineSetSpec(name="local", provider={"type": "local"}, nodes=4, projects=("*",))
 SPEC = JobSpec(devices=None, max_duration_s=3600.0)
 
 

@@ -50,6 +50,26 @@ def test_job_of_a_known_key_is_the_first_one(world: World) -> None:
     assert len(world.do(world.hub.jobs.jobs(ADA, 10)).items) == 2
 
 
+def test_fixed_machines_are_shared_by_the_projects_that_somebody_names(world: World) -> None:
+    vision = replace(OWNER, project=add_project(world.hub.database, "vision"))
+    declare = world.hub.capacity.declare
+
+    def users(name: str) -> object:
+        return {record.spec.name: record.spec.projects for record in world.do(world.hub.capacity.sets(OWNER))}[name]
+
+    lab = replace(LOCAL, name="lab", projects=None)
+    world.do(declare(vision, lab))
+    assert users("lab") == ["vision"]
+    world.do(declare(vision, replace(lab, projects=("vision", "default"))))
+    assert users("lab") == ["vision", "default"]
+    world.do(declare(vision, replace(lab, projects=("*",))))
+    assert users("lab") is None
+    world.do(declare(vision, replace(lab, name="cloud", kind="elastic")))
+    assert users("cloud") is None
+    with pytest.raises(Refusal, match=r"projects='visoin': no such project; did you mean 'vision'\?"):
+        world.do(declare(OWNER, replace(lab, projects=("visoin",))))
+
+
 def test_waiting_job_says_why_and_gang_is_placed_whole(world: World) -> None:
     small, gang = world.submit("small", nodes=2), world.submit("gang", nodes=4)
     world.begin(small)
