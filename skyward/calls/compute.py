@@ -168,7 +168,7 @@ class ComputeFunction(Generic[P, T_co]):
         self: ComputeFunction[P, RankValues[T]], *, nodes: int, **options: Any
     ) -> ComputeFunction[P, RankValues[T]]: ...
     @overload
-    def with_options(self, *, nodes: int, **options: Any) -> ComputeFunction[P, list[T_co]]: ...
+    def with_options(self, *, nodes: int, **options: Any) -> GangFunction[P, T_co]: ...
     @overload
     def with_options(self, **options: Any) -> ComputeFunction[P, T_co]: ...
     def with_options(self, **options: Any) -> ComputeFunction[P, Any]:
@@ -276,6 +276,8 @@ if TYPE_CHECKING:
         """Compute function for several nodes, for type checkers: `.local()` has one value, not a list."""
 
         def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...  # type: ignore[override]
+        def with_options(self, **options: Any) -> GangFunction[P, T]: ...  # type: ignore[override]
+        def with_timeout(self, timeout_s: float) -> GangFunction[P, T]: ...
 
 
 class GangDecorator(Protocol):

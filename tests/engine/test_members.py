@@ -88,9 +88,9 @@ def test_a_node_that_is_leaving_takes_calls_again_when_it_is_wanted(parts: Parts
     assert members.leaving == {2}
     with parts.ledger:
         for task in running:
-            node = parts.ledger.scheduler.node_of(task.id)
-            assert node is not None
-            parts.dispatcher.finish(task, node, elapsed_ns=1)
+            place = parts.ledger.scheduler.node_of(task.id)
+            assert place is not None
+            parts.dispatcher.finish(task, place, elapsed_ns=1)
     more = [parts.submit() for _ in range(3)]
     assert {parts.ledger.scheduler.node_of(task.id) for task in (waiting, *more)} == {0, 1, 3}
     assert members.give_back(2)

@@ -44,6 +44,9 @@ pool = sky.ComputePool(provider=sky.Local())
 number: int = bare(2) >> pool  # error: assignment
 one: list[str] = bare(2) @ pool  # error: assignment
 of_two: bytes = on_two(2) >> pool  # error: assignment
+of_two_here: list[list[str]] = bare.with_options(nodes=2).local(2)  # error: assignment
+of_two_nodes: list[str] = bare.with_options(nodes=2)(2) >> pool  # error: assignment
+bare.with_options(nodes=2).local("two")  # error: arg-type
 on_two("two")  # error: call-overload
 of_one: list[str] = bare(2) >> pool.any(2)  # error: assignment
 (bare(2) > pool).why_waits  # error: attr-defined
