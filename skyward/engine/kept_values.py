@@ -15,6 +15,7 @@ import contextlib
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -124,7 +125,7 @@ class _Fetch:
     source: NodeLink | None = None
     links: list[NodeLink] = field(default_factory=list)
     """Nodes that need it."""
-    futures: list[Future[Blob]] = field(default_factory=list)
+    futures: list[Future[Blob | None]] = field(default_factory=list)
     """Callers that need it."""
     stuck: list[NodeLink] = field(default_factory=list)
     """Nodes that have it and cannot send it now. It is not lost there."""
@@ -157,12 +158,15 @@ class KeptValues:
         self._dispatcher = dispatcher
         self._transfers = transfers
         transfers.instead = self._get_here
+        transfers.arrived = self._arrived
         dispatcher.on_wanted = self._want
         dispatcher.places_of = self._places_of
         self.soon: Callable[[Callable[[], object]], object] = lambda action: None
         """Function that lets the I/O thread do something. It takes no lock, as finalizers require."""
         self._fetches: dict[int, _Fetch] = {}
         """Open fetches, by number."""
+        self._coming: dict[tuple[NodeLink, bytes], list[Future[Blob | None]]] = {}
+        """Callers whose blob is on its way to their node from another one, by node and name of the blob."""
         self._moves: dict[int, _Move] = {}
         """Moves whose target was asked whether it has the blob, by number."""
 
@@ -202,17 +206,28 @@ class KeptValues:
         if all(blob.here() is not None for blob in blobs):
             return [blob.here() or blob for blob in blobs]
         refuse_to_wait("ref.get()")
-        return values_of(self.begin_fetch(blobs))
+        found = values_of(self.begin_fetch(blobs))
+        return [blob for blob in found if blob is not None]
 
-    def begin_fetch(self, blobs: tuple[Blob, ...]) -> list[Future[Blob]]:
-        """Begin to get the bytes of blobs from the nodes, and return a future for each. Raises PoolClosed."""
-        futures: list[Future[Blob]] = [Future() for _ in blobs]
+    def begin_fetch(self, blobs: tuple[Blob, ...], to: int | None = None) -> list[Future[Blob | None]]:
+        """Begin to get the bytes of blobs from the nodes, and return a future for each. Raises PoolClosed.
+
+        Args:
+            blobs: The blobs.
+            to: Node that needs them. If another node can send it a blob directly, the future is None once it is there.
+        """
+        futures: list[Future[Blob | None]] = [Future() for _ in blobs]
         with self._ledger:
             self._ledger.require_open()
+            link = None if to is None else self._ledger.links.get(to)
             for blob, future in zip(blobs, futures, strict=True):
                 here = blob.here()
                 if here is not None:
                     self._ledger.after.append(lambda future=future, here=here: future.settle(here))  # type: ignore[misc]
+                elif link is not None and not link.has_blob(blob.digest) and self._transfers.begin(blob, link):
+                    link.hold_blob(blob)  # until it has arrived: the task asks its agent at once
+                    self._coming.setdefault((link, blob.digest), []).append(future)
+                    self._want(link)
                 else:
                     self._fetch_for(blob, future=future)
         return futures
@@ -331,7 +346,10 @@ class KeptValues:
 
     def _get_here(self, blob: Blob, link: NodeLink) -> None:
         """Get a node a blob through this process, after the direct way has failed."""
-        if self._ledger.links.get(link.node) is not link or not link.needs_blob(blob.digest):
+        if self._ledger.links.get(link.node) is not link:
+            return
+        if not link.needs_blob(blob.digest):
+            self._arrived(blob, link)
             return
         here = blob.here()
         if here is not None:
@@ -339,7 +357,16 @@ class KeptValues:
         else:
             self._fetch_for(blob, link=link)
 
-    def _fetch_for(self, blob: Blob, *, link: NodeLink | None = None, future: Future[Blob] | None = None) -> None:
+    def _arrived(self, blob: Blob, link: NodeLink, error: Exception | None = None) -> None:
+        """Tell the callers on a node that a blob is there, or why it is not."""
+        for future in self._coming.pop((link, blob.digest), ()):
+            link.release_blobs((blob,))
+            settle = partial(future.settle, None) if error is None else partial(future.settle_error, error)
+            self._ledger.after.append(settle)
+
+    def _fetch_for(
+        self, blob: Blob, *, link: NodeLink | None = None, future: Future[Blob | None] | None = None
+    ) -> None:
         fetch = next((fetch for fetch in self._fetches.values() if fetch.blob.digest == blob.digest), None)
         if fetch is None:
             fetch = _Fetch(blob)
@@ -349,7 +376,7 @@ class KeptValues:
             self._add(fetch, link, future)
 
     @staticmethod
-    def _add(fetch: _Fetch, link: NodeLink | None, future: Future[Blob] | None) -> None:
+    def _add(fetch: _Fetch, link: NodeLink | None, future: Future[Blob | None] | None) -> None:
         if link is not None and link not in fetch.links:
             fetch.links.append(link)
         if future is not None:
@@ -397,14 +424,18 @@ class KeptValues:
     def _pass_on(self, blob: Blob, link: NodeLink) -> None:
         try:
             link.send_wanted(blob)
+            self._arrived(blob, link)
         except OSError as error:
-            self._fail_tasks(link, blob.digest, cannot_send("a kept value", error))
+            failure = cannot_send("a kept value", error)
+            self._fail_tasks(link, blob.digest, failure)
+            self._arrived(blob, link, failure)
         self._ledger.dirty.add(link)
 
     def _fail(self, fetch: _Fetch, error: Exception) -> None:
         for link in fetch.links:
             if self._ledger.links.get(link.node) is link:
                 self._fail_tasks(link, fetch.blob.digest, error)
+                self._arrived(fetch.blob, link, error)
                 for blob in [blob for blob in link.held if blob.digest == fetch.blob.digest]:
                     if isinstance(blob, KeptBlob) and not fetch.stuck:
                         self._let_go(blob, link)
@@ -420,6 +451,7 @@ class KeptValues:
 
     def node_lost(self, node: int) -> None:
         """Fetch from other nodes what was to come from a lost one."""
+        self._coming = {key: futures for key, futures in self._coming.items() if key[0].node != node}
         self._transfers.node_lost(node)
         self._moves = {number: one for number, one in self._moves.items() if node not in one.nodes}
         for number, fetch in list(self._fetches.items()):
@@ -432,8 +464,9 @@ class KeptValues:
         self.soon = lambda action: None
         fetches, self._fetches = list(self._fetches.values()), {}
         error = PoolClosed("pool: closed before a kept value had come; read it inside the `with` block")
-        for fetch in fetches:
-            for future in fetch.futures:
+        coming, self._coming = list(self._coming.values()), {}
+        for waiting in [*(fetch.futures for fetch in fetches), *coming]:
+            for future in waiting:
                 self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]
 
 

@@ -204,7 +204,7 @@ class NestedCalls:
         with self._ledger:
             (self._gangs if is_gang else self._dispatcher).cancel(child)
 
-    def _reply(self, call: _OpenCall, message: Encoded) -> None:
+    def _reply(self, call: _OpenCall, message: Encoded, priority: int = CONTROL) -> None:
         link = self._ledger.links.get(call.node)
         if link is None:
             return
@@ -219,7 +219,7 @@ class NestedCalls:
                 link.channel.queue(FrameKind.BLOB, call.number, body, blob=blob, priority=BLOBS)
         except OSError as error:  # this call gets an error instead of its value; others are not affected
             message = _message("error", cannot_send("value of a call", error))
-        link.channel.queue(FrameKind.OUTCOME, call.number, message.body, priority=BLOBS if message.blobs else CONTROL)
+        link.channel.queue(FrameKind.OUTCOME, call.number, message.body, priority=priority)
         self._ledger.dirty.add(link)
 
     # The thread ------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class NestedCalls:
             if request.kind == TaskRequest.FIND_ACTOR:
                 self._settle(call.number, "packed", self._actors.find(request.name))
                 return
-            if request.kind in (TaskRequest.PUT, TaskRequest.GET):
+            if request.kind in (TaskRequest.PUT, TaskRequest.GET, TaskRequest.BRING):
                 (self._put if request.kind == TaskRequest.PUT else self._get)(call, request)
                 return
             named = partial(self._named, request.parent)
@@ -374,13 +374,14 @@ class NestedCalls:
         self._settle(call.number, "value", value)
 
     def _get(self, call: _OpenCall, request: NestedCall) -> None:
-        """Get the bytes of blobs that do not lie on the node of the task."""
+        """Get the bytes of blobs that do not lie on the node of the task, or let it have them from another node."""
         digests = [request.arguments[at : at + DIGEST_SIZE] for at in range(0, len(request.arguments), DIGEST_SIZE)]
         blobs = tuple(self._named(request.parent, digest, 0) for digest in digests)
         with self._ledger:
             if not self._adopt(call, request.parent):
                 return
-        future = joined(self._values.begin_fetch(blobs))
+        to = call.node if request.kind == TaskRequest.BRING else None
+        future = joined(self._values.begin_fetch(blobs, to))
         future.add_done_callback(lambda _: self._report(call.number, "blobs", future))
 
     # Outcomes --------------------------------------------------------------------------------------------------------
@@ -399,7 +400,8 @@ class NestedCalls:
         with self._ledger:
             call = self._take(number)
             if call is not None and self._ledger.is_open:
-                self._reply(call, message)
+                # Some bytes may be on their way to the node: the task asks for them when it has this answer.
+                self._reply(call, message, BLOBS if message.blobs or status == "blobs" else CONTROL)
 
 
 def _cannot_begin(reason: str) -> UsageError:
@@ -450,9 +452,9 @@ def _of_values(status: str, values: list[Received]) -> Encoded:
     return packed(NestedOutcome(status, tuple(p.body for p in payloads), is_held), blobs)
 
 
-def _of_fetch(future: concurrent.futures.Future[tuple[Blob, ...]]) -> Encoded:
+def _of_fetch(future: concurrent.futures.Future[tuple[Blob | None, ...]]) -> Encoded:
     try:
-        return packed(NestedOutcome("blobs"), future.result())
+        return packed(NestedOutcome("blobs"), [blob for blob in future.result() if blob is not None])
     except concurrent.futures.CancelledError:
         return packed(NestedOutcome("cancelled"), ())
     except Exception as error:

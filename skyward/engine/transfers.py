@@ -47,6 +47,8 @@ class Transfers:
         self._emit = emit
         self.instead: Callable[[Blob, NodeLink], object] = lambda blob, link: None
         """Function that gets a node a blob in another way."""
+        self.arrived: Callable[[Blob, NodeLink], object] = lambda blob, link: None
+        """Function that is called when a node has got a blob."""
         self._open: dict[int, _Transfer] = {}
         self._apart: set[tuple[NodeLink, NodeLink]] = set()
         """Nodes that did not reach each other."""
@@ -112,6 +114,7 @@ class Transfers:
             return
         del self._open[frame.ident]
         one.target.has_pulled(one.blob)
+        self.arrived(one.blob, one.target)
         self._ledger.dirty.add(one.target)
 
     def _give_up(self, number: int, reason: str) -> None:

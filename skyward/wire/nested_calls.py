@@ -24,6 +24,7 @@ class TaskRequest(IntEnum):
     FIND_ACTOR = 16  # name: that of an actor, whose handle is to come
     PUT = 17  # arguments: a payload whose blobs stay on the node of the task
     GET = 18  # arguments: digests of blobs, whose bytes are to come
+    BRING = 19  # as GET; but the node of the task gets the bytes that come straight from another node
 
 
 class NestedCall(NamedTuple):

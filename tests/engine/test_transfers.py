@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from skyward.events import ValueRerouted
 from skyward.values.machine import Machine
 from skyward.values.topology import Peer
 from tests.channels import Relayed
+from tests.engines import engine_of
 from tests.waiting import open_files, until
 
 SIZE = 8 * 500_000
@@ -113,6 +115,68 @@ def test_a_value_whose_only_node_dies_on_the_way_is_lost() -> None:
             lost.result(60)
         assert found.result(60) == 2.0
         assert sky.compute(abs)(-1) @ pool == [1, 1, 1]
+
+
+@sky.compute
+def numbers_of_refs(node: Any, count: int = 1) -> list[float]:
+    """Read values from another node in a task, each twice and by two threads."""
+    refs = [numbers(start).keep() >> node for start in range(count)]
+    with ThreadPoolExecutor(2 * count) as threads:
+        return [float(array[0]) for array in threads.map(lambda ref: ref.get(), refs * 2)]
+
+
+def test_a_task_reads_a_value_from_another_node_without_the_program() -> None:
+    events: list[sky.events.Event] = []
+    provider = Watched()
+    with sky.ComputePool(provider, nodes=2, logs=False, on_event=events.append) as pool:
+        first(numbers(0)) @ pool
+        before = provider.carried()
+        assert numbers_of_refs(pool.node(1), 3) >> pool.node(0) == [0.0, 1.0, 2.0] * 2
+        assert provider.carried() - before < SIZE
+        assert not rerouted(events)
+
+
+@pytest.mark.parametrize("reason", ["apart", "switched off"])
+def test_a_task_reads_a_value_through_the_program_if_it_must(reason: str) -> None:
+    events: list[sky.events.Event] = []
+    provider = Watched(address="127.0.0.9" if reason == "apart" else "127.0.0.1")
+    is_direct = reason == "apart"
+    with sky.ComputePool(provider, nodes=2, logs=False, direct_transfers=is_direct, on_event=events.append) as pool:
+        assert numbers_of_refs(pool.node(1), 3) >> pool.node(0) == [0.0, 1.0, 2.0] * 2
+        assert numbers_of_refs(pool.node(0)) >> pool.node(1) == [0.0] * 2
+        assert {event[:2] for event in rerouted(events)} == ({(1, 0), (0, 1)} if is_direct else set())
+
+
+@pytest.mark.parametrize("killed", ["the node of the value", "the node of the task"])
+def test_a_node_that_dies_while_a_task_reads_a_value(killed: str, tmp_path: Path) -> None:
+    def read(node: Any, folder: Path) -> str:
+        ref = numbers(1).keep() >> node
+        (folder / "began").touch()
+        until((folder / "go").exists, 60)
+        try:
+            return str(ref.get()[0])
+        except RefLost:
+            return "lost"
+
+    provider = Watched(lease_s=2.0)
+    with sky.ComputePool(provider, nodes=2, logs=False) as pool:
+        reading = sky.compute(read)(pool.node(1), tmp_path) > pool.node(0)
+        until((tmp_path / "began").exists)
+        task_node = engine_of(pool).ledger.links[0]
+        before, agents = task_node.blob_bytes, pool.agent_pids()
+        os.kill(agents[1], signal.SIGSTOP)  # it does not answer an offer
+        (tmp_path / "go").touch()
+        until(lambda: task_node.blob_bytes == before + SIZE)
+        if killed == "the node of the value":
+            os.kill(agents[1], signal.SIGKILL)
+            assert reading.result(60) == "lost"
+        else:
+            os.kill(agents[0], signal.SIGKILL)
+            with pytest.raises(sky.errors.NodeLost):
+                reading.result(60)
+            os.kill(agents[1], signal.SIGCONT)
+        assert sky.compute(abs)(-1) @ pool == [1, 1]
+        assert numbers_of_refs(pool.node(1)) >> pool.node(0) == [0.0] * 2
 
 
 LARGE = 64 << 20

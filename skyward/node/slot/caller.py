@@ -175,21 +175,28 @@ class Caller:
         return ref
 
     def fetch(self, blobs: Sequence[Blob]) -> list[Blob]:
-        """Get the bytes of blobs: from this node, or else through the client. See `far_values`."""
+        """Get the bytes of blobs: from this node, from another one, or through the client. See `far_values`."""
         refuse_to_wait("ref.get()")
         if self._is_closed:
             raise ended()
-        here: list[Blob | None] = values_of([self._ask_agent(blob.digest) for blob in blobs])
-        missing = {blob.digest for blob, found in zip(blobs, here, strict=True) if found is None}
-        come: dict[bytes, Blob] = {}
-        if missing:
-            come = value_of(self._send(self._request(TaskRequest.GET, b"".join(missing))))
-        return [found or come[blob.digest] for blob, found in zip(blobs, here, strict=True)]
+        here = self._ask_agent(blob.digest for blob in blobs)
+        digests = {blob.digest for blob in blobs}
+        for request in (TaskRequest.BRING, TaskRequest.GET):
+            if missing := digests - here.keys():
+                here |= value_of(self._send(self._request(request, b"".join(missing))))
+            # Other nodes have sent the rest to this one. If it has dropped a blob since, that comes through the client.
+            if missing := digests - here.keys():
+                here |= self._ask_agent(missing)
+        return [here[blob.digest] for blob in blobs]
 
-    def _ask_agent(self, digest: bytes) -> Future[Blob | None]:
-        number, future = self._begin()
-        self._outbox.put((FrameKind.FETCH, 0, number, Encoded(digest)))
-        return future
+    def _ask_agent(self, digests: Iterable[bytes]) -> dict[bytes, Blob]:
+        """Get those blobs that this node has and can pass on."""
+        asked: dict[bytes, Future[Blob | None]] = {}
+        for digest in digests:
+            number, asked[digest] = self._begin()
+            self._outbox.put((FrameKind.FETCH, 0, number, Encoded(digest)))
+        found = zip(asked, values_of(list(asked.values())), strict=True)
+        return {digest: blob for digest, blob in found if blob is not None}
 
     def _request(self, kind: TaskRequest, arguments: bytes, nodes: tuple[int, ...] = ()) -> NestedCall:
         return NestedCall(self._task, kind.name, b"", arguments, b"", b"", kind, nodes)

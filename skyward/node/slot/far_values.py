@@ -1,8 +1,8 @@
 """Values that stay on nodes, behind the references of a task.
 
 A task gets such a reference from its own calls (`keep`), from `put`, or in the value of a call. It knows the blobs by
-name. `Ref.get()` reads them from its own node, if they lie there; otherwise they come through the client. When the
-task forgets the last blob of an outcome, the client is told; when the task ends, the client knows by itself.
+name. `Ref.get()` reads them from its own node. From another node they come as the arguments of a call do. When the task
+forgets the last blob of an outcome, the client is told; when the task ends, the client knows by itself.
 """
 
 from __future__ import annotations
