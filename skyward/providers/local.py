@@ -114,16 +114,12 @@ class Local:
             for config in configs:
                 started.append((config, _start(config)))  # start them all first, so that they boot in parallel
             spec.meanwhile()
-            machines = [_ready(config, process, self.lease_s) for config, process in started]
+            return [_ready(config, process, self.lease_s) for config, process in started]
         except BaseException:  # includes KeyboardInterrupt: a failed launch must leave no process behind
             for config, process in started:
                 _kill(process)
                 remove_node(config.folder)
             raise
-        finally:
-            for _, process in started:
-                process.stdout.close()  # type: ignore[union-attr]  # the leases begin
-        return machines
 
     def terminate(self, machines: list[Machine]) -> None:
         """Wait a moment for agents that were told to end, then kill them and remove their folders."""
@@ -134,6 +130,7 @@ class Local:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _kill(process)
+            _close_output(process)
             remove_node(machine.folder)
 
     def _check_accelerator(self, spec: PoolSpec) -> None:
@@ -285,6 +282,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):  # already exited
             os.kill(pid, signal.SIGKILL)
     process.wait()
+    _close_output(process)
+
+
+def _close_output(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipe that shows a new node that this process lives; see `NodeConfig.is_awaited`."""
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def collect_garbage(*, is_dry_run: bool = False) -> list[str]:

@@ -131,7 +131,7 @@ class NodeConfig:
     interface: str = ""
     lease_s: float = 5.0
     is_awaited: bool = False
-    """Whether the starter keeps the agent's stdout open until all nodes of the launch run. The lease begins then."""
+    """Whether the starter keeps the agent's stdout open for its life. The lease begins with the first contact."""
     lease_file: str = ""
     """File that is touched at each renewal of the lease, for a watchdog of the whole machine; empty: none."""
     notice_file: str = ""

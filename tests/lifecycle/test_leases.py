@@ -47,6 +47,21 @@ def test_the_first_node_waits_for_the_last_longer_than_the_lease(inside: Sandbox
     inside.proves_nothing_is_left()
 
 
+class DistractedLocal(sky.Local):
+    """Local provider whose client does something else for longer than a lease before it connects to its nodes."""
+
+    def launch(self, *args: Any) -> list[Machine]:
+        machines = super().launch(*args)
+        time.sleep(2 * self.lease_s)
+        return machines
+
+
+def test_a_node_waits_for_its_first_contact_longer_than_the_lease(inside: Sandbox) -> None:
+    with sky.ComputePool(DistractedLocal(lease_s=2.0), nodes=1, logs=False) as pool:
+        assert call_count() >> pool == 1
+    inside.proves_nothing_is_left()
+
+
 def test_a_client_that_was_stopped_longer_than_the_lease_keeps_its_nodes(sandbox: Sandbox) -> None:
     client = sandbox.client(
         """

@@ -126,7 +126,7 @@ class Agent:
         if handler is not None:
             handler(frame)
         elif frame.kind == FrameKind.LEASE:
-            self._lease.renew()
+            self._lease.contact()
         elif frame.kind == FrameKind.HELLO:
             self._on_hello(session, frame)
         elif frame.kind == FrameKind.SHUTDOWN:

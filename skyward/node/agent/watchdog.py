@@ -30,11 +30,20 @@ _PAUSE_S = 1.0
 """Delay of a wake-up that shows that this process was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
 _KILL_LIMIT_S = 5.0
 _START_LIMIT_S = 300.0
-"""Longest wait for the other nodes of a launch. A process that inherits the starter's pipe could keep it open."""
+"""Longest wait for the first contact. A process that inherits the starter's pipe could keep it open."""
+_CONTACT_AT = 8
+"""Place of the flag behind the time of the last contact."""
 
 
 class Lease:
-    """Time of the last contact with the keeper, in memory shared by agent and watchdog. Never a limit on job length."""
+    """Time of the last contact with the keeper, in memory shared by agent and watchdog. Never a limit on job length.
+
+    Args:
+        lease_s: Longest time without contact, in seconds.
+        file: File that is touched at each renewal; empty: none.
+        starter: Descriptor of a pipe to the process that starts this node, which closes if that process dies. Until the
+            first contact, this process's life renews the lease. None: the lease begins at once.
+    """
 
     def __init__(self, lease_s: float, file: str = "", *, starter: int | None = None) -> None:
         self.lease_s = lease_s
@@ -53,13 +62,17 @@ class Lease:
             with contextlib.suppress(OSError):  # without renewals the machine ends, as it does without contact
                 os.utime(self._file)
 
+    def contact(self) -> None:
+        """Renew the lease, because a client or keeper has been heard."""
+        self._page[_CONTACT_AT] = 1
+        self.renew()
+
     @property
     def is_starting(self) -> bool:
-        """Return whether the starter still waits for other nodes. Nobody renews a lease before all of them run.
-
-        The starter has the other end of a pipe, which closes if it dies.
-        """
-        return self._starter is not None and time.monotonic() < self._starts_until and not self._starter.poll(0)
+        """Return whether the starter lives and has not made contact. It waits for all nodes of a launch first."""
+        if self._starter is None or self._page[_CONTACT_AT]:
+            return False
+        return time.monotonic() < self._starts_until and not self._starter.poll(0)
 
     @property
     def is_over(self) -> bool:

@@ -58,13 +58,16 @@ def test_a_lease_that_runs_out_while_the_watchdog_runs_ends_the_agent(monkeypatc
     assert machine.killed == [1]
 
 
-def test_a_lease_begins_when_the_starter_has_all_its_nodes_or_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_begins_with_the_first_contact_or_when_the_starter_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     machine = Machine(monkeypatch, [0.25] * 20)
     try:
         lease = watchdog.Lease(2.0, starter=writer)
         assert watch(lease) is None
         assert lease.is_starting
+        greeted = watchdog.Lease(2.0, starter=writer)
+        greeted.contact()
+        assert not greeted.is_starting
         os.close(reader)
         assert not lease.is_starting
         machine = Machine(monkeypatch, [0.25] * 20)
