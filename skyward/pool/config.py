@@ -42,7 +42,7 @@ from ..accelerators import Accelerator
 from ..core.ownership import check_file
 from ..core.spellings import advice, foreign, suggestion
 from ..errors import MissingDependency, SkywardError, UsageError
-from ..providers import PROVIDERS, load
+from ..providers import is_provider, load, provider_names
 from ..values.image import Image
 from ..values.secret import Secret
 from .hints import class_in, element_of, illegal, is_reference, is_table, takes
@@ -269,7 +269,7 @@ class _Config:
 
     def named(self, name: str) -> Any:
         """Return the provider that the caller names, whether or not a file does."""
-        if name not in self.providers and name not in PROVIDERS:
+        if name not in self.providers and not is_provider(name):
             raise UsageError(f"provider={name!r}: unknown provider; {self._provider_advice(name)}", field="provider")
         return self.provider(name, ("providers", name))
 
@@ -281,7 +281,7 @@ class _Config:
     def _provider_of(self, table: dict[str, Any], path: tuple[str, ...]) -> Any:
         # [providers.aws] without a type configures the provider of that name.
         kind = table.get("type", path[-1])
-        if kind not in PROVIDERS:
+        if not is_provider(kind):
             where = (*path, "type") if "type" in table and path[0] == "providers" else path
             raise self.wrong_value(where, kind, f"unknown provider; {self._provider_advice(str(kind))}")
         try:
@@ -295,8 +295,8 @@ class _Config:
 
     def _provider_names(self) -> list[str]:
         """Return the built-in providers, and the names in the files that stand for one of them."""
-        configured = [name for name, table in sorted(self.providers.items()) if table.get("type", name) in PROVIDERS]
-        return list(dict.fromkeys([*PROVIDERS, *configured]))
+        configured = [name for name, table in sorted(self.providers.items()) if is_provider(table.get("type", name))]
+        return list(dict.fromkeys([*provider_names(), *configured]))
 
     def _provider_advice(self, name: str) -> str:
         near = suggestion(name, self._provider_names())

@@ -131,6 +131,7 @@ class PoolLife:
         self._ended_by: SkywardError | None = None
         self._oversights = Oversights()
         self._began_at = 0.0
+        self._is_starting = False
         self._guests = Guests()
 
     def start(self, pool: _Pool, frame: FrameType) -> None:
@@ -148,22 +149,11 @@ class PoolLife:
             self._owner = os.getpid()
             self._began_at = time.monotonic()
             initializer = self._pack_initializer()  # before anything costs money, because it may fail
-            engine: Engine | None = None
+            self._is_starting = True
             try:
-                launched = self._launch(machines, presence)
-                engine = self._make_engine(initializer)
-                self._connect(engine, launched, machines)
-            except BaseException as error:  # Ctrl-C too
-                self._undo_start(engine, error)
-                if self._ended_by is not None and error is not self._ended_by:
-                    raise self._ended_by from error
-                if _lacks_room(error):
-                    raise UsageError(
-                        f"{pool!r}: cannot be started: {error}. This machine, its control group or `ulimit` has no "
-                        "room; free some, or raise the limit"
-                    ) from error
-                raise
-            self._engine = engine
+                engine = self._engine = self._started(pool, machines, presence, initializer)
+            finally:
+                self._is_starting = False
             self._on_heard(self.announcer.is_heard)
             if self._console is not None and self._console.wants_usage:
                 engine.nodes.ask_usage(_USAGE_S)
@@ -175,6 +165,25 @@ class PoolLife:
             self.close(cancel=True)
             raise self._ended_by
         push_active(pool)
+
+    def _started(self, pool: _Pool, machines: PoolMachines, presence: Presence, initializer: bytes | None) -> Engine:
+        """Launch the machines and connect to them, or leave nothing behind."""
+        engine: Engine | None = None
+        try:
+            launched = self._launch(machines, presence)
+            engine = self._make_engine(initializer)
+            self._connect(engine, launched, machines)
+        except BaseException as error:  # Ctrl-C too
+            self._undo_start(engine, error)
+            if self._ended_by is not None and error is not self._ended_by:
+                raise self._ended_by from error
+            if _lacks_room(error):
+                raise UsageError(
+                    f"{pool!r}: cannot be started: {error}. This machine, its control group or `ulimit` has no "
+                    "room; free some, or raise the limit"
+                ) from error
+            raise
+        return engine
 
     def _undo_start(self, engine: Engine | None, error: BaseException) -> None:
         try:
@@ -365,10 +374,12 @@ class PoolLife:
         self._start_scaler(engine, machines)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for open calls (`cancel`: cancel them instead), then end the machines. Idempotent."""
+        """Wait for open calls (`cancel`: cancel them and a start instead), then end the machines. Idempotent."""
         engine = self._engine  # read once, because another thread may end the pool meanwhile
         if engine is None:
             if self._owner == os.getpid():
+                if cancel and self._is_starting:
+                    self._end_early(PoolClosed(f"{self.label or self.name}: closed in its start; start it again"))
                 with self._telling, self._ending:  # wait: another thread may be ending it
                     return
             return

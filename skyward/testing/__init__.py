@@ -9,8 +9,8 @@
         pass
 
 `EngineSuite` covers every pool, and `ProcessEngineSuite` those whose slots are processes. `ProviderSuite` covers
-providers of rented machines; `FakeCloud` is such a provider in memory. The plugin gives every test the fixtures
-`sky_pool`, `sky_pools` and `sky_faults`.
+providers of rented machines; `FakeCloud` is such a provider in memory. The machines of `QueuedProvider` are here, and
+wait in a queue. The plugin gives every test the fixtures `sky_pool`, `sky_pools` and `sky_faults`.
 """
 
 # Every pytest run imports this package for its plugin, so nothing else here is imported before its first use.

@@ -8,6 +8,7 @@ from .faults import Faults as Faults
 from .integration_suite import IntegrationSuite as IntegrationSuite
 from .process_suite import ProcessEngineSuite as ProcessEngineSuite
 from .provider_suite import ProviderSuite as ProviderSuite
+from .queued import QueuedProvider as QueuedProvider
 from .virtual_clock import FastClock as FastClock
 from .virtual_clock import VirtualClock as VirtualClock
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...calls.compute import PendingCompute, compute
 from ...calls.options import CallOptions
-from ...errors import BudgetExceeded, ControlFailed, NodeError, PoolClosed, ProviderError, SlotLost
+from ...errors import BudgetExceeded, ControlFailed, NodeError, PoolClosed, ProviderError, SkywardError, SlotLost
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch
 from ...values.machine import LogLine
@@ -104,6 +104,39 @@ class AttemptRun:
         function.launch = ProcessLaunch(integrations=(CommandIntegration(processes_per_node=ranks),))
         pending = function(list(self._spec["command"]), self._stop, dict(env))
         return replace(pending, options=CallOptions(timeout_s=self._spec["timeout_s"]))
+
+    def open(self, pool: ComputePool) -> AttemptOutcome | None:
+        """Open the pool, and obey the hub meanwhile: machines may wait in a queue of their provider for hours.
+
+        Returns:
+            The end of the attempt if the hub ended it before its machines were ready.
+
+        Raises:
+            Stale: The hub has given the attempt up.
+            SkywardError: The pool did not open.
+        """
+        ended_by: list[str] = []
+
+        def obey() -> None:
+            while (command := self._next_order()[0]) != "opened":
+                if command != "save":  # there is nothing to save yet
+                    ended_by.append(command)
+                    pool.close(cancel=True)
+                    return
+
+        watcher = threading.Thread(target=obey, name="skyward-job-start", daemon=True)
+        watcher.start()
+        try:
+            pool.start()
+        except SkywardError:
+            if not ended_by:
+                raise
+        finally:
+            self._orders.put(("opened", 0.0))
+            watcher.join()
+        if "stale" in ended_by:
+            raise Stale("the hub has given it up")
+        return AttemptOutcome(end=AttemptEnd.STOPPED, error="the hub stopped it") if ended_by else None
 
     def run_call(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
         """Run the call, and obey the hub meanwhile.

@@ -19,6 +19,8 @@ FENCE_S = 1200.0
 """Seconds without an answer after which a runner ends: the hub gives its job to another one a little later."""
 _PIECE = 1 << 20
 _RETRY_S = 1.0
+_NOTE = 200
+"""Most characters of a note."""
 _STALE = frozenset({401, 403, 404, 409})
 """Statuses by which the hub says that the attempt is over, or its token is gone."""
 
@@ -48,14 +50,14 @@ class HubLink:
     def path(self, *parts: str) -> str:
         return path_of("v1", "jobs", self._job, "attempts", str(self._attempt), *parts)
 
-    def beat(self, *, is_running: bool, cost_usd: float, saved_at: int | None = None) -> dict[str, Any]:
+    def beat(self, *, is_running: bool, cost_usd: float, saved_at: int | None = None, note: str = "") -> dict[str, Any]:
         """Send a sign of life and return the hub's order.
 
         Raises:
             Stale: The attempt is over.
             HubUnreachable: There was no answer.
         """
-        body = {"is_running": is_running, "cost_usd": cost_usd, "saved_at": saved_at}
+        body = {"is_running": is_running, "cost_usd": cost_usd, "saved_at": saved_at, "note": note[:_NOTE]}
         order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("beat"), body))
         return order
 
@@ -137,6 +139,8 @@ class Reporter:
         self._make_link, self._output = make_link, output
         self._on_order, self._on_stale, self._cost_usd = on_order, on_stale, cost_usd
         self.is_running = False
+        self.note = ""
+        """State of its machines in words, until they are ready."""
         self.saved_at: int | None = None
         """Time of the last checkpoint that was asked for and is durable, in milliseconds since 1970."""
         self.sent = 0
@@ -177,7 +181,12 @@ class Reporter:
         while not (self._has_ended.is_set() or self._is_stale.is_set()):
             self._wake.clear()
             try:
-                order = link.beat(is_running=self.is_running, cost_usd=self._cost_usd(), saved_at=self.saved_at)
+                order = link.beat(
+                    is_running=self.is_running,
+                    cost_usd=self._cost_usd(),
+                    saved_at=self.saved_at,
+                    note="" if self.is_running else self.note,
+                )
                 self._answered_at = time.monotonic()
                 if order["number"] > self._seen:
                     self._seen = order["number"]

@@ -8,6 +8,7 @@ Its folder always describes the attempt that it runs now: the launch, and the ou
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -22,6 +23,8 @@ from typing import Any
 
 from ...calls.compute import PendingCompute
 from ...errors import HubUnreachable, NoCapacity, SkywardError, UsageError
+from ...events.base import Event
+from ...events.machine import PhaseOutput, PhaseStarted
 from ...pool.config import provider_of
 from ...pool.pool import ComputePool
 from ...values.image import Image
@@ -90,25 +93,24 @@ class JobRunner:
     def _work(self, link: HubLink) -> None:
         """Open the pool, and run the first attempt and those that follow it."""
         try:
-            pool = self._make_pool()
+            pool = self._pool = self._make_pool()
         except (SkywardError, TypeError) as error:
-            outcome = AttemptOutcome(end=AttemptEnd.FAILED, error=in_words(error), failure=encode_failure(error))
-            self._run.report(link, outcome, keeps=False)
+            self._run.report(link, _of_mistake(error), keeps=False)
             return
-        self._pool = pool
         is_kept, outcome = False, AttemptOutcome(end=AttemptEnd.START_FAILED)
         try:
-            with pool:
-                while True:
+            ended = self._run.open(pool)
+            with contextlib.ExitStack() as opened:
+                opened.push(pool)
+                while ended is None:
                     self._run.reporter.is_running = True
                     self._run.reporter.beat_now()
                     outcome = self._run.run_call(pool, self._pending(link))
-                    keep_s = self._launch["keep_s"]
-                    if not keep_s or not outcome.is_whole or self._must_end.is_set():
+                    if not self._launch["keep_s"] or not outcome.is_whole or self._must_end.is_set():
                         break
                     self._run.report(link, outcome, keeps=True)
                     is_kept = True
-                    launch = self._next_launch(keep_s)
+                    launch = self._next_launch(self._launch["keep_s"])
                     if launch is None:
                         break
                     is_kept = False
@@ -116,6 +118,7 @@ class JobRunner:
                     self._begin(launch)
                     link = self._link()
                     self._run.reporter.start()
+            outcome = ended or outcome
         except Stale:
             raise
         except Exception as error:
@@ -180,6 +183,7 @@ class JobRunner:
             image=Image(**image) if image else None,
             budget_usd=spec["budget_usd"],
             logs=self._write_line,
+            on_event=self._note_start,
             console=False,
             name=f"job-{self._launch['job'][:8]}",
             **options,
@@ -246,6 +250,12 @@ class JobRunner:
     def _write_line(self, line: LogLine) -> None:
         self._run.write_line(line)
 
+    def _note_start(self, event: Event) -> None:
+        """Tell the hub what the machines do before they are ready, such as what their provider waits for."""
+        if isinstance(event, PhaseStarted | PhaseOutput) and not self._run.reporter.is_running:
+            text = event.text if isinstance(event, PhaseOutput) else event.detail
+            self._run.reporter.note = f"node {event.node}, {event.phase}{': ' if text else ''}{text}"
+
     def _link(self) -> HubLink:
         return _link_of(self._launch)
 
@@ -283,12 +293,16 @@ def restrict(machines: Mapping[str, Any], nodes: Sequence[int], numbers: Sequenc
         image["env"] = env
 
 
+def _of_mistake(error: Exception) -> AttemptOutcome:
+    return AttemptOutcome(end=AttemptEnd.FAILED, error=in_words(error), failure=encode_failure(error))
+
+
 def _of_start(error: Exception) -> AttemptOutcome:
     """Return the outcome of a pool that did not open, or did not close."""
     if isinstance(error, NoCapacity):
         return AttemptOutcome(end=AttemptEnd.NO_CAPACITY, error=in_words(error))
     if isinstance(error, UsageError):
-        return AttemptOutcome(end=AttemptEnd.FAILED, error=in_words(error), failure=encode_failure(error))
+        return _of_mistake(error)
     _log.error("the pool failed", exc_info=error)
     return AttemptOutcome(end=AttemptEnd.START_FAILED, error=in_words(error))
 

@@ -135,7 +135,15 @@ class Attempts(Service):
             await self._bell.wait(seen, min(_LOOK_S, left_s))
 
     async def beat(
-        self, actor: Actor, job_id: str, number: int, *, is_running: bool, cost_usd: float, saved_at: int | None = None
+        self,
+        actor: Actor,
+        job_id: str,
+        number: int,
+        *,
+        is_running: bool,
+        cost_usd: float,
+        saved_at: int | None = None,
+        note: str = "",
     ) -> RunnerOrder:
         """Renew the lease of an attempt, and collect its command.
 
@@ -146,12 +154,13 @@ class Attempts(Service):
             is_running: Whether its pool is open.
             cost_usd: Cost so far.
             saved_at: Time of its last checkpoint, in milliseconds since 1970.
+            note: State of its machines in words, until they are ready.
 
         Raises:
             Refusal: The attempt is over, or another runner's.
         """
         actor.require(Right.WRITE)
-        return await self.database.write(self._beat, actor, job_id, number, is_running, cost_usd, saved_at)
+        return await self.database.write(self._beat, actor, job_id, number, is_running, cost_usd, saved_at, note)
 
     async def add_output(self, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
         """Add output that begins at the offset `start`, and return how many bytes the hub has.
@@ -348,6 +357,7 @@ class Attempts(Service):
         is_running: bool,
         cost_usd: float,
         saved_at: int | None,
+        note: str,
     ) -> RunnerOrder:
         job, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
         attempt.heard_at = tx.now
@@ -355,6 +365,9 @@ class Attempts(Service):
         if saved_at is not None and saved_at > (attempt.saved_at or 0):
             attempt.saved_at = saved_at
             announce(tx, job, "job.saved")
+        if note and not attempt.command and job.state == JobState.STARTING and job.why != (why := f"starts: {note}"):
+            job.why = why
+            jobs.update_job(tx, job)
         if is_running and attempt.began_at is None:
             attempt.began_at = tx.now
             if job.state == JobState.STARTING:

@@ -41,6 +41,7 @@ async def beat(call: Call, request: job_wire.Beat) -> job_wire.OrderOut:
         is_running=request.is_running,
         cost_usd=request.cost_usd,
         saved_at=request.saved_at,
+        note=request.note,
     )
     return job_wire.OrderOut(order.command, order.number, order.grace_s)
 

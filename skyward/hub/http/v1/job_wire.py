@@ -198,6 +198,7 @@ class Beat(Struct):
     is_running: bool
     cost_usd: Amount = 0.0
     saved_at: int | None = None
+    note: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class OrderOut(Struct):
