@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import skyward as sky
 from skyward.engine.direct import DirectEngine
+from skyward.values.ref import held_by
 
-__all__ = ["engine_of"]
+__all__ = ["engine_of", "is_moving"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
     engine, _ = pool._life.running()  # users never hold the engine, so no public name leads to it
     assert isinstance(engine, DirectEngine)
     return engine
+
+
+def is_moving(pool: sky.ComputePool, ref: sky.Ref[Any]) -> bool:
+    """Return whether a second node was told to keep a value."""
+    (blob,) = held_by(ref).pickled.buffers
+    return sum(blob in link.held for link in engine_of(pool).ledger.links.values()) == 2

@@ -28,6 +28,7 @@ PERSIST_S = 20.0
 PROGRAM = """
 import os, subprocess, sys, time
 import skyward as sky
+from tests.engines import is_moving
 from tests.hosts.meeting import Meeting
 from skyward.integrations.base import integrate
 
@@ -65,8 +66,8 @@ if __name__ == "__main__":
     say(f"clock {time.time()}")
     with sky.ComputePool(
         provider=sky.SSH(hosts=hosts.split(), config_file=config, lease_s=float(lease_s)),
-        nodes=2, image=sky.Image(pip_index_url=index), on_event=told, logs=lambda line: say(line.text.strip()),
-        cancel_grace_s=60,
+        nodes=(1, 2) if what == "move" else 2, image=sky.Image(pip_index_url=index), on_event=told, cancel_grace_s=60,
+        logs=lambda line: say(line.text.strip()),
     ) as pool:
         if what == "call":
             sky.compute(hang)() @ pool
@@ -78,6 +79,14 @@ if __name__ == "__main__":
                     say("running")
         elif what == "gang":
             sky.compute(integrate(hang, Meeting()))() @ pool
+        elif what == "move":
+            pool.scale(2)
+            kept = [sky.compute(bytes)((1 << 25) + n).keep() >> pool.node(n) for n in range(2)]
+            pool.scale(1)
+            while not is_moving(pool, kept[1]):
+                time.sleep(0.01)
+            say("running")
+            time.sleep(600)
         elif what == "closing":
             future = sky.compute(deaf)() > pool
             while not future.running():
@@ -175,6 +184,21 @@ def test_a_killed_client_leaves_nothing_on_hosts(
     nothing_runs_on(here.hosts, 5.0 + EPSILON_S)
     if moment == "a call":
         until(lambda: not any(client_processes(runtime).values()), PERSIST_S + EPSILON_S)
+
+
+def test_a_client_that_is_killed_while_a_value_moves_leaves_nothing_on_hosts(
+    place: Places, client_of: NewClient
+) -> None:
+    here = place(2)
+    one, other = here.hosts
+    other.hide_from(one.address)  # the two try for seconds to reach each other, before the program carries the value
+    try:
+        client = client_of(here, "move", lease_s=5.0)
+        client.says("running")
+        client.kill()
+        nothing_runs_on(here.hosts, 5.0 + EPSILON_S)
+    finally:
+        other.show_to_all()
 
 
 @pytest.mark.parametrize("offset_s", [-400 * 86400.0, 3600.0], ids=["a year ago", "in an hour"])

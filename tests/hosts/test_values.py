@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ import pytest
 import skyward as sky
 from skyward.errors import NodeLost, RefLost
 from skyward.events import ValueRerouted
-from tests.hosts.faults import Place
+from tests.engines import is_moving
+from tests.hosts.faults import Place, pids
+from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
 
@@ -59,3 +64,27 @@ def test_a_value_dies_with_its_host_and_a_graph_says_where_it_ended(place: Calla
         with pytest.raises(RefLost):
             kept.get()
         assert summary(put).with_options(retries=5) @ pool == [(7, SIZE)] * 2
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["the target", "the source"])
+def test_an_agent_that_is_killed_while_a_value_moves_loses_at_most_its_own(
+    place: Callable[[int], Place], killed: int
+) -> None:
+    here = place(2)
+    with here.pool(nodes=(1, 2), idle_timeout_s=60.0) as pool:
+        pool.scale(2)
+        there = block(1).keep() >> pool.node(0)
+        moving = block(2).keep() >> pool.node(1)
+        (agent,) = pids(here.hosts[killed], "agent")
+        os.kill(agent.outside_pid, signal.SIGSTOP)  # a move that has begun cannot end now
+        pool.scale(1)
+        until(partial(is_moving, pool, moving))
+        os.kill(agent.outside_pid, signal.SIGKILL)
+        lost, left = (moving, there) if killed else (there, moving)
+        with pytest.raises(RefLost):
+            lost.get()
+        number = 1 if killed else 2
+        assert left.get()[:3] == bytes([number]) * 3
+        until(lambda: list(pool.agent_pids()) == [0], 60)  # with the value, or else it would stay
+        assert left.nodes == (0,)
+        assert summary(left).with_timeout(60) >> pool == (number, SIZE)

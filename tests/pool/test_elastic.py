@@ -18,8 +18,7 @@ from skyward.errors import NoCapacity, NodeLost, PoolClosed, RefLost, UsageError
 from skyward.events import Emit, Event, PoolScaled, ScalingFailed
 from skyward.testing import Faults
 from skyward.values.machine import Machine, Offer, PoolSpec
-from skyward.values.ref import held_by
-from tests.engines import engine_of
+from tests.engines import is_moving
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(90)
@@ -230,7 +229,7 @@ def test_a_node_that_is_killed_while_values_move_loses_at_most_its_own(killed: i
             agent = pool.agent_pids()[killed]
             os.kill(agent, signal.SIGSTOP)  # a move that has begun cannot end now
             pool.scale(2)
-            until(partial(moves, pool, moving))
+            until(partial(is_moving, pool, moving))
             os.kill(agent, signal.SIGKILL)
             assert first(beside[2]).with_timeout(60) >> pool == (9, 3_000_000, 1)
             if killed == 2:
@@ -240,12 +239,6 @@ def test_a_node_that_is_killed_while_values_move_loses_at_most_its_own(killed: i
                 assert moving.get()[0] == number + 20
                 until(lambda: sorted(pool.agent_pids()) == [0, 1], 40)
                 assert moving.get()[0] == number + 20
-
-
-def moves(pool: sky.ComputePool, ref: sky.Ref[bytes]) -> bool:
-    """Return whether a second node was told to keep a value."""
-    (blob,) = held_by(ref).pickled.buffers
-    return sum(blob in link.held for link in engine_of(pool).ledger.links.values()) == 2
 
 
 def test_a_lost_node_of_an_elastic_pool_is_replaced(elastic: Elastic) -> None:
