@@ -1,14 +1,17 @@
 """A package index on the bed's network: wheels for hosts that reach nothing else.
 
 The wheels are downloaded once, with pip as it is configured here, in the installed versions. They stay in the cache
-folder.
+folder in another form: not compressed, and with the compiled modules of this environment. Otherwise each host
+decompresses and compiles them again: the tests of the main job took 168 s of processor time instead of 133.
 """
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -18,6 +21,7 @@ import shutil
 import socketserver
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from functools import partial
 from http import HTTPStatus
@@ -96,7 +100,8 @@ def torch_wheels() -> Path:
 def _downloaded(name: str, packages: tuple[str, ...] | list[str], options: list[str] | None = None) -> Path:
     wanted = [f"{package}=={importlib.metadata.version(package)}" for package in packages]
     constraints = ROOT / "constraints.txt"
-    recipe = "\n".join([*wanted, constraints.read_text(), platform.python_version(), platform.machine()])
+    parts = [*wanted, constraints.read_text(), platform.python_version(), platform.machine(), "compiled"]
+    recipe = "\n".join(parts)
 
     def download(target: Path) -> None:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "-q"]
@@ -106,8 +111,40 @@ def _downloaded(name: str, packages: tuple[str, ...] | list[str], options: list[
         )
         if done.returncode:
             raise RuntimeError(f"pip could not download {' '.join(wanted)}:\n{done.stderr[-4000:]}")
+        for wheel in target.glob("*.whl"):
+            _make_ready(wheel)
 
     return made_once(f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}", download)
+
+
+def _make_ready(wheel: Path) -> None:
+    """Store the files of a wheel without compression, and add the compiled modules of this environment."""
+    new = wheel.with_suffix(".new")
+    with zipfile.ZipFile(wheel) as packed, zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as stored:
+        *files, record = sorted(packed.namelist(), key=lambda name: name.endswith(".dist-info/RECORD"))
+        lines = [packed.read(record).decode().rstrip("\n")]
+        for name in files:
+            content = packed.read(name)
+            stored.writestr(packed.getinfo(name), content, zipfile.ZIP_STORED)
+            if compiled := _compiled(name, content):
+                stored.writestr(*compiled)
+                digest = base64.urlsafe_b64encode(hashlib.sha256(compiled[1]).digest()).rstrip(b"=").decode()
+                lines.append(f"{compiled[0]},sha256={digest},{len(compiled[1])}")
+        stored.writestr(packed.getinfo(record), "\n".join([*lines, ""]), zipfile.ZIP_STORED)
+    new.replace(wheel)
+
+
+def _compiled(name: str, source: bytes) -> tuple[str, bytes] | None:
+    """Return path and content of a module's compiled file, if the same module is compiled here.
+
+    It is valid for any time of its source (PEP 552, an unchecked hash), because an installer sets times as it likes.
+    """
+    here = Path(sysconfig.get_path("purelib"), name)
+    file = Path(importlib.util.cache_from_source(str(here)))
+    if here.suffix != ".py" or not file.is_file() or here.read_bytes() != source:
+        return None
+    header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+    return str(file.relative_to(sysconfig.get_path("purelib"))), header + file.read_bytes()[16:]
 
 
 def _debian() -> Path:

@@ -34,6 +34,8 @@ def test_a_bare_host_installs_wheels(with_uv: Host, package_index: PackageIndex,
     }[kind]
     with_uv.run("uv", "pip", "install", "-q", "--python", "/opt/env", *option, "cloudpickle", "xxhash", "numpy")
     assert with_uv.run("/opt/env/bin/python", "-c", "import numpy; print(numpy.ones(3).sum())").stdout == "3.0\n"
+    is_compiled = "import numpy, os; print(os.path.exists(numpy.__cached__))"
+    assert with_uv.run("/opt/env/bin/python", "-B", "-c", is_compiled).stdout == "True\n"
     assert any(path.endswith(".metadata") for path in package_index.requests()) or kind == "find_links"
 
 
