@@ -13,15 +13,8 @@ import pytest
 import skyward as sky
 from skyward.errors import NodeLost, RefLost, UsageError
 from skyward.testing import Faults
+from tests.kept import failing, first, flat, node, noted
 from tests.waiting import lines_of, until
-
-
-@sky.compute
-def noted(path: Path, value: Any) -> Any:
-    """Return the value, and add a line to a file."""
-    with path.open("a") as file:
-        file.write(f"{value}\n")
-    return value
 
 
 @sky.compute
@@ -30,29 +23,8 @@ def add(a: float, b: float) -> float:
 
 
 @sky.compute
-def flat(*values: Any, **named: Any) -> Any:
-    return [*values, named] if named else list(values)
-
-
-@sky.compute
 def large() -> Any:
     return np.full(200_000, float(node()))
-
-
-@sky.compute
-def where(array: Any) -> tuple[float, int]:
-    return float(array[0]), node()
-
-
-@sky.compute
-def failing(value: Any) -> Any:
-    raise LookupError(f"no {value}")
-
-
-def node() -> int:
-    info = sky.instance_info()
-    assert info is not None
-    return info.node
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +78,12 @@ def test_one_call_arrives_as_one_object(pool: sky.ComputePool) -> None:
 
 def test_a_call_goes_where_its_arguments_are(pool: sky.ComputePool) -> None:
     for _ in range(4):
-        value, there = where(large()) >> pool
+        value, there = first(large()) >> pool
         assert value == there
-    assert where(large()) >> pool.node(1) == (1.0, 1)
-    ((first, zero), (second, one)) = where(large()) @ pool
+    assert first(large()) >> pool.node(1) == (1.0, 1)
+    ((made, zero), (made_too, one)) = first(large()) @ pool
     assert (zero, one) == (0, 1)
-    assert first == second
+    assert made == made_too
 
 
 def test_a_kept_call_in_a_container_arrives_as_a_reference(pool: sky.ComputePool) -> None:
@@ -288,7 +260,7 @@ def test_a_lost_node_fails_the_graph_unless_its_call_may_run_again(tmp_path: Pat
         faults = Faults(pool)
         for name, retries in (("a", 0), ("b", 1)):
             path = tmp_path / name
-            future = where(once_lost(path).with_options(retries=retries)) > pool
+            future = first(once_lost(path).with_options(retries=retries)) > pool
             until(lambda: path.exists() and path.read_text())  # noqa: B023
             faults.kill_node(int(path.read_text()))
             if retries:
@@ -296,7 +268,7 @@ def test_a_lost_node_fails_the_graph_unless_its_call_may_run_again(tmp_path: Pat
             else:
                 with pytest.raises(NodeLost) as caught:
                     future.result(60)
-                assert "Graph of calls: where <- once_lost, which failed" in caught.value.__notes__
+                assert "Graph of calls: first <- once_lost, which failed" in caught.value.__notes__
             faults.wait_until_whole()
 
 
@@ -312,14 +284,14 @@ def test_a_chain_whose_middle_loses_its_node_fails_with_its_path(tmp_path: Path)
 
     with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
         faults = Faults(pool)
-        future = where(middle(large(), began)) > pool
+        future = first(middle(large(), began)) > pool
         until(lambda: began.exists() and began.read_text())
         faults.kill_node(int(began.read_text()))  # it runs where its argument lies, and nowhere else has it
         with pytest.raises(RefLost) as caught:
             future.result(60)
-        assert "Graph of calls: where <- middle, which failed" in caught.value.__notes__
+        assert "Graph of calls: first <- middle, which failed" in caught.value.__notes__
         faults.wait_until_whole()
-        assert where(middle(large(), began)) @ pool
+        assert first(middle(large(), began)) @ pool
 
 
 def test_closing_the_pool_waits_for_graphs_and_cancelling_ends_them(tmp_path: Path) -> None:

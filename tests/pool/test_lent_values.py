@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import struct
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -23,31 +21,19 @@ from skyward.wire.pull import PullRefused, is_possible, pull
 from tests.engines import engine_of
 from tests.waiting import until
 
-pytestmark = pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory")
+pytestmark = [
+    pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory"),
+    pytest.mark.usefixtures("travelling"),
+]
 
 BIG = 1_500_000
 LATER_S = 0.05
 """Duration of a call after which the I/O thread, not its caller, reads the value."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture(scope="module")
-def shared_pool() -> Iterator[ComputePool]:
-    with sky.ComputePool(sky.Local(), nodes=1, concurrency=2) as pool:
-        yield pool
-
-
 @pytest.fixture
-def pool(shared_pool: ComputePool) -> ComputePool:
-    until(engine_of(shared_pool).leader.may_pull)
-    return shared_pool
+def pool(lending_pool: ComputePool) -> ComputePool:
+    return lending_pool
 
 
 Copy = Callable[[bytes, int], memoryview]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,29 +21,17 @@ from skyward.wire.pull import PullRefused, is_possible, place_of, pull
 from tests.engines import engine_of
 from tests.waiting import until
 
-pytestmark = pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory")
+pytestmark = [
+    pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory"),
+    pytest.mark.usefixtures("travelling"),
+]
 
 BIG = 1_500_000
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _travelling() -> Iterator[None]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture(scope="module")
-def shared_pool() -> Iterator[ComputePool]:
-    with sky.ComputePool(sky.Local(), nodes=1, concurrency=2) as pool:
-        yield pool
-
-
 @pytest.fixture
-def pool(shared_pool: ComputePool) -> ComputePool:
-    until(engine_of(shared_pool).leader.may_pull)
-    return shared_pool
+def pool(lending_pool: ComputePool) -> ComputePool:
+    return lending_pool
 
 
 @pytest.fixture

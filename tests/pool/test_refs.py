@@ -16,20 +16,8 @@ import pytest
 import skyward as sky
 from skyward.errors import PoolClosed, RefLost, UsageError
 from skyward.testing import Faults
+from tests.kept import LENGTH, blobs, first, node, numbers
 from tests.waiting import until
-
-LENGTH = 200_000
-"""Numbers in an array of 1.6 MB, which is too large for a frame."""
-
-
-@sky.compute
-def numbers(start: int) -> Any:
-    return np.arange(start, start + LENGTH, dtype=np.float64)
-
-
-@sky.compute
-def first(array: Any) -> tuple[float, int]:
-    return float(array[0]), node()
 
 
 @sky.compute
@@ -42,28 +30,10 @@ def total(refs: list[sky.Ref[Any]]) -> float:
     return sum(float(ref.get()[0]) for ref in refs)
 
 
-def node() -> int:
-    info = sky.instance_info()
-    assert info is not None
-    return info.node
-
-
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(provider=sky.Local(), nodes=2, concurrency=2, logs=False) as pool:
         yield pool
-
-
-def blobs(pool: sky.ComputePool, number: int) -> int:
-    """Return the number of files of large values that the agent of a node holds open."""
-    folder = Path(f"/proc/{pool.agent_pids()[number]}/fd")
-    links = []
-    for file in folder.iterdir():
-        try:
-            links.append(os.readlink(file))
-        except OSError:  # closed meanwhile
-            continue
-    return sum("memfd:skyward-kept" in link or "memfd:skyward-blob" in link for link in links)
 
 
 def test_a_kept_value_stays_on_its_node_and_arrives_as_an_argument(pool: sky.ComputePool) -> None:
