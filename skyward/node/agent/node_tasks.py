@@ -1,6 +1,7 @@
 """Tasks on a node, from the frame that brings one to the frame that reports its end, whatever happens to its process.
 
-`placement` decides which slot gets which task; `processes` starts and kills processes.
+`placement` decides which slot gets which task, `slot_maker` makes slots, and `processes` starts and kills processes.
+`losses` describes what was lost.
 """
 
 from __future__ import annotations
@@ -11,35 +12,32 @@ import json
 import os
 import pickle
 import signal
-import time
 from dataclasses import replace
-from typing import Any, Literal
 
 from ...errors import InternalError
 from ...values.devices import NO_GRANT, Grant
-from ...values.topology import Rank
 from ...wire.failures import encode_failure
 from ...wire.frames import HAS_FD, KEPT, QUIET, Frame, FrameKind
 from ...wire.tasks import TASK_KIND_AT, ActorOrder, CallKind, NodeConfig, RankOrder, elapsed_ns, unpack_task
 from ..slot.link import blob_body
-from ..slot.page import CURRENT
 from .blobs import NodeBlobs
 from .complaints import complain
 from .devices import NodeDevices
 from .first_zygote import FirstZygote
 from .granted import GrantedSlots
-from .limit_groups import Enforcement, LimitGroup, LimitGroups
+from .limit_groups import Enforcement
 from .loop import EventLoop
+from .losses import Losses
 from .output import DISPLAYS
 from .placement import Placement
 from .processes import RANK_PRELOAD, Processes
 from .session import Session
-from .slots import SlotProcess, make_slot
+from .slot_maker import SlotMaker
+from .slots import SlotProcess
 from .spool import Spool
 from .stacks import RankWatch, crash_of
 from .watchdog import kill_session
 
-_MAX_EARLY_DEATHS = 5
 _AGAIN_S = 1.0
 """Pause before retrying a step that the machine has no room for now, in seconds."""
 _RANK_ENDS_S = 5.0
@@ -66,10 +64,9 @@ class NodeTasks:
         self.client: Session | None = None
         """Session that receives results; None while nobody is connected, when only the lease ends the work."""
         self.spool = Spool(config.folder, config.blob_limit_bytes)
-        self._devices = devices
-        self._limits = LimitGroups(config.folder, enforcement)
-        self._env = dict(config.env)
-        self._granted = GrantedSlots(self._resolve, self._renew)
+        self._maker = SlotMaker(config, address, devices, enforcement)
+        self._losses = Losses(config.node)
+        self._granted = GrantedSlots(self._maker.resolve, self._renew)
         self.placing = Placement(
             loop,
             NodeBlobs(config.folder, config.blob_limit_bytes),
@@ -79,20 +76,15 @@ class NodeTasks:
         )
         self._loop = loop
         self._config = config
-        self._address = address
         self._processes = Processes(loop, config, on_forked=self._on_forked, on_dead=self.on_slot_dead, first=first)
         self._watch = RankWatch(loop, lambda task, body: self.send(FrameKind.STACK, task, body, lane=1))
         self._topology = b""
         self._failed_ranks: dict[int, bytes] = {}
         """Bodies of LOST frames for ranks that died before their task arrived."""
-        self._lines = 0
-        self._dead_line: tuple[int, int, int, float | None] = (0, 0, 0, None)
-        """Number, current task, exit code and exceeded limit of the latest dead slot that had a direct line."""
-        self._early_deaths = 0
 
     def start(self) -> None:
         """Start the pool's slots."""
-        for number in range(self._config.slots // self._lanes):
+        for number in range(self._maker.count):
             self._start_slot(number)
 
     def close(self) -> None:
@@ -110,10 +102,6 @@ class NodeTasks:
     def _all_slots(self) -> list[SlotProcess]:
         return [*self.placing.slots, *self.placing.ranks.values(), *self.placing.actors.values()]
 
-    @property
-    def _lanes(self) -> int:
-        return self._config.slots if self._config.executor == "thread" else 1
-
     # Frames of the client ---------------------------------------------------------------------------------------------
 
     def on_topology(self, frame: Frame) -> None:
@@ -125,7 +113,7 @@ class NodeTasks:
     def on_task(self, frame: Frame) -> None:
         if frame.body[TASK_KIND_AT] == CallKind.GANG and frame.ident not in self.placing.ranks:
             # Its process has died, or never started. A plain slot would run the task without its gang.
-            self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._lost(frame.ident, None, 1)))
+            self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._losses.of(frame.ident, None, 1)))
             return
         if frame.body[TASK_KIND_AT] == CallKind.ACTOR:
             self._on_call_of_actor(frame)
@@ -163,10 +151,7 @@ class NodeTasks:
             slot.held = frame.ident
             self.placing.by_task[frame.ident] = slot
             return
-        dead, current_task, code, exceeded_gib = self._dead_line
-        # Only the latest death is remembered. After an older one the task counts as begun, so nobody runs it twice.
-        has_begun = dead != number or current_task == frame.ident
-        self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code, exceeded_gib=exceeded_gib))
+        self._send_lost(frame.ident, self._losses.on_line(frame.ident, number))
 
     def on_unhold(self, frame: Frame) -> None:
         slot = self.placing.by_task.get(frame.ident)
@@ -263,7 +248,7 @@ class NodeTasks:
                 self.placing.took(elapsed_ns(frame.body))
             self.placing.ended(slot, frame.ident)
             slot.has_replied = True
-            self._early_deaths = 0
+            self._losses.completed()
             if slot.rank is not None:
                 self._loop.call_later(_RANK_ENDS_S, lambda: self._processes.kill(slot))
             self.placing.go_on(slot)
@@ -343,87 +328,24 @@ class NodeTasks:
 
     # Slots and ranks --------------------------------------------------------------------------------------------------
 
-    def _resolve(self, grant: Grant, number: int) -> Grant:
-        """Return a grant that names its devices. All lanes of a thread slot have those of the node."""
-        return self._devices.of(grant, number, self._config.slots // self._lanes)
-
     def _start_slot(self, number: int, request: Grant = NO_GRANT) -> None:
-        config = self._config
-        lanes = config.slots if config.executor == "thread" else 1
-        grant = self._resolve(request, number)
-        has_line = number == 0 and config.executor == "process" and request == NO_GRANT
-        self._lines += 1
         try:
-            slot = self._make_slot(
-                number,
-                grant,
-                lanes=lanes,
-                executor=config.executor,
-                workers_per_node=config.slots,
-                volumes=config.placed_volumes,
-                line_number=self._lines if has_line else 0,
-            )
+            slot = self._maker.make_plain(number, request)
         except OSError as error:
             complain(self._config.node, f"agent delays slot {number}: {error.strerror}")
             self._loop.call_later(_AGAIN_S, lambda: self._start_again(number, request))
             return
-        slot.request = request
         self.placing.slots.append(slot)
         self._granted.started(slot)
-        self._fork(slot, config.preload, b"")
+        self._fork(slot, self._config.preload, b"")
         self._send_line(slot)
-
-    def _make_slot(
-        self,
-        number: int,
-        grant: Grant,
-        *,
-        visible: tuple[int, ...] | None = None,
-        shared_as: str = "",
-        env: tuple[tuple[str, str], ...] = (),
-        **options: Any,
-    ) -> SlotProcess:
-        """Create a slot for a grant that names its devices, with a group that limits it. Raises OSError."""
-        group = self._group_for(grant, shared_as)
-        part = self._devices.part_of(grant, (grant.devices if visible is None else visible) or (), self._env)
-        try:
-            return make_slot(
-                number,
-                env=(*_threads_for(grant.cpus, self._config), *env),
-                notice_file=self._config.notice_file,
-                agent=self._address,
-                part=replace(part, group=group),
-                **options,
-            )
-        except OSError:
-            if group is not None:
-                self._limits.leave(group)
-            raise
-
-    def _group_for(self, grant: Grant, shared_as: str) -> LimitGroup | None:
-        try:
-            return self._limits.join(cpus=grant.cpus, memory_gib=grant.memory_gib, shared_as=shared_as)
-        except OSError as error:  # the call runs without it, and can see that in `instance_info().enforced`
-            complain(self._config.node, f"agent cannot make a control group: {error}; a call runs without limits")
-            return None
 
     def on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)
-        env = (*_threads_of(order.rank, order.grant, self._config), *order.env)
-        grant = self._devices.of(order.grant or NO_GRANT, order.rank.local_rank, order.rank.local_world_size)
         try:
-            slot = self._make_slot(
-                order.rank.local_rank,
-                grant,
-                visible=order.visible,
-                shared_as=order.shared_as,
-                env=env,
-                rank=order.rank,
-                deliver=bool(frame.lane),
-                volumes=self._config.placed_volumes,
-            )
+            slot = self._maker.make_rank(order, deliver=bool(frame.lane))
         except OSError as error:
-            self._failed_ranks[frame.ident] = self._lost_body(None, 1, why=f"{type(error).__name__}: {error}")
+            self._failed_ranks[frame.ident] = self._losses.body(None, 1, why=f"{type(error).__name__}: {error}")
             return
         self.placing.ranks[frame.ident] = slot
         self._fork(slot, (*order.preload, RANK_PRELOAD), order.launch)
@@ -433,23 +355,13 @@ class NodeTasks:
 
     def on_start_actor(self, frame: Frame) -> None:
         order: ActorOrder = pickle.loads(frame.body)
-        executor: Literal["process", "thread"] = "process" if order.lanes == 1 else "thread"
-        grant = self._devices.of(order.grant or NO_GRANT, 0, 1)
-        self._lines += 1
         try:
-            slot = self._make_slot(
-                self._config.slots + len(self.placing.actors),
-                grant,
-                lanes=order.lanes,
-                executor=executor,
-                workers_per_node=self._config.slots,
-                line_number=self._lines if executor == "process" else 0,
-            )
+            slot = self._maker.make_actor(self._config.slots + len(self.placing.actors), order)
         except OSError as error:
-            self._tell_actor_gone(frame.ident, self._lost_body(None, 1, why=f"{type(error).__name__}: {error}"))
+            self._tell_actor_gone(frame.ident, self._losses.body(None, 1, why=f"{type(error).__name__}: {error}"))
             return
         if order.grant is not None and order.grant.devices is not None:
-            self._granted.end_holders(grant.devices or (), self.placing.slots)
+            self._granted.end_holders(self._maker.devices_of(order), self.placing.slots)
         slot.actor = frame.ident
         self.placing.actors[frame.ident] = slot
         self._fork(slot, self._config.preload, b"")
@@ -463,7 +375,7 @@ class NodeTasks:
     def _on_call_of_actor(self, frame: Frame) -> None:
         slot = self.placing.actors.get(unpack_task(frame.body).actor)
         if slot is None:  # its process has died, which the client has been told
-            self._send_lost(frame.ident, self._lost(frame.ident, None, 1))
+            self._send_lost(frame.ident, self._losses.of(frame.ident, None, 1))
         else:
             self.placing.add_to_actor(slot, frame)
 
@@ -471,7 +383,7 @@ class NodeTasks:
         del self.placing.actors[slot.actor]
         for pending in slot.waiting:
             self._report_lost(slot, pending.frame.ident, code)
-        body = self._lost_body(0, code, crash_of(slot), why=slot.failure, exceeded_gib=slot.exceeded_gib)
+        body = self._losses.body(0, code, crash_of(slot), why=slot.failure, exceeded_gib=slot.exceeded_gib)
         self._tell_actor_gone(slot.actor, body)
 
     def _tell_actor_gone(self, actor: int, body: bytes) -> None:
@@ -512,15 +424,12 @@ class NodeTasks:
             return
         if pid:
             kill_session(pid)
-        if slot.group is not None:
-            slot.exceeded_gib = slot.group.exceeded_gib() if code == -signal.SIGKILL else None
-            self._limits.leave(slot.group)
+        self._maker.release(slot, code)
         slot.is_dead = True  # set first, so that nothing below gives it another task
         for frame in slot.receive():
             self.on_slot_frame(slot, frame)
         self._read_output(slot)
-        if slot.line_number:
-            self._dead_line = slot.line_number, int(slot.page[CURRENT]), code, slot.exceeded_gib
+        self._losses.note_line(slot, code)
         self.placing.give_up(slot)
         for task in list(slot.running):
             self._report_lost(slot, task, code)
@@ -537,39 +446,7 @@ class NodeTasks:
 
     def _report_lost(self, slot: SlotProcess, task: int, code: int) -> None:
         self.placing.by_task.pop(task, None)
-        self._send_lost(task, self._lost(task, slot, code))
-
-    def _lost(self, task: int, slot: SlotProcess | None, code: int) -> bytes:
-        """Build the body of a LOST frame. `slot` is None if the task never had a process."""
-        crash = None if slot is None else crash_of(slot)
-        if slot is None:
-            return self._lost_body(None, code, crash)
-        index = slot.begun_index(task)
-        return self._lost_body(index, code, crash, why=slot.failure, exceeded_gib=slot.exceeded_gib)
-
-    def _lost_body(
-        self,
-        index: int | None,
-        code: int,
-        crash: tuple[float, str] | None = None,
-        *,
-        why: str = "",
-        exceeded_gib: float | None = None,
-    ) -> bytes:
-        if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
-            index = 0  # report it as begun: every process dies before it begins, so retries would never end
-        lost: dict[str, object] = {
-            "node": self._config.node,
-            "signal": -code if code < 0 else None,
-            "exit_code": code if code >= 0 else None,
-            "started": index is not None,
-            "index": index,
-            "at": time.time() if crash is None else crash[0],
-            "stack": "" if crash is None else crash[1],
-            "why": why,
-            "memory_gib": exceeded_gib,
-        }
-        return json.dumps(lost).encode()
+        self._send_lost(task, self._losses.of(task, slot, code))
 
     def _send_lost(self, task: int, body: bytes) -> None:
         self.spool.forget(task)
@@ -587,7 +464,7 @@ class NodeTasks:
                 self.placing.queue.remove(pending)
                 self._report_lost(slot, task, code)
             elif not (task in slot.running or task in slot.cancelled or slot.finished_any):  # its task is yet to come
-                self._failed_ranks[task] = self._lost(task, slot, code)
+                self._failed_ranks[task] = self._losses.of(task, slot, code)
 
     def _replace(self, slot: SlotProcess) -> None:
         self.placing.slots.remove(slot)
@@ -595,13 +472,12 @@ class NodeTasks:
         if slot.renewed_as is not None:
             self._start_again(slot.number, slot.renewed_as)
             return
-        if not slot.finished_any:
-            self._early_deaths += 1
-        if self._early_deaths < _MAX_EARLY_DEATHS:
-            self._start_again(slot.number, slot.request)
-        else:
+        self._losses.died(slot)
+        if self._losses.are_early:
             # Slots die as soon as they start, so immediate restarts would only burn the machine. Retry slowly.
             self._loop.call_later(_AGAIN_S, lambda: self._start_again(slot.number, slot.request))
+        else:
+            self._start_again(slot.number, slot.request)
 
     def _start_again(self, number: int, request: Grant) -> None:
         self._start_slot(number, request)
@@ -617,17 +493,3 @@ class NodeTasks:
                 self._processes.kill(slot)
 
         self._loop.call_later(0, end)
-
-
-def _threads_of(rank: Rank, grant: Grant | None, config: NodeConfig) -> tuple[tuple[str, str], ...]:
-    """Return thread counts for a gang with processors of its own, or with more ranks here than slots."""
-    if grant is not None and grant.cpus is not None:
-        return _threads_for(grant.cpus / rank.local_world_size, config)
-    if rank.local_world_size <= config.slots:
-        return ()
-    return _threads_for(config.cores / rank.local_world_size, config)
-
-
-def _threads_for(cpus: float | None, config: NodeConfig) -> tuple[tuple[str, str], ...]:
-    """Return thread counts for a process with this many processors; none if it has those of its slot."""
-    return () if cpus is None else tuple((name, str(max(1, int(cpus)))) for name in config.thread_variables)
