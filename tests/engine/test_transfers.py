@@ -158,8 +158,8 @@ def test_a_node_that_dies_while_a_task_reads_a_value(killed: str, tmp_path: Path
         except RefLost:
             return "lost"
 
-    provider = Watched(lease_s=2.0)
-    with sky.ComputePool(provider, nodes=2, logs=False) as pool:
+    # A stopped agent renews no lease, and a loaded machine may take seconds between two lines.
+    with sky.ComputePool(Watched(lease_s=30.0), nodes=2, logs=False) as pool:
         reading = sky.compute(read)(pool.node(1), tmp_path) > pool.node(0)
         until((tmp_path / "began").exists)
         task_node = engine_of(pool).ledger.links[0]

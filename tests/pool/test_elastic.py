@@ -301,6 +301,30 @@ def test_a_pool_goes_on_with_the_nodes_it_gets_and_says_so_once(tmp_path: Path) 
     assert "room for" in failures[0].reason
 
 
+@dataclass(frozen=True, kw_only=True)
+class Refusing(sky.Local):
+    """Provider that refuses as many launches as `refusals` says."""
+
+    refusals: list[int]
+
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        if self.refusals[0]:
+            self.refusals[0] -= 1
+            raise NoCapacity("refusing: none now")
+        return super().launch(spec, offers, pool, nodes, emit)
+
+
+def test_another_node_comes_for_one_that_is_lost_for_good() -> None:
+    provider = Refusing(refusals=[0])
+    with sky.ComputePool(provider, nodes=(1, 3), idle_timeout_s=60.0, logs=False, console=False) as pool:
+        pool.scale(2)
+        provider.refusals[0] = 1
+        killed = Faults(pool).kill_node(1)
+        until(lambda: len(pool.agent_pids()) == 2 and killed not in pool.agent_pids().values(), 40)
+        assert provider.refusals == [0]
+        assert pool.nodes == 2
+
+
 def test_a_pool_that_is_closed_while_it_grows_ends_the_launch() -> None:
     provider = Small(room=[9])
     errors: list[BaseException] = []
