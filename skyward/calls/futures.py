@@ -19,6 +19,8 @@ from ..core import interrupts
 from ..core.html import card
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
+from . import undecoded
+from .undecoded import Undecoded
 
 T = TypeVar("T")
 
@@ -39,34 +41,7 @@ def refuse_to_wait(action: str) -> None:
 
 _PENDING, _RUNNING = "PENDING", "RUNNING"
 _CANCELLED, _CANCELLED_AND_NOTIFIED, _FINISHED = "CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"
-
-
-class Undecoded:
-    """Value or error as it arrived. The first `get` decodes it, then returns the value or raises the error."""
-
-    __slots__ = ("_decode", "_error", "_is_done", "_lock", "_value")
-
-    def __init__(self, decode: Callable[[], Any]) -> None:
-        self._decode: Callable[[], Any] | None = decode
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._is_done = False
-        self._lock = threading.Lock()
-
-    def get(self) -> Any:
-        with self._lock:
-            if not self._is_done:
-                assert self._decode is not None
-                try:
-                    self._value = self._decode()
-                except BaseException as error:
-                    if interrupts.is_from_handler(error):
-                        raise  # a signal handler's error, not the call's: the next reader decodes again
-                    self._error = error
-                self._is_done, self._decode = True, None
-        if self._error is not None:
-            raise self._error
-        return self._value
+_OPEN = (_PENDING, _RUNNING)
 
 
 class _Remote(Exception):
@@ -144,6 +119,23 @@ class Future(concurrent.futures.Future[T]):
         2
     """
 
+    # Without a dictionary an open future takes half the memory, and fewer lines of the processor's cache.
+    __slots__ = (
+        "_exception",
+        "_is_strict",
+        "_lead",
+        "_made_callbacks",
+        "_made_condition",
+        "_made_waiters",
+        "_result",
+        "_state",
+        "_stop",
+        "call_id",
+        "failures",
+        "shown",
+        "why",
+    )
+
     is_read = False
     is_unread_failure = False
 
@@ -158,14 +150,14 @@ class Future(concurrent.futures.Future[T]):
         why: Callable[[int], str] | None = None,
     ) -> None:
         """Make a future. `call_id` is the engine's number of the call, 0 for several; `stop` and `lead` receive it."""
-        # The fields of the standard future. Its own `__init__` would also make a condition, which consists of eight
-        # objects: half of what the garbage collector has to visit while thousands of futures wait.
+        # The fields of the standard future. Its own `__init__` would also make a condition, which consists of nine
+        # objects: most of what the garbage collector has to visit while thousands of futures wait. So a change of the
+        # state needs `undecoded.brief` while there is no condition, and the condition once there is one.
         self._state = _PENDING
         self._result: Any = None
         self._exception: BaseException | None = None
         self._made_waiters: list[Any] | None = None
         self._made_callbacks: list[Callable[[Any], object]] | None = None
-        self._lock = threading.RLock()
         self._made_condition: threading.Condition | None = None
         # Plain functions and a number instead of closures: thousands of futures may wait, and the garbage collector
         # visits each object that they hold.
@@ -199,10 +191,12 @@ class Future(concurrent.futures.Future[T]):
         @property
         def _condition(self) -> threading.Condition:
             """Condition of the standard future, made when a thread waits. Most futures are read when they are done."""
-            with self._lock:
-                if self._made_condition is None:
-                    self._made_condition = threading.Condition(self._lock)
-                return self._made_condition
+            if self._made_condition is None:
+                made = threading.Condition()
+                with undecoded.brief:
+                    if self._made_condition is None:
+                        self._made_condition = made
+            return self._made_condition
 
     def __repr__(self) -> str:
         # The standard repr names the class of the value or error, which is not known before it is decoded.
@@ -214,15 +208,7 @@ class Future(concurrent.futures.Future[T]):
         # A signal handler that raises in the middle would leave the state set and the waiters not notified.
         interrupts.hold()
         try:
-            with self._lock:
-                if self._state == _FINISHED or (self._state == _RUNNING and self._is_strict):
-                    return False
-                is_new = self._state not in (_CANCELLED, _CANCELLED_AND_NOTIFIED)
-                if is_new:
-                    self._state = _CANCELLED_AND_NOTIFIED
-                    for waiter in self._made_waiters or ():
-                        waiter.add_cancelled(self)
-                    self._notify()
+            is_new = self._move((_PENDING,) if self._is_strict else _OPEN, _CANCELLED_AND_NOTIFIED)
         finally:
             try:
                 interrupts.let_go()
@@ -231,7 +217,33 @@ class Future(concurrent.futures.Future[T]):
                     self._stop(self.call_id)
         if is_new:
             self._call_callbacks()
-        return True
+        return self.cancelled()
+
+    def _move(
+        self, states: tuple[str, ...], state: str, result: Any = None, exception: BaseException | None = None
+    ) -> bool:
+        """Move from one of `states` to another, and tell those who wait. In other states, only return False."""
+        with undecoded.brief:
+            if self._made_condition is None:  # nobody waits, because waiters need the condition
+                if self._state not in states:
+                    return False
+                self._result, self._exception = result, exception
+                self._state = state
+                return True
+        with self._made_condition:
+            if self._state not in states:
+                return False
+            self._result, self._exception = result, exception
+            self._state = state
+            if state != _RUNNING:
+                for waiter in self._made_waiters or ():
+                    _tell(waiter, self)
+                self._made_condition.notify_all()
+            return True
+
+    def cancelled(self) -> bool:
+        """Return whether the call was cancelled."""
+        return self._state in (_CANCELLED, _CANCELLED_AND_NOTIFIED)  # the standard method would make a condition
 
     @property
     def why_waiting(self) -> str:
@@ -250,36 +262,22 @@ class Future(concurrent.futures.Future[T]):
 
     def set_running(self) -> None:
         """Mark the call as sent to a node. No effect if it is cancelled."""
-        with self._lock:
-            if self._state == _PENDING:
-                self._state = _RUNNING
+        self._move((_PENDING,), _RUNNING)
 
     def done(self) -> bool:
         """Return whether the call has ended or was cancelled."""
-        return self._state not in (_PENDING, _RUNNING)
+        return self._state not in _OPEN
 
     def settle(self, value: Any) -> None:
         """Set the value, which may be Undecoded. Dropped if the future was cancelled."""
-        with self._lock:
-            if self.done():  # cancelled meanwhile
-                return
-            self._result = value
-            self._state = _FINISHED
-            for waiter in self._made_waiters or ():
-                waiter.add_result(self)
-            self._notify()
-        self._call_callbacks()
+        if self._move(_OPEN, _FINISHED, value) and self._made_callbacks is not None:
+            self._call_callbacks()
 
     def settle_error(self, error: BaseException | Undecoded) -> None:
         """Set the error, which may be Undecoded. Dropped if the future was cancelled."""
-        with self._lock:
-            if self.done():  # cancelled meanwhile
-                return
-            self._exception = _Remote(error) if isinstance(error, Undecoded) else error
-            self._state = _FINISHED
-            for waiter in self._made_waiters or ():
-                waiter.add_exception(self)
-            self._notify()
+        exception = _Remote(error) if isinstance(error, Undecoded) else error
+        if not self._move(_OPEN, _FINISHED, None, exception):
+            return
         self._call_callbacks()
         if self.failures is not None:
             self.failures.failed(self)
@@ -287,10 +285,6 @@ class Future(concurrent.futures.Future[T]):
     def _call_callbacks(self) -> None:
         if self._made_callbacks is not None:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
-
-    def _notify(self) -> None:
-        if self._made_condition is not None:
-            self._made_condition.notify_all()
 
     def _count_read(self) -> None:
         if self.failures is not None:
@@ -331,7 +325,7 @@ class Future(concurrent.futures.Future[T]):
                 one.
             Exception: Any exception of the function, as itself.
         """
-        if timeout is None and self._state in (_PENDING, _RUNNING):
+        if timeout is None and self._state in _OPEN:
             refuse_to_wait("result()")
             if self._lead is not None:
                 self._lead(self.call_id, self)
@@ -350,8 +344,9 @@ class Future(concurrent.futures.Future[T]):
             del self  # no reference cycle through the traceback
             raise
         else:
-            self._wait_shown()
-            if type(value) is not Undecoded:
+            if self.shown is not None:
+                self._wait_shown()
+            if not isinstance(value, Undecoded):
                 return value  # type: ignore[no-any-return]
             remote = value
         try:
@@ -384,12 +379,22 @@ class Future(concurrent.futures.Future[T]):
 
     def _wait_done(self, timeout_s: float | None) -> bool:
         with self._condition:
-            return self._condition.wait_for(lambda: self._state not in (_PENDING, _RUNNING), timeout_s)
+            return self._condition.wait_for(lambda: self._state not in _OPEN, timeout_s)
 
     def _wait_shown(self) -> None:
         # The I/O thread must not wait for a terminal.
         if self.shown is not None and not getattr(this_thread, "brings_values", False):
             self.shown()
+
+
+def _tell(waiter: Any, future: Future[Any]) -> None:
+    """Tell a waiter of the standard library that a future is done."""
+    if future.cancelled():
+        waiter.add_cancelled(future)
+    elif future.has_failed:
+        waiter.add_exception(future)
+    else:
+        waiter.add_result(future)
 
 
 def value_of(future: Future[T]) -> T:

@@ -23,7 +23,8 @@ from ..core import interrupts
 from ..errors import PoolClosed, UsageError
 from ..values.ref import Ref, Spliced, held_by
 from .compute import PendingCompute
-from .futures import Future, Undecoded
+from .futures import Future
+from .undecoded import Undecoded
 
 _log = logging.getLogger(__name__)
 

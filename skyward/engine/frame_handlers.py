@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ..errors import InternalError
 from ..wire.frames import KEPT, Frame, FrameKind
@@ -95,8 +96,8 @@ class FrameHandlers:
 
     def _on_result(self, link: Readable, frame: Frame) -> None:
         received = self._received_kept(link, frame) if frame.flags & KEPT else link.received(frame)
-        if received.parsed.is_in_memory and isinstance(link, DirectLine):
-            self._take_lent(link, frame.ident, received, lambda copied: self._on_value(link.node, frame.ident, copied))
+        if received.is_in_memory and isinstance(link, DirectLine):
+            self._take_lent(link, frame.ident, received, partial(self._on_value, link.node, frame.ident))
         else:
             self._on_value(link.node, frame.ident, received)
 
@@ -105,9 +106,9 @@ class FrameHandlers:
         if task is None:
             return
         if not task.is_cancelled:  # queued before `finish` may raise, so a value that arrived is never lost
-            self._ledger.after.append(lambda: task.on_result(received))
+            self._ledger.after.append(partial(task.on_result, received))
         elif isinstance(task, RankTask):
-            self._ledger.after.append(lambda: task.ended(task))
+            self._ledger.after.append(partial(task.ended, task))
         self._dispatcher.finish(task, node, received.elapsed_ns)
 
     def _on_part(self, link: Readable, frame: Frame) -> None:

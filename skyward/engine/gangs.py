@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import pickle
 
-from ..calls.futures import Undecoded
+from ..calls.undecoded import Undecoded
 from ..errors import InternalError, NodeLost, RendezvousFailed
 from ..schedule.actions import Action, FailGang, StartGang
 from ..wire.frames import Frame, FrameKind

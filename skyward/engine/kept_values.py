@@ -26,7 +26,7 @@ from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
-from ..wire.tasks import Parsed, parse
+from ..wire.tasks import references
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
@@ -79,14 +79,18 @@ class KeptBlob(Blob, Elsewhere):
             self._values.forget_soon(self.digest, tuple(self.holders))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class KeptReceived(Received):
     """Value that stays on its node, in place of which a reference is made."""
 
-    values: KeptValues
+    __slots__ = ("values",)
+
+    def __init__(self, body: bytes, blobs: tuple[Blob, ...], values: KeptValues) -> None:
+        super().__init__(body, blobs)
+        self.values = values
 
     def decode(self) -> Ref[Any]:
-        data = None if self.parsed.pickle_is_blob else bytes(self.parsed.pickle)
+        parsed = self.parsed
+        data = None if parsed.pickle_is_blob else bytes(parsed.pickle)
         return Ref(KeptValue(Pickled(data, self.blobs), self.values))
 
 
@@ -183,7 +187,7 @@ class KeptValues:
         with self._ledger:
             self._ledger.require_open()
             self.hold(blobs, nodes)
-        return KeptReceived(parse(payload.body), blobs, self).decode()
+        return KeptReceived(payload.body, blobs, self).decode()
 
     def _kept(self, blob: Blob) -> KeptBlob:
         return blob if isinstance(blob, KeptBlob) else KeptBlob(blob.digest, blob.size, blob, self)
@@ -237,18 +241,18 @@ class KeptValues:
     def received(self, link: Readable, frame: Frame) -> Received:
         """Take a result that stays on its node."""
         assert isinstance(link, NodeLink)
-        return self.kept_on(link, parse(frame.body))
+        return self.kept_on(link, frame.body)
 
-    def kept_on(self, link: NodeLink, parsed: Parsed) -> KeptReceived:
+    def kept_on(self, link: NodeLink, body: bytes) -> KeptReceived:
         """Take a value whose blobs the agent of a node keeps."""
         blobs: list[KeptBlob] = []
-        for digest, size in parsed.references:
+        for digest, size in references(body):
             link.keep(digest, size)
             blob = KeptBlob(digest, size, None, self)
             blob.held_by(link)
             blob.places.append(link)
             blobs.append(blob)
-        return KeptReceived(parsed, tuple(blobs), self)
+        return KeptReceived(body, tuple(blobs), self)
 
     def hold(self, blobs: Iterable[Blob], nodes: Iterable[int]) -> None:
         """Send blobs to nodes, which hold them until they are forgotten. Raises UsageError if there is no room."""

@@ -144,11 +144,13 @@ class Ledger:
     def flush(self) -> None:
         """Send as much as the sockets take without blocking. The I/O thread sends the rest."""
         for link in tuple(self.dirty):
+            was_blocked = link.is_blocked
             try:
                 link.flush()
             except ChannelClosed:
                 continue  # the I/O thread reads the end of the link too, and only it repairs links
-            self.watcher.update(link)
+            if link.is_blocked or was_blocked or link.is_led:
+                self.watcher.update(link)
         self.dirty.clear()
 
     # Open calls -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from ..wire.frames import Frame, FrameKind, pack
 from ..wire.nested_calls import IS_NESTED
 from ..wire.payloads import Encoded
 from ..wire.stream import StreamChannel
-from ..wire.tasks import Mode, pack_task, parse
+from ..wire.tasks import Mode, has_references, pack_task, references
 from .dialler import Dialler
 from .tasks import Received, Task, WireFunction
 
@@ -120,7 +120,8 @@ class Readable:
 
     def received(self, frame: Frame) -> Received:
         """Return the payload of a result with its blobs."""
-        return Received(parse(frame.body), ())
+        has_references(frame.body)  # raises here, where the call of the frame is known, if it is no payload
+        return Received(frame.body)
 
     def wait_readable(self, timeout_s: float) -> bool:
         """Wait for input. Return False on timeout. The only place where a leading caller lets signal handlers run."""
@@ -303,13 +304,15 @@ class NodeLink(Readable, LineEnd):
         Raises:
             OSError: There is no room to send a blob, and the task was not sent.
         """
-        self.hold()  # before the task: otherwise the agent would give the slot of the line to this task too
+        if self.on_line:  # before the task: otherwise the agent would give the slot of the line to this task too
+            self.hold()
         self._send_function(task.function)
-        try:
-            self._hold_blobs(task.payload.blobs)
-        except OSError:
-            self._functions[task.function.digest].users -= 1
-            raise
+        if task.payload.blobs:
+            try:
+                self._hold_blobs(task.payload.blobs)
+            except OSError:
+                self._functions[task.function.digest].users -= 1
+                raise
         if task.grant is not None:
             self.channel.queue(FrameKind.GRANT, task.id, task.grant.pack())
         self.channel.queue(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
@@ -331,7 +334,8 @@ class NodeLink(Readable, LineEnd):
             self.channel.queue(FrameKind.FUNCTION, body=function.digest + function.payload.body)
             known = self._functions[function.digest] = _Function(function.payload.blobs)
         known.users += 1
-        self._functions.move_to_end(function.digest)
+        if len(self._functions) > 1:
+            self._functions.move_to_end(function.digest)
 
     def release(self, task: Task) -> bool:
         """Release the function and blobs of a task that has ended or goes to another node.
@@ -531,14 +535,13 @@ class NodeLink(Readable, LineEnd):
         return self._arrived.pop(digest, None)
 
     def received(self, frame: Frame) -> Received:
-        parsed = parse(frame.body)
-        if not parsed.references:
-            return Received(parsed, ())
+        if not has_references(frame.body):
+            return Received(frame.body)
         blobs = tuple(
             self.take_arrived(digest) or self.named_by(frame.ident, digest) or Blob(digest, size, -1)
-            for digest, size in parsed.references
+            for digest, size in references(frame.body)
         )
         for blob in blobs:
             if blob.fd >= 0 and (blob.size < _LOADED_SIZE or not has_room_for_files()):
                 blob.load()
-        return Received(parsed, blobs)
+        return Received(frame.body, blobs)

@@ -29,7 +29,7 @@ from ..wire.failures import encode_exception
 from ..wire.frames import Frame, FrameKind
 from ..wire.nested_calls import NestedCall, NestedOutcome, TaskRequest, message_of, packed, payload_in
 from ..wire.payloads import Encoded, encode
-from ..wire.tasks import HEAD, PICKLE_IS_BLOB, REFERENCE, CallKind, Mode, parse
+from ..wire.tasks import HEAD, PICKLE_IS_BLOB, REFERENCE, CallKind, Mode
 from .actors import Actors
 from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
@@ -368,7 +368,7 @@ class NestedCalls:
             if link is None:
                 return
             # Before the check: if nobody waits, the reference dies at once, and the node drops the bytes.
-            value = self._values.kept_on(link, parse(request.arguments))
+            value = self._values.kept_on(link, request.arguments)
             if self._adopt(call, request.parent):
                 self._values.hold(value.blobs, request.nodes or ())
         self._settle(call.number, "value", value)

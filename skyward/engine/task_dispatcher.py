@@ -187,7 +187,8 @@ class TaskDispatcher:
                 ledger.after.append(task.send_again)
                 return ledger.scheduler.finished(task.id)
             ledger.dirty.add(link)
-            end.hold()  # before the task: otherwise the agent would count the end's slot as free
+            if end.on_line:  # before the task: otherwise the agent would count the end's slot as free
+                end.hold()
             try:
                 link.send_task(task)
             except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import threading
 from collections import deque
@@ -9,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..calls.futures import Future, Undecoded, refuse_to_wait
+from ..calls.futures import Future, refuse_to_wait
 from ..calls.options import CallOptions
+from ..calls.undecoded import Undecoded
 from ..core import interrupts
 from ..core.limits import file_limit, memory_bytes
 from ..core.printable import printable_lines
@@ -21,7 +23,7 @@ from ..wire.blobs import Blob
 from ..wire.failures import EncodedFailure, decode_failure, explain_result_error, is_fault_of_value
 from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused, pull
-from ..wire.tasks import Parsed, TaskHead
+from ..wire.tasks import HEAD, Parsed, TaskHead, elapsed_ns, has_references, is_in_memory, parse, without_memory
 from .absent import advise
 from .retries import Rerun
 
@@ -31,12 +33,26 @@ TAIL_LINES = 20
 """Last lines of a task's output that are kept for its error message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Payload that arrived, with its blobs. Nothing is unpickled yet."""
+class Received(Undecoded):
+    """Payload that arrived, with its blobs. Nothing is unpickled yet.
 
-    parsed: Parsed
-    blobs: tuple[Blob, ...]
+    Thousands of them may wait for their readers, so each is one object, and its parts are found when it is read.
+
+    Args:
+        body: Payload of the frame.
+        blobs: Its blobs, in the order of its references.
+    """
+
+    __slots__ = ("blobs", "body")
+
+    def __init__(self, body: bytes, blobs: tuple[Blob, ...] = ()) -> None:
+        super().__init__()
+        self.body = body
+        self.blobs = blobs
+
+    @property
+    def parsed(self) -> Parsed:
+        return parse(self.body)
 
     def decode(self) -> Any:
         """Unpickle the value.
@@ -47,11 +63,21 @@ class Received:
             OSError: this process may open no more files, or its disk is full.
         """
         try:
+            if not has_references(self.body):  # most values
+                return pickle.loads(memoryview(self.body)[HEAD.size :])
             return decode(self.parsed, self.blobs)
         except BaseException as error:
             if interrupts.is_from_handler(error) or not is_fault_of_value(error):
                 raise
             raise explain_result_error(error) from error
+
+    def forget(self) -> None:
+        self.body, self.blobs = b"", ()
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether its buffers are in the memory of the process that sent it."""
+        return is_in_memory(self.body)
 
     def copied(self) -> Received:
         """Copy the buffers from the memory of the process that sent the value.
@@ -61,11 +87,11 @@ class Received:
             OSError: The buffers are too large for this machine.
         """
         blobs = [Blob(place, size, -1, pull(place, size)) for place, size in self.parsed.references]
-        return Received(self.parsed._replace(is_in_memory=False), tuple(blobs))
+        return Received(without_memory(self.body), tuple(blobs))
 
     @property
     def elapsed_ns(self) -> int:
-        return self.parsed.elapsed_ns
+        return elapsed_ns(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +252,7 @@ class CallTask(Task):
 
     def on_result(self, received: Received) -> None:
         self.future.shown = self.shown
-        self.future.settle(Undecoded(received.decode))
+        self.future.settle(received)
 
     def on_error(self, failed: TaskFailure) -> None:
         self.future.shown = self.shown

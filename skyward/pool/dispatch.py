@@ -236,9 +236,9 @@ class Dispatch:
         if payload.stays and not leads:
             payload = packing.hold(payload)
         call = PackedCall(name, self._function(pending), payload, pending.options)
-        make = partial(self._builder.task, task_id=future.call_id, call=call, kind=kind, place=place, future=future)
         if not payload.stays:
-            return make(CallTask, mode=_mode(pending))
+            return self._builder.task(CallTask, future.call_id, call, kind, place, mode=_mode(pending), future=future)
+        make = partial(self._builder.task, task_id=future.call_id, call=call, kind=kind, place=place, future=future)
         stop_pulling = self._engine.leader.stop_pulling
         if leads:
             again = partial(self._call_again, pending, kind, nodes, place)

@@ -57,7 +57,8 @@ class Packer:
         """Pickle a function. Raises ArgumentNotPicklable."""
         try:
             made = self._functions.get(function)
-            if any(blob.here() is None for blob in made.payload.blobs):
+            blobs = made.payload.blobs
+            if blobs and any(blob.here() is None for blob in blobs):
                 raise UsageError("ref: used without being an argument; pass it as one")
             return made
         except NotRun as error:

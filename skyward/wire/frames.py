@@ -153,6 +153,9 @@ class Frame(NamedTuple):
     """
 
 
+_new_frame = tuple.__new__
+"""Does the same as `Frame(...)` in half the time. Every frame passes here."""
+
 HAS_FD = 0x80
 """Flag: one file descriptor accompanies this frame (only on channels that can pass one)."""
 
@@ -210,7 +213,7 @@ class FrameParser:
             if stop > end:
                 break
             fd = self._next_fd() if flags & HAS_FD else -1
-            frames.append(Frame(kind, flags, lane, ident, data[at + _HEADER_SIZE : stop], fd))
+            frames.append(_new_frame(Frame, (kind, flags, lane, ident, data[at + _HEADER_SIZE : stop], fd)))
             at = stop
         self._rest = data[at:]
         return frames

@@ -35,6 +35,9 @@ TASK_KIND_AT = 17
 """Offset of the call kind in the body."""
 
 
+_NO_INPUTS = bytes(2)
+
+
 class CallKind(IntEnum):
     PLAIN = 0
     BROADCAST = 1
@@ -76,6 +79,11 @@ def pack_task(head: TaskHead, payload: bytes) -> bytes:
 
 def unpack_task(body: bytes) -> TaskHead:
     return TaskHead(*TASK_HEAD.unpack_from(body))
+
+
+def is_plain(body: bytes) -> bool:
+    """Return whether a task streams nothing, in less time than `unpack_task`."""
+    return body[16] != Mode.STREAM and body[18:20] == _NO_INPUTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +221,22 @@ def references(body: bytes, start: int = 0) -> tuple[tuple[bytes, int], ...]:
 def elapsed_ns(body: bytes) -> int:
     """Return the duration in the payload of a result."""
     return int.from_bytes(body[3:11], "little")
+
+
+def has_references(body: bytes) -> bool:
+    """Return whether a payload needs blobs, or buffers in its sender's memory. Raises struct.error if it is none."""
+    _, count, _ = HEAD.unpack_from(body)
+    return bool(count)
+
+
+def is_in_memory(body: bytes) -> bool:
+    """Return whether the buffers of a payload are in its sender's memory."""
+    return bool(body[0] & IN_MEMORY)
+
+
+def without_memory(body: bytes) -> bytes:
+    """Return a payload whose buffers are here, although they were in its sender's memory."""
+    return bytes((body[0] & ~IN_MEMORY,)) + body[1:]
 
 
 def parse(body: bytes, start: int = 0) -> Parsed:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.calls.futures import Future, Undecoded
+from skyward.calls.futures import Future
+from skyward.calls.undecoded import Undecoded
 
 
 def test_a_value_is_decoded_once_by_its_first_reader() -> None:

@@ -13,7 +13,6 @@ from skyward.node.slot.link import blob_body
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import Frame, FrameKind
 from skyward.wire.payloads import Encoded, encode
-from skyward.wire.tasks import parse
 from tests.engine.parts import FarEnd, Parts
 
 VALUE = b"v" * 300_000
@@ -22,7 +21,7 @@ VALUE = b"v" * 300_000
 def kept_on(parts: Parts, node: int) -> KeptReceived:
     """Let a value stay on a node."""
     with parts.ledger:
-        return parts.values.kept_on(parts.ledger.links[node], parse(encode(VALUE, Blob.kept).body))
+        return parts.values.kept_on(parts.ledger.links[node], encode(VALUE, Blob.kept).body)
 
 
 def test_an_idle_node_is_told_to_end_and_calls_wait_for_another(parts: Parts) -> None:

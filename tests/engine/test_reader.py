@@ -107,3 +107,19 @@ def test_the_thread_stops_abandoned_calls(parts: Parts, reading: Reading) -> Non
     reading.reader.start()
     reading.reader.abandon(7)
     until(lambda: reading.stopped == [7])
+
+
+def test_frames_of_many_channels_are_handled_though_one_has_ended(parts: Parts, reading: Reading) -> None:
+    agents = [parts.add_node(number) for number in range(1, 40)]
+    tasks = [parts.submit() for _ in agents]
+    with parts.ledger.lock:
+        places = [parts.ledger.scheduler.node_of(task.id) for task in tasks]
+    by_place = {place: task for place, task in zip(places, tasks, strict=True) if place}
+    gone, *others = by_place
+    for place in others:
+        agents[place - 1].send(FrameKind.RESULT, by_place[place].id, value_body(place))
+    agents[gone - 1].channel.close()
+    reading.reader.start()
+    until(lambda: all(task.told for task in by_place.values()))
+    assert isinstance(by_place[gone].told[0][1], NodeLost)
+    assert [by_place[place].told for place in others] == [[("value", place)] for place in others]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
 import pytest
 
 from skyward.calls.futures import Future
-from skyward.engine.tasks import HeldTask, Loss, PulledTask, TaskFailure
+from skyward.engine.tasks import HeldTask, Loss, PulledTask, Received, TaskFailure
 from skyward.errors import PoolClosed, SlotLost
 from skyward.wire.failures import EncodedFailure
-from tests.engine.parts import Parts
+from tests.engine.parts import Parts, value_body
 
 
 class Pulled:
@@ -106,3 +107,11 @@ def test_a_lost_process_fails_the_call_if_it_had_begun(parts: Parts, started: bo
     else:
         assert pulled.future.result(0) == 42
     assert len(pulled.made_by) == again
+
+
+def test_a_value_that_waits_for_its_reader_is_one_object_for_the_garbage_collector() -> None:
+    received = Received(value_body([1, 2]))
+    assert not [held for held in gc.get_referents(received) if gc.is_tracked(held) and not isinstance(held, type)]
+    assert received.get() == [1, 2]
+    assert received.get() is received.get()
+    assert not received.body, "decoded values are not kept twice"

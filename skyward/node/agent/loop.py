@@ -80,9 +80,10 @@ class EventLoop:
                     write()
                 if read is not None and events & ~_WRITE and fd in callbacks:
                     read()
-            self._end_turn()
+            self.end_turn()
 
-    def _end_turn(self) -> None:
+    def end_turn(self) -> None:
+        """Call what waits for the end of this turn. `run` does so by itself."""
         while self._at_end:
             at_end, self._at_end = self._at_end, {}
             for callback in at_end:
@@ -92,7 +93,7 @@ class EventLoop:
         if not self._timers:
             return None
         wait_s = self._run_timers()
-        self._end_turn()
+        self.end_turn()
         return wait_s if wait_s is None or self._has_epoll else wait_s * 1000
 
     def _run_timers(self) -> float | None:

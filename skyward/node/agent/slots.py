@@ -15,7 +15,7 @@ from ...values.devices import NO_GRANT, Grant
 from ...values.topology import Rank
 from ...wire.channel import Channel, ChannelClosed
 from ...wire.frames import Frame
-from ...wire.tasks import Mode, unpack_task
+from ...wire.tasks import is_plain
 from ..slot.page import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READING, map_page
 from ..slot.shelf import Shelf
 from ..slot.slot import SlotConfig
@@ -46,8 +46,7 @@ class PendingSlot:
 
         Frames of a stream must reach the running task, and a task that waits in the socket would be in their way.
         """
-        head = unpack_task(self.frame.body)
-        return head.mode != Mode.STREAM and not head.inputs
+        return is_plain(self.frame.body)
 
 
 @dataclass(eq=False)

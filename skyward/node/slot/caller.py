@@ -20,8 +20,9 @@ import cloudpickle
 
 from ...calls.actor_handle import ActorMethod
 from ...calls.compute import PendingCompute
-from ...calls.futures import Future, Undecoded, refuse_to_wait, this_thread, value_of, values_of
+from ...calls.futures import Future, refuse_to_wait, this_thread, value_of, values_of
 from ...calls.graphs import Graphs
+from ...calls.undecoded import Undecoded
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
 from ...values.launch import RankValues
 from ...values.pinned import refuse_to_keep

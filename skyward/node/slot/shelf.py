@@ -27,18 +27,27 @@ class Shelf:
     def __init__(self) -> None:
         self._reads, self._writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._last = 0
+        self._put = b""
+        """Numbers that are not in the pipe yet."""
 
     def put(self) -> int:
-        """Offer the next task to the slot, and return the 16-bit number to send with it.
+        """Return the 16-bit number of the next task, to send with it. Call `offer` before it is sent.
 
         The number is new each time: a task that was taken back may be sent again while its void frame is unread.
         """
         self._last = self._last % 0xFFFF + 1
-        os.write(self._writes, self._last.to_bytes(_NUMBER, "little"))
+        self._put += self._last.to_bytes(_NUMBER, "little")
         return self._last
+
+    def offer(self) -> None:
+        """Offer the tasks to the slot that have a number, in one write."""
+        if self._put:
+            os.write(self._writes, self._put)
+            self._put = b""
 
     def take_back(self) -> list[int]:
         """Take back every unclaimed task. Returns their numbers, oldest first; the slot will never begin them."""
+        self.offer()
         try:
             numbers = os.read(self._reads, _ALL)
         except BlockingIOError:  # the slot has claimed all of them

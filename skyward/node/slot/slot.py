@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 from collections.abc import Callable
@@ -18,12 +19,15 @@ from ...wire.tasks import CallKind, TaskHead, Topology, references, unpack_task
 from .execute import Cancelled, Functions, Inbox, TaskRun
 from .guards import SlotGuard
 from .link import Link, Replies, read_blob_body
-from .mappings import Mappings
+from .mappings import LentBlob, Mappings
 from .runtime import RunningCall, call_endings, enter_call
 from .stdio import ProcessStreams, ThreadStreams
 
 if TYPE_CHECKING:  # as in wire.tasks
     from ...values.volume import PlacedVolume
+
+
+_NO_BLOBS: contextlib.nullcontext[tuple[Blob | LentBlob, ...]] = contextlib.nullcontext(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +176,7 @@ class Slot:
             call = call._replace(names=frozenset(blob.digest for blob in blobs))
         enter_call(call, whole_process=whole_process)
         try:
-            with self._mappings.lend(blobs) as lent:
+            with self._mappings.lend(blobs) if blobs else _NO_BLOBS as lent:
                 TaskRun(
                     frame=frame,
                     head=head,

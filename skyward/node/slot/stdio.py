@@ -76,6 +76,7 @@ class ProcessStreams:
         self._reading_at = reading
         self._drained = 0
         self._pipe = _file_of(1)
+        self._output = _poll_of_pipes()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True, write_through=False)
@@ -90,13 +91,19 @@ class ProcessStreams:
         # The order of these reads matters. The agent sets READING before it reads the pipe, and counts the bytes in
         # DRAINED before it clears READING. So looking at the pipe, READING and DRAINED in this order misses nothing.
         page = self._page
-        if not (_unread(1) or _unread(2) or page[self._reading_at]) and page[self._drained_at] == self._drained:
+        if not (self._has_output() or page[self._reading_at]) and page[self._drained_at] == self._drained:
             return QUIET
         end = marker(self._token, task)
         for fd in (1, 2):
             with contextlib.suppress(OSError):  # the user has closed it
                 os.write(fd, end)
         return 0
+
+    def _has_output(self) -> bool:
+        """Return whether a pipe holds output that the agent has not read."""
+        if self._output is not None and not self._output.poll(0):  # the common case, in one system call
+            return False
+        return _unread(1) or _unread(2)  # of the streams as they are now: the user may have redirected them
 
     @contextlib.contextmanager
     def muted(self, stream: Stream) -> Iterator[None]:
@@ -126,6 +133,20 @@ class ProcessStreams:
         for piece in pieces(display, _MAX_PIECE):
             os.write(1, display_piece(self._token, task, piece))
         return True
+
+
+def _poll_of_pipes() -> select.poll | None:
+    """Return a poll that tells in one system call whether either pipe holds anything; None where that is impossible.
+
+    It needs the pipes' reading ends, which Linux opens by the writing ones.
+    """
+    poll = select.poll()
+    try:
+        for fd in (1, 2):
+            poll.register(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), select.POLLIN)
+    except OSError:  # no /proc
+        return None
+    return poll
 
 
 def _unread(fd: int) -> bool:

@@ -44,10 +44,18 @@ class Client:
     def flush(self) -> None: ...
 
 
+class Agent(NodeTasks):
+    """Agent whose event loop is run by the test."""
+
+    def __init__(self, loop: EventLoop, config: NodeConfig) -> None:
+        super().__init__(loop, config, "", NodeDevices(), Enforcement())
+        self.loop = loop
+
+
 class Worker:
     """A slot of the agent without a process: the test reads its socket."""
 
-    def __init__(self, agent: NodeTasks, number: int) -> None:
+    def __init__(self, agent: Agent, number: int) -> None:
         self._agent = agent
         self.slot = make_slot(number)
         sock_fd, out, err, page, shelf_fd = self.slot.child_fds
@@ -69,6 +77,7 @@ class Worker:
 
     def ends(self, task: int) -> None:
         self._agent.on_slot_frame(self.slot, Frame(FrameKind.RESULT, QUIET, 0, task, PAYLOAD))
+        self._agent.loop.end_turn()
 
     def dies(self, *, in_task: int = 0) -> None:
         self.slot.page[CURRENT] = in_task
@@ -88,7 +97,7 @@ def agent(tmp_path: Path) -> Any:
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=2, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    made: Any = NodeTasks(EventLoop(), config, "", NodeDevices(), Enforcement())
+    made: Any = Agent(EventLoop(), config)
     made.client = Client()
     made.placing.add_function(Frame(FrameKind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
     return made
@@ -112,6 +121,7 @@ def send(agent: Any, *tasks: int, mode: Mode = Mode.CALL, inputs: int = 0) -> No
     for task in tasks:
         head = TaskHead(FUNCTION, mode, 0, inputs, 0)
         agent.on_task(Frame(FrameKind.TASK, 0, 0, task, pack_task(head, PAYLOAD)))
+    agent.loop.end_turn()
 
 
 def heard(agent: Any, kind: FrameKind) -> list[int]:

@@ -22,37 +22,52 @@ def claims(shelf: Shelf) -> Claims:
     return Claims(shelf.slot_end())
 
 
-def test_the_slot_has_the_tasks_it_claimed(shelf: Shelf, claims: Claims) -> None:
+def put(shelf: Shelf) -> int:
     number = shelf.put()
+    shelf.offer()
+    return number
+
+
+def test_the_slot_has_the_tasks_it_claimed(shelf: Shelf, claims: Claims) -> None:
+    number = put(shelf)
     assert claims.claim(number)
     assert shelf.take_back() == []
 
 
 def test_a_task_that_was_taken_back_is_not_the_slots(shelf: Shelf, claims: Claims) -> None:
-    number = shelf.put()
+    number = put(shelf)
     assert shelf.take_back() == [number]
     assert not claims.claim(number)
 
 
 def test_the_next_task_after_one_that_was_taken_back_is_the_slots(shelf: Shelf, claims: Claims) -> None:
-    void = shelf.put()
+    void = put(shelf)
     shelf.take_back()
-    valid = shelf.put()
+    valid = put(shelf)
     assert not claims.claim(void)
     assert shelf.take_back() == []  # it has claimed the one that comes next
     assert claims.claim(valid)
 
 
 def test_several_tasks_may_be_taken_back_before_one_that_is_the_slots(shelf: Shelf, claims: Claims) -> None:
-    void = [shelf.put(), shelf.put()]
+    void = [put(shelf), put(shelf)]
     assert shelf.take_back() == void
-    valid = shelf.put()
+    valid = put(shelf)
     assert [claims.claim(number) for number in [*void, valid]] == [False, False, True]
+
+
+def test_tasks_are_the_slots_only_once_they_are_offered(shelf: Shelf, claims: Claims) -> None:
+    numbers = [shelf.put(), shelf.put()]
+    assert not claims.claim(numbers[0])
+    shelf.offer()
+    assert [claims.claim(number) for number in numbers] == [True, True]
+    unsent = shelf.put()
+    assert shelf.take_back() == [unsent]
 
 
 def test_numbers_do_not_run_out(shelf: Shelf, claims: Claims) -> None:
     for _ in range(70_000):
-        number = shelf.put()
+        number = put(shelf)
         assert 0 < number < 1 << 16
         assert claims.claim(number)
 
@@ -73,7 +88,7 @@ def test_one_of_two_that_reach_for_a_task_gets_it(shelf: Shelf, claims: Claims) 
     thread.start()
     taken: list[int] = []
     for _ in range(5000):
-        frames.append(shelf.put())
+        frames.append(put(shelf))
         arrived.release()
         if len(frames) % 3:
             taken += shelf.take_back()
