@@ -309,6 +309,7 @@ class Group:
         "_filed",
         "_free",
         "_read",
+        "_room",
         "_rooms",
         "_wanted",
         "closing",
@@ -336,7 +337,9 @@ class Group:
         """Nodes that no waiting gang wants."""
         self._wanted: list[Rooms] = []
         """Nodes that one wants, by its turn."""
-        self._filed: dict[int, tuple[Rooms, int]] = {}
+        self._filed: dict[int, Rooms] = {}
+        self._room: dict[int, int] = {}
+        """Room under which each node is filed there."""
 
     def rooms_for(self, turn: Turn) -> Iterable[Rooms]:
         """Return the nodes that an entry with that turn may use: no older gang wants them."""
@@ -357,7 +360,7 @@ class Group:
 
     def room_of(self, node: NodeEntry) -> int:
         """Return the room that a node of `rooms_for` is filed under."""
-        return self._filed[node.id][1]
+        return self._room[node.id]
 
     def add(self, node: NodeEntry) -> None:
         """Let a node belong to this group. Its change must be noted, unless the group is new."""
@@ -378,18 +381,25 @@ class Group:
             for node in self.members.values():
                 self._file(node, is_changed=False)
         elif unread < len(changes.nodes):
-            for node in dict.fromkeys(changes.nodes[unread:]):
-                if self.members.get(node.id) is node:
+            changed: Iterable[NodeEntry] = changes.nodes[unread:]
+            if len(changes.nodes) - unread > 1:
+                changed = dict.fromkeys(changed)
+            members = self.members
+            for node in changed:
+                if members.get(node.id) is node:
                     self._file(node, is_changed=True)
 
     def _file(self, node: NodeEntry, *, is_changed: bool) -> None:
         """Put a node where it belongs now: behind its equals, if it is known to have changed."""
-        filed = self._filed.get(node.id)
-        takes_more = node.takes_more
-        need = self.need
-        room = node.room if need is None and not node.is_booked else node.room_for(need)
-        if filed is not None and takes_more and filed[0].kind == node.kind:  # the common case: its room has changed
-            rooms, before = filed
+        number, need = node.id, self.need
+        rooms = self._filed.get(number)
+        takes_more = node.is_up and node.is_reachable and not node.is_leaving
+        if need is None and not node.is_booked:
+            room = node.slots - len(node.sent) - node.gang_places
+        else:
+            room = node.room_for(need)
+        if rooms is not None and takes_more and rooms.kind == node.kind:  # the common case: its room has changed
+            before = self._room[number]
             if before == room and not is_changed:
                 return
             rooms.move(node, before, room)
@@ -399,17 +409,17 @@ class Group:
             self._take_out(node)
             if not takes_more:
                 return
-            rooms = self._rooms_of(node.kind)
+            rooms = self._filed[number] = self._rooms_of(node.kind)
             rooms.add(node, room)
-        self._filed[node.id] = (rooms, room)
+        self._room[number] = room
         if room > 0:
             self._free += room
 
     def _take_out(self, node: NodeEntry) -> None:
-        filed = self._filed.pop(node.id, None)
-        if filed is None:
+        rooms = self._filed.pop(node.id, None)
+        if rooms is None:
             return
-        rooms, room = filed
+        room = self._room.pop(node.id)
         rooms.discard(node, room)
         if not rooms.count:
             if rooms.kind[2] is None:
