@@ -76,7 +76,7 @@ class Received(Undecoded):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether its buffers are in the memory of the process that sent it."""
+        """Return whether its buffers are in the memory of the process that sent it."""
         return is_in_memory(self.body)
 
     def copied(self) -> Received:
