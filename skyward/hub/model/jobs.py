@@ -13,6 +13,12 @@ BLOBS = ("code", "call", "value", "error")
 """Names of a job's blobs: the user's modules, the packed call, and the packed value or exception."""
 
 
+PROTOCOL = 2
+"""Version of the messages between a hub and its launchers and runners. The hub's answers to 2 have its time."""
+PROTOCOLS = (1, 2)
+"""Versions that a hub understands: its own and the one before, because runners outlive an upgrade of the hub."""
+
+
 class JobState(StrEnum):
     """State of a job. `TRANSITIONS` says which one may follow which."""
 

@@ -7,7 +7,6 @@ import logging
 import pickle
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
@@ -246,7 +245,7 @@ class AttemptRun:
             self._write(f"[skyward] save: no training in this call took it ({error})\n")
             return
         if state.state == "executed":
-            self.reporter.saved_at = int(time.time() * 1000)
+            self.reporter.saved_at = self.reporter.hub_time()
             self.reporter.beat_now()
 
     def _value(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:

@@ -23,6 +23,7 @@ from typing import Any
 from ...errors import HubError, HubUnreachable
 from ..client.connection import HubConnection, path_of
 from ..client.settings import JOB, PROJECT, SPOOL, TOKEN, URL, Address
+from ..model.jobs import PROTOCOL
 from ..store.lock import ProcessLock, make_folder
 from .launch_file import LAUNCH, checkpoint_folder, read_launch, write_private
 from .reporter import HubLink, Stale
@@ -96,7 +97,7 @@ class Launcher:
         gone = [_key_of(folder) for folder in ended]
         # A runner that ends is noticed by the next poll, so it must not be far away while some work.
         wait_s = 1.0 if len(known) > len(gone) else WAIT_S
-        body = {"machines": self._machines, "known": known, "gone": gone, "wait_s": wait_s}
+        body = {"machines": self._machines, "known": known, "gone": gone, "wait_s": wait_s, "protocol": PROTOCOL}
         answer: Mapping[str, Any] = connection.json("POST", path_of("v1", "launchers", self._name, "poll"), body)
         return answer
 

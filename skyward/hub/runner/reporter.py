@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import HubError, HubUnreachable
 from ..client.connection import HubConnection, path_of
 from ..client.settings import Address
+from ..model.jobs import PROTOCOL
 
 BEAT_S = 1.0
 """Seconds between two signs of life."""
@@ -57,7 +58,8 @@ class HubLink:
             Stale: The attempt is over.
             HubUnreachable: There was no answer.
         """
-        body = {"is_running": is_running, "cost_usd": cost_usd, "saved_at": saved_at, "note": note[:_NOTE]}
+        state = {"is_running": is_running, "cost_usd": cost_usd, "saved_at": saved_at, "note": note[:_NOTE]}
+        body = {**state, "protocol": PROTOCOL}
         order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("beat"), body))
         return order
 
@@ -111,7 +113,8 @@ class HubLink:
         except HubError as error:
             if error.status in _STALE:
                 raise Stale(str(error)) from error
-            if error.retryable:
+            # A hub of another version may be mended while the job goes on.
+            if error.retryable or error.field == "protocol":
                 raise HubUnreachable(str(error), url=error.url, retryable=True) from error
             raise
 
@@ -142,9 +145,10 @@ class Reporter:
         self.note = ""
         """State of its machines in words, until they are ready."""
         self.saved_at: int | None = None
-        """Time of the last checkpoint that was asked for and is durable, in milliseconds since 1970."""
+        """Time of the last checkpoint that was asked for and is durable, see `hub_time`."""
         self.sent = 0
         self._seen = 0
+        self._ahead_ms = 0
         self._answered_at = time.monotonic()
         self._has_ended, self._is_stale = threading.Event(), threading.Event()
         self._wake = threading.Event()
@@ -156,6 +160,10 @@ class Reporter:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def hub_time(self) -> int:
+        """Return the time by the hub's clock, in milliseconds since 1970: this machine's may be wrong by hours."""
+        return int(time.time() * 1000) - self._ahead_ms
 
     def beat_now(self) -> None:
         """Send the next sign of life at once, because something has changed."""
@@ -188,6 +196,8 @@ class Reporter:
                     note="" if self.is_running else self.note,
                 )
                 self._answered_at = time.monotonic()
+                if now := order.get("now"):  # a hub of the version before sends none
+                    self._ahead_ms = int(time.time() * 1000) - now
                 if order["number"] > self._seen:
                     self._seen = order["number"]
                     self._on_order(str(order["command"]), float(order["grace_s"]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..model.access import Actor, Right, Role
 from ..model.capacity import MachineSetSpec
-from ..model.jobs import BLOBS, AttemptEnd, JobSpec, JobState
+from ..model.jobs import BLOBS, PROTOCOL, PROTOCOLS, AttemptEnd, JobSpec, JobState
 from ..model.refusal import Reason, Refusal
 from ..model.tokens import new_token
 from ..store import artifacts, attempts, identities, jobs, machine_sets
@@ -78,11 +78,12 @@ class LauncherOrders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOrder:
-    """Answer to a runner: a command of "save", "stop" or "abort", or none, and its number."""
+    """Answer to a runner: a command of "save", "stop" or "abort", or none, its number, and the time in milliseconds."""
 
     command: str
     number: int
     grace_s: float
+    now: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,7 @@ class Attempts(Service):
         known: Collection[AttemptKey] = (),
         gone: Collection[AttemptKey] = (),
         wait_s: float = 0.0,
+        protocol: int = PROTOCOL,
     ) -> LauncherOrders:
         """Tell the hub which runners of a launcher live, and collect what it must do.
 
@@ -120,8 +122,10 @@ class Attempts(Service):
             known: Attempts whose process it has started, the dead ones among them.
             gone: Those of `known` whose process is gone.
             wait_s: Seconds to wait for something to do.
+            protocol: Version of its messages.
         """
         actor.require(Right.OWN)
+        check_protocol(protocol)
         deadline = time.monotonic() + wait_s
         while True:
             seen = self._bell.count
@@ -144,6 +148,7 @@ class Attempts(Service):
         cost_usd: float,
         saved_at: int | None = None,
         note: str = "",
+        protocol: int = PROTOCOL,
     ) -> RunnerOrder:
         """Renew the lease of an attempt, and collect its command.
 
@@ -153,13 +158,15 @@ class Attempts(Service):
             number: Number of the attempt.
             is_running: Whether its pool is open.
             cost_usd: Cost so far.
-            saved_at: Time of its last checkpoint, in milliseconds since 1970.
+            saved_at: Time of its last checkpoint by the hub's clock, in milliseconds since 1970.
             note: State of its machines in words, until they are ready.
+            protocol: Version of its messages.
 
         Raises:
             Refusal: The attempt is over, or another runner's.
         """
         actor.require(Right.WRITE)
+        check_protocol(protocol)
         return await self.database.write(self._beat, actor, job_id, number, is_running, cost_usd, saved_at, note)
 
     async def add_output(self, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
@@ -375,14 +382,14 @@ class Attempts(Service):
                 jobs.update_job(tx, job)
         attempts.update_attempt(tx, attempt)
         grace_s = self._grace_s if attempt.ends_by is None else max(0.0, (attempt.ends_by - tx.now) / 1000)
-        return RunnerOrder(command=attempt.command, number=attempt.command_number, grace_s=grace_s)
+        return RunnerOrder(command=attempt.command, number=attempt.command_number, grace_s=grace_s, now=tx.now)
 
     def _add_output(self, tx: Transaction, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
         _, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
         if start <= attempt.output < start + len(body):
             attempts.add_output(tx, attempt, start, body)
             attempts.update_attempt(tx, attempt)
-            tx.after_commit(self._bell.ring)
+            tx.after_commit(self._bell.ring_quietly)
         return attempt.output
 
     def _end(
@@ -431,7 +438,7 @@ class Attempts(Service):
         job, attempt = served
         if job.state not in (JobState.RESERVED, JobState.STARTING):
             raise stale(job_id, number)
-        tx.after_commit(self._bell.ring)
+        tx.after_commit(self._bell.ring_quietly)
         launch = self._claim(tx, actor, attempt.launcher, job, attempt)
         return NextOrder(launch=launch, is_over=launch is None)
 
@@ -489,6 +496,17 @@ def need_attempt(
         raise stale(job_id, number)
     _check_runner(actor, job, attempt)
     return job, attempt
+
+
+def check_protocol(spoken: int) -> None:
+    """Refuse a launcher or runner whose messages this hub does not understand."""
+    if spoken in PROTOCOLS:
+        return
+    who = "the hub's skyward" if spoken > PROTOCOL else "skyward where the launcher runs, and start it again"
+    known = " and ".join(map(str, PROTOCOLS))
+    raise Refusal(
+        Reason.INVALID, f"protocol={spoken}: this hub speaks versions {known}; upgrade {who}", field="protocol"
+    )
 
 
 def stale(job_id: str, number: int) -> Refusal:

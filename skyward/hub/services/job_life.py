@@ -121,6 +121,33 @@ def stop_attempt(tx: Transaction, job: JobRow, attempt: AttemptRow, reason: str,
     jobs.update_job(tx, job)
 
 
+def cancel_job(tx: Transaction, row: JobRow) -> None:
+    """End a job for good: at once, or when its machines are gone. It is not over yet."""
+    row.ends_as = JobState.CANCELLED
+    attempt = attempts.active_attempt(tx, row.pk)
+    if attempt is None:
+        enter(tx, row, JobState.CANCELLED)
+    elif row.state == JobState.RESERVED:
+        finish_attempt(tx, row, attempt, AttemptEnd.WITHDRAWN)
+    else:
+        attempt.order("abort")
+        row.why = "is being cancelled: its machines end"
+        attempts.update_attempt(tx, attempt)
+    jobs.update_job(tx, row)
+
+
+def cancel_project(tx: Transaction, project: int) -> None:
+    """Cancel all jobs of a project that is deleted, and let the machines end that it keeps.
+
+    Its tokens are refused from now on. So its runners end by themselves, and their machines are free with their lease.
+    """
+    for row in jobs.unfinished_jobs(tx, project, None):
+        cancel_job(tx, row)
+    for job, runner in attempts.kept_attempts(tx):
+        if job.project == project:
+            lose_kept(tx, runner, lease_s(tx, runner.machines))
+
+
 def shape_of(spec: JobSpec) -> Shape:
     """Return the machines that a job needs, as the scheduler counts them."""
     return Shape(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -56,6 +58,7 @@ START_S = 60.0
 UNSERVED_S = 300.0
 """Seconds for which a set that no launcher serves gets no jobs."""
 _NOTED_S = 10.0
+_REST_S = 0.25
 FENCE_S = 1200.0
 """Seconds without an answer of the hub after which a runner ends its machines and itself."""
 Active = Sequence[tuple[JobRow, AttemptRow]]
@@ -97,7 +100,7 @@ class JobScheduler:
         A closed bell waits for nothing, so without this look the loop of a server that does not lead would never yield.
         """
         while not self._bell.is_closed:
-            seen = self._bell.count
+            seen, began = self._bell.decisive, time.monotonic()
             try:
                 await self.step()
             except NotHeld:
@@ -105,7 +108,9 @@ class JobScheduler:
             except Exception:
                 # A database that is away for a while must not end the scheduler for good.
                 _log.exception("scheduler: a decision failed; the next one is due in %g s", PERIOD_S)
-            await self._bell.wait(seen, PERIOD_S)
+            # Others write only between decisions, and those of a long queue take a while.
+            await asyncio.sleep(min(time.monotonic() - began, _REST_S))
+            await self._bell.wait_to_decide(seen, PERIOD_S)
 
     async def step(self) -> None:
         """Decide once, if this server leads and a job is not over.
@@ -121,7 +126,7 @@ class JobScheduler:
         if await self._database.read(_has_work) and await self._leader.write(
             decide_and_write, self.policy, self._leads_since
         ):
-            self._bell.ring()  # launchers and runners wait for it
+            self._bell.ring_quietly()  # launchers and runners wait for it
 
 
 def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> bool:
@@ -217,6 +222,8 @@ def make_snapshot(
 ) -> JobsSnapshot:
     """Return what the tables say at the time `now` in milliseconds, as the scheduler reads it."""
     names = {project[0]: project[1] for project in identities.projects(snapshot, ORGANIZATION, None)}
+    # Cancelled jobs of a deleted project hold their machines until they are gone.
+    held = names | identities.deleted_projects(snapshot, ORGANIZATION)
     known = {record.spec.name for record in sets}
     job_of = {attempt.pk: job.id for job, attempt in active}
     quotas, spending = job_quotas.job_quotas(snapshot), job_quotas.JobSpending(snapshot, now)
@@ -226,9 +233,9 @@ def make_snapshot(
         users=tuple(_users(quotas, spending)),
         waiting=tuple(_hub_job(job, names) for job in waiting if job.project in names),
         attempts=tuple(
-            _job_attempt(job, attempt, names, frozenset(job_of[pk] for pk in attempt.obstacles if pk in job_of))
+            _job_attempt(job, attempt, held, frozenset(job_of[pk] for pk in attempt.obstacles if pk in job_of))
             for job, attempt in active
-            if attempt.machines in known and job.project in names
+            if attempt.machines in known and job.project in held
         ),
         reserved=frozenset(job.id for job in waiting if job.has_turn),
         policy=policy,

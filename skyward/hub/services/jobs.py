@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.access import Actor, Right, Role
-from ..model.jobs import BLOBS, AttemptEnd, AttemptRecord, JobPriority, JobRecord, JobSpec, JobState
+from ..model.jobs import BLOBS, AttemptRecord, JobPriority, JobRecord, JobSpec, JobState
 from ..model.pages import Page, decode_token, encode_token
 from ..model.quotas import Limit, Quota
 from ..model.refusal import Reason, Refusal
@@ -22,7 +22,7 @@ from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service, require_delete, require_no_run_token
 from .command_checks import check_command
-from .job_life import enter, finish_attempt
+from .job_life import cancel_job, enter
 from .job_triggers import add_dependencies, check_triggers, prepare_waiting, settle_dependencies
 from .kept import close, warm_of
 from .leader import Write
@@ -312,17 +312,7 @@ def require_delete_or_own(actor: Actor, row: JobRow) -> None:
 def _cancel(tx: Transaction, row: JobRow) -> None:
     if JobState(row.state).is_final:
         raise _conflict(row, "is over already; see why it ended")
-    row.ends_as = JobState.CANCELLED
-    attempt = attempts.active_attempt(tx, row.pk)
-    if attempt is None:
-        enter(tx, row, JobState.CANCELLED)
-    elif row.state == JobState.RESERVED:
-        finish_attempt(tx, row, attempt, AttemptEnd.WITHDRAWN)
-    else:
-        attempt.order("abort")
-        row.why = "is being cancelled: its machines end"
-        attempts.update_attempt(tx, attempt)
-    jobs.update_job(tx, row)
+    cancel_job(tx, row)
 
 
 def _save(tx: Transaction, row: JobRow) -> None:

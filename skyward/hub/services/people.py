@@ -13,6 +13,7 @@ from ..store import identities
 from ..store.identities import AccountRow, TokenRow
 from . import audit
 from .access import Access, existing_account, make_code, unknown_project
+from .job_life import cancel_project
 
 if TYPE_CHECKING:
     from ..store.database import Database
@@ -82,6 +83,8 @@ class People:
 
     async def delete_project(self, actor: Actor, name: str, *, only_empty: bool = False) -> None:
         """Hide a project and all that is in it, until `gc` deletes it. Its name is free again. Only owners may.
+
+        Its jobs are cancelled.
 
         Args:
             actor: Who asks.
@@ -228,6 +231,7 @@ def _delete_project(tx: Transaction, actor: Actor, name: str, only_empty: bool) 
     if only_empty and identities.is_used(tx, number):
         problem = "still has experiments, models or pools; delete it with mode=CASCADE"
         raise Refusal(Reason.CONFLICT, f"project={name}: {problem}", field="project")
+    cancel_project(tx, number)
     identities.delete_project(tx, number)
     audit.record(tx, actor, "project.delete", name)
 

@@ -111,6 +111,14 @@ def first_project(snapshot: ReadSnapshot, account: int) -> int | None:
     return row[0] if row else None
 
 
+def deleted_projects(snapshot: ReadSnapshot, organization: int) -> dict[int, str]:
+    """Return the numbers and names of the projects that `gc` has not deleted yet."""
+    rows = snapshot.execute(
+        "SELECT id, name FROM project WHERE organization = ? AND deleted_at IS NOT NULL", (organization,)
+    ).fetchall()
+    return {int(number): str(name) for number, name in rows}
+
+
 def projects(snapshot: ReadSnapshot, organization: int, account: int | None) -> list[Any]:
     """List open projects as (id, name, created_at, description).
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
+from functools import lru_cache
 
 from ..model.jobs import TRANSITIONS, FailureCounts, JobPriority, JobSpec, JobState
 from .transaction import ReadSnapshot, Transaction
@@ -67,7 +68,13 @@ class JobRow:
         self.user_failures, self.start_failures, self.losses = counted.user, counted.start, counted.lost
 
     def decoded_spec(self) -> JobSpec:
-        return JobSpec(**json.loads(self.spec))
+        """Return the spec, which never changes. Do not change the lists in it: other callers get them too."""
+        return _decoded(self.spec)
+
+
+@lru_cache(maxsize=16_384)  # each decision needs those of all waiting jobs
+def _decoded(text: str) -> JobSpec:
+    return JobSpec(**json.loads(text))
 
 
 _NAMES = tuple(field.name for field in fields(JobRow))
@@ -130,12 +137,12 @@ def jobs_before(
     return [row_of(row) for row in rows]
 
 
-def unfinished_jobs(snapshot: ReadSnapshot, project: int, limit: int) -> list[JobRow]:
+def unfinished_jobs(snapshot: ReadSnapshot, project: int, limit: int | None) -> list[JobRow]:
     """Return jobs of a project that are not over, those with machines first, then the oldest first."""
     rows = snapshot.execute(
         f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.ended_at IS NULL"
         " ORDER BY (CASE WHEN j.state = 'queued' THEN 1 ELSE 0 END), j.pk LIMIT ?",
-        (project, limit),
+        (project, 2**31 if limit is None else limit),
     ).fetchall()
     return [row_of(row) for row in rows]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,38 +16,10 @@ from skyward.hub.services import job_scheduler
 from skyward.testing.hub import HubServer
 from tests.hub.jobs.calls import runs_of, save_when_told, wait_for
 from tests.hub.jobs.hub_process import is_runner
+from tests.hub.jobs.launcher_process import Launcher
 from tests.waiting import until
 
 LIMIT_S = 60.0
-
-
-class Launcher:
-    """`skyward hub launcher` in a folder. Leaving the block ends it, and what it has started."""
-
-    def __init__(self, data: Path) -> None:
-        self._data = data
-        self.attempts = data / "launcher" / "attempts"
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "skyward", "hub", "launcher", "--data", str(self._data)]
-        with (self._data.parent / "launcher.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def runner(self, number: int = 1) -> int:
-        """Return the process of an attempt of the only job."""
-        (file,) = self.attempts.glob(f"*-{number}/pid")
-        return int(file.read_text())
-
-    def close(self) -> None:
-        self.kill()
-        for file in self.attempts.glob("*/pid"):
-            with contextlib.suppress(OSError):  # it ends at this moment
-                if is_runner(pid := int(file.read_text())):  # of a test that failed
-                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

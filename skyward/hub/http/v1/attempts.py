@@ -27,6 +27,7 @@ async def poll(call: Call, request: job_wire.LauncherPoll) -> job_wire.LauncherO
         known=request.known,
         gone=request.gone,
         wait_s=request.wait_s,
+        protocol=request.protocol,
     )
     return job_wire.LauncherOrdersOut(
         start=[_launch(launch) for launch in orders.start], kill=list(orders.kill), forget=list(orders.forget)
@@ -42,8 +43,9 @@ async def beat(call: Call, request: job_wire.Beat) -> job_wire.OrderOut:
         cost_usd=request.cost_usd,
         saved_at=request.saved_at,
         note=request.note,
+        protocol=request.protocol,
     )
-    return job_wire.OrderOut(order.command, order.number, order.grace_s)
+    return job_wire.OrderOut(order.command, order.number, order.grace_s, order.now)
 
 
 async def add_output(call: Call, _request: None) -> job_wire.OutputSize:

@@ -199,14 +199,19 @@ class Beat(Struct):
     cost_usd: Amount = 0.0
     saved_at: int | None = None
     note: Annotated[str, Meta(max_length=1000)] = ""
+    protocol: int = 1
 
 
 class OrderOut(Struct):
-    """Command to a runner: "save", "stop", "abort" or none, with its number and the seconds that it has."""
+    """Command to a runner: "save", "stop", "abort" or none, with its number and the seconds that it has.
+
+    `now` is the time of the hub in milliseconds since 1970.
+    """
 
     command: str
     number: int
     grace_s: float
+    now: int = 0
 
 
 class OutputSize(Struct):
@@ -243,6 +248,7 @@ class LauncherPoll(Struct):
     known: list[tuple[str, int]] = []
     gone: list[tuple[str, int]] = []
     wait_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
+    protocol: int = 1
 
 
 class MachineSetWire(Struct, forbid_unknown_fields=True):

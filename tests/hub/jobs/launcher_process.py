@@ -1,0 +1,41 @@
+"""A launcher in a process of its own, beside a hub that has none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.hub.jobs.hub_process import is_runner
+
+
+class Launcher:
+    """`skyward hub launcher` in a folder. Leaving the block ends it, and what it has started."""
+
+    def __init__(self, data: Path, **environment: str) -> None:
+        self._data, self._environment = data, environment
+        self.attempts = data / "launcher" / "attempts"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "skyward", "hub", "launcher", "--data", str(self._data)]
+        with (self._data.parent / "launcher.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self._environment})
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def runner(self, number: int = 1) -> int:
+        """Return the process of an attempt of the only job."""
+        (file,) = self.attempts.glob(f"*-{number}/pid")
+        return int(file.read_text())
+
+    def close(self) -> None:
+        self.kill()
+        for file in self.attempts.glob("*/pid"):
+            with contextlib.suppress(OSError):  # it ends at this moment
+                if is_runner(pid := int(file.read_text())):  # of a test that failed
+                    os.kill(pid, signal.SIGKILL)
