@@ -236,7 +236,7 @@ class PoolScaler:
         if new:
             is_pinned = is_asked or wanted == self._pin
             why = "asked for" if is_pinned else size.why or "a call names a node that was given back"
-            return self._grow(new, nodes, why)
+            return self._grow(new, nodes, why, is_asked=is_asked)
         if self._is_visited():
             return None
         self._shrink(demand, nodes - wanted, nodes, "asked for" if is_asked else size.why)
@@ -313,7 +313,7 @@ class PoolScaler:
 
     # Changes --------------------------------------------------------------------------------------------------------
 
-    def _grow(self, new: list[int], before: int, why: str) -> SkywardError | None:
+    def _grow(self, new: list[int], before: int, why: str, *, is_asked: bool) -> SkywardError | None:
         """Get nodes: all of them, or as many as there are. Returns the error if there is none."""
         wanted, began = before + len(new), self._clock()
         self._emit(PoolScaled(pool=self._pool, before=before, nodes=wanted, reason=why))
@@ -330,7 +330,8 @@ class PoolScaler:
                 self._bounds = dataclasses.replace(self._bounds, start_s=self._joined_at - began)
                 break
         if error is not None and not self._is_stopped:
-            self._pin = None
+            if is_asked:  # otherwise a node was lost that its user had, and it is tried again
+                self._pin = None
             self._fail(before + len(new), wanted, str(error).partition("\n")[0].rstrip(":"))
             if not before:
                 self._engine.cancel_all(error)  # nothing runs: these are the calls that wait for the nodes

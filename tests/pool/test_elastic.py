@@ -16,6 +16,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NoCapacity, NodeLost, PoolClosed, RefLost, UsageError
 from skyward.events import Emit, Event, PoolScaled, ScalingFailed
+from skyward.pool import scaler
 from skyward.testing import Faults
 from skyward.values.machine import Machine, Offer, PoolSpec
 from tests.engines import is_moving
@@ -314,11 +315,13 @@ class Refusing(sky.Local):
         return super().launch(spec, offers, pool, nodes, emit)
 
 
-def test_another_node_comes_for_one_that_is_lost_for_good() -> None:
+@pytest.mark.parametrize("refusals", [1, 3])
+def test_another_node_comes_for_one_that_is_lost_for_good(refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaler, "REFUSAL_S", 0.5)
     provider = Refusing(refusals=[0])
     with sky.ComputePool(provider, nodes=(1, 3), idle_timeout_s=60.0, logs=False, console=False) as pool:
         pool.scale(2)
-        provider.refusals[0] = 1
+        provider.refusals[0] = refusals
         killed = Faults(pool).kill_node(1)
         until(lambda: len(pool.agent_pids()) == 2 and killed not in pool.agent_pids().values(), 40)
         assert provider.refusals == [0]
