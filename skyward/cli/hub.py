@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .hub_data import add_data
 from .hub_import import add_import
 from .hub_people import add_people
+from .hub_secret import add_secrets
 
 if TYPE_CHECKING:
     from ..hub.http.local import Welcome
@@ -35,6 +36,7 @@ examples:
   skyward hub up --runs ~/copied/runs
   skyward hub serve --config hub.yaml
   skyward hub launcher --machines lab
+  skyward hub secret set HF_TOKEN < token.txt
   skyward hub sync copied/runs
   skyward hub user add ada
   skyward hub token create laptop
@@ -62,6 +64,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     up.add_argument("--runs", metavar="FOLDER", help="also show the runs in this folder, made without a hub")
     up.add_argument("--no-auth", action="store_true", help="let every program on this machine in without a token")
     up.add_argument("--json", action="store_true", help="print address, link and token as one line of JSON")
+    up.add_argument(
+        "--notify-host", action="append", default=[], metavar="HOST", help="let jobs name webhooks there; repeatable"
+    )
+    up.add_argument(
+        *("--notify-command",),
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="let jobs name this program; repeatable",
+    )
     up.set_defaults(run=_up)
     serve = _add(actions, "serve", "start a hub for a team", "serve --config hub.yaml")
     serve.add_argument("--config", metavar="FILE", help="configuration; SKYWARD_HUB_<SECTION>_<KEY> overrides a key")
@@ -78,6 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_people(actions)
     add_data(actions)
     add_import(actions)
+    add_secrets(actions)
 
 
 def _add(actions: _Actions, name: str, text: str, example: str) -> argparse.ArgumentParser:
@@ -116,7 +129,16 @@ def _up(arguments: argparse.Namespace) -> int:
 
     launchers: list[Launcher] = []
     try:
-        serve(local_settings(data, port=arguments.port, with_auth=not arguments.no_auth), greet)
+        serve(
+            local_settings(
+                data,
+                port=arguments.port,
+                with_auth=not arguments.no_auth,
+                hosts=arguments.notify_host,
+                commands=arguments.notify_command,
+            ),
+            greet,
+        )
     finally:
         for launcher in launchers:
             launcher.stop()

@@ -68,6 +68,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     submit.add_argument("--after", action="append", metavar="ID", help="begin when this job is completed; repeatable")
     submit.add_argument("--max-wait", metavar="TIME", help="give up if it does not run by then, such as 2h")
     submit.add_argument("--cron", metavar="EXPRESSION", help="submit it again and again, such as '0 3 * * *' (UTC)")
+    submit.add_argument(
+        "--notify", action="append", metavar="URL", help="tell this webhook how it goes; see --notify-secret"
+    )
+    submit.add_argument("--notify-secret", metavar="NAME", help="secret of the project that signs the messages")
+    submit.add_argument("--notify-wait", metavar="TIME", help="also tell it after so much waiting, such as 2h")
     submit.add_argument("--preemptible", action="store_true", help="more urgent work may tell it to make way")
     submit.add_argument("--hold", action="store_true", help="wait until it is released")
     submit.set_defaults(run=_submit)
@@ -134,6 +139,8 @@ def _submit_call(arguments: argparse.Namespace, place: str) -> str:
         max_wait_s=None if arguments.max_wait is None else seconds_of("max-wait", arguments.max_wait),
         cron=arguments.cron or "",
         hold=arguments.hold,
+        notify=_targets(arguments) or (),
+        notify_wait_s=None if arguments.notify_wait is None else seconds_of("notify-wait", arguments.notify_wait),
     )
     return job.id
 
@@ -156,6 +163,8 @@ def _submit_form(arguments: argparse.Namespace, form: dict[str, Any]) -> str:
             "name": arguments.name,
             "priority": arguments.priority,
             "is_held": arguments.hold or None,
+            "notify": _targets(arguments),
+            "notify_wait": arguments.notify_wait,
         },
         "distributed": {"num_nodes": arguments.nodes},
         "resources": _machines(arguments.accelerator),
@@ -174,6 +183,12 @@ def _submit_form(arguments: argparse.Namespace, form: dict[str, Any]) -> str:
             chosen = {section: {**(form.get(section) or {}), **chosen}}
         form = {**form, **chosen}
     return submit_command(form, project=arguments.project).id
+
+
+def _targets(arguments: argparse.Namespace) -> list[dict[str, str]] | None:
+    if arguments.notify is None:
+        return None
+    return [{"url": url, "secret": arguments.notify_secret or ""} for url in arguments.notify]
 
 
 def _machines(accelerator: str | None) -> dict[str, Any]:
@@ -219,12 +234,12 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from ..hub.client.jobs import job_row
+    from ..hub.client.jobs import job_history, job_row
     from .screen import table
 
-    row = job_row(arguments.id)
+    row, news = job_row(arguments.id), job_history(arguments.id)["deliveries"]
     if arguments.json:
-        print(json.dumps(row, indent=2))
+        print(json.dumps({**row, "deliveries": news}, indent=2))
         return 0
     for name in ("id", "name", "status", "why", "project", "user", "priority"):
         print(f"{name:<9} {printable(str(row[name]))}")
@@ -234,7 +249,16 @@ def _show(arguments: argparse.Namespace) -> int:
         for one in row["attempts"]
     ]
     print("\n".join(["", *table(["attempt", "machines", "nodes", "end", "error"], cells)]))
+    if news:
+        rows = [[one["kind"], printable(one["target"]), str(one["tries"]), _arrival(one)] for one in news]
+        print("\n".join(["", *table(["news", "to", "tries", "arrived (UTC)"], rows)]))
     return 0
+
+
+def _arrival(delivery: dict[str, Any]) -> str:
+    if delivery["delivered_at"] is not None:
+        return _clock(delivery["delivered_at"])
+    return f"{'not yet' if delivery['next_at'] is not None else 'given up'}: {printable(delivery['error'])}".strip(": ")
 
 
 def _logs(arguments: argparse.Namespace) -> int:
@@ -269,4 +293,8 @@ def _order(order: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _time(row: dict[str, Any]) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["created_at"] / 1000))
+    return _clock(row["created_at"])
+
+
+def _clock(moment_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment_ms / 1000))

@@ -139,6 +139,7 @@ def _same(_field: str, value: Any) -> Any:
 
 _UNITS: Mapping[tuple[str, str], tuple[str, Callable[[str, Any], Any]]] = {
     ("", "hold"): ("is_held", _same),
+    ("", "notify_wait"): ("notify_wait_s", seconds_of),
     ("resources", "memory"): ("memory_gib", _gib),
     ("resources", "cpu"): ("cpu", _cores),
     ("schedule", "max_duration"): ("max_duration_s", seconds_of),

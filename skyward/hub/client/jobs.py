@@ -325,6 +325,8 @@ def submit(  # noqa: PLR0913  # keyword-only options
     hold: bool = False,
     key: str | None = None,
     sweep: int | None = None,
+    notify: Sequence[Mapping[str, Any]] = (),
+    notify_wait_s: float | None = None,
     **pool: Any,
 ) -> Job[Any]:
     """Hand a call to the hub. It runs when its machines are its project's to take, also if this program has ended.
@@ -360,6 +362,9 @@ def submit(  # noqa: PLR0913  # keyword-only options
         hold: Whether it waits until it is released.
         key: Text of yours. A second job with the same key is the first one, so a program may submit it again.
         sweep: Number of a sweep whose trials are calls of this job. The call is its objective; see `hub.sweep`.
+        notify: Receivers of its news, such as `{"url": "https://hooks.example.org/x", "secret": "LAB_HOOK"}` or
+            `{"command": ["/usr/local/bin/tell", "ada"], "on": ["failed"]}`. The operator allows hosts and programs.
+        notify_wait_s: Seconds of waiting after which they are told that it waits.
         pool: Further options of `sky.ComputePool`: concurrency, executor, preload, allocation and others.
 
     Raises:
@@ -391,6 +396,8 @@ def submit(  # noqa: PLR0913  # keyword-only options
         cron=cron,
         image=image_fields(image),
         sweep=sweep,
+        notify=[dict(target) for target in notify],
+        notify_wait_s=notify_wait_s,
         secrets=secret_names(image),
         pool=_pool_options(pool),
     )
@@ -464,6 +471,12 @@ def job_row(job_id: str, *, project: str | None = None) -> dict[str, Any]:
     """Return a job with its attempts, as the API shows it. Raises HubError if the project has none of that id."""
     with HubConnection(job_address(project)) as connection:
         return dict(connection.json("GET", path_of("v1", "jobs", job_id)))
+
+
+def job_history(job_id: str, *, project: str | None = None) -> dict[str, Any]:
+    """Return what happened to a job, as the API shows it. Raises HubError if the project has none of that id."""
+    with HubConnection(job_address(project)) as connection:
+        return dict(connection.json("GET", path_of("v1", "jobs", job_id, "history")))
 
 
 def job_rows(status: Sequence[str] = (), *, project: str | None = None, limit: int = 100) -> list[dict[str, Any]]:

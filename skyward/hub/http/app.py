@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -88,6 +89,8 @@ def create_app(settings: Settings) -> HubApplication:
             with_auth=settings.auth.enabled,
             lost_after_s=settings.server.lost_after_s,
             search_s=settings.database.search_s,
+            rules=settings.notify.rules,
+            secrets=Path(settings.notify.secrets) if settings.notify.secrets else None,
         )
 
     return HubApplication(settings, open_services)

@@ -12,14 +12,16 @@ import os
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ..model.notices import NoticeRules
 from ..model.product import ENVIRONMENT_PREFIX, METRICS_PORT, PORT
 from ..store.blobs import Bucket
+from ..store.secret_files import FOLDER
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -146,6 +148,25 @@ class LoggingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotifySettings:
+    """Receivers of the news of jobs that users may name. By default there is none.
+
+    Attributes:
+        hosts: Hosts of webhooks: `hooks.example.org`, `*.example.org`, or with a port of its own `127.0.0.1:8080`.
+        commands: Absolute paths of programs. Allow only those whose arguments any user may choose.
+        secrets: Folder with a folder for each project, which has a file for each secret; see `skyward hub secret`.
+    """
+
+    hosts: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    secrets: str = ""
+
+    @property
+    def rules(self) -> NoticeRules:
+        return NoticeRules(hosts=self.hosts, commands=self.commands)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Configuration of one hub.
 
@@ -159,6 +180,7 @@ class Settings:
     auth: AuthSettings = AuthSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    notify: NotifySettings = NotifySettings()
 
     def __post_init__(self) -> None:
         if not self.auth.enabled and self.server.host not in LOOPBACK:
@@ -167,6 +189,9 @@ class Settings:
             )
         if self.server.workers > 1 and not self.database.url.startswith("postgresql"):
             raise UsageError(f"server.workers={self.server.workers}: SQLite takes one process; use PostgreSQL, or 1")
+        for program in self.notify.commands:
+            if not Path(program).is_absolute():
+                raise UsageError(f"notify.commands={program!r}: not an absolute path; write one")
         if not self.database.url:
             raise UsageError("database.url=: empty; give sqlite:///FILE or postgresql://USER@HOST/NAME")
         if not (self.storage.folder or self.storage.bucket):
@@ -187,7 +212,9 @@ def data_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "skyward" / "hub"
 
 
-def local_settings(data: Path, *, port: int = PORT, with_auth: bool = True) -> Settings:
+def local_settings(
+    data: Path, *, port: int = PORT, with_auth: bool = True, hosts: Sequence[str] = (), commands: Sequence[str] = ()
+) -> Settings:
     """Return the settings of a hub in a folder, for one person on this machine."""
     return Settings(
         server=ServerSettings(port=port),
@@ -195,6 +222,7 @@ def local_settings(data: Path, *, port: int = PORT, with_auth: bool = True) -> S
         storage=StorageSettings(folder=str(data / "blobs")),
         auth=AuthSettings(enabled=with_auth),
         logging=LoggingSettings(level="warning", format="text"),
+        notify=NotifySettings(hosts=tuple(hosts), commands=tuple(commands), secrets=str(data / "launcher" / FOLDER)),
     )
 
 

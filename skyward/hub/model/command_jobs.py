@@ -14,7 +14,7 @@ RDMA = ("auto", "enabled", "disabled")
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "": (
         *("name", "type", "image", "command", "env", "secrets", "resources", "distributed", "storage", "schedule"),
-        *("priority", "region", "labels", "retries", "budget_usd", "key", "is_held"),
+        *("priority", "region", "labels", "retries", "budget_usd", "key", "is_held", "notify", "notify_wait_s"),
     ),
     "resources": ("gpus", "gpu_type", "memory_gib", "cpu"),
     "distributed": ("strategy", "num_nodes", "gpus_per_node", "backend", "gang_scheduling", "rdma", "sharding"),

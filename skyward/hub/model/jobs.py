@@ -132,6 +132,8 @@ class JobSpec:
             over. If that cannot be any longer, it is cancelled.
         max_wait_s: Seconds that it may wait until it runs; None for no limit.
         cron: Cron expression in UTC: it is a schedule, which makes a job at each of these times.
+        notify: Receivers of its news, with the fields of `model.notices.NoticeTarget`.
+        notify_wait_s: Seconds of waiting after which they are told that it waits; None for never.
     """
 
     on: On = "one"
@@ -160,6 +162,8 @@ class JobSpec:
     after_is: AfterIs = "success"
     max_wait_s: float | None = None
     cron: str = ""
+    notify: Sequence[Mapping[str, Any]] = ()
+    notify_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

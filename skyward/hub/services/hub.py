@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import MissingDependency, UsageError
 from ..model.access import Actor, Right, Role
+from ..model.notices import NoticeRules
 from ..model.refusal import Refusal
 from ..model.status import HubStatus
 from ..store import identities
@@ -29,9 +30,10 @@ from .hpo import Hpo
 from .importance import Importances
 from .job_history import Histories
 from .job_scheduler import JobScheduler
-from .jobs import Jobs
+from .jobs import NO_NOTICES, Jobs
 from .leader import HubLeader
 from .live import Live, LiveTracking
+from .notices import Courier
 from .people import People
 from .pools import Pools
 from .queue import Queue
@@ -63,6 +65,8 @@ class Hub:
         with_auth: Whether requests need a token. Pages show a warning without.
         lost_after_s: Seconds without heartbeat after which a run is lost.
         steady: Clock in seconds that never jumps.
+        rules: Receivers of news that jobs may name.
+        secrets: Folder of the secrets that sign them; None for none.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class Hub:
         with_auth: bool = True,
         lost_after_s: float = 60.0,
         steady: Callable[[], float] = time.monotonic,
+        rules: NoticeRules = NO_NOTICES,
+        secrets: Path | None = None,
     ) -> None:
         self.database = database
         self._blobs = blobs
@@ -92,7 +98,8 @@ class Hub:
         self.bell = Bell()
         self.quotas = Quotas(database, self.bell)
         self.scheduler = JobScheduler(database, self.leader, self.bell)
-        self.jobs = Jobs(database, blobs, on_change=record_change, bell=self.bell)
+        self.courier = Courier(database, self.leader, self.bell, rules, secrets)
+        self.jobs = Jobs(database, blobs, on_change=record_change, bell=self.bell, rules=rules)
         self.hpo = Hpo(database, on_change=record_change, jobs=self.jobs)
         self.attempts = Attempts(
             database, blobs, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
@@ -114,6 +121,7 @@ class Hub:
             asyncio.create_task(self._sweep(), name="skyward-hub-sweeper"),
             asyncio.create_task(self.live.follow(), name="skyward-hub-follower"),
             asyncio.create_task(self.scheduler.run(), name="skyward-hub-scheduler"),
+            asyncio.create_task(self.courier.run(), name="skyward-hub-courier"),
         ]
 
     def end_streams(self) -> None:
@@ -197,6 +205,8 @@ def open_hub(
     with_auth: bool = True,
     lost_after_s: float = 60.0,
     search_s: float = 15.0,
+    rules: NoticeRules = NO_NOTICES,
+    secrets: Path | None = None,
 ) -> Hub:
     """Open a hub.
 
@@ -207,13 +217,17 @@ def open_hub(
         with_auth: Whether requests need a token.
         lost_after_s: Seconds without heartbeat after which a run is lost.
         search_s: Seconds that a search may take.
+        rules: Receivers of news that jobs may name.
+        secrets: Folder of the secrets that sign them; None for none.
 
     Raises:
         UsageError: The database or the place cannot be used.
     """
     blobs = open_blobs(place)
     database = Database(database_url, search_s=search_s)
-    return Hub(database, blobs, owner=owner, with_auth=with_auth, lost_after_s=lost_after_s)
+    return Hub(
+        database, blobs, owner=owner, with_auth=with_auth, lost_after_s=lost_after_s, rules=rules, secrets=secrets
+    )
 
 
 def owner_of(database: Database, name: str, project: str) -> Actor:

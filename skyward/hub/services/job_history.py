@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..model.access import Actor, Right
-from ..store import attempts, jobs, journal
+from ..model.notices import parse_targets
+from ..store import attempts, deliveries, jobs, journal
 from ..store.attempts import AttemptRow
 from ..store.database import Database
+from ..store.deliveries import DeliveryRow
 from ..store.transaction import ReadSnapshot
 from .calls import require_no_run_token
 from .job_life import machines_named, shape_of
 from .jobs import need_job
 
 MOST_EVENTS = 1_000
+MOST_DELIVERIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +50,45 @@ class AttemptFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobDelivery:
+    """News that the owner of a job gets.
+
+    Attributes:
+        id: Id of the message.
+        kind: See `model.notices.NoticeKind`.
+        target: Host or program.
+        at: Time of the news.
+        tries: Number of tries.
+        next_at: Time of the next try; None if it has arrived or is given up.
+        delivered_at: Time at which it arrived.
+        error: Error of the last try.
+    """
+
+    id: str
+    kind: str
+    target: str
+    at: int
+    tries: int
+    next_at: int | None
+    delivered_at: int | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobHistory:
     """Facts that a job's page shows beside the job.
 
     Attributes:
         needs: Machines that it needs, in words.
         result_sizes: Name of a result -> bytes.
+        deliveries: News for its owner, the newest first.
     """
 
     needs: str
     events: Sequence[JobEvent]
     attempts: Sequence[AttemptFacts]
     result_sizes: Mapping[str, int]
+    deliveries: Sequence[JobDelivery] = ()
 
 
 class Histories:
@@ -87,6 +118,21 @@ def _history(snapshot: ReadSnapshot, actor: Actor, job_id: str) -> JobHistory:
         result_sizes={
             name: size for name, (_, size) in jobs.blobs_of(snapshot, row.pk).items() if name in ("value", "error")
         },
+        deliveries=[_delivery(found) for found in deliveries.deliveries_of(snapshot, row.pk, MOST_DELIVERIES)],
+    )
+
+
+def _delivery(row: DeliveryRow) -> JobDelivery:
+    (target,) = parse_targets([json.loads(row.target)])
+    return JobDelivery(
+        id=row.id,
+        kind=row.kind,
+        target=target.name,
+        at=row.created_at,
+        tries=row.tries,
+        next_at=row.next_at,
+        delivered_at=row.delivered_at,
+        error=row.error,
     )
 
 

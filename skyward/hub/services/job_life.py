@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..model.access import Actor, Role
 from ..model.capacity import CLOUD_LEASE_S, MachineSetSpec
 from ..model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
+from ..model.notices import NoticeKind
 from ..model.usage import NEVER, bound_of, parts_of_days
 from ..schedule.shares import charged, decayed
 from ..schedule.values import Policy, Shape
@@ -15,6 +16,7 @@ from ..store.schema import ORGANIZATION
 from ..store.transaction import ReadSnapshot, Transaction
 from . import outbox
 from .kept import lose_kept, settle_runner
+from .notices import notify
 
 HALF_LIFE_S = Policy().half_life_s
 
@@ -27,6 +29,13 @@ def enter(tx: Transaction, job: JobRow, state: JobState) -> None:
         bound_s = NEVER if job.started_at is None else bound_of(seconds)
         usage.add_end(tx, job.project, job.type, state, bound_s, seconds)
     announce(tx, job, f"job.{state}")
+    if state is JobState.LOST:
+        notify(tx, job, NoticeKind.LOST, "its runner is gone; it is tried again when its machines are surely gone")
+
+
+def notify_end(tx: Transaction, job: JobRow) -> None:
+    """Tell the targets of a job that it is over, and why."""
+    notify(tx, job, NoticeKind(job.state), job.why or job.state.replace("_", " "))
 
 
 def announce(tx: Transaction, job: JobRow, kind: str) -> None:
@@ -67,9 +76,14 @@ def finish_attempt(
     job.failures = after.failures
     job.cost += attempt.cost
     job.not_before = tx.now + int(after.pause_s * 1000)
+    was_told = job.state == JobState.LOST
     enter(tx, job, after.state)
     if end is not AttemptEnd.COMPLETED:
         job.why = attempt.error
+    if after.state.is_final:
+        notify_end(tx, job)
+    elif end is AttemptEnd.LOST and not was_told:
+        notify(tx, job, NoticeKind.LOST, f"{attempt.error}; it is tried again")
     attempts.update_attempt(tx, attempt)
     jobs.update_job(tx, job)
 
@@ -127,6 +141,7 @@ def cancel_job(tx: Transaction, row: JobRow) -> None:
     attempt = attempts.active_attempt(tx, row.pk)
     if attempt is None:
         enter(tx, row, JobState.CANCELLED)
+        notify_end(tx, row)
     elif row.state == JobState.RESERVED:
         finish_attempt(tx, row, attempt, AttemptEnd.WITHDRAWN)
     else:

@@ -14,13 +14,16 @@ from ..model.refusal import Reason, Refusal
 from ..store import dependencies, jobs
 from ..store.jobs import JobRow
 from ..store.transaction import Transaction
-from .job_life import enter
+from .job_life import enter, notify_end
+from .notices import notify_waiting
 
 
 def prepare_waiting(tx: Transaction, row: JobRow, spec: JobSpec) -> None:
     """Note what a job that begins to wait waits for, and for how long. The caller writes the row."""
     has_limit = spec.max_wait_s is not None and not spec.cron
     row.wait_until = tx.now + int((spec.max_wait_s or 0.0) * 1000) if has_limit else None
+    tells = spec.notify_wait_s is not None and not spec.cron
+    row.tell_at = tx.now + int((spec.notify_wait_s or 0.0) * 1000) if tells else None
     if spec.cron:
         row.cron, row.next_at = spec.cron, CronSchedule(spec.cron).after_ms(tx.now)
         row.why = row.why or f"is a schedule: its next job is due at {_clock(row.next_at)}"
@@ -30,7 +33,9 @@ def pull_triggers(tx: Transaction) -> bool:
     """Let waiting jobs begin, end or be made whose time has come. Return whether one was changed."""
     changed = settle_dependencies(tx)
     changed = _submit_due(tx) or changed
-    return _end_waiting(tx) or changed
+    changed = _end_waiting(tx) or changed
+    _tell_waiting(tx)
+    return changed
 
 
 def add_dependencies(tx: Transaction, row: JobRow, after: Iterable[JobRow]) -> None:
@@ -80,6 +85,7 @@ def settle_dependencies(tx: Transaction) -> bool:
             dependencies.forget(tx, job)
             enter(tx, row, JobState.CANCELLED)
             row.why = f"after: job {dependencies.id_of(tx, after)} is {state}"
+            notify_end(tx, row)
         else:
             row.why = ""
             _explain_dependencies(tx, row)
@@ -130,9 +136,16 @@ def _end_waiting(tx: Transaction) -> bool:
         why = row.why
         enter(tx, row, JobState.TIMED_OUT)
         row.why = f"max_wait_s: it waited too long; {why}" if why else "max_wait_s: it waited too long"
+        notify_end(tx, row)
         dependencies.forget(tx, row.pk)
         jobs.update_job(tx, row)
     return bool(late)
+
+
+def _tell_waiting(tx: Transaction) -> None:
+    for row in jobs.jobs_to_tell(tx, tx.now, for_update=tx.for_update):
+        notify_waiting(tx, row)
+        jobs.update_job(tx, row)
 
 
 def _clock(moment_ms: int) -> str:

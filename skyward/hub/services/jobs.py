@@ -12,6 +12,7 @@ from typing import Any
 
 from ..model.access import Actor, Right, Role
 from ..model.jobs import BLOBS, AttemptRecord, JobPriority, JobRecord, JobSpec, JobState
+from ..model.notices import NoticeRules
 from ..model.pages import Page, decode_token, encode_token
 from ..model.quotas import Limit, Quota
 from ..model.refusal import Reason, Refusal
@@ -26,10 +27,12 @@ from .job_life import cancel_job, enter
 from .job_triggers import add_dependencies, check_triggers, prepare_waiting, settle_dependencies
 from .kept import close, warm_of
 from .leader import Write
+from .notices import check_notify
 from .receiving import receive_blob
 from .sweeps import need_sweep
 
 TYPES = ("training", "evaluation", "conversion", "other")
+NO_NOTICES = NoticeRules()
 _KEY = re.compile(r"[\w.:-]{1,128}")
 KEPT_DAYS = 30.0
 """Days for which values, output and code of a job are kept after its end."""
@@ -76,9 +79,16 @@ class OutputPiece:
 class Jobs(Service):
     """Calls about jobs. Each change wakes the scheduler by the bell."""
 
-    def __init__(self, *arguments: Any, bell: Bell, kept_days: float = KEPT_DAYS, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        bell: Bell,
+        kept_days: float = KEPT_DAYS,
+        rules: NoticeRules = NO_NOTICES,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._bell, self._kept_days = bell, kept_days
+        self._bell, self._kept_days, self._rules = bell, kept_days, rules
 
     async def put_job_blob(
         self, actor: Actor, sha256: str, stream: AsyncIterable[bytes], size: int | None = None
@@ -98,6 +108,7 @@ class Jobs(Service):
         actor.require(Right.WRITE)
         require_no_run_token(actor)
         _check_new(actor, new)
+        check_notify(new.spec, self._rules)
         return await self.database.write(self._submit, actor, new)
 
     async def jobs(

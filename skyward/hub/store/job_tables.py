@@ -23,6 +23,7 @@ from .tables import INTEGER, identity
 
 __all__ = [
     "attempt",
+    "delivery",
     "device_use",
     "job",
     "job_blob",
@@ -37,6 +38,7 @@ __all__ = [
 
 _ACTIVE = text("ended_at IS NULL")
 _KEPT = text("kept_until IS NOT NULL")
+_OPEN = text("next_at IS NOT NULL")
 
 job = Table(
     "job",
@@ -69,6 +71,7 @@ job = Table(
     Column("cron", Text),  # of a schedule, which never runs itself
     Column("next_at", BigInteger),  # time of a schedule's next job
     Column("origin", BigInteger),  # pk of the schedule that made it
+    Column("tell_at", BigInteger),  # time at which its owner is told that it still waits
     UniqueConstraint("project", "key"),
     Index("job_by_project", "project", "pk"),
     Index("job_unfinished", "state", "pk", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
@@ -122,9 +125,30 @@ attempt = Table(
     Column("runner", BigInteger),  # pk of the attempt whose runner serves it; its own if null
     Column("kept_until", BigInteger),  # end of the time for which its machines wait for the next attempt
     Column("idle_cost", Double),  # cost of that time so far
+    Column("save_interval", Double),  # seconds between two of its checkpoints, as it said or its spec does
+    Column("late_at", BigInteger),  # time at which its newest checkpoint was found to be too old
     UniqueConstraint("job", "number"),
     Index("attempt_active", "machines", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
     Index("attempt_kept", "machines", sqlite_where=_KEPT, postgresql_where=_KEPT),
+    sqlite_autoincrement=True,
+)
+
+delivery = Table(
+    "delivery",
+    metadata,
+    identity("pk"),
+    Column("job", INTEGER, ForeignKey("job.pk"), nullable=False),
+    Column("id", Text, nullable=False, unique=True),  # of the message, the same for each try
+    Column("kind", Text, nullable=False),  # see model.notices.NoticeKind
+    Column("target", Text, nullable=False),  # JSON, see model.notices.NoticeTarget
+    Column("body", Text, nullable=False),  # JSON, as it is sent
+    Column("created_at", BigInteger, nullable=False),
+    Column("next_at", BigInteger),  # of the next try; null once it has arrived, or is given up
+    Column("tries", Integer, nullable=False),
+    Column("delivered_at", BigInteger),
+    Column("error", Text, nullable=False),  # of the last try
+    Index("delivery_by_job", "job", "pk"),
+    Index("delivery_due", "next_at", sqlite_where=_OPEN, postgresql_where=_OPEN),
     sqlite_autoincrement=True,
 )
 

@@ -42,6 +42,7 @@ class JobRow:
     cron: str | None = None
     next_at: int | None = None
     origin: int | None = None
+    tell_at: int | None = None
     pk: int = 0
 
     def enter(self, state: JobState, now: int) -> None:
@@ -56,8 +57,10 @@ class JobRow:
         self.why = ""
         if state is JobState.RUNNING:
             self.started_at = self.started_at or now
-            self.wait_until = None
+            self.wait_until = self.tell_at = None
         self.ended_at = now if state.is_final else None
+        if state.is_final:
+            self.tell_at = None
 
     @property
     def failures(self) -> FailureCounts:
@@ -168,6 +171,11 @@ def late_jobs(snapshot: ReadSnapshot, now: int, *, for_update: str = "") -> list
     return _queued(snapshot, "j.wait_until <= ? AND NOT j.is_held", now, for_update)
 
 
+def jobs_to_tell(snapshot: ReadSnapshot, now: int, *, for_update: str = "") -> list[JobRow]:
+    """Return the waiting jobs whose owners are to be told that they still wait."""
+    return _queued(snapshot, "j.tell_at <= ? AND NOT j.is_held", now, for_update)
+
+
 def _queued(snapshot: ReadSnapshot, condition: str, now: int, for_update: str) -> list[JobRow]:
     rows = snapshot.execute(
         f"SELECT {_COLUMNS} FROM job j WHERE j.ended_at IS NULL AND j.state = 'queued' AND {condition}"
@@ -203,7 +211,7 @@ def set_reasons(tx: Transaction, reasons: Iterable[tuple[str, bool, int]]) -> No
 def delete_job(tx: Transaction, job: int) -> None:
     """Delete a job with its attempts and output. Retention takes its bytes."""
     tx.execute("DELETE FROM job_output WHERE attempt IN (SELECT pk FROM attempt WHERE job = ?)", (job,))
-    for table in ("attempt", "job_blob"):
+    for table in ("attempt", "job_blob", "delivery"):
         tx.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
     tx.execute("DELETE FROM job_after WHERE job = ? OR after = ?", (job, job))
     tx.execute("DELETE FROM job WHERE pk = ?", (job,))

@@ -52,6 +52,7 @@ _JOBS_OF_PROJECT = (
     f"DELETE FROM attempt WHERE job IN {_JOBS}",
     f"DELETE FROM job_after WHERE job IN {_JOBS}",
     f"DELETE FROM job_blob WHERE job IN {_JOBS}",
+    f"DELETE FROM delivery WHERE job IN {_JOBS}",
     "DELETE FROM job WHERE project = ?",
     *(f"DELETE FROM {name} WHERE project = ?" for name in ("device_use", "job_spending", "job_use", "job_end")),
 )

@@ -24,6 +24,7 @@ from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.batches import Batch
 from skyward.hub.model.capacity import MachineSetSpec
 from skyward.hub.model.jobs import AttemptEnd, JobSpec
+from skyward.hub.model.notices import NoticeRules
 from skyward.hub.model.points import PointColumns
 from skyward.hub.model.quotas import JobQuotaSpec, Quota
 from skyward.hub.model.registry import ModelMetric, ModelStatus, Stage
@@ -43,7 +44,8 @@ def main(target: Path) -> None:
         data = Path(folder, "hub")
         clock = itertools.count(START)
         database = Database(f"sqlite:///{data}/hub.db", clock=lambda: next(clock))
-        token = asyncio.run(fill(Hub(database, FolderBlobs(data / "blobs"))))
+        rules = NoticeRules(commands=["/bin/true"])
+        token = asyncio.run(fill(Hub(database, FolderBlobs(data / "blobs"), rules=rules)))
         (data / "token").write_text(token)
         pack(data, target)
 
@@ -165,7 +167,8 @@ async def add_job(hub: Hub, owner: Actor) -> None:
     await hub.quotas.set_job_quota(owner, "project", "default", JobQuotaSpec(weight=2.0, devices={"A100": 8}))
     call = hashlib.sha256(b"call").hexdigest()
     await hub.jobs.put_job_blob(owner, call, stream("call"))
-    new = NewJob(name="fit", spec=JobSpec(nodes=2, image={"pip": ["numpy"]}), blobs={"call": call}, key="monday")
+    spec = JobSpec(nodes=2, image={"pip": ["numpy"]}, notify=[{"command": ["/bin/true"]}])
+    new = NewJob(name="fit", spec=spec, blobs={"call": call}, key="monday")
     job = (await hub.jobs.submit(owner, new)).id
     later = NewJob(name="test", spec=JobSpec(after=[job]), is_held=True)
     await hub.jobs.submit(owner, later)

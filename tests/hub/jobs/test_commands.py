@@ -153,7 +153,7 @@ def test_secret_reaches_the_command_and_nothing_else(hub_process: HubProcess) ->
     absent = hub.submit_command({"command": command, "secrets": ["API_TOKEN"]})
     error = absent.exception(100)
     assert isinstance(error, UsageError)
-    assert "secrets=API_TOKEN: this launcher has none for project default" in str(error)
+    assert "secrets=API_TOKEN: this machine has none for project default" in str(error)
     place = hub_process.data / "launcher" / "secrets" / "default"
     place.mkdir(parents=True)
     (place / "API_TOKEN").write_text("very-secret-value\n")

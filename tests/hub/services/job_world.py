@@ -30,7 +30,7 @@ class World:
     """A hub whose scheduler takes a step when the test says so, by the test's clock."""
 
     def __init__(self, url: str, blobs: FolderBlobs) -> None:
-        self.now_s = 1_800_000_000.0
+        self.now_s, self.url = 1_800_000_000.0, url
         self.hub = Hub(Database(url, clock=self.clock), blobs)
         self.launches: dict[tuple[str, int], Launch] = {}
         self.loop = asyncio.new_event_loop()

@@ -28,6 +28,19 @@ class AttemptFactsOut(Struct):
     usd_per_hour: float
 
 
+class DeliveryOut(Struct):
+    """News for the owner of a job. Without `next_at` it has arrived, at `delivered_at`, or is given up."""
+
+    id: str
+    kind: str
+    target: str
+    at: int
+    tries: int
+    next_at: int | None
+    delivered_at: int | None
+    error: str
+
+
 class JobHistoryOut(Struct):
     """History of a job. `result_sizes` has the bytes of its "value" or "error"."""
 
@@ -35,6 +48,7 @@ class JobHistoryOut(Struct):
     events: list[JobEventOut]
     attempts: list[AttemptFactsOut]
     result_sizes: dict[str, int]
+    deliveries: list[DeliveryOut] = []
 
 
 async def get(call: Call, _request: wire.Nothing) -> JobHistoryOut:
@@ -47,4 +61,5 @@ async def get(call: Call, _request: wire.Nothing) -> JobHistoryOut:
             for facts in history.attempts
         ],
         result_sizes=dict(history.result_sizes),
+        deliveries=[DeliveryOut(**asdict(delivery)) for delivery in history.deliveries],
     )

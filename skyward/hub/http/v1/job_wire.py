@@ -58,6 +58,8 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     after_is: Literal["success", "any", "all"] = "success"
     max_wait_s: Seconds | None = None
     cron: str = ""
+    notify: Annotated[list[dict[str, Any]], Meta(max_length=8)] = []
+    notify_wait_s: Seconds | None = None
 
 
 class ResourcesIn(Struct, forbid_unknown_fields=True):
@@ -120,6 +122,8 @@ class NewJobIn(Struct, forbid_unknown_fields=True):
     labels: list[str] = []
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     budget_usd: Amount | None = None
+    notify: Annotated[list[dict[str, Any]], Meta(max_length=8)] = []
+    notify_wait_s: Seconds | None = None
     code_path: list[str] = []
     code_folder: str = ""
     blobs: dict[str, str] = {}

@@ -56,6 +56,8 @@ def spec_of(request: job_wire.NewJobIn) -> JobSpec:
         labels=request.labels,
         retries=request.retries,
         budget_usd=request.budget_usd,
+        notify=request.notify,
+        notify_wait_s=request.notify_wait_s,
         code_path=request.code_path,
         code_folder=request.code_folder,
     )

@@ -157,7 +157,8 @@
  *
  * @typedef {{at: number, kind: string, attempt: number}} JobEvent
  * @typedef {{number: number, devices: number[], saved_at: number | null, ends_by: number | null, usd_per_hour: number}} AttemptFacts
- * @typedef {{needs: string, events: JobEvent[], attempts: AttemptFacts[], result_sizes: Record<string, number>}} JobHistory
+ * @typedef {{id: string, kind: string, target: string, at: number, tries: number, next_at: number | null, delivered_at: number | null, error: string}} Delivery
+ * @typedef {{needs: string, events: JobEvent[], attempts: AttemptFacts[], result_sizes: Record<string, number>, deliveries: Delivery[]}} JobHistory
  *
  * @typedef {{at: number, waiting: number, has_more: boolean, jobs: QueuedJob[], sets: SetPlan[]}} Queue
  */

@@ -100,6 +100,14 @@ function Result({ job, sizes }) {
     <div class="body"><p>The hub keeps it packed and never unpacks it. Any program of the project can:</p><${Paste} text=${`from skyward import hub\n\nhub.job("${job.id}").${call}()`} /></div></section>`;
 }
 
+/** News for the owner of the job. @param {{deliveries: JobHistory["deliveries"]}} props */
+function Deliveries({ deliveries }) {
+  if (!deliveries.length) return null;
+  return html`<section class="card"><header><h2>News</h2></header><div class="scroll-x"><table class="plain" aria-label="News"><thead><tr><th>News</th><th>To</th><th>At</th><th>Arrived</th><th class="number">Tries</th></tr></thead>
+    <tbody>${deliveries.map((one) => html`<tr key=${one.id}><td>${one.kind.replace("_", " ")}</td><td class="detail">${one.target}</td><td class="fit">${moment(one.at)}</td>
+      <td class="detail">${one.delivered_at ? moment(one.delivered_at) : html`<${Reason} text=${`${one.next_at ? "not yet" : "given up"}${one.error ? `: ${one.error}` : ""}`} />`}</td><td class="number">${one.tries}</td></tr>`)}</tbody></table></div></section>`;
+}
+
 /** @param {{job: Job}} props */
 function Runs({ job }) {
   const load = () => get("/v1/runs", { filter: `tags.\`skyward.job\` = '${job.id}'`, limit: 50 });
@@ -155,5 +163,5 @@ export function JobPage({ id }) {
     <div class="stack"><${AttemptLines} job=${job} history=${history} now=${now} />
       <${JobOutput} key=${job.id} job=${job} />
       <${Attempts} job=${job} />
-      <div class="columns"><${Request} job=${job} /><div class="stack"><${Result} job=${job} sizes=${history.result_sizes} /><${Runs} job=${job} /></div></div></div>`;
+      <div class="columns"><${Request} job=${job} /><div class="stack"><${Result} job=${job} sizes=${history.result_sizes} /><${Deliveries} deliveries=${history.deliveries} /><${Runs} job=${job} /></div></div></div>`;
 }
