@@ -314,6 +314,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
     type: Literal["training", "evaluation", "conversion", "other"] = "other",  # noqa: A002  # as in YAML
     priority: Literal["low", "medium", "high"] = "medium",
     max_duration_s: float = 86_400.0,
+    checkpoint_interval_s: float | None = None,
     budget_usd: float | None = None,
     preemptible: bool = False,
     keep_s: float | None = None,
@@ -348,6 +349,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
         type: Kind of work, for lists.
         priority: Priority within the project. Only an admin may pass "high".
         max_duration_s: Seconds after which an attempt is told to save and end.
+        checkpoint_interval_s: Seconds between two checkpoints. Its page and `notify` say if the newest is too old.
         budget_usd: Most that all attempts may cost.
         preemptible: Whether more urgent work may tell it to save and make way.
         keep_s: Seconds, at most 86400, for which the machines wait for your next job with the same code and image.
@@ -387,6 +389,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
         region=region,
         labels=list(labels),
         max_duration_s=max_duration_s,
+        checkpoint_interval_s=checkpoint_interval_s,
         budget_usd=budget_usd,
         is_preemptible=preemptible,
         keep_s=keep_s,

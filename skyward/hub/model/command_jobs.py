@@ -88,6 +88,7 @@ def command_spec(
         secrets=list(secrets),
         is_preemptible=bool(times.get("preemptible")),
         keep_s=times.get("keep_s"),
+        checkpoint_interval_s=times.get("checkpoint_interval_s"),
         after=list(times.get("after") or ()),
         after_is=times.get("after_is") or "success",
         max_wait_s=times.get("max_wait_s"),

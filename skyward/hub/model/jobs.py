@@ -114,6 +114,7 @@ class JobSpec:
         region: Region; empty for any.
         labels: Labels that the machines must have.
         max_duration_s: Seconds after which an attempt is told to save and end. Reservations count on it.
+        checkpoint_interval_s: Seconds between two checkpoints; its owner hears if the newest is too old.
         budget_usd: Most that all attempts may cost; None for no limit.
         is_preemptible: Whether it may be told to save and make way.
         retries: Retries after an error of the user's function.
@@ -145,6 +146,7 @@ class JobSpec:
     region: str = ""
     labels: Sequence[str] = ()
     max_duration_s: float = 86_400.0
+    checkpoint_interval_s: float | None = None
     budget_usd: float | None = None
     is_preemptible: bool = False
     retries: int = 0

@@ -24,6 +24,7 @@ from ..model.jobs import AttemptEnd
 from .command import CommandIntegration
 from .packed_call import CallFailed, run_packed, run_packed_command
 from .reporter import HubLink, Reporter, Stale, until_heard
+from .save_notes import NoteCollector
 from .sweep_run import run_sweep
 
 OUTPUT_LIMIT = 256 << 20
@@ -32,6 +33,8 @@ LAST_WORD_S = 7 * 86_400.0
 """Seconds for which the end of an attempt waits for a hub that is away. Its machines are gone by then."""
 SAVE_S = 3600.0
 """Seconds for which a checkpoint that was asked for may take. A later one counts only by the next request."""
+NOTE_S = 3.0
+"""Seconds for which the note of a save that was asked for may be on its way."""
 OUTPUT = "output"
 _SLICE_S = 0.25
 
@@ -74,6 +77,7 @@ class AttemptRun:
         self._orders: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
         self._pool_cost_usd, self._cost_before = cost_usd, cost_usd()
         self._stop = f"skyward-stop-{launch['job']}-{launch['attempt']}"
+        self._saves = f"skyward-saves-{launch['job']}-{launch['attempt']}"
         self.reporter = Reporter(
             make_link,
             folder / OUTPUT,
@@ -94,14 +98,14 @@ class AttemptRun:
         """Return the call of a job's function."""
         function = compute(run_packed)
         function.launch = launch
-        return replace(function(call, dict(env)), options=CallOptions(timeout_s=self._spec["timeout_s"]))
+        return replace(function(call, dict(env), self._saves), options=CallOptions(timeout_s=self._spec["timeout_s"]))
 
     def pending_command(self, env: Mapping[str, str]) -> PendingCompute[bytes]:
         """Return the call that runs a command: a gang, whose ranks have torchrun's variables."""
         function = compute(run_packed_command)
         ranks = self._spec["ranks_per_node"]
         function.launch = ProcessLaunch(integrations=(CommandIntegration(processes_per_node=ranks),))
-        pending = function(list(self._spec["command"]), self._stop, dict(env))
+        pending = function(list(self._spec["command"]), self._stop, dict(env), self._saves)
         return replace(pending, options=CallOptions(timeout_s=self._spec["timeout_s"]))
 
     def open(self, pool: ComputePool) -> AttemptOutcome | None:
@@ -143,6 +147,13 @@ class AttemptRun:
         Raises:
             Stale: The hub has given the attempt up. The pool is closed.
         """
+        collector = NoteCollector(pool, self._saves, self.reporter.add_save)
+        try:
+            return self._run_call(pool, pending)
+        finally:
+            collector.close()
+
+    def _run_call(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
         done: queue.SimpleQueue[AttemptOutcome] = queue.SimpleQueue()
 
         def work() -> None:
@@ -193,6 +204,7 @@ class AttemptRun:
                 file = self._folder / name
                 file.write_bytes(content)
                 until_heard(lambda name=name, file=file: link.send_result(name, file), limit_s=LAST_WORD_S)  # type: ignore[misc]
+        until_heard(lambda: self.reporter.send_saves(link), limit_s=LAST_WORD_S)
         facts = {"cost_usd": self.cost_usd(), "keeps": keeps, "may_retry": outcome.may_retry}
         until_heard(lambda: link.end(outcome.end.value, outcome.error, **facts), limit_s=LAST_WORD_S)
 
@@ -239,12 +251,14 @@ class AttemptRun:
 
     def _save(self, pool: ComputePool, pending: PendingCompute[bytes]) -> None:
         """Let the training save, and tell the hub when the checkpoint is durable. It ends with the call."""
+        before = self.reporter.save_count
         try:
             state = pool.control(pending, start_s=0.0).save(wait_s=SAVE_S)
         except ControlFailed as error:
             self._write(f"[skyward] save: no training in this call took it ({error})\n")
             return
-        if state.state == "executed":
+        # A training of skyward notes its saves itself, a little later than it answers.
+        if state.state == "executed" and not self.reporter.has_saved_since(before, NOTE_S):
             self.reporter.saved_at = self.reporter.hub_time()
             self.reporter.beat_now()
 

@@ -18,6 +18,7 @@ from ...wire.failures import encode_failure, stamp_as, stamp_failure
 from ...wire.payloads import pickle_whole, unpickle_whole
 from ..client.trial import TrialReturn, TrialTask, run_trial
 from .command import run_command
+from .save_notes import forwarding_notes
 
 _OURS = os.path.dirname(os.path.abspath(__file__))
 NO_VARIABLES: Mapping[str, str] = {}
@@ -41,8 +42,10 @@ class CallFailed(Exception):
         return self.text
 
 
-def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES) -> bytes:
+def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str = "") -> bytes:
     """Run a packed call with variables of its job, and return its packed value.
+
+    `saves` is the channel for notes of its saves.
 
     Raises:
         CallFailed: The function raised, or its value cannot be packed.
@@ -52,7 +55,8 @@ def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES) -> bytes:
     try:
         function, args, kwargs, *rest = unpickle_whole(call)  # those that waited for an upgrade have three parts
         kinds = rest[0] if rest else ()
-        value = function.fn(*args, **kwargs)
+        with forwarding_notes(saves):
+            value = function.fn(*args, **kwargs)
     except (Exception, SystemExit) as error:
         stamp_failure(error)
         raise _carried(error, may_retry=not kinds or isinstance(error, kinds)) from None
@@ -79,7 +83,7 @@ def run_packed_trial(packed: tuple[bytes, Mapping[str, str]], task: TrialTask) -
         raise _carried(error) from None
 
 
-def run_packed_command(argv: Sequence[str], stop: str, env: Mapping[str, str]) -> bytes:
+def run_packed_command(argv: Sequence[str], stop: str, env: Mapping[str, str], saves: str = "") -> bytes:
     """Run a command and return its packed status, which is 0; see `run_command`.
 
     Raises:
@@ -87,7 +91,8 @@ def run_packed_command(argv: Sequence[str], stop: str, env: Mapping[str, str]) -
     """
     os.environ.update(env)
     try:
-        return pickle_whole(run_command(argv, stop))
+        with forwarding_notes(saves):
+            return pickle_whole(run_command(argv, stop))
     except CommandFailed as error:
         raise _carried(error) from None
 

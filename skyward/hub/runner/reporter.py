@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ BEAT_S = 1.0
 """Seconds between two signs of life."""
 FENCE_S = 1200.0
 """Seconds without an answer after which a runner ends: the hub gives its job to another one a little later."""
+MOST_SAVES = 100
+"""Notes of saves that wait for a hub that is away. Older ones are dropped."""
 _PIECE = 1 << 20
 _RETRY_S = 1.0
 _NOTE = 200
@@ -51,15 +54,23 @@ class HubLink:
     def path(self, *parts: str) -> str:
         return path_of("v1", "jobs", self._job, "attempts", str(self._attempt), *parts)
 
-    def beat(self, *, is_running: bool, cost_usd: float, saved_at: int | None = None, note: str = "") -> dict[str, Any]:
-        """Send a sign of life and return the hub's order.
+    def beat(
+        self,
+        *,
+        is_running: bool,
+        cost_usd: float,
+        saved_at: int | None = None,
+        note: str = "",
+        saves: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """Send a sign of life with news of saves, and return the hub's order.
 
         Raises:
             Stale: The attempt is over.
             HubUnreachable: There was no answer.
         """
         state = {"is_running": is_running, "cost_usd": cost_usd, "saved_at": saved_at, "note": note[:_NOTE]}
-        body = {**state, "protocol": PROTOCOL}
+        body = {**state, "saves": list(saves), "protocol": PROTOCOL}
         order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("beat"), body))
         return order
 
@@ -149,6 +160,10 @@ class Reporter:
         self.sent = 0
         self._seen = 0
         self._ahead_ms = 0
+        self.save_count = 0
+        """Saves that the training has noted."""
+        self._saves: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MOST_SAVES)
+        self._has_save = threading.Condition()
         self._answered_at = time.monotonic()
         self._has_ended, self._is_stale = threading.Event(), threading.Event()
         self._wake = threading.Event()
@@ -168,6 +183,37 @@ class Reporter:
     def beat_now(self) -> None:
         """Send the next sign of life at once, because something has changed."""
         self._wake.set()
+
+    def add_save(self, note: Mapping[str, Any]) -> None:
+        """Send a note of a save with the next sign of life. The hub counts each number once."""
+        with self._has_save:
+            self.save_count += 1
+            self._saves.append((time.monotonic(), {**note, "number": self.save_count}))
+            self._has_save.notify_all()
+        self.beat_now()
+
+    def has_saved_since(self, count: int, limit_s: float) -> bool:
+        """Wait until more than `count` saves were noted. Return False after `limit_s`."""
+        with self._has_save:
+            return self._has_save.wait_for(lambda: self.save_count > count, limit_s)
+
+    def send_saves(self, link: HubLink) -> dict[str, Any]:
+        """Send a sign of life with the saves that the hub lacks, and return its order. See `HubLink.beat`."""
+        with self._has_save:
+            now, noted = time.monotonic(), list(self._saves)
+        # Ages and not times: the clock of this machine may be off.
+        saves = [{**note, "age_s": now - at} for at, note in noted]
+        order = link.beat(
+            is_running=self.is_running,
+            cost_usd=self._cost_usd(),
+            saved_at=self.saved_at,
+            note="" if self.is_running else self.note,
+            saves=saves,
+        )
+        with self._has_save:
+            while self._saves and noted and self._saves[0][1]["number"] <= noted[-1][1]["number"]:
+                self._saves.popleft()
+        return order
 
     def stop(self) -> None:
         """End both threads. Output that was written before has been sent, unless the attempt is stale."""
@@ -189,12 +235,7 @@ class Reporter:
         while not (self._has_ended.is_set() or self._is_stale.is_set()):
             self._wake.clear()
             try:
-                order = link.beat(
-                    is_running=self.is_running,
-                    cost_usd=self._cost_usd(),
-                    saved_at=self.saved_at,
-                    note="" if self.is_running else self.note,
-                )
+                order = self.send_saves(link)
                 self._answered_at = time.monotonic()
                 if now := order.get("now"):  # a hub of the version before sends none
                     self._ahead_ms = int(time.time() * 1000) - now
@@ -234,7 +275,7 @@ class Reporter:
             self._on_stale()
 
 
-def until_heard(action: Callable[[], None], *, limit_s: float = FENCE_S) -> None:
+def until_heard(action: Callable[[], object], *, limit_s: float = FENCE_S) -> None:
     """Repeat an action until the hub answers.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterable, Collection, Sequence
+from collections.abc import AsyncIterable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from .job_life import announce, enter, finish_attempt, lease_s, lose_runner, mac
 from .jobs import need_job
 from .kept import CLOSE, close, give_back, kept_s, lose_kept
 from .receiving import receive_blob
+from .saves import note_saves
 
 SILENT_S = 60.0
 """Seconds of silence after which the launcher of a runner is told to kill it."""
@@ -149,6 +150,7 @@ class Attempts(Service):
         saved_at: int | None = None,
         note: str = "",
         protocol: int = PROTOCOL,
+        saves: Sequence[Mapping[str, Any]] = (),
     ) -> RunnerOrder:
         """Renew the lease of an attempt, and collect its command.
 
@@ -161,13 +163,15 @@ class Attempts(Service):
             saved_at: Time of its last checkpoint by the hub's clock, in milliseconds since 1970.
             note: State of its machines in words, until they are ready.
             protocol: Version of its messages.
+            saves: Notes of its training about saves: `number`, `path`, `step`, `bytes`, `seconds` and `age_s`.
 
         Raises:
             Refusal: The attempt is over, or another runner's.
         """
         actor.require(Right.WRITE)
         check_protocol(protocol)
-        return await self.database.write(self._beat, actor, job_id, number, is_running, cost_usd, saved_at, note)
+        beat = (is_running, cost_usd, saved_at, note, saves)
+        return await self.database.write(self._beat, actor, job_id, number, *beat)
 
     async def add_output(self, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
         """Add output that begins at the offset `start`, and return how many bytes the hub has.
@@ -365,6 +369,7 @@ class Attempts(Service):
         cost_usd: float,
         saved_at: int | None,
         note: str,
+        saves: Sequence[Mapping[str, Any]],
     ) -> RunnerOrder:
         job, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
         attempt.heard_at = tx.now
@@ -375,6 +380,7 @@ class Attempts(Service):
         if note and not attempt.command and job.state == JobState.STARTING and job.why != (why := f"starts: {note}"):
             job.why = why
             jobs.update_job(tx, job)
+        note_saves(tx, job, attempt, saves)
         if is_running and attempt.began_at is None:
             attempt.began_at = tx.now
             if job.state == JobState.STARTING:

@@ -24,11 +24,15 @@ MOST_DELIVERIES = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """Something that happened to a job, such as "running" or "saved", in an attempt (0: before the first)."""
+    """Something that happened to a job, such as "running" or "saved", in an attempt (0: before the first).
+
+    `save` has path, step, bytes and seconds of a save, where the training has noted them.
+    """
 
     at: int
     kind: str
     attempt: int
+    save: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class AttemptFacts:
     Attributes:
         devices: Numbers of its devices on each node; empty if they have none.
         saved_at: Time of its last checkpoint; None if there is none.
+        late_at: Time at which that was found to be too old; None if it is not.
         ends_by: Time by which it ends, if it is not over.
         usd_per_hour: Price of its machines; 0 if they cost nothing, or their set is gone.
     """
@@ -45,6 +50,7 @@ class AttemptFacts:
     number: int
     devices: Sequence[int]
     saved_at: int | None
+    late_at: int | None
     ends_by: int | None
     usd_per_hour: float
 
@@ -110,7 +116,9 @@ def _history(snapshot: ReadSnapshot, actor: Actor, job_id: str) -> JobHistory:
     events = []
     for event in journal.events_of(snapshot, actor.project, f"job/{row.id}", MOST_EVENTS):
         body: Any = journal.decoded(event.body)
-        events.append(JobEvent(at=event.at, kind=event.kind.removeprefix("job."), attempt=int(body.get("attempt", 0))))
+        save = {name: body[name] for name in ("path", "step", "bytes", "seconds")} if "path" in body else None
+        kind, attempt = event.kind.removeprefix("job."), int(body.get("attempt", 0))
+        events.append(JobEvent(at=event.at, kind=kind, attempt=attempt, save=save))
     return JobHistory(
         needs=shape_of(spec).in_words(),
         events=events,
@@ -144,6 +152,7 @@ def _facts(snapshot: ReadSnapshot, attempt: AttemptRow, max_duration_s: float) -
         number=attempt.number,
         devices=attempt.device_numbers,
         saved_at=attempt.saved_at,
+        late_at=attempt.late_at,
         ends_by=None if attempt.ended_at is not None else ends_by,
         usd_per_hour=0.0 if machines is None else machines.usd_per_hour * len(attempt.node_numbers),
     )

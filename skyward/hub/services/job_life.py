@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..model.access import Actor, Role
 from ..model.capacity import CLOUD_LEASE_S, MachineSetSpec
 from ..model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
@@ -19,6 +21,7 @@ from .kept import lose_kept, settle_runner
 from .notices import notify
 
 HALF_LIFE_S = Policy().half_life_s
+NO_FACTS: Mapping[str, object] = {}
 
 
 def enter(tx: Transaction, job: JobRow, state: JobState) -> None:
@@ -38,10 +41,10 @@ def notify_end(tx: Transaction, job: JobRow) -> None:
     notify(tx, job, NoticeKind(job.state), job.why or job.state.replace("_", " "))
 
 
-def announce(tx: Transaction, job: JobRow, kind: str) -> None:
+def announce(tx: Transaction, job: JobRow, kind: str, facts: Mapping[str, object] = NO_FACTS) -> None:
     """Tell pages and hooks what happened to a job."""
     hub = Actor(user="hub", organization=ORGANIZATION, project=job.project, role=Role.OWNER)
-    outbox.record(tx, hub, kind, f"job/{job.id}", {"name": job.name, "attempt": job.attempts})
+    outbox.record(tx, hub, kind, f"job/{job.id}", {"name": job.name, "attempt": job.attempts, **facts})
 
 
 def finish_attempt(

@@ -42,6 +42,7 @@ from .device_numbers import assign_devices
 from .job_life import enter, finish_attempt, lease_s, lose_runner, release_attempt, shape_of, stop_attempt
 from .job_triggers import pull_triggers
 from .kept import KeptMachines, give_back, lose_kept
+from .saves import tell_late_saves
 
 if TYPE_CHECKING:
     from ..model.capacity import MachineSetRecord
@@ -143,6 +144,7 @@ def decide_and_write(tx: Transaction, policy: Policy, leads_since: int) -> bool:
     kept = KeptMachines(tx, sets)
     active = attempts.active_attempts(tx)
     _clear_obstacles(tx, active, kept.rows)
+    tell_late_saves(tx, active)
     waiting = jobs.waiting_jobs(tx, tx.now, for_update=tx.for_update)
     if not waiting and not active:
         return False

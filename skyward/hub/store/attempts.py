@@ -43,7 +43,7 @@ class AttemptRow:
     runner: int | None = None
     kept_until: int | None = None
     idle_cost: float | None = None
-    save_interval: float | None = None
+    saves: int | None = None
     late_at: int | None = None
     pk: int = 0
 

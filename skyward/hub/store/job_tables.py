@@ -125,7 +125,7 @@ attempt = Table(
     Column("runner", BigInteger),  # pk of the attempt whose runner serves it; its own if null
     Column("kept_until", BigInteger),  # end of the time for which its machines wait for the next attempt
     Column("idle_cost", Double),  # cost of that time so far
-    Column("save_interval", Double),  # seconds between two of its checkpoints, as it said or its spec does
+    Column("saves", Integer),  # number of the last save that its training noted
     Column("late_at", BigInteger),  # time at which its newest checkpoint was found to be too old
     UniqueConstraint("job", "number"),
     Index("attempt_active", "machines", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),

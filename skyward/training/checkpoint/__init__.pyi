@@ -21,6 +21,7 @@ from .patterns import StateComponent as StateComponent
 from .patterns import ValidationLevel as ValidationLevel
 from .retention import best_of as best_of
 from .retention import delete_checkpoint as delete_checkpoint
+from .retention import keep_checkpoint as keep_checkpoint
 from .retention import latest_checkpoint as latest_checkpoint
 from .retention import prune as prune
 from .rng import RNGState as RNGState

@@ -65,6 +65,10 @@ class AttemptWriter:
             elif (number := self._number_of(name)) is not None and number < self.number:
                 folder.child(name).remove()
 
+    def is_recorded(self, folder: Folder) -> bool:
+        """Return whether an attempt of this job has saved or resumed in a folder."""
+        return any(self._number_of(name) is not None for name in folder.names())
+
     def permit(self, folder: Folder) -> None:
         """Return if this attempt may commit to a folder now.
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
 from ...stores.folders import Folder, folder_at
 from ..agree import Ranks
+from .fence import writer_here
 from .layout import manifest_at
 from .manifest import FileEntry, Manifest
 from .patterns import SharingPattern, StateComponent
+from .retention import keep_for_loader
 from .topology import Piece, RankPlace, RankTopology
 from .verdicts import together
 from .writer import read_state
@@ -107,6 +109,8 @@ def perform_load(ranks: Ranks, request: LoadRequest, path: str) -> LoadReport:
     for key, reason in reasons.items():
         if ranks.rank == 0:
             _log.warning("%s: skipped %s: %s", path, key, reason)
+    if ranks.rank == 0:
+        keep_for_loader(folder_at(path), writer_here())
     return LoadReport(path=path, manifest=load.manifest, loaded=tuple(load.loaded), skipped=reasons)
 
 

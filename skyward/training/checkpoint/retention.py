@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, CheckpointNotFound, UsageError
 from ...stores.folders import Folder, LocalFolder, folder_at
 from ..agree import Ranks
 from .commit import new_token
@@ -19,6 +20,9 @@ from .fence import AttemptWriter, record_or_warn
 from .layout import STAGING, FoundCheckpoint, checkpoints_in
 from .manifest import MANIFEST
 from .verdicts import together
+
+KEPT = ".kept-for-"
+_KEEPER = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +56,9 @@ def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[
     Args:
         output_dir: folder or URL with the checkpoints.
         keep: number to keep, at least 1.
-        protect: paths to keep in any case. The newest, and the newest sound one (`FoundCheckpoint.is_sound`), are kept
-            too, even beyond `keep`: a run that has become NaN must not delete its last finite checkpoint.
+        protect: paths to keep in any case, beside those that `keep_checkpoint` marked. The newest, and the newest sound
+            one (`FoundCheckpoint.is_sound`), are kept too, even beyond `keep`: a run that has become NaN must not
+            delete its last finite checkpoint.
 
     Returns:
         The deleted paths.
@@ -66,11 +71,57 @@ def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[
     safe = {_same(path) for path in protect} | {
         _same(checkpoint.path) for checkpoint in (*checkpoints[-1:], *sound[-1:])
     }
-    spare = [checkpoint.path for checkpoint in checkpoints if _same(checkpoint.path) not in safe]
+    spare = [
+        checkpoint.path
+        for checkpoint in checkpoints
+        if _same(checkpoint.path) not in safe and not keepers_of(folder_at(checkpoint.path))
+    ]
     doomed = spare[: max(0, len(checkpoints) - max(keep, 1))]
     for path in doomed:
         delete_checkpoint(folder_at(path))
     return doomed
+
+
+def keep_checkpoint(path: str | os.PathLike[str], name: str) -> None:
+    """Mark a checkpoint that something else needs, so that no run deletes it. It costs a small file in its folder.
+
+    A job of a hub that loads a checkpoint of another job marks it by itself. `delete_checkpoint` still
+    deletes it, and so does whoever removes the folder.
+
+    Args:
+        path: folder or URL of the checkpoint.
+        name: name of what needs it: 1 to 100 letters, digits, '-', '_' and '.'.
+
+    Raises:
+        CheckpointNotFound: no checkpoint is there.
+        UsageError: the name is not legal.
+
+    Example:
+        keep_checkpoint("s3://runs/digits/checkpoint-500", "digits-3")
+    """
+    if not _KEEPER.fullmatch(name):
+        raise UsageError(f"name={name[:100]!r}: not 1 to 100 letters, digits, '-', '_' or '.'; choose another one")
+    folder = folder_at(path)
+    if MANIFEST not in folder.names():
+        raise CheckpointNotFound(f"path={folder.path!r}: no checkpoint is there; check the path", path=folder.path)
+    with folder.create(f"{KEPT}{name}") as file:
+        file.write(b"needed by another job or a model; remove this file to let it go\n")
+
+
+def keepers_of(folder: Folder) -> list[str]:
+    """Return the names of what needs the checkpoint in a folder."""
+    return [name.removeprefix(KEPT) for name in folder.names() if name.startswith(KEPT)]
+
+
+def keep_for_loader(folder: Folder, writer: AttemptWriter | None) -> None:
+    """Mark a checkpoint that a job loads, if it is another job's. A folder that is read only cannot lose it either."""
+    if writer is None:
+        return
+    try:
+        if not writer.is_recorded(folder.parent()[0]):
+            keep_checkpoint(folder.path, writer.name)
+    except (OSError, UsageError, CheckpointError) as error:
+        _log.warning("%s: could not mark it as needed by %s: %s", folder.path, writer.name, error)
 
 
 def prune_or_warn(output_dir: str, *, keep: int, protect: Callable[[], Collection[str]]) -> None:

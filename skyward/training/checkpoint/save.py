@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from .fence import AttemptWriter, explaining, fence_of, writer_here
 from .finite import losses_are_finite
 from .layout import name_of, next_commit_number
 from .manifest import ComponentEntry, FileEntry, Manifest
+from .notes import note_save
 from .patterns import SharingPattern, StateComponent, ValidationLevel
 from .topology import Piece, RankPlace, RankTopology
 from .validate import close_to, differing, fingerprints, mismatch, summary_of
@@ -123,6 +125,7 @@ class _Save:
         self._fence = fence_of(request.writer, folder_at(request.parent))
 
     def run(self, states_here: Callable[[], Mapping[str, Any]]) -> str:
+        began_s = time.monotonic()
         announced = together(self._ranks, self._what, lambda: self._announce(states_here))
         first = announced[0]
         verdicts = [rank.is_finite for rank in announced if rank.is_finite is not None]
@@ -148,6 +151,8 @@ class _Save:
             if is_leader:
                 discard(staging)
             raise
+        if self._ranks.rank == 0:
+            note_save(paths[leader], about.get("step"), manifest.total_bytes, time.monotonic() - began_s)
         return paths[leader]
 
     # Phases ----------------------------------------------------------------------------------------------------------

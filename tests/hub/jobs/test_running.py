@@ -12,7 +12,7 @@ import pytest
 import skyward as sky
 from skyward import hub
 from skyward.errors import HubError, JobFailed, UsageError
-from tests.hub.jobs.calls import OwnError, add, fail, node, runs_of, wait_for
+from tests.hub.jobs.calls import OwnError, add, fail, node, runs_of, save_when_told, wait_for
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
 
@@ -106,3 +106,27 @@ def test_wrong_options_are_refused_before_anything_is_sent() -> None:
         hub.submit(add(1, 2), nodes=0)
     with pytest.raises(UsageError, match="logs: not an option of a job"):
         hub.submit(add(1, 2), logs=False)
+
+
+_SAVES = """
+import os, torch
+from skyward.training.checkpoint import CheckpointCoordinator, components_of
+components = components_of(torch.nn.Linear(2, 1))
+coordinator = CheckpointCoordinator(components, output_dir=os.environ["SKYWARD_CHECKPOINT_DIR"])
+coordinator.save_checkpoint(checkpoint_id=7)
+"""
+
+
+def test_saves_of_calls_and_commands_are_on_the_history_of_their_jobs(hub_process: HubProcess, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "file.1").touch()
+    call = hub.submit(save_when_told(str(tmp_path / "file")), checkpoint_interval_s=600)
+    command = hub.submit_command({"command": ["python", "-c", _SAVES]})
+    assert (call.result(100), command.result(100)) == (1, 0)
+    for job, steps in ((call, [1, 2]), (command, [7])):
+        with hub_process.client() as client:
+            events = client.get(f"/v1/jobs/{job.id}/history").json()["events"]
+        saves = [event["save"] for event in events if event["kind"] == "saved"]
+        folder = hub_process.data / "launcher" / "checkpoints" / job.id
+        assert [(save["step"], save["path"]) for save in saves] == [(n, f"{folder}/checkpoint-{n}") for n in steps]
+        assert all(save["bytes"] > 100 and save["seconds"] > 0 for save in saves)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from skyward.errors import CheckpointSuperseded, UsageError
-from skyward.training.checkpoint import CheckpointCoordinator, checkpoints_in
+from skyward.errors import CheckpointNotFound, CheckpointSuperseded, UsageError
+from skyward.training.checkpoint import CheckpointCoordinator, checkpoints_in, keep_checkpoint, prune
 from skyward.training.checkpoint.fence import WRITER, writer_here
 from tests.training.checkpoint.crew import error_of
 from tests.training.checkpoint.killing import Suicide
@@ -111,3 +111,21 @@ def test_attempt_that_stood_still_at_any_operation_commits_nothing_behind_the_ne
         at += 1
     assert count > 5
     assert refused >= count - 2  # all but those behind the rename
+
+
+def test_checkpoint_that_another_job_has_loaded_is_never_pruned(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Attempt(monkeypatch, folder, "fit:1")
+    first = training.save(1)
+    second = training.save(2)
+    monkeypatch.setenv(WRITER, "judge:1")  # an evaluation that reads the checkpoint of the training
+    CheckpointCoordinator([part("model", Box(shard(0)), "global")]).load_checkpoint(first)
+    keep_checkpoint(second, "digits-3")
+    monkeypatch.setenv(WRITER, "fit:1")
+    training.save(3)
+    training.save(4)
+    prune(folder, keep=1, protect=())
+    assert [checkpoint.step for checkpoint in checkpoints_in(folder)] == [1, 2, 4]
+    with pytest.raises(CheckpointNotFound, match=r"path='.*/checkpoint-3': no checkpoint is there; check the path"):
+        keep_checkpoint(f"{folder}/checkpoint-3", "digits-4")
+    with pytest.raises(UsageError, match="name='a/b': not 1 to 100 letters"):
+        keep_checkpoint(first, "a/b")

@@ -44,6 +44,7 @@ async def beat(call: Call, request: job_wire.Beat) -> job_wire.OrderOut:
         saved_at=request.saved_at,
         note=request.note,
         protocol=request.protocol,
+        saves=[msgspec.structs.asdict(note) for note in request.saves],
     )
     return job_wire.OrderOut(order.command, order.number, order.grace_s, order.now)
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import msgspec
 from msgspec import Struct
 
 from ..routing import Call
 from . import wire
+
+
+class SaveOut(Struct):
+    """A save that a training has noted."""
+
+    path: str
+    step: int | None
+    bytes: int
+    seconds: float
 
 
 class JobEventOut(Struct):
@@ -16,6 +26,7 @@ class JobEventOut(Struct):
     at: int
     kind: str
     attempt: int
+    save: SaveOut | None = None
 
 
 class AttemptFactsOut(Struct):
@@ -24,6 +35,7 @@ class AttemptFactsOut(Struct):
     number: int
     devices: list[int]
     saved_at: int | None
+    late_at: int | None
     ends_by: int | None
     usd_per_hour: float
 
@@ -55,11 +67,8 @@ async def get(call: Call, _request: wire.Nothing) -> JobHistoryOut:
     history = await call.hub.histories.history(call.actor, call.path["id"])
     return JobHistoryOut(
         needs=history.needs,
-        events=[JobEventOut(**asdict(event)) for event in history.events],
-        attempts=[
-            AttemptFactsOut(facts.number, list(facts.devices), facts.saved_at, facts.ends_by, facts.usd_per_hour)
-            for facts in history.attempts
-        ],
+        events=[msgspec.convert(asdict(event), JobEventOut) for event in history.events],
+        attempts=[AttemptFactsOut(**{**asdict(facts), "devices": list(facts.devices)}) for facts in history.attempts],
         result_sizes=dict(history.result_sizes),
         deliveries=[DeliveryOut(**asdict(delivery)) for delivery in history.deliveries],
     )

@@ -41,6 +41,7 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     region: str = ""
     labels: list[str] = []
     max_duration_s: Seconds = 86_400.0
+    checkpoint_interval_s: Seconds | None = None
     budget_usd: Amount | None = None
     is_preemptible: bool = False
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
@@ -196,14 +197,26 @@ class OutputQuery(Struct):
 # Runners --------------------------------------------------------------------------------------------------------------
 
 
+class SaveNote(Struct):
+    """A durable save of a training, counted from 1, and its age."""
+
+    number: Annotated[int, Meta(ge=1)]
+    path: Annotated[str, Meta(max_length=1000)]
+    step: int | None = None
+    bytes: Annotated[int, Meta(ge=0)] = 0
+    seconds: Amount = 0.0
+    age_s: Amount = 0.0
+
+
 class Beat(Struct):
-    """Sign of life of a runner."""
+    """Sign of life of a runner, with the saves that the hub may lack."""
 
     is_running: bool
     cost_usd: Amount = 0.0
     saved_at: int | None = None
     note: Annotated[str, Meta(max_length=1000)] = ""
     protocol: int = 1
+    saves: Annotated[list[SaveNote], Meta(max_length=100)] = []
 
 
 class OrderOut(Struct):

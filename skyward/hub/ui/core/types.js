@@ -155,8 +155,9 @@
  * @property {number | null} started_us
  * @property {number | null} ended_us
  *
- * @typedef {{at: number, kind: string, attempt: number}} JobEvent
- * @typedef {{number: number, devices: number[], saved_at: number | null, ends_by: number | null, usd_per_hour: number}} AttemptFacts
+ * @typedef {{path: string, step: number | null, bytes: number, seconds: number}} Save
+ * @typedef {{at: number, kind: string, attempt: number, save?: Save | null}} JobEvent
+ * @typedef {{number: number, devices: number[], saved_at: number | null, late_at: number | null, ends_by: number | null, usd_per_hour: number}} AttemptFacts
  * @typedef {{id: string, kind: string, target: string, at: number, tries: number, next_at: number | null, delivered_at: number | null, error: string}} Delivery
  * @typedef {{needs: string, events: JobEvent[], attempts: AttemptFacts[], result_sizes: Record<string, number>, deliveries: Delivery[]}} JobHistory
  *

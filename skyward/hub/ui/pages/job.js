@@ -78,7 +78,7 @@ function Tiles({ job, history, now }) {
     ["Still to come, at most", job.ended_at ? "nothing" : last?.ends_by ? money(Math.max(0, Math.min(budget ? budget - job.cost_usd : Infinity, costToCome(history, now)))) : "not known before it runs"],
     ["Needs", history.needs],
     [job.ended_at ? "Lasted" : job.started_at ? "Runs for" : "Waits for", duration((job.ended_at ?? now) - (job.started_at ?? job.created_at))],
-    ["Last checkpoint", last?.saved_at ? ago(last.saved_at, now) : "none yet"],
+    ["Last checkpoint", `${last?.saved_at ? ago(last.saved_at, now) : "none yet"}${last?.late_at ? `, late: one each ${duration((job.spec.checkpoint_interval_s ?? 0) * 1000)}` : ""}`],
   ];
   return html`<div class="tiles">${tiles.map(([title, text]) => html`<div class="card tile" key=${title}><small>${title}</small><b>${text}</b></div>`)}</div>`;
 }

@@ -1,5 +1,5 @@
 /** Attempts of a job on a line of time: when it waited, started, ran, saved, made way and moved. */
-import { clock, duration, moment } from "../core/format.js";
+import { bytes, clock, duration, moment } from "../core/format.js";
 import { html } from "../core/html.js";
 
 /** @typedef {import("../core/types.js").Job} Job */
@@ -48,6 +48,12 @@ function Bar({ stretch: { begins, ends, look, text }, place }) {
   return html`<i role="listitem" class=${`bar ${look}`} style=${{ left: `${place(begins)}%`, width: `max(3px, ${place(ends) - place(begins)}%)`, top: 0, bottom: 0 }} title=${title} aria-label=${title}><span>${text}</span></i>`;
 }
 
+/** A save in words. @param {JobEvent} event */
+export function saveText({ at, save }) {
+  const step = save?.step === null || save?.step === undefined ? "" : ` step ${save.step}`;
+  return `saved${step} ${moment(at)}${save ? `: ${bytes(save.bytes)} in ${duration(save.seconds * 1000)}, ${save.path}` : ""}`;
+}
+
 /** @param {{job: Job, history: JobHistory, now: number}} props */
 export function AttemptLines({ job, history, now }) {
   const end = job.ended_at ?? now;
@@ -63,7 +69,7 @@ export function AttemptLines({ job, history, now }) {
       ${job.attempts.slice(first).map((attempt, i) => {
         const { place: where, hasMoved } = placeOf(attempt, job.attempts[first + i - 1]);
         return html`<div class="lane" key=${attempt.number}><span role="presentation" title=${where}>${attempt.number} <span class="muted">${where}${hasMoved ? " · moved" : ""}</span></span><div class="lane-bars" role="presentation">${stretchesOf(attempt, history.events, end, job.status).map((stretch) => html`<${Bar} key=${stretch.begins} stretch=${stretch} place=${place} />`)}
-          ${saves.filter((save) => save.attempt === attempt.number).map((save) => html`<i role="listitem" class="save-mark" key=${save.at} style=${{ left: `${place(save.at)}%` }} title=${`saved ${moment(save.at)}`} aria-label=${`saved ${moment(save.at)}`}></i>`)}</div></div>`;
+          ${saves.filter((save) => save.attempt === attempt.number).map((save) => html`<i role="listitem" class="save-mark" key=${save.at} style=${{ left: `${place(save.at)}%` }} title=${saveText(save)} aria-label=${saveText(save)}></i>`)}</div></div>`;
       })}</div>
     ${first > 0 && html`<p class="muted">The first ${first} attempts are left out here.</p>`}
     <p class="legend-line muted"><i class="bar starting"></i>starts <i class="bar running"></i>runs <i class="bar preempting"></i>makes way, or is lost <i class="bar completed"></i>completed <i class="bar failed"></i>failed <i class="save-mark"></i>saved</p></div></section>`;

@@ -34,5 +34,5 @@ def upgrade() -> None:
     op.create_index("delivery_by_job", "delivery", ["job", "pk"])
     op.create_index("delivery_due", "delivery", ["next_at"], sqlite_where=_OPEN, postgresql_where=_OPEN)
     op.add_column("job", sa.Column("tell_at", sa.BigInteger))
-    op.add_column("attempt", sa.Column("save_interval", sa.Double))
+    op.add_column("attempt", sa.Column("saves", sa.Integer))
     op.add_column("attempt", sa.Column("late_at", sa.BigInteger))
