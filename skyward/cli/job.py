@@ -16,6 +16,8 @@ from .layout import add_command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    _Actions = argparse._SubParsersAction[argparse.ArgumentParser]
+
 HELP = "submit jobs to a hub, follow and steer them"
 
 DESCRIPTION = """\
@@ -48,12 +50,43 @@ _ORDERS = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    _add_submit(actions)
+    listing = add_command(actions, "list", "list jobs, the newest first", "job list --status queued")
+    listing.add_argument("--status", action="append", default=[], metavar="STATE", help="of this state; repeatable")
+    listing.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
+    listing.add_argument("--limit", type=int, default=50, metavar="N", help="greatest number (default: 50)")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=_list)
+    show = _with_id(add_command(actions, "show", "show a job with its attempts", "job show ID"), _show)
+    show.add_argument("--json", action="store_true", help="print JSON")
+    logs = _with_id(add_command(actions, "logs", "print the output of a job, until it is over", "job logs ID"), _logs)
+    logs.add_argument("--no-follow", action="store_true", help="only the output that is there now")
+    _with_id(add_command(actions, "why", "say why a job waits, or why it ended as it did", "job why ID"), _why)
+    shell = add_command(actions, "ssh", "open a shell on a node of a running job", "job ssh ID 1 -- nvidia-smi")
+    shell.add_argument("id", help="id of the job; run it on the machine of its launcher")
+    shell.add_argument(
+        "rest",
+        nargs=argparse.REMAINDER,
+        metavar="[NODE] [-- COMMAND]",
+        help="number of the node (default: 0); a command",
+    )
+    shell.set_defaults(run=_ssh, parser=shell)
+    known = add_command(actions, "operations", "list named operations, or show one's schema", "job operations")
+    known.add_argument("name", nargs="?", metavar="NAME", help="show the JSON schema of its parameters")
+    known.set_defaults(run=_operations)
+    for order, text in _ORDERS.items():
+        _with_id(add_command(actions, order, text, f"job {order} ID"), _order(order))
+
+
+def _add_submit(actions: _Actions) -> None:
     submit = add_command(
         actions, "submit", "submit a call, a command, or a file of YAML", "job submit --nodes 2 -- python train.py"
     )
     submit.add_argument(
-        "what", nargs="+", metavar="WHAT", help="train.py:main (a function of a file), job.yaml, or a command"
+        "what", nargs="*", metavar="WHAT", help="train.py:main (a function of a file), job.yaml, or a command"
     )
+    submit.add_argument("--operation", metavar="NAME", help="run this operation; see `skyward job operations`")
+    submit.add_argument("--params", default="{}", metavar="JSON", help="parameters of the operation, a JSON object")
     submit.add_argument("--args", default="[]", metavar="JSON", help="a call's arguments, as a JSON list or object")
     submit.add_argument("--on", choices=["one", "all"], default="one", help="a call: one node, or each (default: one)")
     submit.add_argument("--nodes", type=int, metavar="N", help="nodes, all at once (default: 1)")
@@ -76,19 +109,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     submit.add_argument("--preemptible", action="store_true", help="more urgent work may tell it to make way")
     submit.add_argument("--hold", action="store_true", help="wait until it is released")
     submit.set_defaults(run=_submit)
-    listing = add_command(actions, "list", "list jobs, the newest first", "job list --status queued")
-    listing.add_argument("--status", action="append", default=[], metavar="STATE", help="of this state; repeatable")
-    listing.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="greatest number (default: 50)")
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    listing.set_defaults(run=_list)
-    show = _with_id(add_command(actions, "show", "show a job with its attempts", "job show ID"), _show)
-    show.add_argument("--json", action="store_true", help="print JSON")
-    logs = _with_id(add_command(actions, "logs", "print the output of a job, until it is over", "job logs ID"), _logs)
-    logs.add_argument("--no-follow", action="store_true", help="only the output that is there now")
-    _with_id(add_command(actions, "why", "say why a job waits, or why it ended as it did", "job why ID"), _why)
-    for order, text in _ORDERS.items():
-        _with_id(add_command(actions, order, text, f"job {order} ID"), _order(order))
 
 
 def _with_id(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -97,7 +117,47 @@ def _with_id(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace]
     return parser
 
 
+def _ssh(arguments: argparse.Namespace) -> int:
+    from ..errors import UsageError
+    from ..hub.client.jobs import job_row
+    from . import shell
+
+    row = job_row(arguments.id)
+    running = [attempt for attempt in row["attempts"] if attempt["began_at"] and not attempt["ended_at"]]
+    if not running:
+        raise UsageError(f"job={arguments.id}: is {row['status']} and has no machines; open a shell while it runs")
+    arguments.pool = running[-1]["pool"]
+    return shell.run(arguments)
+
+
+def _operations(arguments: argparse.Namespace) -> int:
+    from ..errors import UsageError
+    from ..hub.client.job_command import operations
+    from .screen import table
+
+    rows = operations()
+    if arguments.name is None:
+        print("\n".join(table(["operation", "does"], [[row["name"], row["text"]] for row in rows])))
+        return 0
+    found = next((row for row in rows if row["name"] == arguments.name), None)
+    if found is None:
+        raise UsageError(f"operation={arguments.name!r}: no such operation; see `skyward job operations`")
+    print(json.dumps(found["schema"], indent=2))
+    return 0
+
+
 def _submit(arguments: argparse.Namespace) -> int:
+    from ..errors import UsageError
+
+    if bool(arguments.what) == bool(arguments.operation):
+        raise UsageError("job: nothing to submit, or two things; give WHAT or --operation")
+    if arguments.operation:
+        try:
+            params = json.loads(arguments.params)
+        except ValueError as error:
+            raise UsageError(f"params={arguments.params!r}: is not JSON ({error}); write '{{\"path\": ...}}'") from None
+        print(_submit_form(arguments, {"operation": arguments.operation, "params": params}))
+        return 0
     first = arguments.what[0]
     is_alone = len(arguments.what) == 1
     if is_alone and first.endswith((".yaml", ".yml")):

@@ -14,7 +14,9 @@ from .client.fluent import set_experiment as set_experiment
 from .client.fluent import set_tag as set_tag
 from .client.fluent import set_tags as set_tags
 from .client.fluent import start_run as start_run
+from .client.job_command import operations as operations
 from .client.job_command import submit_command as submit_command
+from .client.job_command import submit_operation as submit_operation
 from .client.jobs import Job as Job
 from .client.jobs import JobAttemptInfo as JobAttemptInfo
 from .client.jobs import job as job

@@ -55,7 +55,7 @@ def submit_command(form: str | os.PathLike[str] | Mapping[str, Any], *, project:
                 "POST",
                 "/v1/jobs",
                 {
-                    "name": request["command"][0].rpartition("/")[2][:200] or "command",
+                    "name": _name_of(request),
                     # Of each submission its own: the answer may be lost, and the request is sent again.
                     "key": uuid.uuid4().hex,
                     **request,
@@ -69,6 +69,48 @@ def submit_command(form: str | os.PathLike[str] | Mapping[str, Any], *, project:
     finally:
         sys.path = path
     return Job(address, answer)
+
+
+def submit_operation(
+    operation: str, params: Mapping[str, Any] | None = None, *, project: str | None = None, **form: Any
+) -> Job[Any]:
+    """Hand a named operation to the hub, such as `checkpoint.verify`. `hub.operations()` lists them.
+
+    Args:
+        operation: Its name.
+        params: Its parameters. The hub checks them against the schema of the operation.
+        project: Project of the hub. None: the token's.
+        form: Further fields of a job's YAML, such as `resources` and `schedule`.
+
+    Raises:
+        UsageError: A field is unknown.
+        HubError: The hub knows no such operation, or a parameter is wrong, with the nearest known one.
+
+    Example:
+        from skyward import hub
+
+        job = hub.submit_operation("checkpoint.verify", {"path": "/data/run/checkpoint-100"})
+        print(job.result()["problems"])
+    """
+    return submit_command({**form, "operation": operation, "params": dict(params or {})}, project=project)
+
+
+def operations(*, project: str | None = None) -> list[dict[str, Any]]:
+    """Return the named operations of the hub: `name`, `text`, `type` and `schema`, the JSON schema of the parameters.
+
+    Example:
+        from skyward import hub
+
+        print([operation["name"] for operation in hub.operations()])
+    """
+    with HubConnection(job_address(project)) as connection:
+        return list(connection.json("GET", "/v1/operations")["operations"])
+
+
+def _name_of(request: Mapping[str, Any]) -> str:
+    if not request.get("command"):
+        return str(request["operation"])[:200]
+    return str(request["command"][0]).rpartition("/")[2][:200] or "command"
 
 
 def _image_of(value: Any) -> Image | None:

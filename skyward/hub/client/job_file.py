@@ -76,13 +76,17 @@ def job_request(form: Mapping[str, Any]) -> dict[str, Any]:
     for name in FIELDS:
         if name and name in request:
             request[name] = _section(name, _mapping(name, request[name]))
-    if not (command := request.get("command")):
+    command = request.get("command")
+    if not command and not request.get("operation"):
         raise UsageError("command: missing; write the program and its arguments as a list", field="command")
-    if isinstance(command, str) or not isinstance(command, list | tuple):
+    if command is None:
+        request["params"] = dict(_mapping("params", request.get("params") or {}))
+    elif isinstance(command, str) or not isinstance(command, list | tuple):
         raise UsageError(
             f"command={command!r}: not a list; no shell reads it, so write {str(command).split()!r}", field="command"
         )
-    request["command"] = [_text(f"command[{index}]", part) for index, part in enumerate(command)]
+    else:
+        request["command"] = [_text(f"command[{index}]", part) for index, part in enumerate(command)]
     if "env" in request:
         request["env"] = {
             str(name): _text(f"env.{name}", value) for name, value in _mapping("env", request["env"]).items()

@@ -55,6 +55,7 @@ class JobAttemptInfo:
         output_bytes: Bytes of output.
         kept_until: Time until which its machines wait for the next job; None if they do not.
         idle_cost_usd: Cost of their waiting so far.
+        pool: Name of its pool on the machine of its launcher.
 
     Example:
         from skyward import hub
@@ -75,6 +76,7 @@ class JobAttemptInfo:
     output_bytes: int
     kept_until: int | None
     idle_cost_usd: float
+    pool: str
 
 
 class Job(Generic[T]):

@@ -13,7 +13,8 @@ RDMA = ("auto", "enabled", "disabled")
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "": (
-        *("name", "type", "image", "command", "env", "secrets", "resources", "distributed", "storage", "schedule"),
+        *("name", "type", "image", "command", "operation", "params", "env", "secrets"),
+        *("resources", "distributed", "storage", "schedule"),
         *("priority", "region", "labels", "retries", "budget_usd", "key", "is_held", "notify", "notify_wait_s"),
     ),
     "resources": ("gpus", "gpu_type", "memory_gib", "cpu"),

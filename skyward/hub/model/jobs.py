@@ -125,6 +125,8 @@ class JobSpec:
         code_folder: Working folder, relative to the unpacked code.
         sweep: Number of the sweep whose trials are calls of this job.
         command: Program and arguments that each node runs, without a shell; empty for a call.
+        operation: Name of an operation that it runs; see `model.operations`. Empty for a call or a command.
+        params: Parameters of the operation.
         ranks_per_node: Processes of the command on each node.
         secrets: Names of variables whose values the launcher has for the project.
         keep_s: Seconds for which its machines wait for the next job that fits; None for those of the machine set.
@@ -157,6 +159,8 @@ class JobSpec:
     code_folder: str = ""
     sweep: int | None = None
     command: Sequence[str] = ()
+    operation: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
     ranks_per_node: int = 1
     secrets: Sequence[str] = ()
     keep_s: float | None = None
@@ -246,6 +250,7 @@ class AttemptRecord:
         output_bytes: Bytes of output that arrived.
         kept_until: Time until which its machines wait for the next job; None if they do not.
         idle_cost_usd: Cost of the time for which they waited.
+        pool: Name of its pool on the machine of its launcher, which `skyward ls` shows there.
     """
 
     number: int
@@ -260,6 +265,7 @@ class AttemptRecord:
     output_bytes: int = 0
     kept_until: int | None = None
     idle_cost_usd: float = 0.0
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

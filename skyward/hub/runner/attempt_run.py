@@ -22,7 +22,7 @@ from ...values.machine import LogLine
 from ...wire.failures import encode_failure
 from ..model.jobs import AttemptEnd
 from .command import CommandIntegration
-from .packed_call import CallFailed, run_packed, run_packed_command
+from .packed_call import CallFailed, run_packed, run_packed_command, run_packed_operation
 from .reporter import HubLink, Reporter, Stale, until_heard
 from .save_notes import NoteCollector
 from .sweep_run import run_sweep
@@ -98,7 +98,14 @@ class AttemptRun:
         """Return the call of a job's function."""
         function = compute(run_packed)
         function.launch = launch
-        return replace(function(call, dict(env), self._saves), options=CallOptions(timeout_s=self._spec["timeout_s"]))
+        return replace(function(call, dict(env), self._saves), options=self._options())
+
+    def pending_operation(self, env: Mapping[str, str]) -> PendingCompute[bytes]:
+        """Return the call of a named operation."""
+        pending = compute(run_packed_operation)(
+            self._spec["operation"], dict(self._spec["params"]), dict(env), self._saves
+        )
+        return replace(pending, options=self._options())
 
     def pending_command(self, env: Mapping[str, str]) -> PendingCompute[bytes]:
         """Return the call that runs a command: a gang, whose ranks have torchrun's variables."""
@@ -106,7 +113,11 @@ class AttemptRun:
         ranks = self._spec["ranks_per_node"]
         function.launch = ProcessLaunch(integrations=(CommandIntegration(processes_per_node=ranks),))
         pending = function(list(self._spec["command"]), self._stop, dict(env), self._saves)
-        return replace(pending, options=CallOptions(timeout_s=self._spec["timeout_s"]))
+        return replace(pending, options=self._options())
+
+    def _options(self) -> CallOptions:
+        # Errors of the pool name the job, and not the function of ours that carries it.
+        return CallOptions(timeout_s=self._spec["timeout_s"], name=self._launch["name"])
 
     def open(self, pool: ComputePool) -> AttemptOutcome | None:
         """Open the pool, and obey the hub meanwhile: machines may wait in a queue of their provider for hours.

@@ -17,6 +17,7 @@ from ...values.launch import ProcessLaunch
 from ...wire.failures import encode_failure, stamp_as, stamp_failure
 from ...wire.payloads import pickle_whole, unpickle_whole
 from ..client.trial import TrialReturn, TrialTask, run_trial
+from ..model.operations import operation_named
 from .command import run_command
 from .save_notes import forwarding_notes
 
@@ -94,6 +95,21 @@ def run_packed_command(argv: Sequence[str], stop: str, env: Mapping[str, str], s
         with forwarding_notes(saves):
             return pickle_whole(run_command(argv, stop))
     except CommandFailed as error:
+        raise _carried(error) from None
+
+
+def run_packed_operation(name: str, params: Mapping[str, Any], env: Mapping[str, str], saves: str = "") -> bytes:
+    """Run a named operation with variables of its job, and return its packed value.
+
+    Raises:
+        CallFailed: It raised, or its value cannot be packed.
+    """
+    os.environ.update(env)
+    try:
+        with forwarding_notes(saves):
+            return pickle_whole(operation_named(name).run(params))
+    except (Exception, SystemExit) as error:
+        stamp_failure(error)
         raise _carried(error) from None
 
 

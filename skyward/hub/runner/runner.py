@@ -153,6 +153,8 @@ class JobRunner:
         env |= {JOB: self._launch["job"], WRITER: f"{self._launch['job']}:{self._launch['attempt']}"}
         if spec["command"]:
             return self._run.pending_command(env)
+        if spec["operation"]:
+            return self._run.pending_operation(env)
         call = self._folder / "call"
         until_heard(lambda: link.download("call", call))
         return self._run.pending(*split_call(call.read_bytes()), env)

@@ -23,7 +23,7 @@ from ..store.jobs import JobRow
 from ..store.transaction import ReadSnapshot, Transaction
 from .bell import Bell
 from .calls import Service, require_no_run_token
-from .job_life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost
+from .job_life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost, note_idle_cost
 from .jobs import need_job
 from .kept import CLOSE, close, give_back, kept_s, lose_kept
 from .receiving import receive_blob
@@ -433,7 +433,8 @@ class Attempts(Service):
 
     def _next(self, tx: Transaction, actor: Actor, job_id: str, number: int, idle_cost_usd: float) -> NextOrder:
         runner = _need_runner(tx, actor, job_id, number)
-        runner.heard_at, runner.idle_cost = tx.now, idle_cost_usd
+        runner.heard_at = tx.now
+        note_idle_cost(tx, need_job(tx, actor, job_id), runner, idle_cost_usd)
         served = attempts.attempt_served(tx, runner.pk)
         is_over = runner.command == CLOSE or (runner.kept_until or 0) <= tx.now
         if served is None and is_over:
@@ -450,7 +451,7 @@ class Attempts(Service):
 
     def _give_back(self, tx: Transaction, actor: Actor, job_id: str, number: int, idle_cost_usd: float) -> None:
         runner = _need_runner(tx, actor, job_id, number)
-        runner.idle_cost = idle_cost_usd
+        note_idle_cost(tx, need_job(tx, actor, job_id), runner, idle_cost_usd)
         served = attempts.attempt_served(tx, runner.pk)
         if served is not None:  # it was chosen in the moment in which it ended
             finish_attempt(tx, *served, AttemptEnd.WITHDRAWN)

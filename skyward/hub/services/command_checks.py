@@ -6,8 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ...errors import UsageError
 from ..model.jobs import JobSpec
+from ..model.operations import operation_named
 from ..model.refusal import Reason, Refusal
+from .operations import check_parameters
 
 MOST_ARGUMENTS = 1000
 MOST_BYTES = 128 * 1024
@@ -23,12 +26,14 @@ def check_command(spec: JobSpec) -> None:
     Raises:
         Refusal: One is too large, too deep, or nothing that a process can be given.
     """
-    for field in ("image", "pool"):
+    for field in ("image", "pool", "params"):
         if not _is_flat(getattr(spec, field), DEEPEST):
             raise _invalid(field, f"deeper than {DEEPEST} levels; write plain options")
     wrong = next((name for name in spec.secrets if not _VARIABLE.fullmatch(name)), None)
     if wrong is not None:
         raise _invalid("secrets", "an entry is not the name of a variable; write names, not values")
+    if spec.operation:
+        _check_operation(spec)
     if not spec.command:
         return
     if len(spec.command) > MOST_ARGUMENTS or not spec.command[0]:
@@ -40,6 +45,15 @@ def check_command(spec: JobSpec) -> None:
     if wrong := next((name for name in env if not _VARIABLE.fullmatch(name)), None):
         raise _invalid(f"env.{wrong[:40]}", "not the name of a variable; use letters, digits and '_'")
     _check_texts("env", env.values())
+
+
+def _check_operation(spec: JobSpec) -> None:
+    if spec.command or spec.sweep is not None or spec.on != "one":
+        raise _invalid("operation", "has no command, no sweep and one node; leave the others out")
+    try:
+        check_parameters(operation_named(spec.operation), spec.params)
+    except UsageError as error:
+        raise Refusal(Reason.INVALID, str(error), field="params") from None
 
 
 def _check_texts(field: str, values: Any) -> None:

@@ -98,6 +98,20 @@ def note_cost(tx: Transaction, job: JobRow, attempt: AttemptRow, usd: float) -> 
         attempt.cost = usd
 
 
+def note_idle_cost(tx: Transaction, job: JobRow, runner: AttemptRow, usd: float) -> None:
+    """Note the cost of machines that wait, and charge what is new to the project and user of the job before.
+
+    The caller writes the row.
+    """
+    before = runner.idle_cost or 0.0
+    if usd > before:
+        job_quotas.add_spending(tx, job.project, job.owner, usd - before)
+        kind, _ = devices_of(machines_named(tx, runner.machines), job, runner)
+        day = next(parts_of_days(tx.now, tx.now))[0]
+        usage.add_use(tx, job.project, day, kind, seconds=0.0, cost_usd=usd - before, attempts=0)
+        runner.idle_cost = usd
+
+
 def lose_runner(tx: Transaction, job: JobRow, attempt: AttemptRow, error: str) -> None:
     """Note that the runner of an attempt is gone. Its machines may write until their lease is over."""
     if attempt.heard_at is None:  # it opens no pool before it was heard

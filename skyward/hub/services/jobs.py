@@ -385,7 +385,7 @@ def _check_new(actor: Actor, new: NewJob) -> None:
         raise Refusal(
             Reason.FORBIDDEN, "priority=high: only an admin may raise a job; use medium or low", field="priority"
         )
-    known = BLOBS[:1] if new.spec.command else BLOBS[:2]
+    known = BLOBS[:1] if new.spec.command or new.spec.operation else BLOBS[:2]
     wrong = [name for name in new.blobs if name not in known]
     if wrong:
         raise Refusal(Reason.INVALID, f"blobs.{wrong[0][:40]}: unknown here; use {' and '.join(known)}", field="blobs")
@@ -440,7 +440,8 @@ def _whole(snapshot: ReadSnapshot, actor: Actor, job_id: str) -> JobRecord:
     results = [name for name in jobs.blobs_of(snapshot, row.pk) if name in BLOBS[2:]]
     rows = attempts.attempts_of(snapshot, row.pk)
     open_cost = sum(attempt.cost for attempt in rows if attempt.ended_at is None)
-    return record_of(row, [_attempt(attempt) for attempt in rows], results, open_cost=open_cost)
+    tried = [_attempt(attempt, _pool_of(snapshot, row, attempt)) for attempt in rows]
+    return record_of(row, tried, results, open_cost=open_cost)
 
 
 def record_of(
@@ -467,7 +468,13 @@ def record_of(
     )
 
 
-def _attempt(row: AttemptRow) -> AttemptRecord:
+def _pool_of(snapshot: ReadSnapshot, row: JobRow, attempt: AttemptRow) -> str:
+    """Return the name of an attempt's pool. A kept one has that of the job for which it was opened."""
+    first = None if attempt.runner is None else attempts.attempt_numbered(snapshot, attempt.runner)
+    return f"job-{(row if first is None else first[0]).id[:8]}"
+
+
+def _attempt(row: AttemptRow, pool: str) -> AttemptRecord:
     return AttemptRecord(
         number=row.number,
         machines=row.machines,
@@ -481,4 +488,5 @@ def _attempt(row: AttemptRow) -> AttemptRecord:
         output_bytes=row.output,
         kept_until=row.kept_until,
         idle_cost_usd=row.idle_cost or 0.0,
+        pool=pool,
     )

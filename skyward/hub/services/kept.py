@@ -36,7 +36,7 @@ def warm_of(project: int, owner: str, spec: JobSpec, code: str) -> str:
         return ""
     fields = asdict(spec)
     alike = [fields[name] for name in (*_ALIKE, *_ALIKE_TOO)]
-    text = json.dumps([project, owner, code, bool(spec.command), alike], sort_keys=True)
+    text = json.dumps([project, owner, code, bool(spec.command or spec.operation), alike], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

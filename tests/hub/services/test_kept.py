@@ -8,6 +8,7 @@ import pytest
 
 from skyward.hub.model.capacity import MachineSetRecord
 from skyward.hub.model.jobs import AttemptEnd
+from skyward.hub.model.quotas import JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
 from skyward.hub.services.attempts import SILENT_S, NextOrder
 from skyward.hub.services.job_scheduler import FENCE_S
@@ -229,3 +230,19 @@ def test_jobs_on_a_shared_node_keep_their_devices(world: World) -> None:
     give_back(world, first)
     world.pass_s(1)
     assert [(launch.job, launch.devices) for launch in world.poll().start] == [(third, (0,))]
+
+
+@both
+def test_cost_of_waiting_machines_counts_for_the_money_of_their_project(world: World) -> None:
+    world.do(world.hub.quotas.set_job_quota(OWNER, "project", "default", JobQuotaSpec(usd_per_day=2.0)))
+    first = run_kept(world)
+    for cost_usd in (0.5, 0.5, 1.25):
+        ask(world, first, cost_usd)
+    world.do(world.hub.attempts.give_back(ADA, first, 1, idle_cost_usd=2.5))
+    (quota,) = world.do(world.hub.quotas.job_quotas(OWNER))
+    assert quota.today_usd == 2.5
+    assert sum(day.cost_usd for day in world.do(world.hub.usage.days(OWNER))) == 2.5
+    waiting = world.submit()
+    world.pass_s(1)
+    assert world.state(waiting) == "queued"
+    assert "USD" in world.job(waiting).why

@@ -52,6 +52,8 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     code_folder: str = ""
     sweep: int | None = None
     command: list[str] = []
+    operation: str = ""
+    params: dict[str, Any] = {}
     ranks_per_node: Count = 1
     secrets: list[str] = []
     keep_s: KeepSeconds | None = None
@@ -103,7 +105,7 @@ class ScheduleIn(Struct, forbid_unknown_fields=True):
 
 
 class NewJobIn(Struct, forbid_unknown_fields=True):
-    """A job to be made: a call with `spec`, or a `command` with the fields of a job's YAML.
+    """A job to be made: a call with `spec`, or a `command` or an `operation` with the fields of a job's YAML.
 
     `blobs` are hashes of its code and its packed call, which were uploaded before. With a `key` that a job of the
     project has, the answer is that job.
@@ -112,6 +114,8 @@ class NewJobIn(Struct, forbid_unknown_fields=True):
     name: Name
     spec: JobSpecWire | None = None
     command: list[str] = []
+    operation: str = ""
+    params: dict[str, Any] = {}
     image: str | dict[str, Any] = ""
     env: dict[str, str] = {}
     secrets: list[str] = []
@@ -147,6 +151,7 @@ class AttemptOut(Struct):
     output_bytes: int
     kept_until: int | None = None
     idle_cost_usd: float = 0.0
+    pool: str = ""
 
 
 class JobOut(Struct):

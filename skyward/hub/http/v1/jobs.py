@@ -35,13 +35,15 @@ async def submit(call: Call, request: job_wire.NewJobIn) -> job_wire.JobOut:
 
 
 def spec_of(request: job_wire.NewJobIn) -> JobSpec:
-    """Return the spec of a call, or make that of a command."""
+    """Return the spec of a call, or make that of a command or an operation."""
     asdict = msgspec.structs.asdict
-    if request.spec is not None and not request.command:
+    if request.spec is not None and not request.command and not request.operation:
         return JobSpec(**asdict(request.spec))
-    if request.spec is not None or not request.command:
+    if request.spec is not None or bool(request.command) == bool(request.operation):
         raise Refusal(
-            Reason.INVALID, "spec: a job is either a call or a command; send one of spec and command", field="spec"
+            Reason.INVALID,
+            "spec: a job is a call, a command or an operation; send one of spec, command and operation",
+            field="spec",
         )
     return command_spec(
         request.command,
@@ -56,6 +58,8 @@ def spec_of(request: job_wire.NewJobIn) -> JobSpec:
         labels=request.labels,
         retries=request.retries,
         budget_usd=request.budget_usd,
+        operation=request.operation,
+        params=request.params,
         notify=request.notify,
         notify_wait_s=request.notify_wait_s,
         code_path=request.code_path,
@@ -170,7 +174,7 @@ async def job_out(call: Call, record: JobRecord) -> job_wire.JobOut:
             job_wire.AttemptOut(
                 *(attempt.number, attempt.machines, list(attempt.nodes), attempt.reserved_at, attempt.began_at),
                 *(attempt.ended_at, attempt.end, attempt.error, attempt.cost_usd, attempt.output_bytes),
-                *(attempt.kept_until, attempt.idle_cost_usd),
+                *(attempt.kept_until, attempt.idle_cost_usd, attempt.pool),
             )
             for attempt in record.attempts
         ],

@@ -20,6 +20,7 @@ from . import (
     jobs,
     model_wire,
     models,
+    operations,
     people,
     pool_wire,
     pools,
@@ -112,6 +113,7 @@ HPO = (
 JOBS = (
     Route("GET", "/v1/jobs", job_wire.JobsQuery, job_wire.JobsOut, READ, "job", jobs.search, "List jobs, the newest first."),
     Route("POST", "/v1/jobs", job_wire.NewJobIn, job_wire.JobOut, WRITE, "job", jobs.submit, "Submit a job.", MIB, status=201),
+    Route("GET", "/v1/operations", wire.Nothing, operations.OperationsOut, READ, "job", operations.search, "List the named operations that jobs may run, with their schemas."),
     Route("PUT", "/v1/job-blobs/{sha256}", Bytes, wire.BlobOut, WRITE, "blob", jobs.put_blob, "Upload bytes that a job will name.", ARTIFACT_LIMIT),
     Route("GET", "/v1/jobs/{id}", wire.Nothing, job_wire.JobOut, READ, "job", jobs.get, "Get a job with its attempts."),
     Route("GET", "/v1/jobs/{id}/history", wire.Nothing, job_history.JobHistoryOut, READ, "job", job_history.get, "Get what happened to a job, and what its attempts cost by the hour."),
