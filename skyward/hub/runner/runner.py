@@ -153,7 +153,7 @@ class JobRunner:
         env |= {JOB: self._launch["job"], WRITER: f"{self._launch['job']}:{self._launch['attempt']}"}
         if spec["command"]:
             return self._run.pending_command(env)
-        if spec["operation"]:
+        if spec.get("operation"):  # a hub of the version before sends none
             return self._run.pending_operation(env)
         call = self._folder / "call"
         until_heard(lambda: link.download("call", call))
