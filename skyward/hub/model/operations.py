@@ -24,7 +24,7 @@ class NamedOperation:
 
     Attributes:
         name: Such as "checkpoint.verify".
-        text: What it does, for lists.
+        text: Purpose, for lists.
         parameters: Frozen data class. Its annotations are the schema, and fields without a default are required. Its
             `__post_init__` may raise ValueError. Its module runs on nodes, which have the core of skyward only.
         function: Dotted path `module:function` of the function that a node calls with the parameters. It returns plain

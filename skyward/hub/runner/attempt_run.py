@@ -116,7 +116,7 @@ class AttemptRun:
         return replace(pending, options=self._options())
 
     def _options(self) -> CallOptions:
-        # Errors of the pool name the job, and not the function of ours that carries it.
+        # Errors of the pool name the job, and not the function of skyward that carries it.
         return CallOptions(timeout_s=self._spec["timeout_s"], name=self._launch["name"])
 
     def open(self, pool: ComputePool) -> AttemptOutcome | None:
