@@ -5,13 +5,13 @@ They use real gloo. Every case runs in the same three processes.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from skyward.training import CallbackHandler, RankFailed, TrainerCallback, TrainerControl, TrainerState
+from tests.training.checkpoint.crew import WARM, warm_process
 
 WORLD = 3
 
@@ -127,10 +127,9 @@ def _rank(rank: int, meeting: str, answers: Any) -> None:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
+    answers = WARM.Queue()
     meeting = f"file://{tmp_path_factory.mktemp('ranks')}/meeting"
-    ranks = [context.Process(target=_rank, args=(rank, meeting, answers)) for rank in range(WORLD)]
+    ranks = [warm_process(_rank, rank, meeting, answers) for rank in range(WORLD)]
     for process in ranks:
         process.start()
     found = [answers.get(timeout=60) for _ in range(len(CASES) * WORLD)]

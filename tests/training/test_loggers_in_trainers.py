@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.events import scalars_in, texts_in, without_tensorflow
 
 without_tensorflow()
@@ -181,10 +181,9 @@ def _rank(rank: int, meeting: str, folder: Path, answers: Any) -> None:
 
 
 def test_two_ranks_end_together_although_their_losses_differ_and_one_of_them_writes(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
+    answers = WARM.Queue()
     meeting = f"file://{tmp_path}/meeting"
-    ranks = [context.Process(target=_rank, args=(rank, meeting, tmp_path, answers)) for rank in range(WORLD)]
+    ranks = [warm_process(_rank, rank, meeting, tmp_path, answers) for rank in range(WORLD)]
     for process in ranks:
         process.start()
     told = dict(answers.get(timeout=100) for _ in range(WORLD))

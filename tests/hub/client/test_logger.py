@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from skyward.errors import UsageError
 from skyward.hub import HubLogger
 from skyward.training import HFCallbacks, LightningCallbacks, TrainerCallback
 from skyward.training.checkpoint.manifest import MANIFEST
+from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.frameworks import same_records
 
 from .small_hub import TOKEN, SmallHub, small_hub
@@ -234,10 +234,9 @@ def _rank(rank: int, meeting: str, folder: Path, answers: Any) -> None:
 
 
 def test_rank_0_logs_and_each_rank_reports_its_load(server: SmallHub, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
+    answers = WARM.Queue()
     meeting = f"file://{tmp_path}/meeting"
-    ranks = [context.Process(target=_rank, args=(rank, meeting, tmp_path / "out", answers)) for rank in range(2)]
+    ranks = [warm_process(_rank, rank, meeting, tmp_path / "out", answers) for rank in range(2)]
     for process in ranks:
         process.start()
     told = dict(answers.get(timeout=100) for _ in range(2))

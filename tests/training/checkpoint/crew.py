@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,21 @@ Case = Callable[[Any, Path], Any]
 
 Said = dict[str, list[Any]]
 """By the case's name, what each rank said."""
+
+WARM = multiprocessing.get_context("forkserver")
+"""Context of processes that are forks of one that has imported torch. Its import costs more than most of them."""
+WARM.set_forkserver_preload(["pytest", "torch.distributed", "torch._dynamo", "skyward.training.checkpoint"])
+
+
+def warm_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Return a process of `WARM`, to be started. It has the present environment: that of its origin may be older."""
+    return WARM.Process(target=_with_environment, args=(dict(os.environ), target, arguments))
+
+
+def _with_environment(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
 
 
 def run_cases(
@@ -34,10 +50,9 @@ def run_cases(
     Raises:
         queue.Empty: The ranks are silent for 90 seconds.
     """
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
+    answers = WARM.Queue()
     environments = [dict(environment(rank)) for rank in range(world)]
-    leader = context.Process(target=_lead, args=(str(folder), list(cases), environments, list(imports), answers))
+    leader = warm_process(_lead, str(folder), list(cases), environments, list(imports), answers)
     leader.start()
     said: Said = {case.__name__: [None] * world for case in cases}
     try:

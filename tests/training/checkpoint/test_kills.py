@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from skyward.errors import CheckpointError, CheckpointSaveFailed
 from skyward.training.checkpoint import CheckpointCoordinator, RNGState, checkpoints_in, problems
+from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.checkpoint.killing import Suicide, run_world
 from tests.training.checkpoint.states import Box, part, same, shard
 
@@ -96,9 +96,8 @@ def _lead(folder: str, answers: Any) -> None:
 @pytest.mark.timeout(600)
 def test_a_rank_killed_at_any_write_of_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
     """The other ranks get an error, and the resumed run ends like one that was never killed."""
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    leader = context.Process(target=_lead, args=(str(tmp_path), answers))
+    answers = WARM.Queue()
+    leader = warm_process(_lead, str(tmp_path), answers)
     leader.start()
     seen = 0
     try:

@@ -28,7 +28,7 @@ from skyward.training.checkpoint import (
     latest_checkpoint,
     problems,
 )
-from tests.training.checkpoint.crew import error_of, run_cases
+from tests.training.checkpoint.crew import WARM, error_of, run_cases, warm_process
 from tests.training.checkpoint.s3_server import S3, When, s3_server
 from tests.training.checkpoint.states import Box, part, same, shard
 
@@ -146,9 +146,8 @@ def _lead(base: Path, urls: list[str], kills: list[Kill], answers: Any) -> None:
 
 
 def _check(base: Path, urls: list[str], kills: list[Kill]) -> None:
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    leader = context.Process(target=_lead, args=(base, urls, kills, answers))
+    answers = WARM.Queue()
+    leader = warm_process(_lead, base, urls, kills, answers)
     leader.start()
     try:
         while (answer := answers.get(timeout=90)) is not None:

@@ -6,13 +6,13 @@ Every case runs in the same two processes.
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.probes.tiny_lm import Characters
 
 # Limit for two processes that import torch, on a machine with other load.
@@ -230,10 +230,9 @@ def _rank(rank: int, folder: Path, answers: Any) -> None:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]:
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
+    answers = WARM.Queue()
     folder = tmp_path_factory.mktemp("ranks")
-    ranks = [context.Process(target=_rank, args=(rank, folder, answers)) for rank in range(WORLD)]
+    ranks = [warm_process(_rank, rank, folder, answers) for rank in range(WORLD)]
     for process in ranks:
         process.start()
     found = [answers.get(timeout=240) for _ in range(len(CASES) * WORLD)]

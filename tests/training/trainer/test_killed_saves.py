@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from skyward.training.checkpoint import checkpoints_in, problems
+from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.checkpoint.killing import Suicide, run_world
 from tests.training.trainer.regression import Line, Points, history, trainer
 
@@ -63,9 +63,8 @@ def _lead(folder: str, answers: Any) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_run_whose_rank_is_killed_during_a_save_resumes_to_the_bit(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    leader = context.Process(target=_lead, args=(str(tmp_path), answers))
+    answers = WARM.Queue()
+    leader = warm_process(_lead, str(tmp_path), answers)
     leader.start()
     begun_from = set()
     seen = 0
