@@ -209,6 +209,7 @@ $(DOCS_OK):
 pictures: $(DOCS_OK) $(READY)
 	@$(SAY) "drawing docs/pictures"
 	@$(DOCS)/bin/python docs/site/pictures.py $(ARGS)
+	@$(BIN)/python docs/site/rules.py
 	@$(BIN)/python -m tests.hub.ui.pictures
 
 # Ends with a commit and a tag here; nothing is uploaded.

@@ -56,6 +56,7 @@ trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments("out"), train_dataset
 """,
     "hub_commands": HUB,
     "hub_jobs": HUB,
+    "hub_lab": HUB,
     "hub_sweeps": HUB,
     "joblib": """
 import skyward as sky
