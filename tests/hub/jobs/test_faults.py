@@ -40,6 +40,12 @@ def large(size: int) -> bytes:
     return bytes(size)
 
 
+def available_memory() -> int:
+    """Return the bytes that processes can get now."""
+    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return 1024 * int(line.split()[1])
+
+
 @contextmanager
 def shared_hub(
     database_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: str
@@ -109,6 +115,17 @@ def test_output_of_a_gigabyte_is_cut_and_counted_and_the_hub_answers_meanwhile(h
     assert KEPT <= job.attempts[0].output_bytes < KEPT + 2 * LINE
     *_, last = job.logs(start=KEPT - 4 * LINE, follow=False)
     assert last == "[skyward] the output is too long; the rest is left out"
+    job.delete()
+
+
+@pytest.mark.skipif(available_memory() < 12 << 30, reason="the node and the runner hold the value twice each")
+def test_value_of_two_gigabytes_comes_whole(hub_process: HubProcess) -> None:
+    size = 2 << 30
+    job = hub.submit(large(size))
+    until(job.done, 200)
+    assert [attempt.end for attempt in job.attempts] == ["completed"]
+    with hub_process.client() as client, client.stream("GET", f"/v1/jobs/{job.id}/results/value") as answer:
+        assert size < sum(map(len, answer.iter_bytes())) < size + 4096
     job.delete()
 
 
