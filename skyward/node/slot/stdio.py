@@ -2,7 +2,7 @@
 
 Standard output and error of a process slot are pipes to the agent. So the output of C code and subprocesses is captured
 like Python's. When a call that wrote something ends, a marker follows its output, and the agent splits there. Calls
-that wrote nothing cost two system calls and no marker.
+that wrote nothing cost one system call and no marker.
 """
 
 from __future__ import annotations
