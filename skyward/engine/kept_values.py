@@ -218,7 +218,7 @@ class KeptValues:
 
         Args:
             blobs: The blobs.
-            to: Node that needs them. If another node can send it a blob directly, the future is None once it is there.
+            to: Node that needs them. If another node has sent it a blob, or can, the future is None once it is there.
         """
         futures: list[Future[Blob | None]] = [Future() for _ in blobs]
         with self._ledger:
@@ -228,7 +228,9 @@ class KeptValues:
                 here = blob.here()
                 if here is not None:
                     self._ledger.after.append(lambda future=future, here=here: future.settle(here))  # type: ignore[misc]
-                elif link is not None and not link.has_blob(blob.digest) and self._transfers.begin(blob, link):
+                elif link is not None and link.has_blob(blob.digest):  # it has come since the task asked for it
+                    self._ledger.after.append(partial(future.settle, None))
+                elif link is not None and self._transfers.begin(blob, link):
                     link.hold_blob(blob)  # until it has arrived: the task asks its agent at once
                     self._coming.setdefault((link, blob.digest), []).append(future)
                     self._want(link)

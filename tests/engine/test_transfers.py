@@ -20,7 +20,10 @@ from skyward.errors import RefLost, UsageError
 from skyward.events import ValueRerouted
 from skyward.values.machine import Machine
 from skyward.values.topology import Peer
+from skyward.wire.blobs import Blob
+from skyward.wire.payloads import encode
 from tests.channels import Relayed
+from tests.engine.parts import Parts
 from tests.engines import engine_of
 from tests.waiting import open_files, until
 
@@ -134,6 +137,15 @@ def test_a_task_reads_a_value_from_another_node_without_the_program() -> None:
         assert numbers_of_refs(pool.node(1), 3) >> pool.node(0) == [0.0, 1.0, 2.0] * 2
         assert provider.carried() - before < SIZE
         assert not rerouted(events)
+
+
+def test_a_value_that_has_come_since_a_task_asked_for_it_is_not_sent_again(parts: Parts) -> None:
+    agent = parts.add_node(0)
+    with parts.ledger:
+        kept = parts.values.kept_on(parts.ledger.links[0], encode(bytes(SIZE), Blob.kept).body)
+    (future,) = parts.values.begin_fetch(kept.blobs, 0)
+    assert future.result(1) is None
+    assert agent.kinds() == []
 
 
 @pytest.mark.parametrize("reason", ["apart", "switched off"])
