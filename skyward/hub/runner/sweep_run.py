@@ -32,7 +32,7 @@ def run_sweep(pool: ComputePool, pending: PendingCompute[bytes], number: int) ->
             "sweep: needs Optuna where the launcher runs; pip install 'skyward[hpo]' there", name=error.name
         ) from error
     address = needed_address("sweeps")  # the launcher named it in this process's environment
-    maker = call_maker(run_packed_trial, pending.args, pending.fn.launch, pending.options)
+    maker = call_maker(run_packed_trial, pending.args[:2], pending.fn.launch, pending.options)
     try:
         with HubConnection(address) as connection:
             row: dict[str, Any] = connection.json("GET", path_of("v1", "hpo", str(number)))
