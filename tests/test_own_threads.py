@@ -25,7 +25,10 @@ STARTS_THREADS = {"Thread", "Timer", "start_new_thread", "start_thread"}
 LISTED = {
     # A job's runner, and a hub's launcher.
     "hub/runner/reporter.py:Reporter.__init__": "the attempt is given up, and its machines end",
-    "hub/runner/attempt_run.py:AttemptRun.run_call": "the attempt ends with it, or its page shows no save",
+    "hub/runner/attempt_run.py:AttemptRun.open": "printed; the attempt ends once the start of its pool has",
+    "hub/runner/attempt_run.py:AttemptRun._run_call": "the attempt ends with it, or its page shows no save",
+    "hub/runner/save_notes.py:NoteCollector.__init__": "the page of the job shows no further saves",
+    "hub/runner/save_notes.py:forwarding_notes": "the page of the job shows no further saves",
     "hub/runner/command.py:LineForwarder.__init__": "lines of the command are lost, and it goes on",
     "hub/runner/command.py:run_command": "the command does not hear that it should end, and is killed after its grace",
     "hub/runner/local.py:start_local_launcher": "logged; the order is tried again",
@@ -182,7 +185,7 @@ def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("called", ["watcher.wait", "ledger.run_deadlines", "reader.read", "liveness.is_due"])
+@pytest.mark.parametrize("called", ["watcher.wait", "ledger.run_deadlines", "reader._read_each", "liveness.is_due"])
 def test_the_io_thread_survives_exceptions_of_its_callbacks(
     pool: sky.ComputePool, called: str, error: BaseException
 ) -> None:

@@ -63,7 +63,8 @@ def pool(lines: Lines, files: Path) -> Iterator[ComputePool]:
 
 
 def gang(function: Callable[..., Any], **options: Any) -> sky.ComputeFunction[..., Any]:
-    return sky.compute(sky.integrations.torch(function)).with_options(**options)
+    made: sky.ComputeFunction[..., Any] = sky.compute(sky.integrations.torch(function)).with_options(**options)
+    return made
 
 
 # Hangs ------------------------------------------------------------------------------------------------------------
