@@ -111,7 +111,7 @@ def test_nodes_that_are_leaving_stay_when_they_are_wanted_again(elastic: Elastic
     assert sorted(future.result(30) for future in running) == [0, 1, 2]
     assert place() @ pool == [(0, 3, 3), (1, 3, 3), (2, 3, 3)]
     assert pool.agent_pids() == pids
-    assert elastic.sizes() == [(1, 3)]
+    assert [size for size in elastic.sizes() if size[0] < size[1]] == [(1, 3)]
 
 
 def test_a_call_that_names_a_node_that_is_leaving_runs_there(elastic: Elastic, tmp_path: Path) -> None:
