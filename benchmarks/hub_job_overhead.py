@@ -146,6 +146,11 @@ def training() -> float:
 @contextmanager
 def hub_of_this_machine() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as name:
+        # The folder of the program travels with a job: a small one, as that of a user, and not all benchmarks.
+        work = Path(name, "work")
+        work.mkdir()
+        os.chdir(work)
+        sys.path[0] = str(work)
         command = [sys.executable, "-m", "skyward", "hub", "up", "--data", f"{name}/hub", "--port", "0", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
             try:

@@ -214,10 +214,13 @@ class AttemptRun:
             if content is not None:
                 file = self._folder / name
                 file.write_bytes(content)
-                until_heard(lambda name=name, file=file: link.send_result(name, file), limit_s=LAST_WORD_S)  # type: ignore[misc]
-        until_heard(lambda: self.reporter.send_saves(link), limit_s=LAST_WORD_S)
+                self._last_word(lambda name=name, file=file: link.send_result(name, file))  # type: ignore[misc]
+        self._last_word(lambda: self.reporter.send_saves(link))
         facts = {"cost_usd": self.cost_usd(), "keeps": keeps, "may_retry": outcome.may_retry}
-        until_heard(lambda: link.end(outcome.end.value, outcome.error, **facts), limit_s=LAST_WORD_S)
+        self._last_word(lambda: link.end(outcome.end.value, outcome.error, **facts))
+
+    def _last_word(self, action: Callable[[], object]) -> None:
+        until_heard(action, limit_s=LAST_WORD_S, folder=self._folder)
 
     def close(self) -> None:
         """Close its file of output. Lines that come later are dropped."""

@@ -275,11 +275,16 @@ class Reporter:
             self._on_stale()
 
 
-def until_heard(action: Callable[[], object], *, limit_s: float = FENCE_S) -> None:
+def until_heard(action: Callable[[], object], *, limit_s: float = FENCE_S, folder: Path | None = None) -> None:
     """Repeat an action until the hub answers.
 
+    Args:
+        action: The action.
+        limit_s: Seconds for which it is repeated.
+        folder: Folder of the runner. Somebody who removes it has given the runner up.
+
     Raises:
-        Stale: The attempt is over, or the hub was silent for `limit_s`.
+        Stale: The attempt is over, the hub was silent for `limit_s`, or the folder is gone.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -289,4 +294,6 @@ def until_heard(action: Callable[[], object], *, limit_s: float = FENCE_S) -> No
         except HubUnreachable as error:
             if time.monotonic() > deadline:
                 raise Stale(f"the hub did not answer for {limit_s:g} s") from error
+            if folder is not None and not folder.exists():
+                raise Stale("its folder was removed") from error
             time.sleep(_RETRY_S)

@@ -32,7 +32,7 @@ from ...values.machine import LogLine
 from ...wire.failures import encode_failure
 from ..client.settings import JOB, URL, Address
 from ..model.jobs import AttemptEnd
-from .attempt_run import LAST_WORD_S, OUTPUT, AttemptOutcome, AttemptRun, in_words
+from .attempt_run import OUTPUT, AttemptOutcome, AttemptRun, in_words
 from .command import CANCEL_S
 from .launch_file import CHECKPOINT_DIR, LAUNCH, WRITER, checkpoint_folder, read_launch, write_private
 from .packed_call import split_call
@@ -41,6 +41,8 @@ from .secrets import secrets_of
 
 NEXT_S = 5.0
 """Seconds for which the hub may hold the question for the next attempt."""
+GIVE_BACK_S = 60.0
+"""Seconds for which the hub is told that kept machines are gone. Then it hears from the launcher that the runner is."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RETRY_S = 1.0
 _LATE_S = 60.0
@@ -237,7 +239,7 @@ class JobRunner:
         """Tell the hub that the machines that waited are gone."""
         link = self._link_as_runner()
         try:
-            until_heard(lambda: link.give_back(self._idle_cost_usd), limit_s=LAST_WORD_S)
+            until_heard(lambda: link.give_back(self._idle_cost_usd), limit_s=GIVE_BACK_S)
         finally:
             link.close()
 

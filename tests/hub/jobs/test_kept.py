@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from skyward import hub
 from tests.hub.jobs.calls import OwnError, half, place, runs_of, wait_for
-from tests.hub.jobs.hub_process import HubProcess
+from tests.hub.jobs.hub_process import HubProcess, is_runner
 from tests.waiting import until
 
 
@@ -95,3 +98,18 @@ def test_hub_that_is_killed_finds_the_runner_that_waits(hub_process: HubProcess)
     assert hub.submit(place(), keep_s=0.0).result(100)[0] == process
     assert set(hub_process.runner_pids()) <= set(runners)
     hub_process.until_clean()
+
+
+def test_runner_ends_when_its_hub_and_its_folder_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HubProcess(tmp_path / "hub") as process:
+        monkeypatch.setenv("SKYWARD_HUB_URL", process.url)
+        monkeypatch.setenv("SKYWARD_HUB_TOKEN", process.token)
+        hub.disconnect()
+        assert hub.submit(half(8)).result(100) == 4
+        job = hub.submit(wait_for(str(tmp_path / "go")))
+        until(lambda: bool(runs_of(tmp_path / "go")), 100)
+        (runner,) = process.runner_pids()
+        process.kill()
+        (tmp_path / "go").write_text("a value that nobody will hear of")
+        shutil.rmtree(tmp_path / "hub" / "launcher" / "attempts" / f"{job.id}-1", ignore_errors=True)
+        until(lambda: not is_runner(runner), 60)
