@@ -200,7 +200,9 @@ class Future(concurrent.futures.Future[T]):
 
     def __repr__(self) -> str:
         # The standard repr names the class of the value or error, which is not known before it is decoded.
-        return super().__repr__().replace("returned Undecoded", "returned").replace("raised _Remote", "raised")
+        text = super().__repr__().replace("raised _Remote", "raised")
+        is_encoded = isinstance(self._result, Undecoded)
+        return text.replace(f"returned {type(self._result).__name__}", "returned") if is_encoded else text
 
     def cancel(self) -> bool:
         """Cancel the call, even if it is running. Returns False if the value has already arrived."""

@@ -94,6 +94,15 @@ class AttemptRun:
         """End the call, because this machine shuts down: the job goes back to its queue."""
         self._orders.put(("abort", 0.0))
 
+    def save_before_loss(self, node: int, notice: str) -> None:
+        """Let the training save, because the provider will take the machine of a node back. The call goes on.
+
+        It may outlive the machine, as one over slots does. Otherwise the next attempt loses only what came after.
+        """
+        self._write(f"[skyward] node {node}: its provider takes the machine back ({notice})\n")
+        if not self._spec["command"]:  # a command has no other order than to end
+            self._orders.put(("save", 0.0))
+
     def pending(self, launch: ProcessLaunch, call: bytes, env: Mapping[str, str]) -> PendingCompute[bytes]:
         """Return the call of a job's function."""
         function = compute(run_packed)

@@ -24,7 +24,7 @@ from typing import Any
 from ...calls.compute import PendingCompute
 from ...errors import HubUnreachable, NoCapacity, SkywardError, UsageError
 from ...events.base import Event
-from ...events.machine import PhaseOutput, PhaseStarted
+from ...events.machine import PhaseOutput, PhaseStarted, PreemptionNotice
 from ...pool.config import provider_of
 from ...pool.pool import ComputePool
 from ...values.image import Image
@@ -187,7 +187,7 @@ class JobRunner:
             image=Image(**image) if image else None,
             budget_usd=spec["budget_usd"],
             logs=self._write_line,
-            on_event=self._note_start,
+            on_event=self._hear,
             console=False,
             name=f"job-{self._launch['job'][:8]}",
             **options,
@@ -254,9 +254,11 @@ class JobRunner:
     def _write_line(self, line: LogLine) -> None:
         self._run.write_line(line)
 
-    def _note_start(self, event: Event) -> None:
-        """Tell the hub what the machines do before they are ready, such as what their provider waits for."""
-        if isinstance(event, PhaseStarted | PhaseOutput) and not self._run.reporter.is_running:
+    def _hear(self, event: Event) -> None:
+        """Save when a machine is about to go. Tell the hub what machines do before they are ready."""
+        if isinstance(event, PreemptionNotice):
+            self._run.save_before_loss(event.node, event.notice)
+        elif isinstance(event, PhaseStarted | PhaseOutput) and not self._run.reporter.is_running:
             text = event.text if isinstance(event, PhaseOutput) else event.detail
             self._run.reporter.note = f"node {event.node}, {event.phase}{': ' if text else ''}{text}"
 

@@ -1,24 +1,50 @@
-"""Machines behind a queue of their own: a provider of another package, whose launch waits, and says why."""
+"""Providers of other packages: one whose launch waits and says why, and one that takes machines back."""
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
 
 from skyward import hub
-from tests.hub.jobs.calls import node
+from tests.hub.jobs.calls import node, train
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
 
+SPOT = """
+import threading
+from dataclasses import dataclass
+from pathlib import Path
 
-def install_provider(folder: Path) -> None:
+from skyward.events import PreemptionNotice
+from skyward.providers.local import Local
+from tests.waiting import until
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot(Local):
+    takes: str  # file that lets it announce that it takes the first machine back
+
+    def launch(self, spec, offers, pool, nodes, emit):
+        machines = super().launch(spec, offers, pool, nodes, emit)
+
+        def take():
+            until(Path(self.takes).exists, 300)
+            emit(PreemptionNotice(node=0, notice="terminate"))
+
+        threading.Thread(target=take, daemon=True).start()
+        return machines
+"""
+
+
+def install_provider(folder: Path, line: str = "queued = skyward.testing.queued:QueuedProvider") -> None:
     """Write what pip writes for a package that brings a provider."""
     made = folder / "skyward_queued-1.0.dist-info"
     made.mkdir()
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: skyward-queued\nVersion: 1.0\n")
-    (made / "entry_points.txt").write_text("[skyward.providers]\nqueued = skyward.testing.queued:QueuedProvider\n")
+    (made / "entry_points.txt").write_text(f"[skyward.providers]\n{line}\n")
 
 
 def test_gang_waits_in_the_queue_of_its_provider_says_why_and_can_be_cancelled_there(
@@ -44,4 +70,32 @@ def test_gang_waits_in_the_queue_of_its_provider_says_why_and_can_be_cancelled_t
     until(lambda: gang.why_waiting == "starts: node 0, queue: Resources", 90)
     queue.unlink()
     assert gang.result(90) == [0, 1]
+    hub_process.until_clean()
+
+
+def test_training_saves_when_its_machine_is_about_to_go_also_in_the_middle_of_a_save(
+    hub_process: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    install_provider(tmp_path, "spot = spot_machines:Spot")
+    (tmp_path / "spot_machines.py").write_text(SPOT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.getcwd())))
+    hub_process.kill()
+    hub_process.start()
+    takes, marker = tmp_path / "takes", tmp_path / "step"
+    provider = {"type": "spot", "takes": str(takes)}
+    machines = {"name": "spot", "kind": "elastic", "provider": provider, "nodes": 1, "labels": ["spot"]}
+    with hub_process.client() as client:
+        assert client.post("/v1/capacity", json=machines).status_code == 201
+        job = hub.submit(train("", 100_000, str(marker), 0.02), labels=["spot"], type="training")
+        until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 90)
+        job.save()
+        takes.touch()
+        history = f"/v1/jobs/{job.id}/history"
+        until(lambda: sum(e["kind"] == "saved" for e in client.get(history).json()["events"]) >= 2, 90)
+    assert "[skyward] node 0: its provider takes the machine back (terminate)" in list(job.logs(follow=False))
+    assert job.status == "running"
+    assert job.cancel()
+    with pytest.raises(CancelledError):
+        job.result(60)
     hub_process.until_clean()
