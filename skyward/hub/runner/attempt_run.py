@@ -251,6 +251,7 @@ class AttemptRun:
             if position + len(data) >= OUTPUT_LIMIT:
                 data += b"[skyward] the output is too long; the rest is left out\n"
             self._output.write(data)
+            self.reporter.send_output()
 
     # Within -----------------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ STUBBORN_S = 60.0
 LOGS = 100
 """Log files of ended runners that are kept."""
 _RETRY_S = 1.0
+_ENDING_S = 0.1
+"""Seconds between two looks at a runner whose attempt is over. The next job may wait for it."""
 Key = tuple[str, int]
 
 _log = logging.getLogger(__name__)
@@ -134,7 +136,7 @@ class Launcher:
             elif waited_s > CONFIRM_S:
                 self._kill(key)
         if self._asked and not orders["start"]:
-            self._is_over.wait(_RETRY_S)
+            self._is_over.wait(_ENDING_S)
 
     def _start(self, launch: Mapping[str, Any]) -> None:
         key = (launch["job"], launch["attempt"])

@@ -23,6 +23,8 @@ MOST_SAVES = 100
 """Notes of saves that wait for a hub that is away. Older ones are dropped."""
 _PIECE = 1 << 20
 _RETRY_S = 1.0
+_PACE_S = 0.2
+"""Seconds between two pieces of output."""
 _NOTE = 200
 """Most characters of a note."""
 _STALE = frozenset({401, 403, 404, 409})
@@ -165,7 +167,7 @@ class Reporter:
         self._saves: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MOST_SAVES)
         self._has_save = threading.Condition()
         self._answered_at = time.monotonic()
-        self._has_ended, self._is_stale = threading.Event(), threading.Event()
+        self._has_ended, self._is_stale, self._has_output = threading.Event(), threading.Event(), threading.Event()
         self._wake = threading.Event()
         self._threads = [
             threading.Thread(target=self._guarded, args=(self._beat_always,), name="skyward-job-beat", daemon=True),
@@ -183,6 +185,10 @@ class Reporter:
     def beat_now(self) -> None:
         """Send the next sign of life at once, because something has changed."""
         self._wake.set()
+
+    def send_output(self) -> None:
+        """Send output that was written: at once, or a little after the last."""
+        self._has_output.set()
 
     def add_save(self, note: Mapping[str, Any]) -> None:
         """Send a note of a save with the next sign of life. The hub counts each number once."""
@@ -218,6 +224,7 @@ class Reporter:
     def stop(self) -> None:
         """End both threads. Output that was written before has been sent, unless the attempt is stale."""
         self._has_ended.set()
+        self._has_output.set()
         self._wake.set()
         for thread in self._threads:
             thread.join(FENCE_S)
@@ -255,6 +262,7 @@ class Reporter:
     def _send_always(self) -> None:
         link = self._make_link()
         while not self._is_stale.is_set():
+            self._has_output.clear()
             is_last = self._has_ended.is_set()  # asked first: the last output comes before the end
             try:
                 before = self.sent
@@ -262,7 +270,9 @@ class Reporter:
                 if self.sent == before:
                     if is_last:
                         break
-                    self._has_ended.wait(0.2)
+                    self._has_output.wait()
+                elif self.sent - before < _PIECE:
+                    self._has_ended.wait(_PACE_S)  # further lines go together
             except HubUnreachable:
                 self._is_stale.wait(_RETRY_S)
             except Stale:
@@ -272,6 +282,7 @@ class Reporter:
     def _give_up(self) -> None:
         if not self._is_stale.is_set():
             self._is_stale.set()
+            self._has_output.set()
             self._on_stale()
 
 

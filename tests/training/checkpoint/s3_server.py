@@ -115,9 +115,11 @@ def s3_server(folder: Path) -> Iterator[S3]:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
+            from fsspec import get_filesystem_class
             from fsspec.config import conf, set_conf_files
 
             set_conf_files(str(folder), conf)  # as it does when it is imported
+            get_filesystem_class("s3").clear_instance_cache()  # clients of the module before know its server only
             yield S3(address)
             conf.pop("s3", None)
     finally:
