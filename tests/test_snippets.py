@@ -55,9 +55,11 @@ from skyward.training import Trainer, TrainingArguments
 trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments("out"), train_dataset=[])
 """,
     "hub_commands": HUB,
+    "hub_costs": HUB,
     "hub_jobs": HUB,
     "hub_lab": HUB,
     "hub_sweeps": HUB,
+    "hub_waits": HUB,
     "joblib": """
 import skyward as sky
 from joblib import Parallel, delayed
