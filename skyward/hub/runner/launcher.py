@@ -117,8 +117,10 @@ class Launcher:
                 start, sent = sent, link.send_output(output, sent)
         except HubUnreachable:
             raise
-        except (Stale, HubError) as error:  # most often it has ended by its runner's word, with all of its output
-            _log.info("%s: the rest of its output is not sent: %s", folder.name, error)
+        except Stale:  # it has ended by its runner's word, with all of its output
+            pass
+        except HubError as error:
+            _log.warning("%s: the rest of its output is not sent: %s", folder.name, error)
         finally:
             link.close()
         self._sent.add(folder.name)
