@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ...wire.task_channel import TaskChannel
 
 _LOOK_S = 0.5
+_ACCEPT_S = 0.05
+"""Seconds between two looks whether the attempt is over. Its machines wait for that."""
 _LONGEST = 8192
 """Bytes of a note. A longer line is not one of ours."""
 
@@ -100,7 +102,7 @@ class NoteCollector:
         while True:
             is_last = self._is_over.is_set()
             try:
-                with self._pool.channel(self._channel, timeout_s=0.0 if is_last else _LOOK_S) as channel:
+                with self._pool.channel(self._channel, timeout_s=0.0 if is_last else _ACCEPT_S) as channel:
                     for message in channel:
                         if (note := _note_of(message)) is not None:
                             self._on_save(note)
