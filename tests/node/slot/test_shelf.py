@@ -78,7 +78,7 @@ def test_one_of_two_that_reach_for_a_task_gets_it(shelf: Shelf, claims: Claims) 
     arrived, is_over = threading.Semaphore(0), threading.Event()
 
     def slot() -> None:
-        for at in range(5000):
+        for at in range(5001):
             arrived.acquire()
             if claims.claim(frames[at]):
                 claimed.append(frames[at])
@@ -86,11 +86,13 @@ def test_one_of_two_that_reach_for_a_task_gets_it(shelf: Shelf, claims: Claims) 
 
     thread = threading.Thread(target=slot)
     thread.start()
-    taken: list[int] = []
+    frames.append(put(shelf))
+    taken = shelf.take_back()  # the slot has not heard of this one
+    arrived.release()
     for _ in range(5000):
         frames.append(put(shelf))
         arrived.release()
-        if len(frames) % 3:
+        if len(frames) % 3:  # not the last one, which is the slot's
             taken += shelf.take_back()
     assert is_over.wait(20)
     thread.join()
