@@ -139,12 +139,14 @@ class AttemptRun:
             SkywardError: The pool did not open.
         """
         ended_by: list[str] = []
+        is_over = threading.Event()
 
         def obey() -> None:
             while (command := self._next_order()[0]) != "opened":
                 if command != "save":  # there is nothing to save yet
                     ended_by.append(command)
-                    pool.close(cancel=True)
+                    while not is_over.wait(_SLICE_S):  # a start that has not begun cannot be ended yet
+                        pool.close(cancel=True)
                     return
 
         watcher = threading.Thread(target=obey, name="skyward-job-start", daemon=True)
@@ -155,8 +157,11 @@ class AttemptRun:
             if not ended_by:
                 raise
         finally:
+            is_over.set()
             self._orders.put(("opened", 0.0))
             watcher.join()
+        if ended_by:
+            pool.close(cancel=True)  # the order may have come in the moment in which it opened
         if "stale" in ended_by:
             raise Stale("the hub has given it up")
         return AttemptOutcome(end=AttemptEnd.STOPPED, error="the hub stopped it") if ended_by else None

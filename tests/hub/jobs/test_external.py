@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import skyward as sky
 from skyward import hub
+from skyward.hub.model.jobs import AttemptEnd
+from skyward.hub.runner.attempt_run import AttemptRun
+from skyward.testing import QueuedProvider
 from tests.hub.jobs.calls import node, train
 from tests.hub.jobs.hub_process import HubProcess
 from tests.waiting import until
@@ -71,6 +75,19 @@ def test_gang_waits_in_the_queue_of_its_provider_says_why_and_can_be_cancelled_t
     queue.unlink()
     assert gang.result(90) == [0, 1]
     hub_process.until_clean()
+
+
+def test_order_that_comes_before_the_start_ends_it_too(tmp_path: Path) -> None:
+    queue = tmp_path / "queue"
+    queue.write_text("Resources")
+    pool = sky.ComputePool(QueuedProvider(queue=str(queue)), console=False)
+    launch = {"job": "j", "attempt": 1, "name": "train", "nodes": [0], "spec": {"command": []}}
+    run = AttemptRun(tmp_path, launch, lambda: pytest.fail("no message is due"), lambda: 0.0)
+    run.abort()
+    outcome = run.open(pool)
+    assert outcome is not None
+    assert (outcome.end, pool.is_active) == (AttemptEnd.STOPPED, False)
+    run.close()
 
 
 def test_training_saves_when_its_machine_is_about_to_go_also_in_the_middle_of_a_save(
