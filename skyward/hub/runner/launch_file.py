@@ -12,9 +12,6 @@ LAUNCH = "launch.json"
 CHECKPOINT_DIR = "SKYWARD_CHECKPOINT_DIR"
 """Variable that names a job's own folder, the same for each of its attempts. It stays until somebody removes it."""
 
-WRITER = "SKYWARD_CHECKPOINT_WRITER"
-"""Variable by which checkpoints refuse a commit of an older attempt; see `training.checkpoint.fence`."""
-
 
 def read_launch(folder: Path) -> Mapping[str, Any]:
     """Return the launch of the attempt that the runner of a folder runs, or ran last."""

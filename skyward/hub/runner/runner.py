@@ -27,6 +27,7 @@ from ...events.base import Event
 from ...events.machine import PhaseOutput, PhaseStarted, PreemptionNotice
 from ...pool.config import provider_of
 from ...pool.pool import ComputePool
+from ...training.checkpoint.fence import WRITER
 from ...values.image import Image
 from ...values.machine import LogLine
 from ...wire.failures import encode_failure
@@ -34,7 +35,7 @@ from ..client.settings import JOB, URL, Address
 from ..model.jobs import AttemptEnd
 from .attempt_run import OUTPUT, AttemptOutcome, AttemptRun, in_words
 from .command import CANCEL_S
-from .launch_file import CHECKPOINT_DIR, LAUNCH, WRITER, checkpoint_folder, read_launch, write_private
+from .launch_file import CHECKPOINT_DIR, LAUNCH, checkpoint_folder, read_launch, write_private
 from .packed_call import split_call
 from .reporter import HubLink, Stale, until_heard
 from .secrets import secrets_of

@@ -47,9 +47,13 @@ def write_secret(folder: Path, project: str, name: str, value: str) -> None:
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=file.parent, prefix=".")  # mode 600
-        with os.fdopen(descriptor, "w") as opened:
-            opened.write(value)
-        Path(unfinished).replace(file)
+        try:
+            with os.fdopen(descriptor, "w") as opened:
+                opened.write(value)
+            Path(unfinished).replace(file)
+        except OSError:
+            Path(unfinished).unlink(missing_ok=True)  # no part of a secret stays behind
+            raise
     except OSError as error:
         raise UsageError(f"secret={name}: cannot be written: {error}; check the folder", field="secret") from None
 
