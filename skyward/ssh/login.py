@@ -7,6 +7,7 @@ import glob
 import os
 import re
 import socket
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ class Login:
         self.heard = time.monotonic()
         """Time at which the last data arrived from the machine."""
         self._clients: list[paramiko.SSHClient] = []
+        self._adding = threading.Lock()
         self._sockets: list[Any] = []
 
     def connect(self) -> None:
@@ -57,19 +59,32 @@ class Login:
 
     def open_session(self) -> paramiko.Channel:
         """Open a channel, on a new connection if the others are full. Raises SSHException, SkywardError."""
-        for client in self._clients:
+        tried = list(self._clients)
+        channel = self._session_of(tried)
+        if channel is not None:
+            return channel
+        # One at a time: sshd drops some of many logins that come at once (MaxStartups).
+        with self._adding:
+            channel = self._session_of([client for client in self._clients if client not in tried])
+            if channel is not None:
+                return channel
+            try:
+                client = self._connected(self.target, 0)
+            except SkywardError as error:
+                raise paramiko.SSHException(str(error)) from error
+            self._clients.append(client)
+            transport = client.get_transport()
+            assert transport is not None
+            return transport.open_session(timeout=self.target.connect_timeout_s)
+
+    def _session_of(self, clients: list[paramiko.SSHClient]) -> paramiko.Channel | None:
+        """Open a channel on the first of these connections that has room for one."""
+        for client in clients:
             transport = client.get_transport()
             if transport is not None and transport.is_active():
                 with contextlib.suppress(paramiko.ChannelException):  # this connection has no room for a session
                     return transport.open_session(timeout=self.target.connect_timeout_s)
-        try:
-            client = self._connected(self.target, 0)
-        except SkywardError as error:
-            raise paramiko.SSHException(str(error)) from error
-        self._clients.append(client)
-        transport = client.get_transport()
-        assert transport is not None
-        return transport.open_session(timeout=self.target.connect_timeout_s)
+        return None
 
     def open_port(self, port: int) -> paramiko.Channel:
         """Open a channel to a port of the machine's loopback. Raises SSHException."""

@@ -29,7 +29,8 @@ from .connection import Connection
 from .folder import close_folder, connecting, kill_process, make_folder, record_process
 from .target import SSHTarget
 
-_CHECK_S = 2.0
+_CHECK_S = 8.0
+"""Seconds after which a holder that does not answer is replaced, with all its commands: a busy machine can be slow."""
 _NO_CONNECTION = 255
 _TRIES = 3
 _PAUSE_S = 0.1

@@ -152,6 +152,8 @@ def save_when_told(file: str) -> int:
     try:
         coordinator.save_checkpoint(checkpoint_id=2)
     except sky.errors.CheckpointSuperseded as error:
-        path.write_text(str(error))
+        written = path.with_suffix(".written")
+        written.write_text(str(error))
+        written.rename(path)  # whoever waits for the file finds all of it
         raise
     return int(attempt)
