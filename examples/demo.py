@@ -38,6 +38,8 @@ WANTED_ACCURACY = 0.95
 FITS = 105
 RECORDS = Path(__file__).parent.parent / ".make" / "demo"
 """Folder of the demo's hub and runs: nothing outside the checkout changes."""
+COMMAND = Path(sys.executable).with_name("skyward")
+"""The command of this environment, by its path: `make demo` puts nothing on the user's PATH."""
 EPOCH = re.compile(r"epoch +(\d+)  loss ([\d.]+)")
 
 
@@ -256,7 +258,7 @@ def show_run(server: Any, run_id: str) -> None:
     page = f"/runs/{run_id}"
     if server is None:
         print("\nThe training was recorded. See its curves: pip install 'skyward[hub]', then")
-        print(f"   skyward hub up --runs {RECORDS / 'runs'}")
+        print(f"   {COMMAND} hub up --runs {RECORDS / 'runs'}")
         return
     if sys.stdin.isatty() and sys.stdout.isatty():
         print("\nThe training was recorded as a run of a hub. The link works once; the hub stays until Ctrl-C:")
@@ -264,7 +266,7 @@ def show_run(server: Any, run_id: str) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
     print("\nSee the run of the training, now or later, by the link that this prints:")
-    print(f"   skyward hub up --data {RECORDS / 'hub'}")
+    print(f"   {COMMAND} hub up --data {RECORDS / 'hub'}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
