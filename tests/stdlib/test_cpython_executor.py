@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import gc
 import importlib
 import inspect
 import logging
@@ -86,6 +87,15 @@ NOT_RUN: dict[str, str] = {
 
 def own_tests(cls: type) -> list[str]:
     return [name for name in vars(cls) if name.startswith("test_")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spared_collector() -> Iterator[None]:
+    """The file's tests collect garbage again and again: spare them the libraries that earlier tests have loaded."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
