@@ -34,13 +34,13 @@ def node() -> int:
 
 @sky.compute
 def wait_for(file: str) -> str:
-    """Note each run in the file beside `file`, and return once `file` is there."""
+    """Note each run in the file beside `file`, and return the text of `file` once it is there."""
     path = Path(file)
     with path.with_suffix(".runs").open("a") as runs:
         runs.write(f"{os.getpid()}\n")
     print("begins", flush=True)
     deadline = time.monotonic() + 120
-    while not path.exists():
+    while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     print("ends", flush=True)

@@ -26,11 +26,11 @@ CLOUD = {"name": "cloud", "provider": {"type": "aws"}, "kind": "elastic", "nodes
 
 @sky.compute
 def record(file: str) -> str:
-    """Log a run of the job, and return once `file` is there."""
+    """Log a run of the job, and return the text of `file` once it is there."""
     with hub.start_run(run_name="of the job", experiment="jobs") as run:
         run.log_metrics({"loss": 0.5}, step=1)
         print("begins", flush=True)
-        until(Path(file).exists, 120)
+        until(lambda: Path(file).exists() and Path(file).read_text(), 120)
         print("ends", flush=True)
     return Path(file).read_text()
 
