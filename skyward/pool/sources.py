@@ -63,6 +63,8 @@ def _providers(provider: Provider | None, any_of: Sequence[Provider]) -> list[Pr
             raise UsageError(
                 f"any_of: {one!r} is not a provider; pass instances, such as sky.Local()", field="any_of", value=one
             )
+    if isinstance(any_of, list) and not several and provider is None:  # left out, it is a tuple
+        raise UsageError("any_of=[]: names no provider; write any_of=[sky.SSH(hosts=[...]), sky.AWS()]", field="any_of")
     if provider is None and not several:
         raise WrongArguments(
             f"provider: ComputePool requires it; {foreign('ComputePool', 'provider')}", field="provider"

@@ -323,6 +323,7 @@ def test_a_list_of_regions_or_accelerators_makes_entries() -> None:
         ({"any_of": [sky.Local], "provider": None}, r"any_of: .* is not a provider; pass instances"),
         ({"any_of": [sky.Local()]}, r"any_of: the pool has provider= too"),
         ({"any_of": "aws", "provider": None}, r"any_of='aws': not a list of providers"),
+        ({"any_of": [], "provider": None}, r"any_of=\[\]: names no provider"),
         ({"selection": "cheap"}, r"selection='cheap': not supported; did you mean 'cheapest'\?"),
         ({"region": ["x"]}, r"region=\['x'\]: provider 'local' has no regions"),
         ({"provider": sky.AWS(), "region": []}, r"region=\[\]: not a region or a list of them"),
