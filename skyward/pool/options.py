@@ -96,7 +96,7 @@ def check_scale(value: object, nodes: Nodes) -> None:
         )
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and nodes.min <= value <= nodes.max):
         return
-    raise _refusal("scale.nodes", value, f"must be a whole number; use {nodes.min} to {nodes.max}, or None")
+    raise _refusal("scale.nodes", value, f"must be a whole number from {nodes.min} to {nodes.max}; pass one, or None")
 
 
 def _are_names(value: Any) -> bool:

@@ -250,7 +250,7 @@ def test_a_lost_node_of_an_elastic_pool_is_replaced(elastic: Elastic) -> None:
 
 
 def test_a_number_outside_the_bounds_is_refused(elastic: Elastic) -> None:
-    with pytest.raises(UsageError, match=r"scale.nodes=4: .* use 1 to 3, or None"):
+    with pytest.raises(UsageError, match=r"scale.nodes=4: .* from 1 to 3; pass one, or None"):
         elastic.pool.scale(4)
     fixed = sky.ComputePool(sky.Local(), nodes=2)
     with pytest.raises(UsageError, match=r"fixed size of 2; open it with nodes=\(min, max\)"):
