@@ -155,6 +155,7 @@ class FrameHandlers:
             task.name,
             "".join(task.tail),
             is_elsewhere=link is not None and link.dialler is not None,
+            unused_retries=0 if task.options.retry_on or task.rank is not None else task.options.retries,
         )
         may_rerun = task.options.retry_on and task.rerun is not None and not task.is_cancelled
         if (

@@ -105,9 +105,16 @@ class TaskFailure:
     log_tail: str
     is_elsewhere: bool = False
     """Whether the node has its own packages and files instead of this machine's."""
+    unused_retries: int = 0
+    """Retries of the call, which are for losses only."""
 
     def error(self) -> BaseException:
         error = decode_failure(self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail)
+        if self.unused_retries and isinstance(error, Exception):
+            kind = type(error).__name__
+            error.add_note(
+                f"retries={self.unused_retries} is for lost processes and nodes; add retry_on={kind} to repeat after this too"
+            )
         if self.is_elsewhere and (advice := advise(error, self.node)):
             error.add_note(advice)
         return error

@@ -357,9 +357,11 @@ class TestRetryOn:
                 file.write("ran\n")
             raise OSError("down")
 
-        with pytest.raises(OSError, match="down"):
+        with pytest.raises(OSError, match="down") as failed:
             fail() >> pool
         assert len(lines_of(appended)) == 1
+        hint = "retries=3 is for lost processes and nodes; add retry_on=OSError to repeat after this too"
+        assert hint in failed.value.__notes__
 
     def test_retry_on_repeats_the_call_for_the_types_it_names(self, pool: sky.ComputePool, appended: Path) -> None:
         @sky.compute(retries=3, retry_on=(OSError,))
