@@ -422,6 +422,8 @@ def test_wrong_uses_are_refused_in_words(pool: sky.ComputePool) -> None:
     for make in (lambda: pool.semaphore("s", 0), lambda: pool.barrier("b", -2), lambda: pool.queue("q", -1)):
         with pytest.raises(UsageError, match="must be a whole number >="):
             make()
+    with pytest.raises(TypeError, match="timeout=5: not an option here; write timeout_s=5"):
+        pool.queue("x").get(timeout=5)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="amount='1': must be a whole number"):
         pool.counter("c").increment("1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="consistency"):

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from ....calls.active import open_pools
 from ....core.unrun import short
-from ....errors import ArgumentNotPicklable, PoolClosed, UsageError
+from ....errors import ArgumentNotPicklable, PoolClosed, UsageError, WrongArguments
 from ....shared.messages import StoreRequest
 from ....wire.payloads import pickle_whole, unpickle_whole
 from ..execute import explain_load_error
@@ -55,11 +55,17 @@ class BoundOperation(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out the operation, and return its value."""
-        return self._thing.run(self._plan(self._thing, *args, **kwargs))
+        return self._thing.run(self._steps(*args, **kwargs))
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Return a coroutine that carries out the operation. A cancelled one undoes what nobody has received."""
-        return self._thing.run_async(self._plan(self._thing, *args, **kwargs))
+        return self._thing.run_async(self._steps(*args, **kwargs))
+
+    def _steps(self, *args: P.args, **kwargs: P.kwargs) -> Plan[T]:
+        if "timeout" in kwargs:  # its name in the standard library's queues, barriers and events
+            given = short(kwargs["timeout"])
+            raise WrongArguments(f"timeout={given}: not an option here; write timeout_s={given}", field="timeout")
+        return self._plan(self._thing, *args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<{self._plan.__name__} of {self._thing!r}>"
