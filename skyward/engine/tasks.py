@@ -111,9 +111,9 @@ class TaskFailure:
     def error(self) -> BaseException:
         error = decode_failure(self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail)
         if self.unused_retries and isinstance(error, Exception):
-            kind = type(error).__name__
             error.add_note(
-                f"retries={self.unused_retries} is for lost processes and nodes; add retry_on={kind} to repeat after this too"
+                f"retries={self.unused_retries} is for lost processes and nodes; "
+                f"add retry_on={type(error).__name__} to repeat after this too"
             )
         if self.is_elsewhere and (advice := advise(error, self.node)):
             error.add_note(advice)
