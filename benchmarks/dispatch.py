@@ -35,6 +35,7 @@ MEASURES = ("import", *ORDER)
 ENVIRONMENT = {
     **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")},
     "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")))),
+    "PYTHONDONTWRITEBYTECODE": "",  # an installed package has bytecode, so this source tree gets it, too
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }

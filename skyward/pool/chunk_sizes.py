@@ -4,7 +4,9 @@ With near nodes, sizes are measured first: one call per chunk for each slot, the
 grow at most `GROWTH`-fold each time. With a long round trip, waiting for the first answers would cost as much as a
 whole map of small calls. So sizes are guessed: a series of growing chunks goes out at once. A bad guess does not hurt
 for long, because a slot ends a chunk when its time is up (`limit_ns`) and returns the calls that have not begun.
-Chunks get smaller towards the end of the input, so that all slots finish together.
+A short series goes to near nodes, too, if the items are numbers: it costs nothing to send them twice, and slots that
+wait for the first answers would lose a tenth of a map of 100,000 tiny calls. Chunks get smaller towards the end of the
+input, so that all slots finish together.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import math
 TARGET_NS = 25_000_000
 """Target work of a chunk in nanoseconds: long compared with a round trip, short enough for a smooth progress bar."""
 LEAST_NS = 2_000_000
-"""Least work of a chunk in nanoseconds, while enough is left: several times the cost of sending it."""
+_LEAST_NEAR_NS = 500_000
+"""Least work of a chunk in nanoseconds, while enough is left: several times the cost of sending it, far or near."""
 GROWTH = 512
 MAX_ITEMS = 1 << 16
 _AHEAD = 2
@@ -31,6 +34,12 @@ _GUESSES = 12
 """Guessed chunks per slot: 1, 16, 256, 4096, and several of `MAX_ITEMS` calls. With the smallest possible calls, half a
 million of them, they keep a slot busy for about 50 ms."""
 _GUESS_GROWTH = 16
+_NEAR_GUESSES = 3
+"""Guessed chunks per slot of a near node: 1 call, and twice `_NEAR_GROWTH`. The second tells how long a call takes, and
+the third keeps the slot busy meanwhile."""
+_NEAR_GROWTH = 16_384
+_TELLING_ITEMS = 100
+"""Calls after whose end a guess for near nodes is replaced by what was measured."""
 _TELLING = 4
 """Guessed chunks per slot after which the measured duration of a call is used, however short the chunks were."""
 _GUESSED_BYTES = 2 << 20
@@ -47,6 +56,7 @@ class ChunkSizes:
         is_lazy: Whether the input is read as values are consumed.
         round_trip_ns: Round trip to the farthest node; 0 on this machine.
         may_guess: False if each call has a time limit, which the calls of a chunk would share.
+        is_cheap: Whether it costs next to nothing to send an item twice.
     """
 
     def __init__(
@@ -58,13 +68,21 @@ class ChunkSizes:
         is_lazy: bool,
         round_trip_ns: float = 0.0,
         may_guess: bool = True,
+        is_cheap: bool = False,
     ) -> None:
         self._slots = slots
         self._chunk = chunk
         self._left = left
         self._is_lazy = is_lazy
         self._round_trip_ns = round_trip_ns
-        self._guesses = may_guess and not is_lazy and chunk is None and round_trip_ns >= FAR_NS
+        is_far = round_trip_ns >= FAR_NS
+        may_guess = may_guess and not is_lazy and chunk is None
+        self._guesses = (_GUESSES if is_far else _NEAR_GUESSES if is_cheap else 0) if may_guess else 0
+        """Guessed chunks per slot; 0: none."""
+        self._growth, self._most_growth = (_GUESS_GROWTH, 4) if is_far else (_NEAR_GROWTH, 1)
+        """Growth of the guesses, and how often they grow."""
+        self._telling_items = math.inf if is_far else _TELLING_ITEMS
+        self._least_ns = LEAST_NS if is_far else _LEAST_NEAR_NS
         self._item_ns: float | None = None
         self._timed_ns = self._timed_items = 0.0
         self._last_size = 1
@@ -83,7 +101,7 @@ class ChunkSizes:
         size = min(int(TARGET_NS / self._item_ns), self._last_size * GROWTH, MAX_ITEMS)
         if self._left is not None:
             # Smaller towards the end, so that all slots finish together, but large enough to be worth sending.
-            least = int(LEAST_NS / self._item_ns)
+            least = int(self._least_ns / self._item_ns)
             size = min(size, max(least, -(-self._left // (self._slots * self._ahead()))))
         elif self._is_lazy:
             size = min(size, _MOST_LAZY)
@@ -97,7 +115,7 @@ class ChunkSizes:
         # The duration of a call is unknown until the first chunk returns.
         if not self._guesses or self._bytes >= _GUESSED_BYTES:
             return self._slots
-        return self._slots * _GUESSES
+        return self._slots * self._guesses
 
     @property
     def limit_ns(self) -> int | None:
@@ -106,7 +124,7 @@ class ChunkSizes:
             return None
         if self._item_ns is None:
             # All guesses together outlast a round trip, so returned calls arrive again before the slot is idle.
-            return int(max(TARGET_NS, 2 * self._round_trip_ns / _GUESSES))
+            return int(max(TARGET_NS, 2 * self._round_trip_ns / (self._guesses or 1)))
         return _LIMIT * TARGET_NS
 
     @property
@@ -114,14 +132,14 @@ class ChunkSizes:
         """Expected duration of the next chunk; None if not known. Small for guesses, so that any node may get them."""
         if self._item_ns is not None:
             return self._item_ns * self.size
-        return self._round_trip_ns / _GUESSES if self._guesses else None
+        return self._round_trip_ns / _GUESSES if self._guesses == _GUESSES else None
 
     def _guess(self) -> int:
-        size: int = min(_GUESS_GROWTH ** min(self._guessed // self._slots, 8), MAX_ITEMS)
+        size: int = min(self._growth ** min(self._guessed // self._slots, self._most_growth), MAX_ITEMS)
         if self._left is not None:
             size = min(size, -(-self._left // self._slots))
         if self._guessed:  # the size of an item is estimated from the chunks sent so far
-            size = min(size, int(_GUESSED_BYTES / _GUESSES / self._slots / max(self._item_bytes, 1e-3)))
+            size = min(size, int(_GUESSED_BYTES / self._guesses / self._slots / max(self._item_bytes, 1e-3)))
         return max(1, size)
 
     def _ahead(self) -> int:
@@ -163,6 +181,7 @@ class ChunkSizes:
             not self._guesses
             or self._item_ns is not None
             or self._timed_ns >= LEAST_NS
+            or self._timed_items >= self._telling_items
             or self._ended >= _TELLING * self._slots
         ):
             self._item_ns = max(self._timed_ns / max(self._timed_items, 1.0), 1.0)

@@ -26,16 +26,19 @@ from ..engine.engine import Engine
 from ..engine.retries import Retries
 from ..engine.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 from ..errors import ArgumentNotPicklable, NotRun, UsageError
-from ..node.slot.execute import RaisedItem
 from ..values.ref import splice_items
 from ..wire.failures import decode_failure
-from ..wire.tasks import Mode, TaskHead
+from ..wire.numbers import pack_numbers, unpack_numbers
+from ..wire.tasks import Mode, RaisedItem, TaskHead
 from .chunk_sizes import MAX_ITEMS, ChunkSizes
 from .map_graphs import MapGraphs, Prepare
 from .packer import Packer
 
 _BUFFERED = 4
 """Chunks per slot that a lazy map reads ahead of its consumer, including values that wait for an earlier one."""
+
+_LOOK_AT = 64
+"""Most items of a sequence that are looked at to find out whether it holds numbers."""
 
 _RESOURCES = ("cpus", "gpus", "memory_gib", "accelerator")
 
@@ -114,6 +117,7 @@ class MapRun:
         self._function = sent_function
         self._name = name
         self._options = options = function.options
+        self._chunk_options = _without_retries(options)
         self._star = len(iterables) != 1
         self._source: Iterator[Any] = zip(*iterables, strict=False) if self._star else iter(iterables[0])
         # Sequences are sliced instead of read one by one. A sliced range is three numbers on the wire.
@@ -130,6 +134,7 @@ class MapRun:
             is_lazy=is_lazy,
             round_trip_ns=engine.nodes.round_trip_s * 1e9,
             may_guess=options.timeout_s is None and max_inflight is None,
+            is_cheap=_are_numbers(self._sequence),
         )
         self._ordered = ordered
         self._return_exceptions = return_exceptions
@@ -252,8 +257,8 @@ class MapRun:
     def _send(self, first: int, items: Sequence[Any], after_s: float = 0.0) -> None:
         expected_ns = self._sizes.expected_ns
         try:
-            spliced = splice_items(items, is_star=self._star)
-            payload = self._packing.payload((spliced, self._star, self._return_exceptions, self._sizes.limit_ns))
+            packed = pack_numbers(items) or splice_items(items, is_star=self._star)
+            payload = self._packing.payload((packed, self._star, self._return_exceptions, self._sizes.limit_ns))
         except Exception as error:
             # Found out by failing, because a look into all items costs more than sending small ones.
             if isinstance(error, NotRun) and any(map(has_calls, items)):
@@ -270,7 +275,7 @@ class MapRun:
             head=TaskHead(self._function.digest, Mode.CHUNK, 0, 0, first & 0xFFFFFFFF),
             function=self._function,
             payload=payload,
-            options=_without_retries(self._options),
+            options=self._chunk_options,
             timeout_s=None if self._options.timeout_s is None else self._options.timeout_s * len(items),
             expected_ns=expected_ns,
             first=first,
@@ -333,7 +338,7 @@ class MapRun:
         if self._shown is not None and (self._is_lazy or kind not in ("part", "done")):
             self._shown()
         if kind == "part" or kind == "done":
-            _, values = content.decode()
+            values = unpack_numbers(content.decode()[1])
             start = task.first + task.delivered
             task.delivered += len(values)
             if kind == "done":
@@ -431,6 +436,13 @@ class MapRun:
 def _without_retries(options: CallOptions) -> CallOptions:
     """Return options without retries: a map counts them per call, not per chunk."""
     return replace(CallOptions(name=options.name), **{field: getattr(options, field) for field in _RESOURCES})
+
+
+def _are_numbers(sequence: Any) -> bool:
+    """Guess from some of its items whether a sequence holds only numbers. None: it is none."""
+    if sequence is None or type(sequence) is range:
+        return sequence is not None
+    return pack_numbers(sequence[:: len(sequence) // _LOOK_AT + 1]) is not None
 
 
 def _length(iterables: tuple[Iterable[Any], ...]) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
-import itertools
 import os
 import threading
 import weakref
@@ -366,8 +365,11 @@ class PoolTarget(CallTarget):
             if methods := methods_of(fn):
                 return list(self._map_actors(methods, iterables, chunk, ordered, return_exceptions))
             run = self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
+            values: list[Any] = []
             with contextlib.closing(run.lists()) as lists:
-                return list(itertools.chain.from_iterable(lists))
+                for ready in lists:
+                    values += ready
+            return values
         except Exception as error:
             drop_our_frames(error)
             raise

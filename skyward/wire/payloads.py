@@ -165,8 +165,8 @@ def _is_plain(value: Any, depth: int, *, with_arrays: bool = True) -> bool:
     kind = type(value)
     if kind in _ATOMS:
         return kind is not str or len(value) <= INLINE_LIMIT
-    if kind is bytes:
-        return len(value) <= INLINE_LIMIT
+    if kind is bytes or kind is range:
+        return kind is range or len(value) <= INLINE_LIMIT
     if depth == 0:
         return False
     if kind is tuple or kind is list:

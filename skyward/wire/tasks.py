@@ -47,7 +47,9 @@ class CallKind(IntEnum):
 
 class Mode(IntEnum):
     CALL = 0  # payload: (args, kwargs)
-    CHUNK = 1  # payload: (items, star, return_exceptions, nanoseconds after which no new call starts, or None)
+    # Payload: (items, star, return_exceptions, nanoseconds after which no new call starts, or None); the results are
+    # (index of the first, results). Items and results that are numbers may be packed, see `numbers`.
+    CHUNK = 1
     STREAM = 2  # payload: (args, kwargs); the function is a generator function
     KEEP = 3  # as CALL, but the large buffers of the value stay on the node
 
@@ -91,6 +93,14 @@ class InputStream:
     """Placeholder in the arguments for an iterator that the client feeds. `lane` numbers the iterators of a call."""
 
     lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedItem:
+    """An exception among the results of a chunk."""
+
+    failure: bytes
+    """Pickled EncodedFailure."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,7 @@ def world(
     slots: int = 2,
     bytes_per_item: int = 0,
     may_guess: bool = True,
+    is_cheap: bool = False,
 ) -> World:
     sizes = ChunkSizes(
         slots=slots,
@@ -92,6 +93,7 @@ def world(
         is_lazy=False,
         round_trip_ns=round_trip_ms * MS,
         may_guess=may_guess,
+        is_cheap=is_cheap,
     )
     cost = call_ns if callable(call_ns) else lambda _: call_ns
     return World(sizes, items, cost, round_trip_ms * MS, slots, bytes_per_item)
@@ -127,6 +129,22 @@ def test_a_quick_first_call_says_nothing_about_the_others() -> None:
 def test_sizes_are_measured_and_not_guessed_if_nodes_are_near() -> None:
     sizes = ChunkSizes(slots=2, chunk=None, left=1000, is_lazy=False, round_trip_ns=0.3 * MS)
     assert (sizes.size, sizes.limit) == (1, 2)
+
+
+def test_near_slots_get_numbers_before_a_call_was_measured() -> None:
+    sizes = ChunkSizes(slots=2, chunk=None, left=100_000, is_lazy=False, is_cheap=True)
+    sent: list[int] = []
+    while len(sent) < sizes.limit:
+        sent.append(sizes.size)
+        sizes.sent(sizes.size, 10)
+    assert sent == [1, 1, 16_384, 16_384, 16_384, 16_384]
+
+
+@pytest.mark.parametrize("call_ms", [0.03, 0.3, 3, 30, 300])
+def test_a_guess_for_near_slots_delays_no_slow_calls(call_ms: float) -> None:
+    items = int(3000 / call_ms)
+    made = world(items, call_ms * MS, round_trip_ms=0, is_cheap=True)
+    assert made.run() < 1.05 * items * call_ms * MS / made.slots + 100 * MS
 
 
 def test_nothing_is_guessed_for_an_input_that_is_read_as_values_are_taken() -> None:

@@ -7,9 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import skyward as sky
@@ -63,6 +65,24 @@ class TestValues:
 
     def test_many_tiny_calls_give_their_values(self, pool: sky.ComputePool) -> None:
         assert pool.map(square, range(30_000)) == [x * x for x in range(30_000)]
+
+    def test_values_and_items_keep_their_types(self, pool: sky.ComputePool) -> None:
+        class Level(IntEnum):
+            ONE = 1
+
+        def same(value: Any) -> Any:
+            return value, type(value).__name__
+
+        items = [1, True, 1.0, Level.ONE, np.int64(1), np.float64(1), 1 << 40, None]
+        for odd in items:
+            for some in ([*[7] * 40, odd, *[7] * 40], [*[7.0] * 40, odd, *[7.0] * 40]):
+                got = pool.map(lambda value: value, some)
+                assert [(type(v).__name__, v) for v in got] == [(type(v).__name__, v) for v in some]
+                assert pool.map(same, some) == [(v, type(v).__name__) for v in some]
+
+    def test_numbers_of_a_list_and_a_tuple_arrive(self, pool: sky.ComputePool) -> None:
+        for numbers in (list(range(60_000)), tuple(range(60_000)), [x / 7 for x in range(60_000)]):
+            assert pool.map(square, numbers) == [x * x for x in numbers]
 
     @pytest.mark.parametrize("nothing", [[], (), iter([]), range(0), {}])
     def test_a_map_of_nothing_gives_nothing(self, pool: sky.ComputePool, nothing: Any) -> None:
