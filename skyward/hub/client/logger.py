@@ -239,6 +239,8 @@ class HubLogger(TrainerCallback):
     def _end_trial(self, args: Any, control: Any) -> None:
         """Stop the training of a trial that its sweep has given up, once."""
         trial = current_trial()
+        if trial is not None and trial.take_save():
+            request("save_checkpoint", args, control)
         if trial is not None and trial.should_stop and not self._is_trial_over:
             self._is_trial_over = True
             if trial.saves_when_stopped:

@@ -6,12 +6,14 @@ import json
 import logging
 import math
 import os
+import queue
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...calls.compute import ComputeFunction
 from ...errors import SkywardError, UsageError
@@ -21,12 +23,21 @@ from .active import ActiveRun, RunSpec, error_text, user_name
 from .connection import path_of
 from .fluent import current_address, current_spool, open_run
 
+if TYPE_CHECKING:
+    from ...wire.task_channel import TaskChannel
+
 _log = logging.getLogger(__name__)
 
 STOP_ATTRIBUTE = "skyward:stop"
 """Attribute of a trial that runs in a job of its own: the reason to stop it, as JSON."""
 CHANNEL = "skyward.sweep"
 """Name of the channel of a trial, behind whose slash its token stands."""
+PREEMPTED = "preempted"
+"""Reason to stop a trial whose machines are needed: it goes on later, and its sweep has learned nothing yet."""
+SAVE = "save"
+"""Order of a driver to save and to go on."""
+_TRAINING_S = 0.2
+"""Seconds after which a training is asked for again that has not begun yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +132,7 @@ class Trial:
         self.reports: dict[int, float] = {}
         self._task, self._reporter, self._run = task, reporter, run
         self._stopped_by = ""
+        self._must_save = self._gives_way = False
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -151,14 +163,34 @@ class Trial:
         return folder
 
     @property
+    def checkpoint(self) -> str | None:
+        """Newest checkpoint to go on from: of an earlier attempt, otherwise of `load_from`. None to start fresh.
+
+        It finds checkpoints of `skyward.training`.
+        """
+        from ...training.checkpoint import latest_checkpoint
+
+        own = latest_checkpoint(self.folder)
+        return own if own is not None or self.load_from is None else latest_checkpoint(self.load_from)
+
+    @property
     def should_stop(self) -> bool:
-        """Return whether the trial should end: it was pruned, no longer improves, or the sweep was stopped."""
+        """Return whether the trial should end: it was pruned, no longer improves, or the sweep was stopped.
+
+        Also if its machines are needed. It then should save to its folder, and begins again later with its parameters.
+        """
+        self._gives_way = self._gives_way or self._stopped_by == PREEMPTED
         return bool(self._stopped_by)
 
     @property
     def stopped_by(self) -> str:
-        """Reason to stop: "pruned", "patience", "stopped" or "lost"; empty if it should go on."""
-        return self._stopped_by
+        """Reason to stop: "pruned", "patience", "stopped", "preempted" or "lost"; empty if it should go on."""
+        return self._stopped_by if self.should_stop else ""
+
+    @property
+    def end(self) -> str:
+        """Reason by which it ended. One that never looked whether it should make way has ended by itself."""
+        return "" if self._stopped_by == PREEMPTED and not self._gives_way else self._stopped_by
 
     def report(self, value: float, step: int) -> None:
         """Report a value of the objective, and learn whether to go on: look at `should_stop` afterwards.
@@ -183,13 +215,37 @@ class Trial:
         """Tell the driver a value that is logged already."""
         with self._lock:
             self.reports[step] = value
-            if self._reporter is not None and len(self._task.metrics) == 1:
-                self._stopped_by = self._stopped_by or self._reporter(step, value)
+            if self._reporter is None or len(self._task.metrics) != 1:
+                return
+            if self._stopped_by in ("", PREEMPTED):  # the latter counts only if it stops
+                self._stopped_by = self._reporter(step, value) or self._stopped_by
 
     @property
     def saves_when_stopped(self) -> bool:
         """Return whether a training that is stopped shall save a checkpoint."""
-        return self._task.save_stopped
+        return self._task.save_stopped or self._stopped_by == PREEMPTED
+
+    def obey(self, order: str) -> bool:
+        """Take an order of the driver, which may come at any time. Return whether a training has taken it."""
+        if order == SAVE:
+            self._must_save = True
+            return _command_training("save_checkpoint")
+        self._stopped_by = self._stopped_by or order
+        if order != PREEMPTED or not _command_training("save_and_stop"):
+            return False
+        self._gives_way = True
+        return True
+
+    def take_save(self) -> bool:
+        """Return whether the training shall save, once for each order."""
+        must_save, self._must_save = self._must_save, False
+        return must_save
+
+
+def _command_training(command: str) -> bool:
+    """Send a command to the training of this process. Return False if there is none with `TrainerControlCallback`."""
+    control = sys.modules.get("skyward.training.control.channel")
+    return control is not None and bool(control.command_here(command))
 
 
 _current: Trial | None = None
@@ -209,16 +265,22 @@ def run_trial(function: Callable[[Trial], Any], task: TrialTask) -> TrialReturn 
             function(trial)
         return None
     _remove(task.obsolete)
-    with _run_of(task) as run, _reporter_of(task) as reporter, _as_current(Trial(task, reporter, run)) as trial:
-        values = _values(function(trial), task, trial.reports)
+    with _run_of(task) as run, _reporter_of(task) as (reporter, obey), _as_current(Trial(task, reporter, run)) as trial:
+        obey(trial)
+        value = function(trial)
+        if trial.end == PREEMPTED:
+            if run is not None:
+                run.end("cancelled", "its machines are needed; it goes on later")
+            return TrialReturn(values=None, stopped_by=PREEMPTED)
+        values = _values(value, task, trial.reports)
         if run is not None:
             if values is not None:
                 run.set_tags(
                     {f"{PREFIX}.trial.{name}": value for name, value in zip(task.metrics, values, strict=True)}
                 )
-            if trial.stopped_by:
-                run.set_tags({f"{PREFIX}.trial.stopped_by": trial.stopped_by})
-        return TrialReturn(values=values, reports=dict(trial.reports), stopped_by=trial.stopped_by)
+            if trial.end:
+                run.set_tags({f"{PREFIX}.trial.stopped_by": trial.end})
+        return TrialReturn(values=values, reports=dict(trial.reports), stopped_by=trial.end)
 
 
 @contextmanager
@@ -258,30 +320,71 @@ def _run_of(task: TrialTask) -> Iterator[ActiveRun | None]:
 
 
 @contextmanager
-def _reporter_of(task: TrialTask) -> Iterator[TrialReporter | None]:
-    """Open the channel to the driver of the sweep."""
+def _reporter_of(task: TrialTask) -> Iterator[tuple[TrialReporter | None, Callable[[Trial], None]]]:
+    """Open the channel to the driver of the sweep. The second item makes a trial obey the driver's orders."""
     call = current_call()
     if call is None or not task.token:
-        yield None
+        yield None, _without_orders
         return
     if task.reports_to_hub:
-        yield _hub_reporter(task)
+        yield _hub_reporter(task), _without_orders
         return
     from ...node.slot.channels import channel_of
 
-    channel = channel_of(call, f"{CHANNEL}/{task.token}")
-
-    def report(step: int, value: float) -> str:
-        try:
-            channel.send(json.dumps({"step": step, "value": value}).encode())
-            return str(json.loads(channel.receive())["stop"])
-        except (BrokenPipeError, EOFError):  # the driver is gone, and another one will run this trial again
-            return "lost"
-
+    link = _DriverLink(channel_of(call, f"{CHANNEL}/{task.token}"))
     try:
-        yield report
+        yield link.report, link.obey
     finally:
-        channel.close()
+        link.close()
+
+
+def _without_orders(trial: Trial) -> None:
+    """Leave a trial alone: no driver reaches it."""
+
+
+class _DriverLink:
+    """Channel to the driver of a sweep. A thread reads it: orders come at any time, and answers after reports."""
+
+    def __init__(self, channel: TaskChannel) -> None:
+        self._channel = channel
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
+
+    def obey(self, trial: Trial) -> None:
+        self._reader = threading.Thread(target=self._read, args=(trial,), name="skyward-trial-orders", daemon=True)
+        self._reader.start()
+
+    def report(self, step: int, value: float) -> str:
+        try:
+            self._channel.send(json.dumps({"step": step, "value": value}).encode())
+        except BrokenPipeError:  # the driver is gone, and another one will run this trial again
+            return "lost"
+        answer = self._answers.get()
+        if answer == "lost":
+            self._answers.put(answer)
+        return answer
+
+    def close(self) -> None:
+        self._channel.close()
+        if self._reader is not None:
+            self._reader.join()
+
+    def _read(self, trial: Trial) -> None:
+        waiting = ""
+        while True:
+            try:
+                told = json.loads(self._channel.receive(_TRAINING_S if waiting else None))
+            except EOFError:
+                self._answers.put("lost")
+                return
+            except TimeoutError:
+                told = {"order": waiting}  # the training may have begun meanwhile
+            if "stop" in told:
+                self._answers.put(str(told["stop"]))
+            elif trial.obey(str(told["order"])):
+                waiting = ""
+            elif told["order"] == PREEMPTED:
+                waiting = PREEMPTED
 
 
 def _remove(folders: Sequence[str]) -> None:

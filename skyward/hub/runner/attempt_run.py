@@ -25,7 +25,7 @@ from .command import CommandIntegration
 from .packed_call import CallFailed, run_packed, run_packed_command, run_packed_operation
 from .reporter import HubLink, Reporter, Stale, until_heard
 from .save_notes import NoteCollector
-from .sweep_run import run_sweep
+from .sweep_run import SweepRun
 
 OUTPUT_LIMIT = 256 << 20
 """Most bytes of output of an attempt. The rest is dropped, with a line that says so."""
@@ -78,6 +78,8 @@ class AttemptRun:
         self._pool_cost_usd, self._cost_before = cost_usd, cost_usd()
         self._stop = f"skyward-stop-{launch['job']}-{launch['attempt']}"
         self._saves = f"skyward-saves-{launch['job']}-{launch['attempt']}"
+        number = self._spec["sweep"]
+        self._sweep = None if number is None else SweepRun(number, self._spec["image"].get("env", {}))
         self.reporter = Reporter(
             make_link,
             folder / OUTPUT,
@@ -197,6 +199,8 @@ class AttemptRun:
                 # A training that saved and stopped returns as if it were complete, but the rest of it is to come.
                 # A command that ends by SIGTERM has a status of its own choice.
                 ends = (AttemptEnd.COMPLETED, AttemptEnd.FAILED) if self._spec["command"] else (AttemptEnd.COMPLETED,)
+                if self._sweep is not None:  # it knows whether it is complete
+                    ends = (AttemptEnd.LOST,)
                 if was_stopped and outcome.end in ends:
                     return AttemptOutcome(end=AttemptEnd.STOPPED, error="saved and stopped")
                 return replace(outcome, is_whole=outcome.is_whole and not was_told)
@@ -268,6 +272,9 @@ class AttemptRun:
 
     def _control(self, pool: ComputePool, pending: PendingCompute[bytes], command: str, wait_s: float) -> bool:
         """Send a command to the training within the call. Return False if there is none that takes it."""
+        if self._sweep is not None:
+            self._sweep.make_way()
+            return True
         if self._spec["command"]:
             pool.event(self._stop).set()  # the hub sends no "save" here
             return True
@@ -280,6 +287,9 @@ class AttemptRun:
 
     def _save(self, pool: ComputePool, pending: PendingCompute[bytes]) -> None:
         """Let the training save, and tell the hub when the checkpoint is durable. It ends with the call."""
+        if self._sweep is not None:
+            self._sweep.save()
+            return
         before = self.reporter.save_count
         try:
             state = pool.control(pending, start_s=0.0).save(wait_s=SAVE_S)
@@ -293,8 +303,8 @@ class AttemptRun:
 
     def _value(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
         try:
-            if self._spec["sweep"] is not None:
-                value = run_sweep(pool, pending, self._spec["sweep"])
+            if self._sweep is not None:
+                value = self._sweep.run(pool, pending)
                 return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(value, protocol=5))
             packed: Any = (pending @ pool) if self._spec["on"] == "all" else (pending >> pool)
             return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(packed, protocol=5), is_whole=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ...calls.compute import PendingCompute
 from ...errors import HubError, HubUnreachable, MissingDependency, PoolClosed
@@ -12,46 +14,87 @@ from ..client.connection import HubConnection, path_of
 from ..client.fluent import current_spool
 from ..client.reading import needed_address
 from ..model.sweep_config import parse_config
+from .launch_file import CHECKPOINT_DIR
 from .packed_call import run_packed_trial
 
+if TYPE_CHECKING:
+    from ..search.driver import SweepDriver
 
-def run_sweep(pool: ComputePool, pending: PendingCompute[bytes], number: int) -> bytes:
-    """Run a sweep whose objective is the function of a packed call. Return its packed number and end.
 
-    Raises:
-        PoolClosed: It did not end, and goes on with the next attempt: the pool was closed, or the hub is away.
-        MissingDependency: Optuna is not installed here.
-        UsageError: Another program runs it, or its configuration is not possible.
+class SweepRun:
+    """Run of a sweep in an attempt. Orders may come from another thread, also before the sweep has begun.
+
+    Args:
+        number: Number of the sweep.
+        env: Variables of its job's image, which may name the folder of checkpoints.
     """
-    try:
-        from ..search.driver import SweepInterrupted
-        from ..search.local import CHECKPOINT_DIR, drive
-        from ..search.places import call_maker
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "sweep: needs Optuna where the launcher runs; pip install 'skyward[hpo]' there", name=error.name
-        ) from error
-    address = needed_address("sweeps")  # the launcher named it in this process's environment
-    maker = call_maker(run_packed_trial, pending.args[:2], pending.fn.launch, pending.options)
-    try:
-        with HubConnection(address) as connection:
-            row: dict[str, Any] = connection.json("GET", path_of("v1", "hpo", str(number)))
-        config = parse_config(row["config"])
-        end = drive(
-            address,
-            row,
-            config,
-            pool,
-            maker,
-            launch=pending.fn.launch,
-            options=pending.options,
-            spool=current_spool(),
-            folder=pending.args[1].get(CHECKPOINT_DIR),
-        )
-    except (SweepInterrupted, HubUnreachable) as error:
-        raise PoolClosed(f"sweep={number}: has not ended ({error}); it goes on with the next attempt") from error
-    except HubError as error:
-        if error.retryable:
-            raise PoolClosed(f"sweep={number}: has not ended ({error}); it goes on with the next attempt") from error
-        raise
-    return pickle_whole({"sweep": number, "end": end})
+
+    def __init__(self, number: int, env: Mapping[str, str]) -> None:
+        self._number, self._env = number, env
+        self._driver: SweepDriver | None = None
+        self._lock = threading.Lock()
+        self._makes_way = False
+
+    def make_way(self) -> None:
+        """Let the running trials save and stop. `run` then raises PoolClosed, unless the sweep is over."""
+        with self._lock:
+            self._makes_way = True
+            if self._driver is not None:
+                self._driver.make_way()
+
+    def save(self) -> None:
+        """Let the running trials save."""
+        with self._lock:
+            if self._driver is not None:
+                self._driver.save()
+
+    def run(self, pool: ComputePool, pending: PendingCompute[bytes]) -> bytes:
+        """Run the sweep, whose objective is the function of a packed call. Return its packed number and end.
+
+        Raises:
+            PoolClosed: It did not end, and goes on with the next attempt: the pool was closed, the hub is away, or its
+                trials have made way.
+            MissingDependency: Optuna is not installed here.
+            UsageError: Another program runs it, or its configuration is not possible.
+        """
+        try:
+            from ..search.driver import SweepInterrupted
+            from ..search.local import drive
+            from ..search.places import call_maker
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "sweep: needs Optuna where the launcher runs; pip install 'skyward[hpo]' there", name=error.name
+            ) from error
+        address = needed_address("sweeps")  # the launcher named it in this process's environment
+        maker = call_maker(run_packed_trial, pending.args[:2], pending.fn.launch, pending.options)
+        try:
+            with HubConnection(address) as connection:
+                row: dict[str, Any] = connection.json("GET", path_of("v1", "hpo", str(self._number)))
+            end = drive(
+                address,
+                row,
+                parse_config(row["config"]),
+                pool,
+                maker,
+                launch=pending.fn.launch,
+                options=pending.options,
+                spool=current_spool(),
+                folder=pending.args[1].get(CHECKPOINT_DIR) or self._env.get(CHECKPOINT_DIR),
+                on_driver=self._begin,
+            )
+        except (SweepInterrupted, HubUnreachable) as error:
+            raise self._unfinished(error) from error
+        except HubError as error:
+            if error.retryable:
+                raise self._unfinished(error) from error
+            raise
+        return pickle_whole({"sweep": self._number, "end": end})
+
+    def _begin(self, driver: SweepDriver) -> None:
+        with self._lock:
+            self._driver = driver
+            if self._makes_way:
+                driver.make_way()
+
+    def _unfinished(self, error: Exception) -> PoolClosed:
+        return PoolClosed(f"sweep={self._number}: has not ended ({error}); it goes on with the next attempt")

@@ -25,7 +25,7 @@ from ...wire.task_channel import TaskChannel, services
 from ..client.active import ActiveRun, RunSpec, error_text, user_name
 from ..client.connection import path_of
 from ..client.repeated import RepeatedRequests
-from ..client.trial import CHANNEL, TrialReturn, TrialTask
+from ..client.trial import CHANNEL, PREEMPTED, SAVE, TrialReturn, TrialTask
 from ..model.product import PREFIX
 from ..model.sweep_config import SweepConfig
 from .plans import STOPPED, TrialEnd, TrialPlan, TrialSearch
@@ -90,6 +90,7 @@ class SweepDriver:
         self._spool = spool
         self._losses: dict[int, int] = {}
         self._stopping_since: float | None = None
+        self._makes_way = False
         self._renewed_at = time.monotonic()
         self._fence: int | None = None
         self._failure: BaseException | None = None
@@ -123,6 +124,22 @@ class SweepDriver:
             self._end(state, error)
         return state
 
+    def make_way(self) -> None:
+        """Let the running trials save and stop, and begin no others. `run` then raises SweepInterrupted.
+
+        The trials stay as they are in the hub, so the next driver lets them go on. Any thread may call it.
+        """
+        self._makes_way = True
+        self._events.put(lambda: self._order(PREEMPTED))
+
+    def save(self) -> None:
+        """Let the running trials save and go on. Any thread may call it."""
+        self._events.put(lambda: self._order(SAVE))
+
+    def _order(self, order: str) -> None:
+        for token in self._running:
+            _served[token].order(order)
+
     # Loop -------------------------------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
@@ -132,6 +149,8 @@ class SweepDriver:
                 self._stop()
             self._fill()
             if not self._running:
+                if self._makes_way:
+                    raise SweepInterrupted("its trials have made way, and go on later")
                 return
             self._enforce_stop()
             with contextlib.suppress(queue.Empty):
@@ -141,7 +160,7 @@ class SweepDriver:
 
     def _fill(self) -> None:
         """Start trials while there is room and the search has some."""
-        while len(self._running) < self._room and self._stopping_since is None:
+        while len(self._running) < self._room and self._stopping_since is None and not self._makes_way:
             self._check_lease()
             with self._lock:
                 plan = self._waiting.popleft() if self._waiting else self._search.ask()
@@ -153,7 +172,7 @@ class SweepDriver:
         token = uuid.uuid4().hex
         plan.stopped_by = ""
         with self._lock:
-            _served[token] = lambda step, value: self._report(plan, step, value)
+            _served[token] = _Listener(lambda step, value: self._report(plan, step, value))
         future = self._place.start(self._task(plan, token))
         self._running[token] = plan, future
         future.add_done_callback(lambda done: self._events.put(lambda: self._finish(token, done)))
@@ -190,13 +209,18 @@ class SweepDriver:
                 raise SweepInterrupted(f"the pool was closed while a trial ran ({error})") from error
             end = TrialEnd(stopped_by=STOPPED)
         except NodeError as error:
-            if self._begin_again(plan, error):
+            if self._makes_way or self._begin_again(plan, error):
                 return
             end = TrialEnd(error=error_text(error))
         except Exception as error:
+            if self._makes_way:  # perhaps only because it was stopped; otherwise it fails again
+                _log.warning("sweep %s: trial %d made way and raised %r", self._row["name"], plan.number, error)
+                return
             end = TrialEnd(error=error_text(error), stopped_by=plan.stopped_by)
         else:
             end = TrialEnd(values=returned.values, stopped_by=returned.stopped_by, reports=returned.reports)
+            if returned.stopped_by == PREEMPTED:
+                return
             if returned.stopped_by == _LOST and self._begin_again(plan, None):
                 return
         with self._lock:
@@ -330,25 +354,58 @@ class SweepDriver:
             _log.warning("sweep %s: its lease is not given up, and ends by itself: %s", self._row["name"], refused)
 
 
-_served: dict[str, Callable[[int, float], str]] = {}
-"""Token of a running trial -> its driver's answer to a report."""
+class _Listener:
+    """What a driver says to a running trial: an answer to each report, and orders.
+
+    Args:
+        answer: Returns the reason to stop after a report; empty to go on.
+    """
+
+    def __init__(self, answer: Callable[[int, float], str]) -> None:
+        self.answer = answer
+        self._lock = threading.Lock()
+        self._channel: TaskChannel | None = None
+        self._order = ""
+
+    def order(self, order: str) -> None:
+        """Send an order, now or when the trial has begun."""
+        with self._lock:
+            self._order = order
+            self._send()
+
+    def listen(self, channel: TaskChannel) -> None:
+        """Answer the reports of the trial, until its channel ends."""
+        with self._lock:
+            self._channel = channel
+            self._send()
+        with contextlib.suppress(BrokenPipeError):
+            for message in channel:
+                report = json.loads(message)
+                reason = self.answer(int(report["step"]), float(report["value"]))
+                channel.send(json.dumps({"stop": reason}).encode())
+
+    def _send(self) -> None:
+        if self._channel is not None and self._order:
+            with contextlib.suppress(BrokenPipeError):  # it has ended
+                self._channel.send(json.dumps({"order": self._order}).encode())
+            self._order = ""
+
+
+_served: dict[str, _Listener] = {}
+"""Token of a running trial -> its listener in the driver."""
 
 
 def answer_of(token: str) -> Callable[[int, float], str] | None:
     """Return the answer to reports of a trial that runs; None for one that does not."""
-    return _served.get(token)
+    listener = _served.get(token)
+    return None if listener is None else listener.answer
 
 
 def serve(channel: TaskChannel) -> None:
     """Answer the reports of a trial, until its channel ends."""
-    answer = _served.get(channel.name.partition("/")[2])
-    if answer is None:
-        return
-    with contextlib.suppress(BrokenPipeError):
-        for message in channel:
-            report = json.loads(message)
-            reason = answer(int(report["step"]), float(report["value"]))
-            channel.send(json.dumps({"stop": reason}).encode())
+    listener = _served.get(channel.name.partition("/")[2])
+    if listener is not None:
+        listener.listen(channel)
 
 
 def _first(value: Any) -> TrialReturn:

@@ -82,8 +82,12 @@ def drive(
     options: CallOptions,
     spool: Path,
     folder: str | None = None,
+    on_driver: Callable[[SweepDriver], None] = lambda driver: None,
 ) -> str:
-    """Drive a sweep in an open pool until it is over, and return its end. `folder` is that of its job."""
+    """Drive a sweep in an open pool until it is over, and return its end.
+
+    `folder` is that of its job, and `on_driver` is called with the driver before it begins.
+    """
     resources = config.resources_per_trial
     root = config.checkpoint_dir or folder or os.environ.get(CHECKPOINT_DIR)
     _check_root(config, root)
@@ -97,6 +101,7 @@ def drive(
         spool=spool,
         root=root,
     )
+    on_driver(driver)
     return driver.run()
 
 

@@ -5,6 +5,7 @@ A caller who can send such a request owns the pool, or is the same user on the n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -33,6 +34,17 @@ def answer_here(controlled: ControlledRun) -> bool:
             handler.runs.append(controlled)
             return True
         return answers.serve(_Runs([controlled]))
+
+
+def command_here(command: str) -> bool:
+    """Send a command to the runs within the current call. Return whether one of them takes it."""
+    handler = answers.handler_here()
+    is_taken = False
+    for controlled in list(handler.runs) if isinstance(handler, _Runs) else []:
+        with contextlib.suppress(RuntimeError):  # it has ended, or has enough to do
+            controlled.submit(command)
+            is_taken = True
+    return is_taken
 
 
 @dataclass

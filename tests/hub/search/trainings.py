@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from skyward import hub
 from skyward.hub import HubLogger
-from skyward.training import Trainer, TrainerCallback, TrainingArguments
+from skyward.training import Trainer, TrainerCallback, TrainerControlCallback, TrainingArguments
 from tests.training.frameworks import same_records
 
 
@@ -68,3 +70,60 @@ def fit_interval(trial: hub.Trial) -> None:
     rate = made.optimizer.param_groups[0]["lr"]
     assert rate == trial["rate"], (rate, trial["rate"])
     assert made.state.global_step == last
+
+
+class Steps(TrainerCallback):
+    """Note each step that is trained, and take some time for it."""
+
+    def __init__(self, trial: hub.Trial) -> None:
+        self.trial = trial
+
+    def on_step_end(self, state: Any = None, **_: Any) -> None:
+        note_step(self.trial, state.global_step)
+        time.sleep(self.trial["pause_s"])
+
+
+class Report(TrainerCallback):
+    """Report without `HubLogger`, and leave the rest to `TrainerControlCallback`."""
+
+    def __init__(self, trial: hub.Trial) -> None:
+        self.trial = trial
+
+    def on_evaluate(self, state: Any = None, metrics: Any = None, **_: Any) -> None:
+        self.trial.report(metrics["eval_loss"], state.global_step)
+
+
+def note_step(trial: hub.Trial, step: int) -> None:
+    with Path(trial["notes"], str(trial.number)).open("a") as file:
+        file.write(f"{trial.attempt} {step}\n")
+
+
+def fit_and_make_way(trial: hub.Trial) -> float:
+    """Train, and go on from the trial's last checkpoint: by each way in which a trial hears that it shall save."""
+    if trial["kind"] == "plain":
+        return descend_and_make_way(trial)
+    logger = [HubLogger(system_metrics_every_s=None)]
+    control = [Report(trial), TrainerControlCallback()]
+    callbacks = [Steps(trial), *(logger if trial["kind"] == "logger" else control)]
+    made = trainer_of(trial.folder, callbacks, max_steps=trial["steps"], learning_rate=0.01)
+    made.train(resume_from_checkpoint=trial.checkpoint)
+    return weight_of(made)
+
+
+def weight_of(trainer: Trainer) -> float:
+    return sum(float(parameter.detach().sum()) for parameter in trainer.model.parameters())
+
+
+def descend_and_make_way(trial: hub.Trial) -> float:
+    """Go on from a file in the trial's folder, which is written when the trial shall make way."""
+    file = Path(trial.folder, "state")
+    first, x = json.loads(file.read_text()) if file.exists() else (0, 1.0)
+    for step in range(first + 1, trial["steps"] + 1):
+        x *= 0.99
+        note_step(trial, step)
+        time.sleep(trial["pause_s"])
+        trial.report(x, step)
+        if trial.should_stop and step < trial["steps"]:
+            file.write_text(json.dumps([step, x]))
+            break
+    return float(x)
