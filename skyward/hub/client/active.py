@@ -44,6 +44,7 @@ class RunSpec:
         tags: first tags.
         parent: id of the run that it continues from.
         is_resumed: whether the run existed before.
+        begins_again: whether the first point of each metric replaces those of an earlier attempt, from its step on.
     """
 
     id: str
@@ -53,6 +54,7 @@ class RunSpec:
     tags: Mapping[str, str] = ()  # type: ignore[assignment]
     parent: str | None = None
     is_resumed: bool = False
+    begins_again: bool = False
 
 
 class ActiveRun:
@@ -79,6 +81,8 @@ class ActiveRun:
         self.on_end: Callable[[], None] = lambda: None
         self._params: dict[str, str] = {}
         self._known_keys: set[str] = set()
+        self._begins_again = spec.begins_again
+        self._replaced: set[str] = set()
         self._handler: Callable[[Sequence[RunCommand]], None] | None = None
         self._owner = os.getpid()
         self._making = threading.RLock()
@@ -272,6 +276,7 @@ class ActiveRun:
 
     def cut(self, step: int) -> None:
         """Drop the run's points behind a step, because a resumed training logs them again."""
+        self._begins_again = False
         self._append(line_of(["cut", int(step)]))
 
     # Commands ---------------------------------------------------------------------------------------------------------
@@ -403,9 +408,15 @@ class ActiveRun:
         if not self._known_keys.issuperset(metrics):
             self._known_keys.update(check_key(key) for key in metrics)
         try:
-            return line_of_metrics(0 if step is None else int(step), timestamp, metrics)
+            at = 0 if step is None else int(step)
+            line = line_of_metrics(at, timestamp, metrics)
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"metrics=...: not legal ({error}); log numbers only") from error
+        if not self._begins_again:
+            return line
+        new = [key for key in metrics if key not in self._replaced]
+        self._replaced.update(new)
+        return b"".join(line_of(["cut", at - 1, key]) for key in new) + line
 
     def _append(self, lines: bytes) -> None:
         writer = self._writer

@@ -8,6 +8,7 @@ writer died.
     ["p", {key: value}]         parameters        ["t", {key: value}]  tags        ["dt", key]  a tag to delete
     ["a", key, size, sha256]    an artifact, whose bytes lie in `files/<sha256>` of the run's folder
     ["cut", step]               a resumed run drops its points behind this step
+    ["cut", step, key]          it drops those of one metric
     ["s", state, timestamp, error]      a new state of the run
     ["h", timestamp]            a heartbeat
     ["ack", number, result]     a command was carried out

@@ -300,6 +300,7 @@ def _run_of(task: TrialTask) -> Iterator[ActiveRun | None]:
     if task.run is None or address is None:
         yield None
         return
+    is_resumed = task.attempt > 1 or task.reports_to_hub  # its job may have made way
     spec = RunSpec(
         id=task.run,
         experiment=task.experiment,
@@ -307,7 +308,8 @@ def _run_of(task: TrialTask) -> Iterator[ActiveRun | None]:
         user=user_name(),
         tags={f"{PREFIX}.sweep": task.sweep, f"{PREFIX}.trial": str(task.number)},
         parent=task.parent_run,
-        is_resumed=task.attempt > 1 or task.reports_to_hub,  # its job may have made way
+        is_resumed=is_resumed,
+        begins_again=is_resumed,
     )
     run = open_run(spec, spool=current_spool(), address=address)
     try:

@@ -26,6 +26,7 @@ from ..model.points import PointColumns
 from ..model.refusal import Reason, Refusal
 from ..model.runs import Artifact, Command, DatasetInput, Lifecycle, Run, RunState, check_dataset
 from ..store import artifacts, experiments, points, runs
+from ..store.keys import find_key
 from ..store.sealing import cut_points
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import need_active_run, need_run, no_run
@@ -275,10 +276,16 @@ class _Application:
         detail = {"key": key, "sha256": sha256, "size": size}
         self._service.on_change(self._tx, self._actor, "artifact.put", f"run/{self._row.id}", detail)
 
-    def _cut(self, step: int) -> None:
+    def _cut(self, step: int, name: str | None = None) -> None:
         step = _int64(step)
         self._flush()
         points.flush_points(self._tx)
+        if name is not None:
+            check_key("metrics.key", name)
+            key = find_key(self._tx, self._actor.project, name)
+            if key is not None:
+                cut_points(self._tx, self._row.pk, step, key)
+            return
         cut_points(self._tx, self._row.pk, step)
         self._service.on_change(self._tx, self._actor, "run.cut", f"run/{self._row.id}", {"step": step})
 

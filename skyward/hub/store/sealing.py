@@ -108,11 +108,13 @@ def apply_merge(tx: Transaction, run: int, merged: Sequence[Merged]) -> None:
     _add_chunks(tx, run, [row for item in merged for row in item.chunks])
 
 
-def cut_points(tx: Transaction, run: int, step: int) -> None:
-    """Drop all points of a run behind `step`: a resumed training logs them again."""
-    _cut_tail(tx, run, step)
+def cut_points(tx: Transaction, run: int, step: int, only: int | None = None) -> None:
+    """Drop all points of a run behind `step`, or those of one key: a resumed training logs them again."""
+    _cut_tail(tx, run, step, only)
+    of_key, keys = ("", ()) if only is None else (" AND key = ?", (only,))
     rows = tx.execute(
-        f"SELECT key, number, points, body FROM chunk WHERE run = ? AND greatest_step > ?{tx.for_update}", (run, step)
+        f"SELECT key, number, points, body FROM chunk WHERE run = ? AND greatest_step > ?{of_key}{tx.for_update}",
+        (run, step, *keys),
     ).fetchall()
     kept: list[Row] = []
     for key, number, points, body in rows:
@@ -120,15 +122,17 @@ def cut_points(tx: Transaction, run: int, step: int) -> None:
         kept += _split(key, columns.take(columns.steps <= step))
         tx.execute("DELETE FROM chunk WHERE run = ? AND key = ? AND number = ?", (run, key, number))
     _add_chunks(tx, run, kept)
-    _lower_latest(tx, run, step)
+    _lower_latest(tx, run, step, only)
 
 
-def _cut_tail(tx: Transaction, run: int, step: int) -> None:
+def _cut_tail(tx: Transaction, run: int, step: int, only: int | None) -> None:
     rows = tx.execute(f"SELECT points, body FROM tail WHERE run = ? ORDER BY id{tx.for_update}", (run,)).fetchall()
     if not rows:
         return
     keys, columns = _join(rows)
     chosen = columns.steps <= step
+    if only is not None:
+        chosen |= keys != only
     # A new row, so that a sealer that has read the old ones finds them gone.
     tx.execute("DELETE FROM tail WHERE run = ?", (run,))
     if chosen.any():
@@ -137,10 +141,12 @@ def _cut_tail(tx: Transaction, run: int, step: int) -> None:
         tx.execute("INSERT INTO tail (run, points, body) VALUES (?, ?, ?)", (run, len(kept), body))
 
 
-def _lower_latest(tx: Transaction, run: int, step: int) -> None:
+def _lower_latest(tx: Transaction, run: int, step: int, only: int | None) -> None:
     from .history import tail_parts
 
     for (key,) in tx.execute("SELECT key FROM latest WHERE run = ? AND step > ?", (run, step)).fetchall():
+        if only not in (None, key):
+            continue
         chunks = tx.execute("SELECT points, body FROM chunk WHERE run = ? AND key = ?", (run, key)).fetchall()
         columns = merge([decode(body, points) for points, body in chunks] + tail_parts(tx, run, key))
         if not len(columns):

@@ -85,3 +85,28 @@ def test_trials_save_make_way_for_urgent_work_and_go_on_without_a_seam(
         assert {attempt for attempt, _ in steps} == {1, 2}
     check_trials(sweep, notes, tmp_path)
     hub_process.until_clean()
+
+
+@pytest.mark.parametrize("killed", ["runner", "hub"])
+def test_trials_go_on_when_a_process_is_killed_while_they_make_way(
+    hub_process: HubProcess, tmp_path: Path, killed: str
+) -> None:
+    notes = tmp_path / "notes"
+    sweep = start(f"killed-{killed}", notes)
+    until_all_train(notes)
+    (runner,) = hub_process.runner_pids()
+    urgent = hub.submit(add(1, 2), nodes=CORES, priority="high")
+    job = sweep.job
+    assert job is not None
+    until(lambda: job.status != "running", 30)
+    if killed == "runner":
+        os.kill(runner, signal.SIGKILL)
+    else:
+        hub_process.kill()
+        hub_process.start()
+    assert urgent.result(120) == 3
+    sweep.wait(150)
+    assert job.result(60)["end"] == "completed"
+    assert len(job.attempts) == 2
+    check_trials(sweep, notes, tmp_path)
+    hub_process.until_clean()

@@ -129,6 +129,21 @@ def test_a_cut_drops_the_points_behind_a_step(database: Database) -> None:
     assert [(metric.key, metric.step, metric.value) for metric in metrics] == [("acc", 6, 1.0), ("loss", 7, 0.7)]
 
 
+def test_a_cut_of_one_key_leaves_the_others(database: Database) -> None:
+    tracking = Tracking(database)
+    accept(tracking, 1, RUN, *(["m", step, step, {"loss": float(step), "acc": 1.0}] for step in range(10)))
+    run = database.read_and_wait(lambda s: s.execute("SELECT pk FROM run").fetchone())[0]
+    assert database.sealer.seal(run, merges=False)
+    accept(tracking, 12, *(["m", step, step, {"loss": float(step), "acc": 2.0}] for step in range(10, 15)))
+    answer = accept(tracking, 17, ["cut", 6, "loss"], ["cut", -1, "unknown"], ["cut", 1, ""], ["cut", 1, 7])
+
+    assert [refused.number for refused in answer.refused] == [19, 20]
+    assert steps(tracking) == list(range(7))
+    assert steps(tracking, "acc") == list(range(15))
+    metrics = asyncio.run(tracking.run(ADA, "r1")).metrics
+    assert [(metric.key, metric.step, metric.value) for metric in metrics] == [("acc", 14, 2.0), ("loss", 6, 6.0)]
+
+
 def test_a_silent_run_is_lost_and_running_again_when_it_is_heard(database: Database) -> None:
     clock = Clock()
     database.clock = clock
