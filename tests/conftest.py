@@ -24,6 +24,7 @@ from tests.hosts.fixtures import (
     pytest_collection_finish,
     relay,
     require_hosts,
+    s3_index,
     torch_index,
 )
 from tests.promises import is_promise
@@ -40,6 +41,7 @@ __all__ = [
     "page",
     "pytest_collection_finish",
     "relay",
+    "s3_index",
     "torch_index",
 ]
 

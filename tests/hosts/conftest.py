@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from skyward import hub
 from tests.hosts.bed import Bed
 from tests.hosts.faults import Ledger, Place
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
+from tests.hub.jobs.hub_process import HubProcess
 
 
 @pytest.fixture
@@ -31,6 +33,19 @@ def place(
 ) -> Callable[[int], Place]:
     """Return a function `place(n)`: the first n hosts of the session."""
     return lambda count: Place(bed=bed, index=package_index, hosts=hosts(count))
+
+
+@pytest.fixture
+def hub_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubProcess]:
+    """Run a hub with its launcher for one test. It is the hub of the test's own process too."""
+    for name in ("STATE", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    with HubProcess(tmp_path / "hub") as process:
+        monkeypatch.setenv("SKYWARD_HUB_URL", process.url)
+        monkeypatch.setenv("SKYWARD_HUB_TOKEN", process.token)
+        hub.disconnect()
+        yield process
+        hub.disconnect()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests.hosts.base import base, missing
 from tests.hosts.bed import Bed
 from tests.hosts.ec2 import Ec2
 from tests.hosts.host import Host
-from tests.hosts.index import PackageIndex, torch_wheels, wheels
+from tests.hosts.index import PackageIndex, s3_wheels, torch_wheels, wheels
 from tests.relay import Relay
 
 __all__ = [
@@ -31,11 +31,20 @@ __all__ = [
     "pytest_collection_finish",
     "relay",
     "require_hosts",
+    "s3_index",
     "torch_index",
     "why_no_hosts",
 ]
 
 REQUIRE = "SKYWARD_REQUIRE_HOSTS"
+PREPARED: tuple[tuple[str, Callable[[], object]], ...] = (
+    ("bed", base),
+    ("package_index", wheels),
+    ("torch_index", torch_wheels),
+    ("s3_index", s3_wheels),
+    ("s3_index", torch_wheels),
+)
+"""Fixtures and what they download."""
 _FIRST_ADDRESS = 10
 _LAST_ADDRESS = 62  # from 64 on the addresses belong to EC2
 
@@ -77,7 +86,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if why_no_hosts() is not None or session.config.option.collectonly:
         return
-    for fixture, make in (("bed", base), ("package_index", wheels), ("torch_index", torch_wheels)):
+    for fixture, make in PREPARED:
         if fixture in used:
             make()
 
@@ -170,6 +179,13 @@ def package_index(bed: Bed) -> Iterator[PackageIndex]:
 def torch_index(bed: Bed) -> Iterator[PackageIndex]:
     """Return the same index with torch. It is separate, because the first download of torch's wheels takes long."""
     with contextlib.closing(PackageIndex(bed, with_torch=True)) as index:
+        yield index
+
+
+@pytest.fixture(scope="session")
+def s3_index(bed: Bed) -> Iterator[PackageIndex]:
+    """Return the same index with torch and s3fs."""
+    with contextlib.closing(PackageIndex(bed, with_torch=True, with_s3=True)) as index:
         yield index
 
 

@@ -32,7 +32,7 @@ from urllib.parse import quote, unquote
 from tests.hosts.base import made_once
 from tests.hosts.bed import ROOT, Bed
 
-__all__ = ["PackageIndex", "torch_wheels", "wheels"]
+__all__ = ["PackageIndex", "s3_wheels", "torch_wheels", "wheels"]
 
 # Packages that the examples import. skyward is not among them: the client takes its own build to the nodes.
 PACKAGES = ("cloudpickle", "xxhash", "numpy", "joblib", "scikit-learn", "threadpoolctl", "setuptools")
@@ -45,11 +45,11 @@ class PackageIndex:
     `simple` is for `--index-url` (PEP 503, with the metadata beside the wheels), `find_links` for `--find-links`.
     """
 
-    def __init__(self, bed: Bed, *, with_torch: bool = False) -> None:
+    def __init__(self, bed: Bed, *, with_torch: bool = False, with_s3: bool = False) -> None:
         self.extra = bed.folder / "wheels"
         self.extra.mkdir(exist_ok=True)
         self.requests_file = bed.folder / "requests"
-        folders = [self.extra, wheels(), *([torch_wheels()] if with_torch else [])]
+        folders = [self.extra, wheels(), *([torch_wheels()] if with_torch else []), *([s3_wheels()] if with_s3 else [])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.hosts.index", bed.address, self.requests_file, _debian(), *folders],
             cwd=ROOT,
@@ -95,6 +95,11 @@ def torch_wheels() -> Path:
     If torch came from an index that pip is not configured for, name it as for `make`: TORCH_PIP_ARGS.
     """
     return _downloaded("torch", ["torch"], shlex.split(os.environ.get("TORCH_PIP_ARGS", "")))
+
+
+def s3_wheels() -> Path:
+    """Return the folder with the wheels of s3fs and its dependencies."""
+    return _downloaded("s3", ["s3fs"])
 
 
 def _downloaded(name: str, packages: tuple[str, ...] | list[str], options: list[str] | None = None) -> Path:

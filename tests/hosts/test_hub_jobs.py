@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,18 +45,6 @@ def waiting() -> Any:
         return os.uname().nodename
 
     return sky.compute(wait_for)
-
-
-@pytest.fixture
-def hub_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubProcess]:
-    for name in ("STATE", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
-    with HubProcess(tmp_path / "hub") as process:
-        monkeypatch.setenv("SKYWARD_HUB_URL", process.url)
-        monkeypatch.setenv("SKYWARD_HUB_TOKEN", process.token)
-        hub.disconnect()
-        yield process
-        hub.disconnect()
 
 
 @pytest.fixture

@@ -202,32 +202,34 @@ class SweepDriver:
         plan, _ = self._running.pop(token)
         _served.pop(token, None)
         self._check_lease()
-        try:
-            returned = _first(future.result())
-        except (PoolClosed, CancelledError) as error:
-            if self._stopping_since is None:
-                raise SweepInterrupted(f"the pool was closed while a trial ran ({error})") from error
-            end = TrialEnd(stopped_by=STOPPED)
-        except NodeError as error:
-            if self._makes_way or self._begin_again(plan, error):
-                return
-            end = TrialEnd(error=error_text(error))
-        except Exception as error:
-            if self._makes_way:  # perhaps only because it was stopped; otherwise it fails again
-                _log.warning("sweep %s: trial %d made way and raised %r", self._row["name"], plan.number, error)
-                return
-            end = TrialEnd(error=error_text(error), stopped_by=plan.stopped_by)
-        else:
-            end = TrialEnd(values=returned.values, stopped_by=returned.stopped_by, reports=returned.reports)
-            if returned.stopped_by == PREEMPTED:
-                return
-            if returned.stopped_by == _LOST and self._begin_again(plan, None):
-                return
+        end = self._end_of(plan, future)
+        if end is None:
+            return
         with self._lock:
             self._search.finish(plan, end)
         if end.values is not None and not end.stopped_by:
             metrics = dict(zip((goal.metric for goal in self._config.objective), end.values, strict=True))
             self._run.log_metrics(metrics, step=plan.number)
+
+    def _end_of(self, plan: TrialPlan, future: Future[Any]) -> TrialEnd | None:
+        """Return the end of a trial; None if it goes on later."""
+        try:
+            returned = _first(future.result())
+        except (PoolClosed, CancelledError) as error:
+            if self._stopping_since is None:
+                raise SweepInterrupted(f"the pool was closed while a trial ran ({error})") from error
+            return TrialEnd(stopped_by=STOPPED)
+        except Exception as error:
+            if self._makes_way:  # perhaps only because it was stopped; otherwise it fails again
+                _log.warning("sweep %s: trial %d made way and raised %r", self._row["name"], plan.number, error)
+                return None
+            if isinstance(error, NodeError) and self._begin_again(plan, error):
+                return None
+            return TrialEnd(error=error_text(error), stopped_by="" if isinstance(error, NodeError) else plan.stopped_by)
+        is_lost = returned.stopped_by == _LOST and self._begin_again(plan, None)
+        if is_lost or returned.stopped_by == PREEMPTED:
+            return None
+        return TrialEnd(values=returned.values, stopped_by=returned.stopped_by, reports=returned.reports)
 
     def _begin_again(self, plan: TrialPlan, error: BaseException | None) -> bool:
         """Let a trial begin again whose node was lost. Return False if that happened too often."""

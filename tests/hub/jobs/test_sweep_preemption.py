@@ -18,7 +18,7 @@ from tests.waiting import until
 pytest.importorskip("torch")
 
 CORES = os.cpu_count() or 1
-STEPS = 60
+STEPS = 30
 KINDS = ["logger", "control", "plain"]
 
 
@@ -37,7 +37,7 @@ def start(name: str, notes: Path, **options: Any) -> hub.Sweep:
         name=name,
         strategy="grid",
         metric="eval_loss",
-        base_config={"steps": STEPS, "pause_s": 0.05, "notes": str(notes)},
+        base_config={"steps": STEPS, "notes": str(notes)},
         seed=1,
         nodes=CORES,
         concurrency=3,
@@ -65,14 +65,13 @@ def check_trials(sweep: hub.Sweep, notes: Path, tmp_path: Path) -> None:
         assert points == list(range(1, STEPS + 1) if kind == "plain" else range(2, STEPS + 1, 2)), kind
 
 
-def test_trials_save_make_way_for_urgent_work_and_go_on_without_a_seam(
-    hub_process: HubProcess, tmp_path: Path
-) -> None:
+def test_trials_save_make_way_for_urgent_work_and_go_on_without_a_seam(hub_process: HubProcess, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     sweep = start("makes-way", notes)
     until_all_train(notes)
     urgent = hub.submit(add(1, 2), nodes=CORES, priority="high")
     assert urgent.result(120) == 3
+    (notes / "gate").touch()
     sweep.wait(150)
     job = sweep.job
     assert job is not None
@@ -105,6 +104,7 @@ def test_trials_go_on_when_a_process_is_killed_while_they_make_way(
         hub_process.kill()
         hub_process.start()
     assert urgent.result(120) == 3
+    (notes / "gate").touch()
     sweep.wait(150)
     assert job.result(60)["end"] == "completed"
     assert len(job.attempts) == 2
