@@ -357,7 +357,7 @@ class SweepDriver:
 
 
 class _Listener:
-    """What a driver says to a running trial: an answer to each report, and orders.
+    """Messages of a driver to a running trial: an answer to each report, and orders.
 
     Args:
         answer: Returns the reason to stop after a report; empty to go on.
