@@ -69,6 +69,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"2000 tasks of 50 ms on 2 x 10 slots",
         r"efficiency = ideal / actual = \d\d\.\d%",
     ),
+    "49_ray": (r"pi is about 3\.14, by Ray on 2 nodes",),
     "09_jax": (
         r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
         r"trained on 2 devices: test accuracy 0\.9[5-9]",

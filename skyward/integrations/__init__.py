@@ -15,6 +15,7 @@ _OTHER_EXTRAS = {
     "JoblibPool": "joblib",
     "ScikitLearnPool": "sklearn",
     "joblib_backend": "joblib",
+    "ray_cluster": "ray",
     "sklearn_backend": "sklearn",
 }
 """Extras whose name differs from that of the integration."""

@@ -8,6 +8,7 @@ from .keras import keras as keras
 from .lightning import lightning as lightning
 from .pools import JoblibPool as JoblibPool
 from .pools import ScikitLearnPool as ScikitLearnPool
+from .ray_cluster import ray_cluster as ray_cluster
 from .tensorflow import tensorflow as tensorflow
 from .torch import torch as torch
 from .transformers import transformers as transformers

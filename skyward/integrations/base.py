@@ -109,6 +109,9 @@ class IntegrationBase(ABC):
     `LOCAL_RANK`. The others see their own share only.
     """
 
+    is_for_head: ClassVar[bool] = False
+    """Whether only rank 0 runs the user's function. The other ranks just enter and leave the session."""
+
     processes_per_node: RanksPerNode = 1
     returns: Returns = "nodes"
 
@@ -205,7 +208,7 @@ def integrate(fn: Callable[P, R], integration: Integration) -> Callable[P, R]:
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         with _session(integration):
-            value = fn(*args, **kwargs)
+            value = fn(*args, **kwargs) if _runs_here(integration) else cast("R", None)
         return value if integration.returns != "ranks" else cast("R", RankValues([value]))
 
     setattr(run, _ATTRIBUTE, (integration, *integrations_of(fn)))
@@ -216,6 +219,11 @@ def integrations_of(fn: Callable[..., Any]) -> tuple[Integration, ...]:
     """Return the integrations of a function, outermost first."""
     integrations: tuple[Integration, ...] = getattr(fn, _ATTRIBUTE, ())
     return integrations
+
+
+def _runs_here(integration: Integration) -> bool:
+    rank = current_rank()
+    return rank is None or rank.rank == 0 or not integration.is_for_head
 
 
 @contextmanager

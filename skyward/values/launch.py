@@ -55,6 +55,11 @@ class Integration(Protocol):
         ...
 
     @property
+    def is_for_head(self) -> bool:
+        """Return whether only rank 0 runs the user's function. The other ranks just enter and leave the session."""
+        ...
+
+    @property
     def preload(self) -> tuple[str, ...]:
         """Modules that a node may import once, before it forks ranks. Importing them must start no thread.
 

@@ -1,0 +1,170 @@
+"""Ray's integration: clusters of a real Ray over two nodes of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import MissingDependency, RendezvousFailed, UsageError
+from skyward.integrations.ray_cluster import RayClusterIntegration
+from skyward.values.topology import Rank
+from tests.waiting import until
+
+HEAD = Rank(
+    rank=0,
+    world_size=1,
+    local_rank=0,
+    local_world_size=1,
+    node=0,
+    node_rank=0,
+    nodes=1,
+    head_addr="127.0.0.1",
+    head_port=20_001,
+    local_addr="127.0.0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sky.ComputePool]:
+    """Open a pool whose program has a module of its own on its path."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "of_the_program.py").write_text("def triple(x):\n    return 3 * x\n")
+    sys.path.insert(0, str(folder))
+    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
+        yield pool
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing() -> Iterator[None]:
+    before = folders()
+    yield
+    until(lambda: not processes("ray.scripts.scripts") and not processes("raylet/raylet"))
+    assert folders() == before
+
+
+def folders() -> set[Path]:
+    return set(Path("/tmp").glob("sky-ray-*"))
+
+
+def processes(text: str) -> list[int]:
+    """Return the processes whose command line has a text."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text in file.read_bytes().decode(errors="replace"):
+                found.append(int(file.parent.name))
+        except OSError:  # has ended
+            continue
+    return found
+
+
+# Of one processor, because Ray starts a worker for each, and each imports Ray.
+@sky.compute(cpus=1)
+@sky.integrations.ray_cluster(object_store_gib=0.1)
+def use_ray(storage: str) -> dict[str, Any]:
+    import time
+
+    import ray
+    import ray.data
+    import ray.train
+    from of_the_program import triple  # type: ignore[import-not-found]
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    ray.init(logging_level=logging.ERROR)
+
+    @ray.remote(scheduling_strategy="SPREAD")
+    def work(x: int) -> tuple[int, str]:
+        time.sleep(0.5)
+        return triple(x), ray.get_runtime_context().get_node_id()
+
+    def train() -> None:
+        context = ray.train.get_context()
+        Path(storage, f"rank-{context.get_world_rank()}").write_text(str(context.get_world_size()))
+
+    done = ray.get([work.remote(x) for x in range(4)])
+    doubled = ray.data.range(100).map(lambda row: {"x": 2 * row["id"]})
+    total = doubled.sum("x")
+    scaling, run = ray.train.ScalingConfig(num_workers=2), ray.train.RunConfig(storage_path=storage)
+    DataParallelTrainer(train, scaling_config=scaling, run_config=run).fit()
+    return {
+        "values": [value for value, _ in done],
+        "nodes": len({node for _, node in done}),
+        "store": sum(node["Resources"]["object_store_memory"] for node in ray.nodes()),  # type: ignore[no-untyped-call]
+        "total": total,
+        "rank": sky.instance_info().rank,  # type: ignore[union-attr]
+    }
+
+
+def test_tasks_data_and_train_run_on_all_nodes_of_the_call(pool: sky.ComputePool, tmp_path: Path) -> None:
+    (values,) = use_ray(str(tmp_path)) @ pool
+    assert values["values"] == [0, 3, 6, 9]
+    assert (values["nodes"], values["rank"], values["total"]) == (2, 0, 9900)
+    assert abs(values["store"] / 2**30 - 0.2) < 0.01
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["2", "2"]
+
+
+def test_cluster_that_loses_the_ray_of_a_node_fails_with_its_name(pool: sky.ComputePool) -> None:
+    @sky.compute(cpus=1)
+    @sky.integrations.ray_cluster(object_store_gib=0.1)
+    def lose() -> None:
+        import time
+
+        (member,) = [pid for pid in processes("ray.scripts.scripts") if "--address=" in command_of(pid)]
+        os.kill(member, signal.SIGKILL)
+        time.sleep(60)
+
+    def command_of(pid: int) -> str:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+
+    with pytest.raises(RendezvousFailed, match="Ray ended with code -9 on node 1"):
+        lose() @ pool
+
+
+def test_function_runs_as_it_is_outside_a_pool() -> None:
+    @sky.compute
+    @sky.integrations.ray_cluster
+    def add(x: int) -> int:
+        return x + 1
+
+    assert add.local(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"processes_per_node": 2}, "processes_per_node=2: @ray_cluster starts one Ray node on each node"),
+        ({"returns": "ranks"}, "returns='ranks': @ray_cluster runs the function on rank 0 only"),
+        ({"dashboard": 8265}, "dashboard=8265: @ray_cluster takes True or False"),
+        ({"object_store_gib": 0.01}, "object_store_gib=0.01: @ray_cluster takes a number of GiB >= 0.075"),
+        ({"object_store_gib": True}, "object_store_gib=True: @ray_cluster takes a number of GiB"),
+        ({"object_store_gb": 1}, "object_store_gib"),
+    ],
+)
+def test_wrong_option_is_refused_where_it_is_written(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        sky.integrations.ray_cluster(**options)
+
+
+@pytest.mark.parametrize(
+    ("missing", "options", "text"),
+    [("ray", {}, "ray: not installed here"), ("colorful", {"dashboard": True}, r"ray\[default\]: not installed here")],
+)
+def test_node_without_ray_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, missing: str, options: dict[str, Any], text: str
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == missing else found(name, *rest)
+    )
+    with pytest.raises(MissingDependency, match=text):
+        RayClusterIntegration(**options).prepare(HEAD)
