@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["lines_of", "open_files", "until"]
+__all__ = ["let_httpx_wait", "lines_of", "open_files", "until"]
 
 
 def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
@@ -17,6 +17,16 @@ def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s:g} s"
         time.sleep(0.005)
+
+
+def let_httpx_wait() -> None:
+    """Let httpx wait a minute for an answer. By itself it waits five seconds, and a busy machine can take longer."""
+    import inspect
+
+    import httpx
+
+    limits: httpx.Timeout = inspect.signature(httpx.Client).parameters["timeout"].default
+    limits.connect = limits.read = limits.write = limits.pool = 60.0
 
 
 def lines_of(path: Path) -> list[str]:
