@@ -51,6 +51,7 @@ LISTED = {
     "engine/keeper.py:Keeper._start": "tries again until there is a keeper",
     "wire/spares.py:_Spares.prepare": "there is no spare file",
     "wire/spares.py:_Spares._drop_later": "closes a descriptor; nothing can raise",
+    "wire/huge.py:fill": "raised by the thread that waits",
     "wire/pull.py:pull": "the copy is incomplete, and the call is sent again",
     "pool/streams.py:InputFeed.start": "the call that reads the iterator fails",
     "calls/graphs.py:Graphs.prepare": "logged; the thread goes on with other graphs",

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, this_thread
 from ..core import interrupts
-from ..wire import pull
+from ..wire import huge, pull
 from .ledger import Ledger
 from .link import LEAD_S, DirectLine, Readable
 from .task_dispatcher import TaskDispatcher
@@ -60,8 +60,11 @@ class Leader:
         return all(link.line is not None for link in tuple(self._ledger.links.values()))
 
     def may_hold(self, size: int) -> bool:
-        """Tell whether copies of a call's buffers may stay in this process's memory; see `HeldTask`."""
-        return size >= pull.LEAST_SIZE and self.may_pull()
+        """Tell whether copies of a call's buffers may stay in this process's memory; see `HeldTask`.
+
+        A file with huge pages is better: a slot maps it faster than it copies.
+        """
+        return size >= pull.LEAST_SIZE and not huge.is_possible() and self.may_pull()
 
     def stop_pulling(self) -> None:
         """Send all buffers from now on, because the kernel refused a slot access to this process's memory."""

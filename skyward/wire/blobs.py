@@ -17,6 +17,7 @@ import os
 import threading
 import weakref
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,8 @@ from .spares import SpareFile, new_file, seal, spares
 DIGEST_SIZE = 16
 _PIECE = 1 << 20
 """Bytes copied at a time, so that a piece is hashed and written while it is in the CPU's cache."""
+_HUGE_FROM = 4 << 20
+"""Bytes from which files get huge pages where the kernel can make them."""
 _STORED = 128
 """Most snapshots that the client keeps beyond their calls. Each holds a descriptor open in the user's process, so a low
 limit of open files lowers this number too.
@@ -102,6 +105,10 @@ class Blob:
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
             return loaded
+        if _may_be_huge(self.size):
+            from .huge import map_file
+
+            return map_file(self._file(), self.size)
         return mmap.mmap(self._file(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
     def open(self) -> int:
@@ -148,8 +155,11 @@ class Blob:
     def unnamed(cls, data: memoryview, digest: bytes) -> Blob:
         """Copy `data` under a name of the caller's choice: for results, which are never sent twice and need no hash."""
         blob = cls(digest, data.nbytes, new_file("result"))
-        _write_all(blob.fd, data)
-        seal(blob.fd)
+        if _may_be_huge(data.nbytes):
+            _fill(blob.fd, data)
+        else:
+            _write_all(blob.fd, data)
+            seal(blob.fd)
         return blob
 
     def here(self) -> Blob | None:
@@ -192,6 +202,9 @@ class Blob:
         the CPU's cache, so it costs no more memory traffic than hashing does.
         """
         blob = cls(b"", data.nbytes, fd)
+        if _may_be_huge(data.nbytes):
+            blob.digest = content_digest(b"".join(_fill(fd, data, content_digest)))
+            return blob
         hasher = xxhash.xxh3_128()
         copy = memoryview(bytearray(min(_PIECE, data.nbytes)))
         for start in range(0, data.nbytes, _PIECE):
@@ -209,20 +222,13 @@ class Blob:
 
         Writing to mapped pages takes less than half the time of `pwrite`.
         """
-        import ctypes  # as in `spares`
-
-        from .pull import address_of
+        from .huge import fill  # as in `spares`
 
         blob = cls(b"", data.nbytes, spare.take_file(data.nbytes))
-        hasher = xxhash.xxh3_128()
         with spare.pages() as pages:
-            source, target = address_of(data), address_of(pages)
-            for start in range(0, data.nbytes, _PIECE):
-                size = min(_PIECE, data.nbytes - start)
-                ctypes.memmove(target + start, source + start, size)  # other threads run meanwhile
-                hasher.update(content_digest(pages[start : start + size]))
+            digests = fill(pages[: data.nbytes], data, _PIECE, content_digest, are_made=True)
         seal(blob.fd, is_mapped=True)
-        blob.digest = hasher.digest()
+        blob.digest = content_digest(b"".join(digests))
         return blob
 
 
@@ -309,6 +315,24 @@ class BlobWriter:
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
             os.close(self._fd)
+
+
+def _may_be_huge(size: int) -> bool:
+    """Return whether a file of that size gets huge pages."""
+    if size < _HUGE_FROM:
+        return False
+    from .huge import is_possible  # only now, because agents have no use for it, and it takes memory
+
+    return is_possible()
+
+
+def _fill(fd: int, data: memoryview, digest: Callable[[memoryview], bytes] | None = None) -> list[bytes]:
+    """Copy `data` to an empty file with huge pages, and seal it. Return the digests of its pieces."""
+    from .huge import allocate, fill
+
+    digests = fill(allocate(fd, data.nbytes), data, _PIECE, digest)
+    seal(fd, is_mapped=True)
+    return digests
 
 
 def _write_all(fd: int, data: memoryview, at: int = 0) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ _SEALS = getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SHRINK", 0)
 _SEAL_WRITE = getattr(fcntl, "F_SEAL_WRITE", 0)
 _SEAL_FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE of linux/fcntl.h (Linux 5.1): existing mappings may write, and nothing else."""
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE of linux/mman.h (Linux 5.14)."""
 
 
 def new_file(name: str) -> int:
@@ -46,12 +43,13 @@ class SpareFile:
     """
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        from .huge import allocate, make_pages  # here, because agents have no use for it, and it takes memory
+
+        self.size, self._fd = size, -1
         self._fd = new_file("blob")
         try:
-            os.posix_fallocate(self._fd, 0, size)
-            self._pages = mmap.mmap(self._fd, size)
-            _populate(self._pages)
+            self._pages = allocate(self._fd, size)
+            make_pages(self._pages)
         except BaseException:
             self.close()
             raise
@@ -75,19 +73,6 @@ class SpareFile:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _populate(mapping: mmap.mmap) -> None:
-    """Map all pages now. Python's own `madvise` would hold the GIL meanwhile."""
-    import ctypes  # here, because agents have no use for it, and it takes memory
-
-    from .pull import address_of
-
-    library = ctypes.CDLL(None, use_errno=True)
-    with memoryview(mapping) as view:
-        place = ctypes.c_void_p(address_of(view))
-        if library.madvise(place, ctypes.c_size_t(view.nbytes), _POPULATE_WRITE):
-            raise OSError(ctypes.get_errno(), "madvise")
 
 
 class _Spares:

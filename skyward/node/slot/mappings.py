@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...wire.blobs import Blob
 from ...wire.pull import address_of
@@ -36,6 +36,26 @@ _CLEAN = bytes(flags for flags in range(256) if not flags & _PRESENT_OR_SWAPPED 
 """Last bytes of records of pages that this process has not written to."""
 
 
+class Mapping(NamedTuple):
+    """Mapping of a blob: a part of the memory that `owner` unmaps."""
+
+    owner: mmap.mmap
+    start: int
+    size: int
+
+    def view(self) -> memoryview:
+        return memoryview(self.owner)[self.start : self.start + self.size]
+
+
+def _mapping_of(made: mmap.mmap | bytearray | memoryview) -> Mapping | None:
+    """Return what `Blob.map` made if it is a mapping of a file; None if it is memory of this process."""
+    if isinstance(made, mmap.mmap):
+        return Mapping(made, 0, len(made))
+    if isinstance(made, memoryview) and isinstance(made.obj, mmap.mmap):
+        return Mapping(made.obj, address_of(made) - address_of(memoryview(made.obj)), made.nbytes)
+    return None
+
+
 class LentBlob:
     """Blob of a call, which maps it at most once."""
 
@@ -43,21 +63,24 @@ class LentBlob:
         self.digest = blob.digest
         self._blob = blob
         self._mappings = mappings
-        self.mapping: mmap.mmap | None = None
+        self.mapping: Mapping | None = None
 
     def map(self) -> Any:
         """Return writable bytes: a mapping that was kept, or a new one. Raises OSError as `Blob.map` does."""
-        mapping = self._mappings.take(self.digest) or self._blob.map()
-        if isinstance(mapping, mmap.mmap):
-            self.mapping = mapping
-        return mapping
+        self.mapping = self._mappings.take(self.digest)
+        if self.mapping is None:
+            made = self._blob.map()
+            self.mapping = _mapping_of(made)
+            if self.mapping is None:
+                return made
+        return self.mapping.view()
 
 
 class Mappings:
     """Mappings that wait for the next call that gets the same bytes. Thread-safe."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, mmap.mmap] = OrderedDict()
+        self._kept: OrderedDict[bytes, Mapping] = OrderedDict()
         self._on_node: set[bytes] = set()
         """Blobs that calls use and the agent has not dropped."""
         self._lock = threading.Lock()
@@ -75,7 +98,7 @@ class Mappings:
                 if isinstance(blob, LentBlob):
                     self._take_back(blob)
 
-    def take(self, digest: bytes) -> mmap.mmap | None:
+    def take(self, digest: bytes) -> Mapping | None:
         """Hand over a mapping of this blob. Nobody else gets it meanwhile."""
         with self._lock:
             return self._kept.pop(digest, None)
@@ -93,8 +116,9 @@ class Mappings:
         # An array that the call left behind refers to the mapping. Counts are compared with that of an object which
         # only this function has, because their absolute values differ between versions of Python.
         mark = object()
-        count, alone = (sys.getrefcount(one) for one in (mapping, mark))
-        if count > alone or _was_written(mapping):
+        owner = mapping.owner
+        count, alone = (sys.getrefcount(one) for one in (owner, mark))
+        if count - 1 > alone or _was_written(mapping):  # `mapping` refers to it, too
             return
         with self._lock:
             if blob.digest in self._on_node and blob.digest not in self._kept:
@@ -103,10 +127,10 @@ class Mappings:
                 self._kept.popitem(last=False)
 
 
-def _was_written(mapping: mmap.mmap) -> bool:
+def _was_written(mapping: Mapping) -> bool:
     """Return whether this process has written to a private mapping, or may have: it has pages of its own then."""
-    pages = -(-len(mapping) // mmap.PAGESIZE)
-    at = address_of(memoryview(mapping)) // mmap.PAGESIZE * _ENTRY
+    pages = -(-mapping.size // mmap.PAGESIZE)
+    at = address_of(mapping.view()) // mmap.PAGESIZE * _ENTRY
     end = at + pages * _ENTRY
     try:
         fd = os.open(_PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)

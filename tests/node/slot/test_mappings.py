@@ -19,23 +19,30 @@ LENGTH = LEAST_BYTES // 8
 DIGEST = bytes(16)
 
 
-def blob() -> Blob:
-    return Blob.unnamed(memoryview(np.arange(LENGTH, dtype=np.float64).data).cast("B"), DIGEST)
+@pytest.fixture(params=[1, 5], ids=["small-pages", "huge-pages"])
+def length(request: pytest.FixtureRequest) -> int:
+    """Return the length of an array that is mapped in one way or the other."""
+    times: int = request.param
+    return times * LENGTH
+
+
+def blob(length: int) -> Blob:
+    return Blob.unnamed(memoryview(np.arange(length, dtype=np.float64).data).cast("B"), DIGEST)
 
 
 def array_of(lent: Blob | LentBlob) -> Any:
     return np.frombuffer(lent.map(), dtype=np.float64)
 
 
-def call(mappings: Mappings, *, write: bool = False, leave: bool = False) -> tuple[int, Any]:
+def call(mappings: Mappings, length: int, *, write: bool = False, leave: bool = False) -> tuple[int, Any]:
     """Read the whole array as a call does. Return its address, and the array if it is left behind."""
-    with mappings.lend((blob(),)) as (lent,):
-        return _run(lent, write, leave)
+    with mappings.lend((blob(length),)) as (lent,):
+        return _run(lent, length, write, leave)
 
 
-def _run(lent: Blob | LentBlob, write: bool, leave: bool) -> tuple[int, Any]:
+def _run(lent: Blob | LentBlob, length: int, write: bool, leave: bool) -> tuple[int, Any]:
     array = array_of(lent)
-    assert array.sum() == LENGTH * (LENGTH - 1) / 2
+    assert array.sum() == length * (length - 1) / 2
     if write:
         array[-1] = 0
     return array.ctypes.data, array if leave else None
@@ -48,35 +55,36 @@ def nothing_of_other_tests() -> None:
 
 
 def mapped() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:skyward-")
+    maps = Path("/proc/self/maps").read_text()
+    return maps.count("memfd:skyward-result") + maps.count("memfd:skyward-kept")
 
 
-def test_the_next_call_gets_the_mapping_and_no_page_faults() -> None:
+def test_the_next_call_gets_the_mapping_and_no_page_faults(length: int) -> None:
     mappings = Mappings()
-    first, _ = call(mappings)
-    assert [call(mappings)[0] for _ in range(3)] == [first] * 3
+    first, _ = call(mappings, length)
+    assert [call(mappings, length)[0] for _ in range(3)] == [first] * 3
     assert mapped() == 1
     mappings.drop(DIGEST)
     assert mapped() == 0
 
 
-def test_nobody_gets_a_mapping_that_was_written() -> None:
+def test_nobody_gets_a_mapping_that_was_written(length: int) -> None:
     mappings = Mappings()
-    call(mappings, write=True)
+    call(mappings, length, write=True)
     assert mapped() == 0
-    call(mappings)  # checks the content
-    call(mappings, write=True)
-    call(mappings)
+    call(mappings, length)  # checks the content
+    call(mappings, length, write=True)
+    call(mappings, length)
 
 
-def test_nobody_gets_a_mapping_that_is_used() -> None:
+def test_nobody_gets_a_mapping_that_is_used(length: int) -> None:
     mappings = Mappings()
-    _, left = call(mappings, leave=True)
-    _, other = call(mappings, leave=True)
+    _, left = call(mappings, length, leave=True)
+    _, other = call(mappings, length, leave=True)
     left[:] = -1
     assert other[1] == 1
-    assert call(mappings)[0]
-    given = blob()
+    assert call(mappings, length)[0]
+    given = blob(length)
     with mappings.lend((given, given)) as (one, same):  # also two calls at once, as threads have them
         first, second = array_of(one), array_of(same)
         first[:] = 5
@@ -86,9 +94,9 @@ def test_nobody_gets_a_mapping_that_is_used() -> None:
     assert mapped() == 1
 
 
-def test_a_blob_that_is_dropped_meanwhile_is_not_kept() -> None:
+def test_a_blob_that_is_dropped_meanwhile_is_not_kept(length: int) -> None:
     mappings = Mappings()
-    with mappings.lend((blob(),)) as (lent,):
+    with mappings.lend((blob(length),)) as (lent,):
         array_of(lent)
         mappings.drop(DIGEST)
     assert mapped() == 0
