@@ -1,4 +1,4 @@
-"""Files by which a launcher and its runners agree: the launch, and the folder of a job's checkpoints."""
+"""Files by which a launcher and its runners agree: the launch, and the folders that attempts share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 LAUNCH = "launch.json"
+PID = "pid"
+CODE = "code"
+"""Folder of the launcher with unpacked code."""
 CHECKPOINT_DIR = "SKYWARD_CHECKPOINT_DIR"
 """Variable that names a job's own folder, the same for each of its attempts. It stays until somebody removes it."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from ..client.connection import HubConnection, path_of
 from ..client.settings import JOB, PROJECT, SPOOL, TOKEN, URL, Address
 from ..model.jobs import PROTOCOL
 from ..store.lock import ProcessLock, make_folder
-from .launch_file import LAUNCH, checkpoint_folder, read_launch, write_private
+from .launch_file import CODE, LAUNCH, PID, checkpoint_folder, read_launch, write_private
 from .reporter import HubLink, Stale
+from .starter import RunnerStarter
+from .unpacked_code import forget_code
 
 WAIT_S = 5.0
 """Seconds for which the hub may hold a poll until there is something to do."""
@@ -34,6 +37,8 @@ CONFIRM_S = 15.0
 """Seconds for which the hub must have asked to kill a runner: after a pause of this machine it may be heard again."""
 STUBBORN_S = 60.0
 """Seconds after which a runner is killed whose attempt is over, and which has not ended."""
+STARTER_S = 1.5
+"""Seconds after the start of a runner until a starter is made for the next ones. At once, it would slow that one."""
 LOGS = 100
 """Log files of ended runners that are kept."""
 _RETRY_S = 1.0
@@ -66,6 +71,8 @@ class Launcher:
         self._address, self._machines = address, list(machines)
         self._children: dict[Key, subprocess.Popen[bytes]] = {}
         self._asked: dict[tuple[str, Key], float] = {}
+        self._starter: RunnerStarter | None = None
+        self._executed_at = math.inf
         self._sent: set[str] = set()
         """Folders of ended runners whose output is with the hub."""
         self._is_over = threading.Event()
@@ -84,6 +91,8 @@ class Launcher:
                 _log.exception("an order of the hub failed; it is tried again")
                 self._is_over.wait(_RETRY_S)
         connection.close()
+        if self._starter is not None:
+            self._starter.close()
         self._lock.release()
 
     def stop(self) -> None:
@@ -92,13 +101,14 @@ class Launcher:
 
     def _poll(self, connection: HubConnection) -> Mapping[str, Any]:
         self._reap()
+        self._keep_starter()
         known = [_key_of(folder) for folder in self._folders()]
         ended = [folder for folder in self._folders() if not _lives(folder)]
         for folder in ended:
             self._send_rest(folder)
         gone = [_key_of(folder) for folder in ended]
-        # A runner that ends is noticed by the next poll, so it must not be far away while some work.
-        wait_s = 1.0 if len(known) > len(gone) else WAIT_S
+        # The next poll notices runners that end, and the time of a starter, so it must not be far away then.
+        wait_s = 1.0 if len(known) > len(gone) or self._executed_at < math.inf else WAIT_S
         body = {"machines": self._machines, "known": known, "gone": gone, "wait_s": wait_s, "protocol": PROTOCOL}
         answer: Mapping[str, Any] = connection.json("POST", path_of("v1", "launchers", self._name, "poll"), body)
         return answer
@@ -145,33 +155,54 @@ class Launcher:
         folder = self._folder(key)
         folder.mkdir(mode=0o700, exist_ok=True)
         write_private(folder / LAUNCH, launch)
-        held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        environment = self._environment(folder, launch)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with (folder / "runner.log").open("ab") as log:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "skyward.hub.runner", str(folder)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=folder,
-                    env=self._environment(folder, launch),
-                    start_new_session=True,
-                    pass_fds=[held],  # it holds the lock for as long as it lives
-                )
+            if not self._fork(folder, environment):
+                self._execute(key, folder, environment)
         except OSError:
             _log.exception("attempt %d of job %s: its runner cannot be started", key[1], key[0])
             return
-        finally:
-            os.close(held)
-        self._children[key] = child
-        (folder / "pid").write_text(f"{child.pid}\n")
-        _log.info("attempt %d of job %s: runner %d started", key[1], key[0], child.pid)
+        _log.info("attempt %d of job %s: its runner was started", key[1], key[0])
+
+    def _fork(self, folder: Path, environment: Mapping[str, str]) -> bool:
+        """Let the starter start a runner. Return False if it did not."""
+        if self._starter is None:
+            return False
+        with _descriptors(folder) as (lock, log):
+            is_started = self._starter.start(folder, environment, lock, log)
+        return is_started or _lives(folder)
+
+    def _execute(self, key: Key, folder: Path, environment: Mapping[str, str]) -> None:
+        """Start a runner as a new interpreter."""
+        with _descriptors(folder) as (lock, log):
+            child = subprocess.Popen(
+                [sys.executable, "-m", "skyward.hub.runner", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+        (folder / PID).write_text(f"{child.pid}\n")
+        self._children[key], self._executed_at = child, time.monotonic()
+
+    def _keep_starter(self) -> None:
+        """Have a starter for the next runner. A launcher without jobs has none."""
+        if self._starter is not None and not self._starter.is_alive:
+            self._starter.close()
+            self._starter = None
+        if self._starter is None and time.monotonic() - self._executed_at > STARTER_S:
+            self._executed_at = math.inf  # if it fails, the next runner is executed, and another is tried
+            try:
+                self._starter = RunnerStarter(self._logs / "starter.log", _without_token())
+            except OSError as error:
+                _log.warning("no starter of runners: %s", error)
 
     def _environment(self, folder: Path, launch: Mapping[str, Any]) -> dict[str, str]:
         """Return the runner's environment: ours without our token, and with the job's."""
-        environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_TOKEN"}
-        environment |= {URL: self._address.url, TOKEN: launch["token"], PROJECT: launch["project"]}
+        environment = _without_token() | {URL: self._address.url, TOKEN: launch["token"], PROJECT: launch["project"]}
         environment |= {SPOOL: str(folder / "spool"), JOB: str(launch["job"])}
         return environment | checkpoint_folder(folder, launch)
 
@@ -179,7 +210,7 @@ class Launcher:
         folder = self._folder(key)
         with suppress(OSError, ValueError):  # no process was started, or it has just ended
             if _lives(folder):
-                os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+                os.kill(int((folder / PID).read_text()), signal.SIGKILL)
                 _log.warning("attempt %d of job %s: its runner was killed", key[1], key[0])
 
     def _forget(self, key: Key, *, is_stubborn: bool) -> None:
@@ -199,6 +230,7 @@ class Launcher:
         if [child.name for child in folder.iterdir()] == [LAUNCH]:
             shutil.rmtree(folder)
             self._sent.discard(folder.name)
+        forget_code(folder.parent.parent / CODE)
         for old in sorted(self._logs.iterdir(), key=lambda path: path.stat().st_mtime)[:-LOGS]:
             old.unlink(missing_ok=True)
 
@@ -210,6 +242,22 @@ class Launcher:
 
     def _folder(self, key: Key) -> Path:
         return self._attempts / f"{key[0]}-{key[1]}"
+
+
+def _without_token() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_TOKEN"}
+
+
+@contextmanager
+def _descriptors(folder: Path) -> Iterator[tuple[int, int]]:
+    """Open the lock of a runner, which holds it for as long as it lives, and its log. Raises OSError."""
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / "runner.log").open("ab") as log:
+            yield lock, log.fileno()
+    finally:
+        os.close(lock)
 
 
 def _key_of(folder: Path) -> Key:

@@ -13,13 +13,13 @@ import logging
 import os
 import signal
 import sys
-import tarfile
 import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ...calls.compute import PendingCompute
 from ...errors import HubUnreachable, NoCapacity, SkywardError, UsageError
@@ -35,10 +35,11 @@ from ..client.settings import JOB, URL, Address
 from ..model.jobs import AttemptEnd
 from .attempt_run import OUTPUT, AttemptOutcome, AttemptRun, in_words
 from .command import CANCEL_S
-from .launch_file import CHECKPOINT_DIR, LAUNCH, checkpoint_folder, read_launch, write_private
+from .launch_file import CHECKPOINT_DIR, CODE, LAUNCH, checkpoint_folder, read_launch, write_private
 from .packed_call import split_call
 from .reporter import HubLink, Stale, until_heard
 from .secrets import secrets_of
+from .unpacked_code import place_code, unpack_code
 
 NEXT_S = 5.0
 """Seconds for which the hub may hold the question for the next attempt."""
@@ -138,13 +139,15 @@ class JobRunner:
     def _fetch_code(self, link: HubLink) -> None:
         """Download the code, and make this process see it, and with it the nodes."""
         spec, code = self._launch["spec"], self._folder / "code"
-        code.mkdir(exist_ok=True)
-        if spec["code_path"]:  # a command may come without
-            archive = self._folder / "code.tar.gz"
+
+        def download(archive: Path) -> None:
             until_heard(lambda: link.download("code", archive))
-            with tarfile.open(archive) as files:
-                files.extractall(code, filter="data")
-            archive.unlink()
+
+        if sha256 := self._launch.get("code"):
+            name = f"{quote(self._launch['project'], safe='')[:100]}-{sha256}"
+            place_code(code, self._folder.parent.parent / CODE, name, download)
+        elif spec["code_path"]:  # a hub of the version before names no content
+            unpack_code(code, download)
         (code / spec["code_folder"]).mkdir(parents=True, exist_ok=True)
         sys.path[:0] = [str(code / part) for part in spec["code_path"]]
         os.chdir(code / spec["code_folder"])

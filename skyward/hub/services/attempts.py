@@ -47,6 +47,7 @@ class Launch:
         nodes: Numbers of its nodes within the set.
         devices: Numbers of its devices on each of its nodes; empty for all.
         keep_s: Seconds for which its runner waits with the machines for the next attempt; 0 for not at all.
+        code: SHA-256 of its code; empty for none.
     """
 
     job: str
@@ -60,6 +61,7 @@ class Launch:
     devices: Sequence[int] = ()
     grace_s: float
     keep_s: float = 0.0
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +357,7 @@ class Attempts(Service):
             devices=attempt.device_numbers,
             grace_s=self._grace_s,
             keep_s=kept_s(job.decoded_spec(), machines) if job.warm else 0.0,
+            code=jobs.blobs_of(tx, job.pk).get("code", ("", 0))[0],
         )
 
     # Runners ----------------------------------------------------------------------------------------------------------

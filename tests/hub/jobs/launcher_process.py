@@ -33,6 +33,15 @@ class Launcher:
         (file,) = self.attempts.glob(f"*-{number}/pid")
         return int(file.read_text())
 
+    def starters(self) -> list[int]:
+        """Return the processes that fork its runners: one at most, and none before it has started a runner."""
+        pids = []
+        for file in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):  # it has just ended
+                if file.readlink() == self.attempts.parent / "logs":
+                    pids.append(int(file.parent.name))
+        return pids
+
     def close(self) -> None:
         self.kill()
         for file in self.attempts.glob("*/pid"):

@@ -116,6 +116,7 @@ def _launch(launch: Launch) -> job_wire.LaunchOut:
         devices=list(launch.devices),
         grace_s=launch.grace_s,
         keep_s=launch.keep_s,
+        code=launch.code,
     )
 
 

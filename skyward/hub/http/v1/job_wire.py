@@ -304,6 +304,7 @@ class LaunchOut(Struct):
     devices: list[int]
     grace_s: float
     keep_s: float = 0.0
+    code: str = ""
 
 
 class NextOut(Struct):
