@@ -42,7 +42,7 @@ class RunnerStarter:
 
     Args:
         log: File for what it and its runners write before they have a log of their own.
-        environment: Its environment. Whoever may read that of a process sees it in each runner.
+        environment: Its environment. The system shows it as that of each runner too.
     """
 
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
@@ -102,7 +102,7 @@ class RunnerStarter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has imported everything."""
+        """True once it has imported everything."""
         if not self._has_told and select.select([self._socket], [], [], 0)[0]:
             with suppress(OSError):
                 self._has_told = self._socket.recv(_MOST) == _READY
