@@ -71,6 +71,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="number of the node (default: 0); a command",
     )
     shell.set_defaults(run=_ssh, parser=shell)
+    forward = add_command(
+        actions, "forward", "show a port of a running job's node on this machine", "job forward ID 6006 --node 1"
+    )
+    forward.add_argument("id", help="id of the job; run it on the machine of its launcher")
+    forward.add_argument("port", type=int, metavar="PORT", help="port on the node's loopback")
+    forward.add_argument("--node", type=int, default=0, metavar="N", help="number of the node (default: 0)")
+    forward.add_argument(
+        "--local", type=int, metavar="PORT", help="port on this machine (default: the same one, or a free one)"
+    )
+    forward.set_defaults(run=_forward)
     known = add_command(actions, "operations", "list named operations, or show one's schema", "job operations")
     known.add_argument("name", nargs="?", metavar="NAME", help="show the JSON schema of its parameters")
     known.set_defaults(run=_operations)
@@ -118,16 +128,18 @@ def _with_id(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace]
 
 
 def _ssh(arguments: argparse.Namespace) -> int:
-    from ..errors import UsageError
     from ..hub.client.jobs import job_row
     from . import shell
+    from .job_forward import pool_of
 
-    row = job_row(arguments.id)
-    running = [attempt for attempt in row["attempts"] if attempt["began_at"] and not attempt["ended_at"]]
-    if not running:
-        raise UsageError(f"job={arguments.id}: is {row['status']} and has no machines; open a shell while it runs")
-    arguments.pool = running[-1]["pool"]
+    arguments.pool = pool_of(job_row(arguments.id), "open a shell").pool
     return shell.run(arguments)
+
+
+def _forward(arguments: argparse.Namespace) -> int:
+    from . import job_forward
+
+    return job_forward.run(arguments)
 
 
 def _operations(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +146,75 @@ def clean_up(hosts: list[Host]) -> None:
 
 def runs_on(host: Host) -> list[str]:
     return host.run("cat", "/tmp/go.runs", check=False).stdout.split()
+
+
+def serving() -> Any:
+    import http.server
+    import threading
+
+    def serve(file: str) -> int:
+        """Serve the node's name on a port of its loopback until `file` is there. Write the port beside it."""
+
+        class Answer(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(os.uname().nodename.encode() + body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with open(f"{file}.new", "w") as port:
+            port.write(str(server.server_port))
+        os.rename(f"{file}.new", f"{file}.port")
+        while not os.path.exists(file):
+            time.sleep(0.1)
+        server.shutdown()
+        return server.server_port
+
+    return sky.compute(serve)
+
+
+def test_a_shell_and_a_port_of_a_running_job_over_sshd(
+    hub_process: HubProcess, hosts: Callable[[int], list[Host]], bed: Bed, image: sky.Image, tmp_path: Path
+) -> None:
+    (host,) = hosts(1)
+    declare_lab(bed, [host])
+    job = hub.submit(serving()("/tmp/go"), labels=["lab"], image=image)
+    until(lambda: host.run("ls", "/tmp/go.port", check=False).returncode == 0, 150)
+    port = host.read("/tmp/go.port").strip()
+    skyward = [sys.executable, "-m", "skyward"]
+    shell = subprocess.run(
+        [*skyward, "job", "ssh", job.id, "0", "--", "hostname"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (shell.stdout.strip(), shell.returncode) == (host.name, 0), shell.stderr
+    elsewhere = subprocess.run(
+        [*skyward, "job", "forward", job.id, port],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "elsewhere")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert elsewhere.returncode == 1
+    assert "are reached only from the machine of its launcher" in elsewhere.stderr
+    command = [*skyward, "job", "forward", job.id, port]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
+        try:
+            assert forward.stdout is not None
+            url = forward.stdout.readline().split()[0]
+            body = os.urandom(3_000_000)
+            for _ in range(3):
+                with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=60) as answer:
+                    assert answer.read() == host.name.encode() + body
+            host.run("touch", "/tmp/go")
+            assert job.result(100) == int(port)
+            assert forward.wait(60) == 0, "it ends with the job's machines"
+            assert "has no machines anymore" in forward.stdout.read()
+        finally:
+            forward.kill()
+    hub_process.until_clean()
+    clean_up([host])

@@ -62,6 +62,10 @@ def test_shell_on_a_job_is_one_on_its_pool(
     assert main(["job", "ssh", job.id]) == 1
     error = f"node 0 of pool 'job-{job.id[:8]}' is on this machine; open a terminal here instead"
     assert error in capsys.readouterr().err
+    assert main(["job", "forward", job.id, "6006", "--node", "7"]) == 1
+    assert "node=7: pool" in capsys.readouterr().err
+    assert main(["job", "forward", job.id, "0"]) == 1
+    assert "port=0: is not a TCP port" in capsys.readouterr().err
     (tmp_path / "go").write_text("went on")
     assert job.result(60) == "went on"
     assert main(["job", "ssh", job.id, "0", "--", "true"]) == 1
