@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,15 @@ import pytest
 
 import skyward as sky
 from skyward import hub
+from skyward.calls.compute import as_compute
 from skyward.errors import HubError, UsageError
+from skyward.hub.client.connection import HubConnection
+from skyward.hub.client.reading import needed_address
+from skyward.hub.model.sweep_config import parse_config
+from skyward.hub.search.driver import SweepDriver, SweepInterrupted
+from skyward.hub.search.local import drive
+from skyward.hub.search.places import trial_call
+from skyward.hub.search.records import Sweep
 from skyward.testing.hub import HubServer
 from tests.hub.search import objectives
 from tests.hub.search.objectives import SPACE
@@ -249,3 +259,57 @@ def test_sweep_goes_on_after_sigkill_of_its_program_without_a_trial_twice_or_los
             begun.setdefault(int(number), set()).add(x)
     # A trial that began twice did so with the same parameters.
     assert {number: {repr(trial.params["x"])} for number, trial in enumerate(trials)} == begun
+
+
+def test_trials_make_way_at_any_time_and_none_is_lost_or_asked_twice(pool: sky.ComputePool, tmp_path: Path) -> None:
+    config = {
+        "search_space": {"kind": ["looks", "raises", "deaf", "waits"]},
+        "strategy": "grid",
+        "base_config": {"files": str(tmp_path)},
+        "max_concurrent_trials": 4,
+        "seed": 1,
+    }
+    address, function = needed_address("sweeps"), as_compute(objectives.make_way)
+    with HubConnection(address) as connection:
+        body = {"name": f"makes-way-{uuid.uuid4().hex[:8]}", "key": uuid.uuid4().hex, "config": config}
+        row = connection.json("POST", "/v1/hpo", body)
+
+    def run(on_driver: Callable[[SweepDriver], None]) -> str:
+        return drive(
+            address,
+            row,
+            parse_config(row["config"]),
+            pool,
+            trial_call(function),
+            launch=function.launch,
+            options=function.options,
+            spool=tmp_path / "spool",
+            on_driver=on_driver,
+        )
+
+    def order(driver: SweepDriver) -> None:
+        until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, 60)
+        driver.save()  # no training takes it, and nothing happens
+        driver.make_way()
+        (tmp_path / "ordered").touch()
+
+    threads: list[threading.Thread] = []
+
+    def order_later(driver: SweepDriver) -> None:
+        threads.append(threading.Thread(target=order, args=(driver,)))
+        threads[0].start()
+
+    with pytest.raises(SweepInterrupted, match="have made way"):
+        run(order_later)
+    threads[0].join()
+    sweep = Sweep(address, row)
+    before = {trial.number: trial.state for trial in sweep.trials}
+    assert set(before.values()) <= {"running", "completed"}
+    row["run"] = sweep.run
+    (tmp_path / "open").touch()
+    assert run(lambda driver: None) == "completed"
+    trials = sweep.trials
+    assert sorted(trial.params["kind"] for trial in trials) == ["deaf", "looks", "raises", "waits"]
+    for trial in trials:
+        attempt = 1.0 if before.get(trial.number) != "running" else 2.0
+        assert (trial.state, trial.value) == ("completed", attempt), trial
