@@ -87,7 +87,7 @@ def slowly(trial: hub.Trial) -> None:
 
 
 def make_way(trial: hub.Trial) -> float:
-    """Wait in the first attempt until told to stop. What follows depends on the kind of the trial."""
+    """Wait in the first attempt until told to stop. The kind of the trial decides the rest."""
     files, kind = Path(trial["files"]), trial["kind"]
     (files / f"begun-{trial.number}-{trial.attempt}").touch()
     while trial.attempt == 1 and not (files / "ordered").exists():
