@@ -16,7 +16,7 @@ from ..store import jobs, leases, sweeps
 from ..store.sweeps import CONFIG, JOB
 from ..store.transaction import ReadSnapshot, Transaction
 from .calls import Service, require_no_run_token
-from .jobs import Jobs
+from .jobs.jobs import Jobs
 from .sweeps import need_sweep
 
 STATE, STOP, RUN = "skyward:state", "skyward:stop", "skyward:run"

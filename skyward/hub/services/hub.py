@@ -23,24 +23,24 @@ from ..store.leases import NotHeld
 from ..store.schema import ORGANIZATION
 from . import audit, outbox
 from .access import Access
-from .attempts import Attempts
 from .bell import Bell
-from .capacity import Capacity
 from .hpo import Hpo
 from .importance import Importances
-from .job_history import Histories
-from .job_scheduler import JobScheduler
-from .jobs import NO_NOTICES, Jobs
+from .jobs.attempts import Attempts
+from .jobs.capacity import Capacity
+from .jobs.history import Histories
+from .jobs.jobs import NO_NOTICES, Jobs
+from .jobs.notices import Courier
+from .jobs.queue import Queue
+from .jobs.quotas import Quotas
+from .jobs.scheduler import JobScheduler
+from .jobs.usage import Usage
 from .leader import HubLeader
 from .live import Live, LiveTracking
-from .notices import Courier
 from .people import People
 from .pools import Pools
-from .queue import Queue
-from .quotas import Quotas
 from .registry import Registry
 from .sweeps import Sweeps
-from .usage import Usage
 
 if TYPE_CHECKING:
     from ..store.blobs import Blobs, Bucket

@@ -13,7 +13,7 @@ from ..store import identities
 from ..store.identities import AccountRow, TokenRow
 from . import audit
 from .access import Access, existing_account, make_code, unknown_project
-from .job_life import cancel_project
+from .jobs.life import cancel_project
 
 if TYPE_CHECKING:
     from ..store.database import Database

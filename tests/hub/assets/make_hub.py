@@ -31,7 +31,7 @@ from skyward.hub.model.registry import ModelMetric, ModelStatus, Stage
 from skyward.hub.model.runs import DatasetInput, ModelLink, RunState
 from skyward.hub.model.sweeps import Direction, Parameter, TrialChange, TrialState
 from skyward.hub.services.hub import Hub
-from skyward.hub.services.jobs import NewJob
+from skyward.hub.services.jobs.jobs import NewJob
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from skyward.hub.store.runs import find_run

@@ -11,7 +11,7 @@ from skyward import hub
 from skyward.cli import main
 from skyward.hub.http.settings import local_settings
 from skyward.testing.hub import HubServer
-from tests.hub.services.receiver import Receiver
+from tests.hub.services.jobs.receiver import Receiver
 from tests.waiting import until
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from skyward import hub
-from skyward.hub.services import job_scheduler
+from skyward.hub.services.jobs import scheduler
 from skyward.testing.hub import HubServer
 from tests.hub.jobs.calls import runs_of, save_when_told, wait_for
 from tests.hub.jobs.hub_process import is_runner
@@ -74,7 +74,7 @@ def test_runner_that_stood_still_beyond_its_lease_is_refused_and_the_value_comes
     stopped = launcher.runner()
     os.kill(stopped, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(job_scheduler, "FENCE_S", 1.0)  # instead of 20 minutes
+        patch.setattr(scheduler, "FENCE_S", 1.0)  # instead of 20 minutes
         until(lambda: job.status == "lost", LIMIT_S)
     until(lambda: len(runs_of(file)) == 2, LIMIT_S)
     os.kill(stopped, signal.SIGCONT)
@@ -101,7 +101,7 @@ def test_attempt_on_machines_that_stood_still_commits_no_checkpoint_once_the_nex
         for pid in paused:
             os.kill(pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr(job_scheduler, "FENCE_S", 1.0)  # instead of 20 minutes
+            patch.setattr(scheduler, "FENCE_S", 1.0)  # instead of 20 minutes
             until(lambda: job.status == "lost", LIMIT_S)
         until(lambda: len(runs_of(file)) == 2, LIMIT_S)
         file.with_suffix(".1").touch()

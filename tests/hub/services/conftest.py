@@ -10,7 +10,7 @@ import pytest
 
 from skyward.hub.store.folder_blobs import FolderBlobs
 from tests.hub.postgres import PostgresServer
-from tests.hub.services.job_world import World
+from tests.hub.services.jobs.job_world import World
 
 
 @pytest.fixture

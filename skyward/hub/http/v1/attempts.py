@@ -10,7 +10,7 @@ from ...model.capacity import MachineSetSpec
 from ...model.jobs import AttemptEnd
 from ...model.quotas import JobQuotaSpec
 from ...model.refusal import Reason, Refusal
-from ...services.attempts import Launch
+from ...services.jobs.attempts import Launch
 from .. import files
 from ..routing import MIB, Call
 from . import job_wire, wire

@@ -13,7 +13,7 @@ import msgspec
 from ...model.command_jobs import command_spec
 from ...model.jobs import JobPriority, JobRecord, JobSpec, JobState
 from ...model.refusal import Reason, Refusal
-from ...services.jobs import NewJob, OutputPiece
+from ...services.jobs.jobs import NewJob, OutputPiece
 from ..reply import HttpReply
 from ..routing import Call
 from . import job_wire, wire

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from ...model.operations import operations
-from ...services.operations import schema_of
+from ...services.jobs.operations import schema_of
 from ..routing import Call
 from . import wire
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ...services.usage import months_of
+from ...services.jobs.usage import months_of
 from ..reply import HttpReply
 from ..routing import Call
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.jobs import JobState
-from ..model.notices import NoticeKind
-from ..store import attempts
-from ..store.attempts import AttemptRow
-from ..store.jobs import JobRow
-from ..store.transaction import Transaction
-from .job_life import announce
+from ...model.jobs import JobState
+from ...model.notices import NoticeKind
+from ...store import attempts
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.transaction import Transaction
+from .life import announce
 from .notices import notify
 
 LATE = 1.5

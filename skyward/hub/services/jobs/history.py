@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.access import Actor, Right
-from ..model.notices import parse_targets
-from ..store import attempts, deliveries, jobs, journal
-from ..store.attempts import AttemptRow
-from ..store.database import Database
-from ..store.deliveries import DeliveryRow
-from ..store.transaction import ReadSnapshot
-from .calls import require_no_run_token
-from .job_life import machines_named, shape_of
+from ...model.access import Actor, Right
+from ...model.notices import parse_targets
+from ...store import attempts, deliveries, jobs, journal
+from ...store.attempts import AttemptRow
+from ...store.database import Database
+from ...store.deliveries import DeliveryRow
+from ...store.transaction import ReadSnapshot
+from ..calls import require_no_run_token
 from .jobs import need_job
+from .life import machines_named, shape_of
 
 MOST_EVENTS = 1_000
 MOST_DELIVERIES = 100

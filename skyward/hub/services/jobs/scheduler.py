@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..model.jobs import AttemptEnd, JobState
-from ..schedule import (
+from ...model.jobs import AttemptEnd, JobState
+from ...schedule import (
     AttemptState,
     Decisions,
     End,
@@ -31,25 +31,25 @@ from ..schedule import (
     UserState,
     decide,
 )
-from ..schedule.shares import decayed
-from ..store import attempts, identities, job_quotas, jobs, machine_sets
-from ..store.attempts import AttemptRow
-from ..store.jobs import JobRow
-from ..store.leases import NotHeld
-from ..store.schema import ORGANIZATION
-from ..store.transaction import ReadSnapshot, Transaction
+from ...schedule.shares import decayed
+from ...store import attempts, identities, job_quotas, jobs, machine_sets
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.leases import NotHeld
+from ...store.schema import ORGANIZATION
+from ...store.transaction import ReadSnapshot, Transaction
 from .device_numbers import assign_devices
-from .job_life import enter, finish_attempt, lease_s, lose_runner, release_attempt, shape_of, stop_attempt
-from .job_triggers import pull_triggers
 from .kept import KeptMachines, give_back, lose_kept
+from .life import enter, finish_attempt, lease_s, lose_runner, release_attempt, shape_of, stop_attempt
 from .saves import tell_late_saves
+from .triggers import pull_triggers
 
 if TYPE_CHECKING:
-    from ..model.capacity import MachineSetRecord
-    from ..model.quotas import HolderKind, JobQuotaSpec
-    from ..store.database import Database
-    from .bell import Bell
-    from .leader import HubLeader
+    from ...model.capacity import MachineSetRecord
+    from ...model.quotas import HolderKind, JobQuotaSpec
+    from ...store.database import Database
+    from ..bell import Bell
+    from ..leader import HubLeader
 
 _log = logging.getLogger(__name__)
 

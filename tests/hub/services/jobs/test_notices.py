@@ -16,14 +16,14 @@ from skyward.hub.model.jobs import AttemptEnd
 from skyward.hub.model.notices import NoticeRules, parse_targets
 from skyward.hub.model.refusal import Refusal
 from skyward.hub.services.hub import Hub
-from skyward.hub.services.job_history import JobDelivery
-from skyward.hub.services.notices import PAUSES_S
+from skyward.hub.services.jobs.history import JobDelivery
+from skyward.hub.services.jobs.notices import PAUSES_S
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from skyward.hub.store.secret_files import read_secret, remove_secret, secret_names, write_secret
 from tests.hub.services.hubs import ADA
-from tests.hub.services.job_world import World, both
-from tests.hub.services.receiver import Receiver
+from tests.hub.services.jobs.job_world import World, both
+from tests.hub.services.jobs.receiver import Receiver
 
 SECRET = "a secret of the lab"
 

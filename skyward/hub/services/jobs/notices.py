@@ -10,23 +10,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError
-from ..model.jobs import JobSpec
-from ..model.notices import NoticeKind, NoticeRules, NoticeTarget, parse_targets
-from ..model.refusal import Reason, Refusal
-from ..store import deliveries, identities
-from ..store.deliveries import DeliveryRow
-from ..store.jobs import JobRow
-from ..store.leases import NotHeld
-from ..store.schema import ORGANIZATION
-from ..store.secret_files import read_secret
+from ....errors import UsageError
+from ...model.jobs import JobSpec
+from ...model.notices import NoticeKind, NoticeRules, NoticeTarget, parse_targets
+from ...model.refusal import Reason, Refusal
+from ...store import deliveries, identities
+from ...store.deliveries import DeliveryRow
+from ...store.jobs import JobRow
+from ...store.leases import NotHeld
+from ...store.schema import ORGANIZATION
+from ...store.secret_files import read_secret
 from .webhook import NotDelivered, post_signed, run_program
 
 if TYPE_CHECKING:
-    from ..store.database import Database
-    from ..store.transaction import Transaction
-    from .bell import Bell
-    from .leader import HubLeader
+    from ...store.database import Database
+    from ...store.transaction import Transaction
+    from ..bell import Bell
+    from ..leader import HubLeader
 
 PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 """Pauses between two tries of a delivery: eight retries within a day."""

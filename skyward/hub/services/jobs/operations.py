@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ...errors import UsageError
-from ..model.operations import NamedOperation, advice
+from ....errors import UsageError
+from ...model.operations import NamedOperation, advice
 
 
 def schema_of(operation: NamedOperation) -> dict[str, Any]:

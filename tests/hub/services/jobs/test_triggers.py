@@ -11,7 +11,7 @@ from skyward.hub.model.cron import CronSchedule
 from skyward.hub.model.jobs import AttemptEnd
 from skyward.hub.model.refusal import Refusal
 from tests.hub.services.hubs import ADA
-from tests.hub.services.job_world import World, both
+from tests.hub.services.jobs.job_world import World, both
 
 COMPLETED, FAILED = AttemptEnd.COMPLETED, AttemptEnd.FAILED
 

@@ -8,7 +8,7 @@ import pytest
 
 from skyward.errors import UsageError
 from skyward.hub.model.operations import NamedOperation, operation_named, operations, register_operation
-from skyward.hub.services.operations import check_parameters, schema_of
+from skyward.hub.services.jobs.operations import check_parameters, schema_of
 from skyward.hub.standard.checkpoints import VerifyCheckpoint
 
 

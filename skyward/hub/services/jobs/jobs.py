@@ -10,26 +10,26 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, M
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.access import Actor, Right, Role
-from ..model.jobs import BLOBS, AttemptRecord, JobPriority, JobRecord, JobSpec, JobState
-from ..model.notices import NoticeRules
-from ..model.pages import Page, decode_token, encode_token
-from ..model.quotas import Limit, Quota
-from ..model.refusal import Reason, Refusal
-from ..store import artifacts, attempts, jobs, quotas, sweeps
-from ..store.attempts import AttemptRow
-from ..store.jobs import JobRow
-from ..store.transaction import ReadSnapshot, Transaction
-from .bell import Bell
-from .calls import Service, require_delete, require_no_run_token
+from ...model.access import Actor, Right, Role
+from ...model.jobs import BLOBS, AttemptRecord, JobPriority, JobRecord, JobSpec, JobState
+from ...model.notices import NoticeRules
+from ...model.pages import Page, decode_token, encode_token
+from ...model.quotas import Limit, Quota
+from ...model.refusal import Reason, Refusal
+from ...store import artifacts, attempts, jobs, quotas, sweeps
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.transaction import ReadSnapshot, Transaction
+from ..bell import Bell
+from ..calls import Service, require_delete, require_no_run_token
+from ..leader import Write
+from ..receiving import receive_blob
+from ..sweeps import need_sweep
 from .command_checks import check_command
-from .job_life import cancel_job, enter
-from .job_triggers import add_dependencies, check_triggers, prepare_waiting, settle_dependencies
 from .kept import close, warm_of
-from .leader import Write
+from .life import cancel_job, enter
 from .notices import check_notify
-from .receiving import receive_blob
-from .sweeps import need_sweep
+from .triggers import add_dependencies, check_triggers, prepare_waiting, settle_dependencies
 
 TYPES = ("training", "evaluation", "conversion", "other")
 NO_NOTICES = NoticeRules()

@@ -7,11 +7,11 @@ from typing import Any
 
 from skyward.hub.model.notices import NoticeRules
 from skyward.hub.services.hub import Hub
-from skyward.hub.services.job_history import JobHistory
+from skyward.hub.services.jobs.history import JobHistory
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from tests.hub.services.hubs import ADA
-from tests.hub.services.job_world import World, both
+from tests.hub.services.jobs.job_world import World, both
 
 
 def note(number: int, age_s: float = 0.0) -> dict[str, Any]:

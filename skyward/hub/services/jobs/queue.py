@@ -7,19 +7,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..model.access import Actor, Right
-from ..model.capacity import MachineSetRecord
-from ..model.queue import DeviceSpan, QueuedJob, QueuePlan, SetPlan
-from ..schedule import Decisions, JobsSnapshot, Policy, Reservation, decide
-from ..store import attempts, jobs, machine_sets
-from ..store.attempts import AttemptRow
-from ..store.database import Database
-from ..store.jobs import JobRow
-from ..store.transaction import ReadSnapshot
-from .calls import require_no_run_token
-from .job_life import shape_of
-from .job_scheduler import JobScheduler, make_snapshot
+from ...model.access import Actor, Right
+from ...model.capacity import MachineSetRecord
+from ...model.queue import DeviceSpan, QueuedJob, QueuePlan, SetPlan
+from ...schedule import Decisions, JobsSnapshot, Policy, Reservation, decide
+from ...store import attempts, jobs, machine_sets
+from ...store.attempts import AttemptRow
+from ...store.database import Database
+from ...store.jobs import JobRow
+from ...store.transaction import ReadSnapshot
+from ..calls import require_no_run_token
 from .jobs import record_of
+from .life import shape_of
+from .scheduler import JobScheduler, make_snapshot
 
 KEPT_MS, PART = 1000, 0.05
 """Milliseconds for which one look at the queue serves all who ask, at least, and the part of a core that looks may

@@ -10,10 +10,10 @@ from skyward.hub.model.capacity import MachineSetRecord
 from skyward.hub.model.jobs import AttemptEnd
 from skyward.hub.model.quotas import JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
-from skyward.hub.services.attempts import SILENT_S, NextOrder
-from skyward.hub.services.job_scheduler import FENCE_S
+from skyward.hub.services.jobs.attempts import SILENT_S, NextOrder
+from skyward.hub.services.jobs.scheduler import FENCE_S
 from tests.hub.services.hubs import ADA, ADMIN
-from tests.hub.services.job_world import LOCAL, OWNER, World, both, pieces
+from tests.hub.services.jobs.job_world import LOCAL, OWNER, World, both, pieces
 
 COMPLETED = AttemptEnd.COMPLETED
 

@@ -13,9 +13,9 @@ from skyward.hub.model.access import Role
 from skyward.hub.model.capacity import MachineSetSpec
 from skyward.hub.model.jobs import AttemptEnd, JobPriority
 from skyward.hub.model.queue import QueuePlan, SetPlan
-from skyward.hub.services.usage import months_of
+from skyward.hub.services.jobs.usage import months_of
 from tests.hub.services.hubs import ADA, VIEWER, add_project
-from tests.hub.services.job_world import OWNER, World, both
+from tests.hub.services.jobs.job_world import OWNER, World, both
 
 HOUR_S = 3600.0
 LAB = MachineSetSpec(name="lab", provider={"type": "local"}, nodes=2, devices=4, accelerator="A100", usd_per_hour=8.0)

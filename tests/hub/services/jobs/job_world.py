@@ -12,9 +12,9 @@ import pytest
 from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.capacity import MachineSetSpec
 from skyward.hub.model.jobs import AttemptEnd, JobRecord, JobSpec
-from skyward.hub.services.attempts import Launch, LauncherOrders
 from skyward.hub.services.hub import Hub
-from skyward.hub.services.jobs import NewJob
+from skyward.hub.services.jobs.attempts import Launch, LauncherOrders
+from skyward.hub.services.jobs.jobs import NewJob
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from tests.hub.services.hubs import ADA

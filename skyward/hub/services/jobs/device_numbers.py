@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 
-from ..model.capacity import MachineSetSpec
-from ..store.attempts import AttemptRow
+from ...model.capacity import MachineSetSpec
+from ...store.attempts import AttemptRow
 
 
 def assign_devices(

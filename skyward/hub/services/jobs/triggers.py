@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ...errors import UsageError
-from ..model.cron import CronSchedule
-from ..model.jobs import JobSpec, JobState
-from ..model.refusal import Reason, Refusal
-from ..store import dependencies, jobs
-from ..store.jobs import JobRow
-from ..store.transaction import Transaction
-from .job_life import enter, notify_end
+from ....errors import UsageError
+from ...model.cron import CronSchedule
+from ...model.jobs import JobSpec, JobState
+from ...model.refusal import Reason, Refusal
+from ...store import dependencies, jobs
+from ...store.jobs import JobRow
+from ...store.transaction import Transaction
+from .life import enter, notify_end
 from .notices import notify_waiting
 
 

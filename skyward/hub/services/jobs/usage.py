@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
-from ..model.access import Actor, Right, Role
-from ..model.jobs import JobPriority, JobState
-from ..model.usage import DAY_MS, DayOfUse, JobCounts, MonthOfUse, parts_of_days
-from ..store import attempts, identities, machine_sets, usage
-from ..store.database import Database
-from ..store.schema import ORGANIZATION
-from ..store.transaction import ReadSnapshot
-from .calls import require_no_run_token
-from .job_life import devices_of, machines_named
+from ...model.access import Actor, Right, Role
+from ...model.jobs import JobPriority, JobState
+from ...model.usage import DAY_MS, DayOfUse, JobCounts, MonthOfUse, parts_of_days
+from ...store import attempts, identities, machine_sets, usage
+from ...store.database import Database
+from ...store.schema import ORGANIZATION
+from ...store.transaction import ReadSnapshot
+from ..calls import require_no_run_token
+from .life import devices_of, machines_named
 
 
 class Usage:

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 
-from ..model.capacity import MachineSetRecord, MachineSetSpec
-from ..model.jobs import AttemptEnd, JobSpec
-from ..store import attempts, identities
-from ..store.attempts import AttemptRow
-from ..store.jobs import JobRow
-from ..store.transaction import ReadSnapshot, Transaction
+from ...model.capacity import MachineSetRecord, MachineSetSpec
+from ...model.jobs import AttemptEnd, JobSpec
+from ...store import attempts, identities
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.transaction import ReadSnapshot, Transaction
 
 CLOSE = "close"
 """Command to a runner that waits: it must give its machines back."""

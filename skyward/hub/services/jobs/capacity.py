@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model.access import Actor, Right
-from ..model.capacity import MachineSetRecord, MachineSetSpec
-from ..model.refusal import Reason, Refusal
-from ..store import attempts, identities, machine_sets
-from ..store.attempts import AttemptRow
-from ..store.jobs import JobRow
-from ..store.transaction import ReadSnapshot, Transaction
-from .bell import Bell
-from .calls import Service
-from .job_life import devices_of
+from ...model.access import Actor, Right
+from ...model.capacity import MachineSetRecord, MachineSetSpec
+from ...model.refusal import Reason, Refusal
+from ...store import attempts, identities, machine_sets
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.transaction import ReadSnapshot, Transaction
+from ..bell import Bell
+from ..calls import Service
 from .kept import kept_use
+from .life import devices_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..model.access import Actor, Role
-from ..model.capacity import CLOUD_LEASE_S, MachineSetSpec
-from ..model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
-from ..model.notices import NoticeKind
-from ..model.usage import NEVER, bound_of, parts_of_days
-from ..schedule.shares import charged, decayed
-from ..schedule.values import Policy, Shape
-from ..store import attempts, job_quotas, jobs, machine_sets, usage
-from ..store.attempts import AttemptRow
-from ..store.jobs import JobRow
-from ..store.schema import ORGANIZATION
-from ..store.transaction import ReadSnapshot, Transaction
-from . import outbox
+from ...model.access import Actor, Role
+from ...model.capacity import CLOUD_LEASE_S, MachineSetSpec
+from ...model.jobs import AttemptEnd, JobSpec, JobState, after_attempt
+from ...model.notices import NoticeKind
+from ...model.usage import NEVER, bound_of, parts_of_days
+from ...schedule.shares import charged, decayed
+from ...schedule.values import Policy, Shape
+from ...store import attempts, job_quotas, jobs, machine_sets, usage
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.schema import ORGANIZATION
+from ...store.transaction import ReadSnapshot, Transaction
+from .. import outbox
 from .kept import lose_kept, settle_runner
 from .notices import notify
 

@@ -11,11 +11,11 @@ from skyward.hub.model.access import Actor
 from skyward.hub.model.jobs import AttemptEnd, JobPriority, JobState
 from skyward.hub.model.quotas import JobQuotaRecord, JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
-from skyward.hub.services.attempts import SILENT_S
-from skyward.hub.services.job_scheduler import FENCE_S, START_S
-from skyward.hub.services.jobs import KEPT_DAYS, NewJob
+from skyward.hub.services.jobs.attempts import SILENT_S
+from skyward.hub.services.jobs.jobs import KEPT_DAYS, NewJob
+from skyward.hub.services.jobs.scheduler import FENCE_S, START_S
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
-from tests.hub.services.job_world import LOCAL, OWNER, SPEC, World, both
+from tests.hub.services.jobs.job_world import LOCAL, OWNER, SPEC, World, both
 
 
 @both

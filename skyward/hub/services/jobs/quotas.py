@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..model.access import Actor, Right, Role
-from ..model.quotas import HolderKind, JobQuotaRecord, JobQuotaSpec, Limit, Quota
-from ..model.refusal import Reason, Refusal
-from ..store import attempts, identities, job_quotas, machine_sets, quotas
-from . import audit
-from .access import existing_account
-from .job_life import devices_of
-from .people import authorized
+from ...model.access import Actor, Right, Role
+from ...model.quotas import HolderKind, JobQuotaRecord, JobQuotaSpec, Limit, Quota
+from ...model.refusal import Reason, Refusal
+from ...store import attempts, identities, job_quotas, machine_sets, quotas
+from .. import audit
+from ..access import existing_account
+from ..people import authorized
+from .life import devices_of
 
 if TYPE_CHECKING:
-    from ..store.database import Database
-    from ..store.transaction import ReadSnapshot, Transaction
-    from .bell import Bell
+    from ...store.database import Database
+    from ...store.transaction import ReadSnapshot, Transaction
+    from ..bell import Bell
 
 
 class Quotas:

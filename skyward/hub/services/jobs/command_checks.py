@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import UsageError
-from ..model.jobs import JobSpec
-from ..model.operations import operation_named
-from ..model.refusal import Reason, Refusal
+from ....errors import UsageError
+from ...model.jobs import JobSpec
+from ...model.operations import operation_named
+from ...model.refusal import Reason, Refusal
 from .operations import check_parameters
 
 MOST_ARGUMENTS = 1000

@@ -12,21 +12,21 @@ from collections.abc import AsyncIterable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.access import Actor, Right, Role
-from ..model.capacity import MachineSetSpec
-from ..model.jobs import BLOBS, PROTOCOL, PROTOCOLS, AttemptEnd, JobSpec, JobState
-from ..model.refusal import Reason, Refusal
-from ..model.tokens import new_token
-from ..store import artifacts, attempts, identities, jobs, machine_sets
-from ..store.attempts import AttemptRow
-from ..store.jobs import JobRow
-from ..store.transaction import ReadSnapshot, Transaction
-from .bell import Bell
-from .calls import Service, require_no_run_token
-from .job_life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost, note_idle_cost
+from ...model.access import Actor, Right, Role
+from ...model.capacity import MachineSetSpec
+from ...model.jobs import BLOBS, PROTOCOL, PROTOCOLS, AttemptEnd, JobSpec, JobState
+from ...model.refusal import Reason, Refusal
+from ...model.tokens import new_token
+from ...store import artifacts, attempts, identities, jobs, machine_sets
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.transaction import ReadSnapshot, Transaction
+from ..bell import Bell
+from ..calls import Service, require_no_run_token
+from ..receiving import receive_blob
 from .jobs import need_job
 from .kept import CLOSE, close, give_back, kept_s, lose_kept
-from .receiving import receive_blob
+from .life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost, note_idle_cost
 from .saves import note_saves
 
 SILENT_S = 60.0

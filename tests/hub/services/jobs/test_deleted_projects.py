@@ -8,7 +8,7 @@ from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.jobs import PROTOCOL, AttemptEnd
 from skyward.hub.model.refusal import Refusal
 from tests.hub.services.hubs import ADA, add_project
-from tests.hub.services.job_world import OWNER, World, both
+from tests.hub.services.jobs.job_world import OWNER, World, both
 
 
 @both

@@ -1,0 +1,1 @@
+"""Jobs: their life and attempts, the machines that they run on, and who is told about them."""
