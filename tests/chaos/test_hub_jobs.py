@@ -40,7 +40,7 @@ WEIGHTS = {
     "kill call": 2,
 }
 COMMANDS = {"runner": "skyward.hub.runner", "keeper": "keeper_process", "agent": "skyward.node.agent"}
-SECONDS = 30.0
+SECONDS = 60.0
 PAUSE_S = 1.5
 OPEN_JOBS = 5
 END_S = 240.0
