@@ -33,6 +33,7 @@ LISTED = {
     "hub/runner/command.py:run_command": "the command does not hear that it should end, and is killed after its grace",
     "hub/runner/local.py:start_local_launcher": "logged; the order is tried again",
     # A sweep.
+    "hub/client/trial.py:_DriverLink.obey": "the next report says that the driver is lost, and the trial ends",
     "hub/search/driver.py:SweepDriver.run": "the sweep fails with it",
     "hub/search/job_trials.py:JobTrials.__init__": "the sweep fails with it",
     # The client's engine.

@@ -372,12 +372,18 @@ class _DriverLink:
             self._reader.join()
 
     def _read(self, trial: Trial) -> None:
+        try:
+            self._obey_all(trial)
+        finally:
+            self._answers.put("lost")  # no report waits for an answer that nobody reads
+
+    def _obey_all(self, trial: Trial) -> None:
+        """Take orders and answers until the driver is gone."""
         waiting = ""
         while True:
             try:
                 told = json.loads(self._channel.receive(_TRAINING_S if waiting else None))
             except EOFError:
-                self._answers.put("lost")
                 return
             except TimeoutError:
                 told = {"order": waiting}  # the training may have begun meanwhile

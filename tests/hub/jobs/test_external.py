@@ -81,7 +81,7 @@ def test_order_that_comes_before_the_start_ends_it_too(tmp_path: Path) -> None:
     queue = tmp_path / "queue"
     queue.write_text("Resources")
     pool = sky.ComputePool(QueuedProvider(queue=str(queue)), console=False)
-    launch = {"job": "j", "attempt": 1, "name": "train", "nodes": [0], "spec": {"command": []}}
+    launch = {"job": "j", "attempt": 1, "name": "train", "nodes": [0], "spec": {"command": [], "sweep": None}}
     run = AttemptRun(tmp_path, launch, lambda: pytest.fail("no message is due"), lambda: 0.0)
     run.abort()
     outcome = run.open(pool)
