@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
+import re
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,38 +36,37 @@ HEAD = Rank(
 )
 
 
+MARK = "RAY_CLUSTER_TEST"
+"""Variable by whose value this test knows the processes of its pool: other tests run Ray, too."""
+OURS = os.environ.get(MARK) or uuid.uuid4().hex  # on the nodes, which import this file, it is set
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sky.ComputePool]:
     """Open a pool whose program has a module of its own on its path."""
     folder = tmp_path_factory.mktemp("modules")
     (folder / "of_the_program.py").write_text("def triple(x):\n    return 3 * x\n")
     sys.path.insert(0, str(folder))
-    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
+    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, image=sky.Image(env={MARK: OURS})) as pool:
         yield pool
     sys.path.remove(str(folder))
 
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
-    before = folders()
     yield
-    until(lambda: not processes("ray.scripts.scripts") and not processes("raylet/raylet"))
-    assert folders() == before
+    until(lambda: not ray_processes())
 
 
-def folders() -> set[Path]:
-    return set(Path("/tmp").glob("sky-ray-*"))
-
-
-def processes(text: str) -> list[int]:
-    """Return the processes whose command line has a text."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if text in file.read_bytes().decode(errors="replace"):
-                found.append(int(file.parent.name))
-        except OSError:  # has ended
-            continue
+def ray_processes() -> dict[int, str]:
+    """Return the command lines of the processes of Ray that belong to this test's pool, by their pid."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # has ended
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_ray = "ray.scripts.scripts" in command or "raylet" in command or "gcs_server" in command
+            if is_ray and f"{MARK}={OURS}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = command
     return found
 
 
@@ -102,6 +104,7 @@ def use_ray(storage: str) -> dict[str, Any]:
         "store": sum(node["Resources"]["object_store_memory"] for node in ray.nodes()),  # type: ignore[no-untyped-call]
         "total": total,
         "rank": sky.instance_info().rank,  # type: ignore[union-attr]
+        "folders": set(re.findall(r"--temp-dir=(\S+)", "\n".join(ray_processes().values()))),
     }
 
 
@@ -111,6 +114,8 @@ def test_tasks_data_and_train_run_on_all_nodes_of_the_call(pool: sky.ComputePool
     assert (values["nodes"], values["rank"], values["total"]) == (2, 0, 9900)
     assert abs(values["store"] / 2**30 - 0.2) < 0.01
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)] == ["2", "2"]
+    (folder,) = values["folders"]
+    until(lambda: not Path(folder).exists())
 
 
 def test_cluster_that_loses_the_ray_of_a_node_fails_with_its_name(pool: sky.ComputePool) -> None:
@@ -119,12 +124,11 @@ def test_cluster_that_loses_the_ray_of_a_node_fails_with_its_name(pool: sky.Comp
     def lose() -> None:
         import time
 
-        (member,) = [pid for pid in processes("ray.scripts.scripts") if "--address=" in command_of(pid)]
+        (member,) = [
+            pid for pid, command in ray_processes().items() if "start --block" in command and "--address=" in command
+        ]
         os.kill(member, signal.SIGKILL)
         time.sleep(60)
-
-    def command_of(pid: int) -> str:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 
     with pytest.raises(RendezvousFailed, match="Ray ended with code -9 on node 1"):
         lose() @ pool

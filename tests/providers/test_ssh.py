@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import importlib.util
+import itertools
 import math
 import os
 import signal
