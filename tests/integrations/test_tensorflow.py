@@ -363,6 +363,10 @@ def test_a_taken_port_makes_the_gang_meet_at_others(pool: ComputePool, tmp_path:
         import tensorflow as tf
 
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        # A worker that left now would close connections by which the other one still joins.
+        Path(tmp_path, str(json.loads(os.environ["TF_CONFIG"])["task"]["index"])).touch()
+        while not all(Path(tmp_path, name).exists() for name in "01"):
+            time.sleep(0.05)
         return strategy.num_replicas_in_sync, os.environ["TF_CONFIG"]
 
     (size, _), (_, config) = sky.compute(integrate(work, Occupied(marker=str(marker))))() @ pool
