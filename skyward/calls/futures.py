@@ -327,11 +327,8 @@ class Future(concurrent.futures.Future[T]):
                 one.
             Exception: Any exception of the function, as itself.
         """
-        if timeout is None and self._state in _OPEN:
-            refuse_to_wait("result()")
-            if self._lead is not None:
-                self._lead(self.call_id, self)
-            interrupts.wait_for(self._wait_done)
+        if self._state in _OPEN:
+            timeout = self._wait_ended(timeout)
         try:
             has_value = self._state == _FINISHED and self._exception is None
             value: Any = self._result if has_value else super().result(timeout)
@@ -365,6 +362,9 @@ class Future(concurrent.futures.Future[T]):
         Args:
             timeout: Longest wait in seconds; None for no limit.
         """
+        if self._state in _OPEN:
+            interrupts.wait_for(self._wait_done, timeout)
+            timeout = 0.0
         error = super().exception(timeout)
         if error is not None:
             self._count_read()
@@ -378,6 +378,15 @@ class Future(concurrent.futures.Future[T]):
             except BaseException as raised:
                 return raised
         return None
+
+    def _wait_ended(self, timeout_s: float | None) -> float:
+        """Wait for the end, and return how long to wait for it then."""
+        if timeout_s is None:
+            refuse_to_wait("result()")
+            if self._lead is not None:
+                self._lead(self.call_id, self)
+        interrupts.wait_for(self._wait_done, timeout_s)
+        return 0.0
 
     def _wait_done(self, timeout_s: float | None) -> bool:
         with self._condition:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # its getsignal creates no enum, and it runs for every call
 import _thread
+import math
 import os
 import signal
 import threading
@@ -121,16 +122,17 @@ def waiting(wait: Callable[[float], bool], timeout_s: float) -> bool:
         _depth += 1  # without reading the handlers; the next `hold` notices new ones
 
 
-def wait_for(wait: Callable[[float | None], bool]) -> None:
-    """Call `wait(timeout_s)` until it returns true, without delaying signals.
+def wait_for(wait: Callable[[float | None], bool], timeout_s: float | None = None) -> None:
+    """Call `wait(slice_s)` until it returns true or the time is over, without delaying signals.
 
     CPython checks for signals before it blocks on a lock, but not atomically. A Ctrl-C in between, while another thread
     takes the GIL, is noticed only when the wait ends. So the main thread waits in slices.
     """
     if _get_ident() != _main:
-        wait(None)
+        wait(timeout_s)
         return
-    while not wait(_SLICE_S):
+    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    while not wait(min(_SLICE_S, max(0.0, deadline - time.monotonic()))) and time.monotonic() < deadline:
         continue
 
 

@@ -149,3 +149,43 @@ def test_exceptions_of_a_handler_are_told_apart_from_others(alarms: None) -> Non
         signal.raise_signal(signal.SIGALRM)
     assert interrupts.is_from_handler(by_handler.value)
     assert not interrupts.is_from_handler(SystemExit(1))
+
+
+def test_main_thread_waits_in_slices_until_the_time_is_over() -> None:
+    slices: list[float] = []
+
+    def wait(slice_s: float | None) -> bool:
+        assert slice_s is not None
+        slices.append(slice_s)
+        time.sleep(slice_s)
+        return False
+
+    began = time.monotonic()
+    interrupts.wait_for(wait, 0.6)
+    assert time.monotonic() - began >= 0.6
+    assert max(slices) <= 0.25  # a signal that came just before a wait is noticed after it
+    assert sum(slices) <= 0.6
+
+
+def test_wait_without_time_looks_once() -> None:
+    looks: list[float | None] = []
+
+    def look(slice_s: float | None) -> bool:
+        looks.append(slice_s)
+        return False
+
+    interrupts.wait_for(look, 0.0)
+    assert looks == [0.0]
+
+
+def test_other_threads_wait_once_for_as_long() -> None:
+    waits: list[float | None] = []
+
+    def wait(slice_s: float | None) -> bool:
+        waits.append(slice_s)
+        return False
+
+    thread = threading.Thread(target=interrupts.wait_for, args=(wait, 7.0))
+    thread.start()
+    thread.join()
+    assert waits == [7.0]
