@@ -163,7 +163,7 @@ def test_hosts_that_are_ready_make_a_pool_without_any_work_on_them(sshds: Hosts)
     ended = [event for event in events if isinstance(event, PhaseEnded)]
     ready = [(event.node, event.phase) for event in ended if event.was_ready]
     assert sorted(ready) == sorted(itertools.product(range(2), ("code", "packages", "python", "skyward")))
-    # What is left takes 2 s on an idle machine: connections, a look at the hosts and the agents.
+    # The rest takes 2 s on an idle machine: connections, a look at the hosts and the agents.
     assert {event.phase for event in ended if not event.was_ready} == {"connect", "probe", "agent"}
 
 
