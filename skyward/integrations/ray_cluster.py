@@ -275,8 +275,12 @@ def _members(rank: Rank, listener: socket.socket, cluster: dict[str, str]) -> li
 
 def _until_joined(members: list[socket.socket], node: _RayNode) -> None:
     waiting = list(members)
+    # A node that cannot start Ray says so itself within the limit. This end is for one that has fallen silent.
+    deadline = time.monotonic() + MEETING_LIMIT_S + _LEAVING_S
     while waiting:
         node.check()
+        if time.monotonic() > deadline:
+            raise RendezvousFailed(f"rank 0: {len(waiting)} other nodes did not join; {OPEN_PORTS}")
         for member in select.select(waiting, [], [], _LOOK_S)[0]:
             if not _line(member):
                 raise RendezvousFailed("rank 0: another node could not start Ray; read the output of the other ranks")
