@@ -1,9 +1,10 @@
 """Keeper: a small process beside the client that renews the leases of its nodes and stops them when the client dies.
 
 It is a process of its own, so a client that holds its GIL for an hour keeps its nodes. It watches the client by pidfd,
-so the nodes of a killed client stop at once. It reaches a node as the client does: by its socket, or by a separate link
-through the machine's `channel`. It leads its own session, so neither Ctrl-C at the terminal nor a kill of the client's
-process group reaches it. If the keeper dies too, the watchdogs of the nodes stop them after `lease_s`.
+so the nodes of a killed client stop at once. It reaches a node as the client does, by a separate link through the
+machine's `channel`. Nodes on its own machine watch the client themselves. The keeper leads its own session, so neither
+Ctrl-C at the terminal nor a kill of the client's process group reaches it. If the keeper dies too, the watchdogs of the
+nodes stop them after `lease_s`.
 
 The client keeps all orders in tables (`_watched`, `_guarded`). A keeper that died is replaced, and the new one gets the
 whole tables, so no order depends on which keeper received it.
@@ -23,8 +24,6 @@ from typing import IO, Any
 
 from ..core.process import PACKAGE_ROOT
 from ..values.machine import Machine
-from ..wire.frames import FrameKind, pack
-from .keeper_links import hello
 
 _END_LIMIT_S = 3.0
 _REAP_LIMIT_S = 600.0
@@ -38,7 +37,7 @@ main(int(sys.argv[1]), int(sys.argv[2]))
 
 
 class Keeper:
-    """Client's handle of its keeper process: one for each client process, started with the first pool. Thread-safe.
+    """Client's handle of its keeper process: one for each client process, started with its first order. Thread-safe.
 
     A keeper that dies is restarted.
     """
@@ -65,12 +64,8 @@ class Keeper:
         order = {
             "op": "watch",
             "key": _key(machine),
-            "socket": machine.socket_path,
             "channel": machine.channel,
-            "folder": machine.folder,
-            "pid": machine.pid,
             "lease_s": machine.lease_s,
-            "frames": _frames(),
         }
         with self._lock:
             self._watched[_key(machine)] = order
@@ -179,12 +174,6 @@ class Keeper:
                 return
             except OSError:  # no free descriptor, process or memory right now
                 time.sleep(_RESTART_PAUSE_S)
-
-
-def _frames() -> dict[str, str]:
-    """Return the frames that a keeper sends to a local node, as JSON can carry them."""
-    frames = {"hello": hello(), "lease": pack(FrameKind.LEASE), "shutdown": pack(FrameKind.SHUTDOWN)}
-    return {name: frame.decode("latin-1") for name, frame in frames.items()}
 
 
 def _key(machine: Machine) -> str:

@@ -83,7 +83,7 @@ class RemoteNode:
             self._asked_at = now
 
     def _dial(self, now: float) -> None:
-        from .dialler import CommandEnds  # imported late: a keeper of local nodes starts faster without it
+        from .dialler import CommandEnds  # imported late: the keeper reads its other orders sooner
 
         try:
             self._ends = CommandEnds(self._argv)
@@ -91,7 +91,7 @@ class RemoteNode:
             self._back_off(now)
             return
         self._has_spoken = False
-        self._send(hello() + pack(FrameKind.SHUTDOWN if self._is_ending else FrameKind.LEASE), now)
+        self._send(_hello() + pack(FrameKind.SHUTDOWN if self._is_ending else FrameKind.LEASE), now)
 
     def _send(self, frames: bytes, now: float) -> None:
         """Send frames and a PING. If the socket is full, the node has not read for long, so drop the link."""
@@ -126,17 +126,14 @@ class RemoteNode:
         else:
             self._send(pack(FrameKind.SHUTDOWN), now)
 
-    def kill(self) -> None:
-        """Close the link. A node that could not be reached ends with its lease."""
-        self.close()
-
     def close(self) -> None:
+        """Close the link. A node that could not be reached ends with its lease."""
         ends, self._ends = self._ends, None
         if ends is not None:
             ends.close()
 
 
-def hello() -> bytes:
+def _hello() -> bytes:
     """Return the first frame of a keeper's link."""
     body = {"version": PROTOCOL_VERSION, "role": "keeper", "pool": "", "pid": os.getpid()}
     return pack(FrameKind.HELLO, body=json.dumps(body).encode())

@@ -1,7 +1,7 @@
 """Main program of the keeper; see `keeper`. It lives as long as the client's pools, and never waits for a single node.
 
-When the client dies, the keeper requests all nodes to end and kills local ones that do not. Then it runs the guarded
-commands of the pools, which return rented machines.
+When the client dies, the keeper requests all nodes to end. Then it runs the guarded commands of the pools, which return
+rented machines.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ import select
 import signal
 import time
 
-from .keeper_nodes import LocalNode, node_of
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` itself would take a tenth of this process's memory
     import subprocess
     from typing import Any
 
-    from .keeper_nodes import KeptNode
+    from .keeper_links import RemoteNode
 
 _END_LIMIT_S = 6.0
-"""Seconds that a node has to end by itself after the client's death. Then its watchdog is killed, and all with it."""
+"""Seconds in which nodes are requested to end after the client's death. Those that cannot be reached have leases."""
 _LONGEST_WAIT_S = 1.0
 _PAUSE_S = 2.0
 """Excess time of a wait in seconds from which this process or its machine must have been stopped."""
@@ -46,7 +44,7 @@ class _Keeper:
     def __init__(self, client: int) -> None:
         self._client = client
         self._client_fd = _pidfd(client)
-        self._nodes: dict[str, KeptNode] = {}
+        self._nodes: dict[str, RemoteNode] = {}
         self._guarded: dict[str, _Guarded] = {}
         self._rest = b""
         self._is_over = False
@@ -97,13 +95,13 @@ class _Keeper:
             case "end":
                 self._is_over = True
             case "watch":
-                with contextlib.suppress(OSError):  # the node has ended already
-                    self._nodes[order["key"]] = node_of(order)
-                    self._nodes[order["key"]].tick(time.monotonic())
+                from .keeper_links import RemoteNode  # here, because a keeper that only guards does not need it
+
+                self._nodes[order["key"]] = node = RemoteNode(order["channel"], order["lease_s"])
+                node.tick(time.monotonic())
             case "forget":
-                node = self._nodes.pop(order["key"], None)
-                if node is not None:
-                    node.close()
+                if order["key"] in self._nodes:
+                    self._nodes.pop(order["key"]).close()
             case "guard":
                 self._guarded[order["name"]] = _Guarded(order)
             case "release":
@@ -137,21 +135,20 @@ def _poll(fds: list[int], wait_s: float) -> set[int]:
     return {fd for fd, _ in poll.poll(wait_s * 1000)}
 
 
-def _end_all(nodes: list[KeptNode]) -> None:
+def _end_all(nodes: list[RemoteNode]) -> None:
     for node in nodes:
         node.end()
     deadline = time.monotonic() + _END_LIMIT_S
     while (open_nodes := [node for node in nodes if not node.has_ended]) and time.monotonic() < deadline:
-        local = any(isinstance(node, LocalNode) for node in open_nodes)
-        ready = _poll([node.fileno() for node in open_nodes], 0.02 if local else 0.25)
+        ready = _poll([node.fileno() for node in open_nodes], 0.25)
         now = time.monotonic()
         for node in open_nodes:
             if node.fileno() in ready:
                 node.read(now)
-            elif not isinstance(node, LocalNode):
+            else:
                 node.tick(now)
     for node in nodes:
-        node.kill()
+        node.close()
 
 
 def _reap_all(guarded: list[_Guarded]) -> None:

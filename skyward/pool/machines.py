@@ -117,8 +117,7 @@ class PoolMachines:
         machines = self._launched(list(range(nodes))) if nodes else []
         self._machines = {machine.node: machine for machine in machines}
         self._on_changed(machines)
-        for machine in machines:
-            Keeper.of_this_process().watch(machine)
+        _watch(machines)
         return machines
 
     def _launched(self, nodes: list[int]) -> list[Machine]:
@@ -277,8 +276,7 @@ class PoolMachines:
         """Launch machines and let the keeper watch them."""
         machines = self._launched(list(nodes))
         try:
-            for machine in machines:
-                Keeper.of_this_process().watch(machine)
+            _watch(machines)
         except OSError as error:  # the keeper died, and no process is left for another
             self._terminate(*machines)
             text = f"keeper: cannot be started: {error.strerror}; free memory or processes for it"
@@ -323,8 +321,7 @@ class PoolMachines:
                 # Released only now: if this process dies earlier, the keeper ends the rest.
                 Keeper.of_this_process().release(self._pool)
         finally:
-            for machine in machines:
-                Keeper.of_this_process().forget(machine)
+            _forget(machines)
 
     def _end_old(self, machine: Machine) -> bool:
         """End an old machine, in a separate thread. If that fails, return False; the pool's end tries again."""
@@ -340,8 +337,20 @@ class PoolMachines:
         try:
             self._provider.terminate(list(machines))
         finally:
-            for machine in machines:
-                Keeper.of_this_process().forget(machine)
+            _forget(machines)
+
+
+def _watch(machines: Sequence[Machine]) -> None:
+    """Let the keeper watch machines. Nodes on this one watch this process themselves."""
+    for machine in machines:
+        if machine.channel:
+            Keeper.of_this_process().watch(machine)
+
+
+def _forget(machines: Sequence[Machine]) -> None:
+    for machine in machines:
+        if machine.channel:
+            Keeper.of_this_process().forget(machine)
 
 
 def _ask_to_end(machines: Sequence[Machine]) -> None:

@@ -59,7 +59,7 @@ class Local:
     of this environment.
 
     Args:
-        lease_s: seconds after which a node shuts itself down once the client and its keeper are gone; > 0.
+        lease_s: seconds that a node has to end by itself once the client is gone; then it is killed; > 0.
 
     Raises:
         UsageError: `lease_s` is not a positive number.
@@ -76,7 +76,7 @@ class Local:
     is_rented: ClassVar[bool] = False
 
     lease_s: float = 5.0
-    """Seconds after which a node shuts itself down once the client and its keeper are gone; > 0."""
+    """Seconds that a node has to end by itself once the client is gone; then it is killed; > 0."""
 
     def __post_init__(self) -> None:
         if not self.lease_s > 0:
@@ -176,7 +176,7 @@ class Local:
             address=_ADDRESS,
             interface="lo",
             lease_s=self.lease_s,
-            is_awaited=True,
+            starter=os.getpid(),
             cancel_grace_s=spec.cancel_grace_s,
             volumes=tuple(spec.volumes.items()),
         )
@@ -286,7 +286,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _close_output(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipe that shows a new node that this process lives; see `NodeConfig.is_awaited`."""
+    """Close the pipe that shows a new node that this process lives; see `NodeConfig.starter`."""
     if process.stdout is not None:
         process.stdout.close()
 

@@ -122,7 +122,7 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """Configuration of an agent. It ends after `lease_s` seconds without a sign of the keeper."""
+    """Configuration of an agent. It ends after `lease_s` seconds without a sign of the keeper or its starter."""
 
     pool: str
     node: int
@@ -148,8 +148,9 @@ class NodeConfig:
     address: str = "127.0.0.1"
     interface: str = ""
     lease_s: float = 5.0
-    is_awaited: bool = False
-    """Whether the starter keeps the agent's stdout open for its life. The lease begins with the first contact."""
+    starter: int = 0
+    """Process on this machine that keeps the agent's stdout open for its life; 0: none. A node that no keeper has
+    contacted ends with this process: by itself at once, or killed after `lease_s`."""
     lease_file: str = ""
     """File that is touched at each renewal of the lease, for a watchdog of the whole machine; empty: none."""
     notice_file: str = ""

@@ -1,4 +1,4 @@
-"""Random kills of all that a job of the hub is made of: hub, runner, keeper, agent, and the process of the call.
+"""Random kills of all that a job of the hub is made of: hub, runner, agent, and the process of the call.
 
 `make chaos SEED=7 SECONDS=600` runs one schedule for as long as you like.
 """
@@ -35,11 +35,10 @@ WEIGHTS = {
     "kill runner": 3,
     "end runner": 1,
     "pause runner": 1,
-    "kill keeper": 1,
     "kill agent": 2,
     "kill call": 2,
 }
-COMMANDS = {"runner": "skyward.hub.runner", "keeper": "keeper_process", "agent": "skyward.node.agent"}
+COMMANDS = {"runner": "skyward.hub.runner", "agent": "skyward.node.agent"}
 SECONDS = 60.0
 PAUSE_S = 1.5
 OPEN_JOBS = 5

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.waiting import until
+
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
 
@@ -95,7 +97,7 @@ def test_a_killed_client_leaves_nothing(sandbox: Sandbox, script: str) -> None:
     assert not sandbox.exists("finished")
 
 
-@pytest.mark.parametrize("event", ["folder", "keeper", "slot"])
+@pytest.mark.parametrize("event", ["folder", "standby", "agent", "slot"])
 def test_a_client_killed_while_it_starts_leaves_nothing(sandbox: Sandbox, event: str) -> None:
     client = sandbox.client("sky.ComputePool(sky.Local(lease_s=1.0), nodes=2).start()\ntime.sleep(600)")
     while not (sandbox.runtime_entries() if event == "folder" else sandbox.pids(event)):
@@ -132,19 +134,49 @@ with sky.ComputePool(sky.Local(lease_s=1.0), nodes=(0, 3), idle_timeout_s=0.5, o
     sandbox.proves_nothing_is_left()
 
 
-def test_nodes_end_by_their_lease_when_client_and_keeper_are_killed(sandbox: Sandbox) -> None:
+def test_nodes_whose_agents_are_stopped_end_by_their_lease(sandbox: Sandbox) -> None:
     client = sandbox.client(
         "with sky.ComputePool(sky.Local(lease_s=1.0), nodes=2) as pool:\n    hang_with_detached_children() @ pool"
     )
     sandbox.waits_for("begun")
-    # The keeper is stopped first, or it would do its work in the moment before it is killed.
-    (keeper,) = sandbox.pids("keeper")
-    os.kill(keeper, signal.SIGSTOP)
+    for agent in sandbox.pids("agent"):
+        os.kill(agent, signal.SIGSTOP)
     client.kill()
-    os.kill(keeper, signal.SIGKILL)
     started = time.monotonic()
     sandbox.proves_nothing_is_left()
     assert time.monotonic() - started > 0.3, "the lease cannot have ended them"
+
+
+def test_nodes_end_with_the_client_although_a_forked_process_of_it_lives(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        """
+with sky.ComputePool(sky.Local(lease_s=60.0), nodes=2) as pool:
+    pid() @ pool
+    if not (child := os.fork()):
+        time.sleep(600)  # it holds copies of all descriptors
+    (here / "child").write_text(str(child))
+    (here / "begun").touch()
+    hang("hangs") >> pool
+"""
+    )
+    sandbox.waits_for("hangs")
+    child = int((sandbox.folder / "child").read_text())
+    client.kill()
+    sandbox.proves_nothing_is_left(but=child)
+    os.kill(child, signal.SIGKILL)
+
+
+def test_nodes_end_when_the_client_becomes_another_program(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        """
+pool = sky.ComputePool(sky.Local(lease_s=60.0), nodes=2).start()
+pid() @ pool
+os.execv("/bin/sleep", ["sleep", "600"])
+"""
+    )
+    until(lambda: sandbox.pids("slot"))
+    sandbox.proves_nothing_is_left(but=client.pid)
+    client.kill()
 
 
 def test_a_script_that_never_closes_its_pool_exits_promptly_and_leaves_nothing(sandbox: Sandbox) -> None:

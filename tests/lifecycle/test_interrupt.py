@@ -129,7 +129,7 @@ def test_an_interrupt_stops_the_work_and_leaves_nothing(sandbox: Sandbox, body: 
     proves_one_interrupt(sandbox, client)
 
 
-@pytest.mark.parametrize("event", ["folder", "watchdog", "keeper", "slot"])
+@pytest.mark.parametrize("event", ["folder", "watchdog", "agent", "slot"])
 def test_an_interrupt_while_a_pool_starts_leaves_nothing(sandbox: Sandbox, event: str) -> None:
     body = "with sky.ComputePool(sky.Local(), nodes=2) as pool:\n    hang() >> pool"
     client = sandbox.client(around(body))

@@ -158,10 +158,10 @@ def test_starting_and_busy_nodes_are_not_taken_for_garbage(inside: Sandbox) -> N
 def test_leftovers_of_a_node_that_was_killed_as_a_whole_are_collected(sandbox: Sandbox, inside: Sandbox) -> None:
     client = sandbox.client("sky.ComputePool(sky.Local(), nodes=1).start()\n(here / 'begun').touch()\ntime.sleep(600)")
     sandbox.waits_for("begun")
-    for role in ("keeper", "standby", "watchdog", "agent"):
+    for role in ("standby", "watchdog", "agent"):
         for number in sandbox.pids(role):
             os.kill(number, signal.SIGSTOP)  # none may see the other's end
-    killed = [pid for role in ("keeper", "agent", "watchdog", "standby") for pid in sandbox.pids(role)]
+    killed = [pid for role in ("agent", "watchdog", "standby") for pid in sandbox.pids(role)]
     client.kill()
     for number in killed:
         os.kill(number, signal.SIGKILL)

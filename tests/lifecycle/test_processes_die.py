@@ -180,31 +180,6 @@ def test_the_death_of_a_watchdog_ends_its_node_which_is_replaced(inside: Sandbox
         assert (node() @ pool) == [0]
 
 
-def test_a_killed_keeper_is_started_again_and_nodes_outlive_their_lease(sandbox: Sandbox) -> None:
-    client = sandbox.client(
-        """
-with sky.ComputePool(sky.Local(lease_s=1.0), nodes=2) as pool:
-    before = pid() @ pool
-    say("open")
-    while not (here / "go").exists():
-        time.sleep(0.01)
-    assert (pid() @ pool) == before
-    say("the same processes")
-"""
-    )
-    client.says("open")
-    for _ in range(2):
-        (killed,) = sandbox.kills("keeper")
-        deadline = time.monotonic() + 10
-        while sandbox.pids("keeper") in ([], [killed]):
-            assert time.monotonic() < deadline, "no new keeper"
-            time.sleep(0.01)
-    time.sleep(2.5)  # the lease would be over by now
-    (sandbox.folder / "go").touch()
-    assert client.ends() == (0, ["the same processes"]), client.errors
-    sandbox.proves_nothing_is_left()
-
-
 def test_a_slot_that_dies_while_idle_is_replaced(inside: Sandbox) -> None:
     with local_pool(inside, nodes=1) as pool:
         before = pid() >> pool

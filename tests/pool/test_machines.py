@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,15 +15,17 @@ from skyward.engine.keeper import Keeper
 from skyward.errors import BudgetExceeded
 from skyward.events import ignore
 from skyward.pool.machines import PoolMachines
+from skyward.providers.base import Provider
 from skyward.values.machine import Machine, PoolSpec
+from tests.channels import Relayed
 from tests.waiting import until
 
 
 class Made:
-    def __init__(self) -> None:
+    def __init__(self, provider: Provider | None = None) -> None:
         self.told: list[list[str]] = []
         self.machines = PoolMachines(
-            sky.Local(),
+            provider or sky.Local(),
             PoolSpec(),
             "pool-machines",
             budget_usd=None,
@@ -40,7 +43,16 @@ class Made:
 
 @pytest.fixture
 def made() -> Iterator[Made]:
-    made = Made()
+    yield from ended(Made())
+
+
+@pytest.fixture
+def made_elsewhere(tmp_path: Path) -> Iterator[Made]:
+    """Machines as if on another host: a keeper watches them."""
+    yield from ended(Made(Relayed(folder=str(tmp_path / "relays"))))
+
+
+def ended(made: Made) -> Iterator[Made]:
     yield made
     made.machines.stop()
     made.machines.ask_to_end(were_told=False)
@@ -78,8 +90,9 @@ def test_none_is_launched_after_they_are_stopped(made: Made) -> None:
 
 
 def test_a_replacement_is_ended_if_no_keeper_can_start_and_is_tried_again(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+    made_elsewhere: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made = made_elsewhere
     keeper = Keeper.of_this_process()
     (first,) = made.machines.launch()
     launched: list[Machine] = []

@@ -105,9 +105,21 @@ class Agent:
 
     def run(self) -> None:
         self._loop.watch(self._listener, self._accept)
+        for fd in self._starter_fds():
+            self._loop.watch(fd, self._on_starter_gone)
         self._tasks.start()
         self._loop.run()
         self._end()
+
+    def _starter_fds(self) -> list[int]:
+        return [] if self._lease.starter is None else self._lease.starter.fds
+
+    def _on_starter_gone(self) -> None:
+        """End, unless a keeper decides about this node."""
+        if self._lease.needs_starter:
+            self._loop.stop()
+        for fd in self._starter_fds():
+            self._loop.forget(fd)
 
     # Connections ------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from ...core.ownership import make_private_folder
 from ...errors import ProviderError, SkywardError
 from ...state.volumes import attach
 from ...wire.tasks import NodeConfig
-from .watchdog import Lease, guard, remove_node
+from .watchdog import Lease, Starter, guard, remove_node
 
 BOOT = """
 import sys
@@ -58,7 +58,7 @@ def main() -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 10, 10)
-        lease = Lease(config.lease_s, config.lease_file, starter=1 if config.is_awaited else None)
+        lease = Lease(config.lease_s, config.lease_file, starter=Starter(config.starter) if config.starter else None)
         return guard(lambda: _run(config, lease, listener), lease, config.folder)
     except BaseException as error:  # no watchdog runs yet that would clean up
         remove_node(config.folder)

@@ -12,6 +12,7 @@ escapes only if both are killed at the same moment.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import select
@@ -29,10 +30,43 @@ _POLL_S = 0.25
 _PAUSE_S = 1.0
 """Delay of a wake-up that shows that this process was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
 _KILL_LIMIT_S = 5.0
-_START_LIMIT_S = 300.0
-"""Longest wait for the first contact. A process that inherits the starter's pipe could keep it open."""
 _CONTACT_AT = 8
 """Place of the flag behind the time of the last contact."""
+
+
+class Starter:
+    """The process that has started this node, on the same machine. It reads the node's standard output for its life.
+
+    That pipe closes also when the starter becomes another program. But processes that it has forked may hold the pipe
+    open, so the process itself counts too.
+
+    Args:
+        pid: Its process id.
+        output: Descriptor of the pipe.
+    """
+
+    def __init__(self, pid: int, output: int = 1) -> None:
+        self._pid = pid
+        self.fds = [output]
+        """Descriptors that are readable, or in error, once the starter is gone."""
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # it is dead, or the kernel cannot: `is_gone` finds out
+                self.fds.append(os.pidfd_open(pid))
+        self._poll = select.poll()
+        for fd in self.fds:
+            self._poll.register(fd, 0 if fd == output else select.POLLIN)
+
+    @property
+    def is_gone(self) -> bool:
+        if self._poll.poll(0):
+            return True
+        if len(self.fds) > 1:
+            return False
+        try:
+            os.kill(self._pid, 0)
+        except OSError as error:
+            return error.errno == errno.ESRCH
+        return False
 
 
 class Lease:
@@ -41,18 +75,14 @@ class Lease:
     Args:
         lease_s: Longest time without contact, in seconds.
         file: File that is touched at each renewal; empty: none.
-        starter: Descriptor of a pipe to the process that starts this node, which closes if that process dies. Until the
-            first contact, this process's life renews the lease. None: the lease begins at once.
+        starter: Process whose life renews the lease until the first contact with a keeper. Nodes on the client's own
+            machine have no keeper. None: only contact renews the lease.
     """
 
-    def __init__(self, lease_s: float, file: str = "", *, starter: int | None = None) -> None:
+    def __init__(self, lease_s: float, file: str = "", *, starter: Starter | None = None) -> None:
         self.lease_s = lease_s
+        self.starter = starter
         self._file = file
-        self._starter: select.poll | None = None
-        if starter is not None:
-            self._starter = select.poll()
-            self._starter.register(starter, 0)
-        self._starts_until = time.monotonic() + _START_LIMIT_S
         self._page = mmap.mmap(-1, 4096)
         self.renew()
 
@@ -63,16 +93,14 @@ class Lease:
                 os.utime(self._file)
 
     def contact(self) -> None:
-        """Renew the lease, because a client or keeper has been heard."""
+        """Renew the lease, because a keeper has been heard."""
         self._page[_CONTACT_AT] = 1
         self.renew()
 
     @property
-    def is_starting(self) -> bool:
-        """Return whether the starter lives and has not made contact. It waits for all nodes of a launch first."""
-        if self._starter is None or self._page[_CONTACT_AT]:
-            return False
-        return time.monotonic() < self._starts_until and not self._starter.poll(0)
+    def needs_starter(self) -> bool:
+        """Return whether the starter's life counts: no keeper has made contact."""
+        return self.starter is not None and not self._page[_CONTACT_AT]
 
     @property
     def is_over(self) -> bool:
@@ -159,7 +187,8 @@ def _watch(agent: int, lease: Lease, standby: int) -> int:
         now = time.monotonic()
         # After a pause, this process did not run, and so hardly did the agent: it could not hear a keeper that may be
         # well.
-        if now - polled > _POLL_S + _PAUSE_S or lease.is_starting:
+        starter = lease.starter if lease.needs_starter else None
+        if now - polled > _POLL_S + _PAUSE_S or (starter is not None and not starter.is_gone):
             lease.renew()
         polled = now
         if lease.is_over or os.getppid() != standby:

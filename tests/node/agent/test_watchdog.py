@@ -1,8 +1,10 @@
-"""The watchdog tells a keeper that is gone from a machine that stood still."""
+"""The watchdog tells a client or keeper that is gone from a machine that stood still."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +27,19 @@ class Machine:
         system = SimpleNamespace(
             WNOHANG=os.WNOHANG,
             waitpid=lambda pid, flags: (0, 0),
-            kill=lambda pid, number: self.killed.append(pid),
+            kill=self._kill,
             getppid=lambda: self.parent,
         )
         monkeypatch.setattr(watchdog, "time", clock)
         monkeypatch.setattr(watchdog, "os", system)
         # The real watchdog sleeps in a system call, by the real clock.
         monkeypatch.setattr(watchdog, "_wait_for_child", self._wait)
+
+    def _kill(self, pid: int, number: int) -> None:
+        if number:
+            self.killed.append(pid)
+        else:  # it only asks whether there is such a process
+            os.kill(pid, number)
 
     def _wait(self, limit_s: float) -> None:
         if not self._waits:
@@ -58,23 +66,69 @@ def test_a_lease_that_runs_out_while_the_watchdog_runs_ends_the_agent(monkeypatc
     assert machine.killed == [1]
 
 
-def test_a_lease_begins_with_the_first_contact_or_when_the_starter_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    machine = Machine(monkeypatch, [0.25] * 20)
-    try:
-        lease = watchdog.Lease(2.0, starter=writer)
-        assert watch(lease) is None
-        assert lease.is_starting
-        greeted = watchdog.Lease(2.0, starter=writer)
-        greeted.contact()
-        assert not greeted.is_starting
+class Started:
+    """A process that reads our pipe for its life, as a client reads the output of its nodes."""
+
+    def __init__(self) -> None:
+        reader, self.output = os.pipe()
+        self._process = subprocess.Popen(["sleep", "600"], stdin=reader)
         os.close(reader)
-        assert not lease.is_starting
-        machine = Machine(monkeypatch, [0.25] * 20)
-        assert watch(watchdog.Lease(2.0, starter=writer)) == 3
-        assert machine.killed == [1]
+        self.starter = watchdog.Starter(self._process.pid, self.output)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(params=["pidfd", "pid"])
+def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    if request.param == "pid":  # macOS, and Linux before 5.3
+        monkeypatch.delattr(os, "pidfd_open")
+    made = Started()
+    monkeypatch.undo()
+    yield made
+    made.end()
+    os.close(made.output)
+
+
+def test_the_life_of_the_starter_renews_the_lease(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = watchdog.Lease(2.0, starter=started.starter)
+    assert lease.needs_starter
+    machine = Machine(monkeypatch, [0.25] * 20)
+    assert watch(lease) is None
+    started.end()
+    assert started.starter.is_gone
+    machine = Machine(monkeypatch, [0.25] * 40)
+    assert watch(lease) == 3
+    assert machine.killed == [1]
+
+
+def test_the_starter_does_not_count_any_longer_once_a_keeper_made_contact(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = watchdog.Lease(2.0, starter=started.starter)
+    lease.contact()
+    assert not lease.needs_starter
+    machine = Machine(monkeypatch, [60.0] + [0.25] * 20)
+    assert watch(lease) == 3
+    assert machine.killed == [1]
+
+
+def test_a_starter_is_gone_when_it_closes_the_pipe_or_dies_while_a_child_holds_it() -> None:
+    reader, output = os.pipe()
+    try:
+        mine = watchdog.Starter(os.getpid(), output)
+        child = subprocess.Popen(["sleep", "600"])
+        other = watchdog.Starter(child.pid, output)
+        assert (mine.is_gone, other.is_gone) == (False, False)
+        child.kill()
+        child.wait()
+        assert (mine.is_gone, other.is_gone) == (False, True)
+        assert watchdog.Starter(child.pid, output).is_gone, "it died before it could be watched"
+        os.close(reader)
+        assert mine.is_gone
     finally:
-        os.close(writer)
+        os.close(output)
 
 
 def test_a_standby_that_is_gone_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
