@@ -136,6 +136,20 @@ def wait_for(wait: Callable[[float | None], bool], timeout_s: float | None = Non
         continue
 
 
+def has_ended(thread: threading.Thread, within_s: float = _SLICE_S) -> bool:
+    """Wait for a thread that was started, and return whether it has ended. Delays signals, so keep the wait short.
+
+    Before Python 3.13, an exception that a signal handler raises in `join` or `is_alive` marks the thread as ended
+    although it still runs. The code that waits for it then goes on too early.
+    """
+    hold()
+    try:
+        thread.join(within_s)
+        return not thread.is_alive()
+    finally:
+        let_go()
+
+
 def is_from_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised the error. Then it is meant for the user, whatever was going on."""
     if isinstance(error, KeyboardInterrupt):  # from Python's own handler, perhaps without our wrapper
@@ -186,24 +200,43 @@ def shielded(action: Callable[[], T]) -> T:
             failure.append(error)
 
     thread = threading.Thread(target=act, name="skyward-ending", daemon=True)
-    raised: list[BaseException] = []
+    hold()  # until `_outlast` is ready for what a handler raises
     try:
         thread.start()
     except RuntimeError:  # no more threads can start: run it here, unshielded
+        let_go()
         return action()
-    while thread.is_alive():
-        try:
-            thread.join(1.0)
-        except BaseException as error:  # raised by a signal handler: Ctrl-C, SIGTERM, a time limit
-            raised.append(error)
-            if len(raised) == _MOST_SIGNALS:
-                raise
-            import logging  # here, because `import skyward` does without it
-
-            words = "skyward is terminating machines; press Ctrl-C twice more to leave that to the keeper"
-            logging.getLogger(__name__).warning(words)
+    raised = _outlast(thread)
     if failure:
         raise failure[0]
     if raised:
         raise raised[0]
     return outcome[0]
+
+
+def _outlast(thread: threading.Thread) -> list[BaseException]:
+    """End the caller's hold, and wait for the thread. Return what signal handlers raised, but raise the third."""
+    raised: list[BaseException] = []
+    told = 0
+    is_held = is_running = True
+    while is_running:
+        try:
+            if is_held:
+                is_held = False
+                let_go()
+            if told < len(raised):
+                told = len(raised)
+                _say_that_machines_end()
+            is_running = not has_ended(thread)
+        except BaseException as error:  # raised by a signal handler: Ctrl-C, SIGTERM, a time limit
+            raised.append(error)
+            if len(raised) == _MOST_SIGNALS:
+                raise
+    return raised
+
+
+def _say_that_machines_end() -> None:
+    import logging  # here, because `import skyward` does without it
+
+    words = "skyward is terminating machines; press Ctrl-C twice more to leave that to the keeper"
+    logging.getLogger(__name__).warning(words)

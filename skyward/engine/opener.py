@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.interrupts import has_ended
 from ..errors import InternalError, PoolClosed, Unreachable
 from ..values.machine import Machine
 from ..wire.channel import Channel, ChannelClosed, receive
@@ -127,8 +128,8 @@ class Opener:
 def _join(threads: list[threading.Thread], failed: list[BaseException]) -> None:
     """Wait for the threads that were started, until one has failed."""
     for thread in threads:
-        while thread.ident is not None and thread.is_alive() and not failed:
-            thread.join(0.05)
+        while thread.ident is not None and not failed and not has_ended(thread, 0.05):
+            continue
 
 
 def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dict[str, Any]]:

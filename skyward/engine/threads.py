@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from ..core.interrupts import has_ended
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +45,8 @@ def run_side_by_side(actions: Iterable[Callable[[], object]]) -> None:
         else:
             threads.append(thread)
     for thread in threads:
-        thread.join()
+        while not has_ended(thread):
+            continue
 
 
 def in_words(error: BaseException) -> str:

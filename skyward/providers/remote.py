@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..bootstrap.code import gather
-from ..core.interrupts import shielded
+from ..core.interrupts import has_ended, shielded
 from ..errors import NodeError, ProviderError, Unreachable
 from ..events import Emit
 from ..ssh import HostKeys, SSHTarget
@@ -105,8 +105,7 @@ def bring_up(
 def _join(threads: list[threading.Thread], orders: Orders) -> None:
     """Wait until all nodes are set up or have failed. If the pool ends meanwhile, stop them."""
     for thread in threads:
-        while thread.is_alive():
-            thread.join(0.5)  # a bare join() would block Ctrl-C; signal handlers run between two of these
+        while not has_ended(thread):
             if orders.spec.stop.is_set():
                 orders.stop.set()
                 orders.are_prepared.abort()
@@ -152,8 +151,8 @@ def _in_parallel(actions: Sequence[Callable[[], object]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        while thread.is_alive():
-            thread.join(0.5)  # a bare join() would block Ctrl-C; signal handlers run between two of these
+        while not has_ended(thread):
+            continue
 
 
 # Rented machines ------------------------------------------------------------------------------------------------------

@@ -144,7 +144,6 @@ class MachineTermination:
         due = [i for i in billed if now - self._asked.get(i, float("-inf")) >= _ASK_AGAIN_S and not self._was_asked(i)]
         if not due:
             return
-        self.journal.asking(due, at=self.clock.time())
         if not self._ask(due, now) and len(due) > 1:
             for i in due:  # one by one: a machine that cannot be ended yet must not keep the others alive
                 self._ask([i], now)
@@ -167,6 +166,8 @@ class MachineTermination:
         except ProviderError as error:  # one protected machine must not keep the others alive
             self._refusal = str(error)
             return False
+        else:  # not before: a process that dies before its request must not make its successor wait
+            self.journal.asked_to_end(ids, at=self.clock.time())
         self._asked.update(dict.fromkeys(ids, now))
         return True
 

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -23,6 +23,10 @@ def default_handler() -> Iterator[None]:
 
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt_main() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def test_an_interrupt_is_delivered_when_the_last_hold_ends() -> None:
@@ -189,3 +193,64 @@ def test_other_threads_wait_once_for_as_long() -> None:
     thread.start()
     thread.join()
     assert waits == [7.0]
+
+
+def interrupt_times(times: int) -> Callable[[], None]:
+    """Return a function that interrupts the main thread so often, and never twice at once."""
+    handled = threading.Semaphore(0)
+
+    def handler(number: int, frame: object) -> None:
+        handled.release()
+        raise KeyboardInterrupt
+
+    def send() -> None:
+        for _ in range(times):
+            interrupt_main()
+            assert handled.acquire(timeout=30)
+
+    signal.signal(signal.SIGINT, handler)
+    return send
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_end_of_machines_outlasts_two_interrupts(times: int) -> None:
+    send = interrupt_times(times)
+    done = threading.Event()
+
+    def end() -> None:
+        send()
+        time.sleep(0.3)
+        done.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.shielded(end)
+    assert done.is_set()
+
+
+def test_a_third_interrupt_leaves_the_end_of_machines_to_others() -> None:
+    send = interrupt_times(3)
+    release, done = threading.Event(), threading.Event()
+
+    def end() -> None:
+        send()
+        release.wait()
+        done.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.shielded(end)
+    assert not done.is_set()
+    release.set()
+    assert done.wait(10)
+
+
+def test_an_interrupted_wait_does_not_take_a_thread_for_ended() -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait)
+    thread.start()
+    threading.Timer(0.1, interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        while not interrupts.has_ended(thread):
+            continue
+    assert not interrupts.has_ended(thread, 0.01)
+    release.set()
+    assert interrupts.has_ended(thread, 10.0)

@@ -181,6 +181,29 @@ def test_machines_are_terminated_even_if_nobody_may_list_them() -> None:
     assert journals() == []
 
 
+class DiesFirst(FakeCloud):
+    is_dying = True
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        if self.is_dying:
+            raise SystemExit("as if this process were killed before it sent the request")
+        super().terminate(ids)
+
+
+def test_successor_of_a_process_that_died_before_its_request_asks_at_once() -> None:
+    clock = VirtualClock()
+    cloud = DiesFirst(clock)
+    provider = FakeProvider(api=cloud)
+    machines = launched(provider, PoolSpec())
+    with pytest.raises(SystemExit):
+        provider.terminate(machines)
+    cloud.is_dying = False
+    began = clock.monotonic()
+    provider.terminate(machines)
+    assert cloud.billed() == []
+    assert clock.monotonic() - began < 30
+
+
 class MakesOneMore(FakeCloud):
     """Cloud whose create call made one machine more than it reported."""
 
