@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -91,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = [item for item in items if is_promise(item) == (part == "promises")]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
+    # Modules and tests live to the end. Each full collection would visit them: 0.2 s of processor time.
+    gc.freeze()
 
 
 class _Progress:

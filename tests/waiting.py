@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["let_httpx_wait", "lines_of", "open_files", "until"]
+__all__ = ["lines_of", "open_files", "prepare_httpx", "until"]
 
 
 def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
@@ -19,14 +21,19 @@ def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-def let_httpx_wait() -> None:
-    """Let httpx wait a minute for an answer. By itself it waits five seconds, and a busy machine can take longer."""
-    import inspect
+def prepare_httpx() -> None:
+    """Let httpx wait a minute for an answer, and read the certificates of authorities once.
 
+    By itself it waits five seconds, and a busy machine can take longer. Each client reads the certificates, also for
+    a hub without TLS: 0.02 s of processor time, and tests make thousands of clients.
+    """
     import httpx
+    from httpx._config import create_ssl_context
+    from httpx._transports import default
 
     limits: httpx.Timeout = inspect.signature(httpx.Client).parameters["timeout"].default
     limits.connect = limits.read = limits.write = limits.pool = 60.0
+    vars(default)["create_ssl_context"] = functools.cache(create_ssl_context)
 
 
 def lines_of(path: Path) -> list[str]:

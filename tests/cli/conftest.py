@@ -1,5 +1,5 @@
 """Settings of the commands' tests."""
 
-from tests.waiting import let_httpx_wait
+from tests.waiting import prepare_httpx
 
-let_httpx_wait()
+prepare_httpx()

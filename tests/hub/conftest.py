@@ -14,9 +14,9 @@ from tests.hub import s3 as s3_server
 from tests.hub.http.server_processes import ServerProcess, owner_token
 from tests.hub.postgres import PostgresServer, run_server
 from tests.hub.s3 import S3Server
-from tests.waiting import let_httpx_wait
+from tests.waiting import prepare_httpx
 
-let_httpx_wait()
+prepare_httpx()
 
 
 @pytest.fixture(scope="session")
