@@ -395,8 +395,10 @@ class Schedules(RuleBasedStateMachine):
         self.pass_time(LEASE_S + faults.boot_s + faults.ready_s + 2 * RENEWED_S)
         outlived = [s.id for s in self.cloud.billed() if s.ready_at is not None]
         assert outlived == [], f"{outlived} outlived their lease"
-        for _ in range(3):
+        for _ in range(12):  # one answer in five may omit a machine
             self.gc_runs(None)
+            if not (self.cloud.billed() or journals() or self.cloud.networks):
+                break
         assert self.cloud.billed() == []
         assert journals() == []
         assert self.cloud.networks == {}
