@@ -63,6 +63,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # beside other tests took 7.7 s of processor time instead of 2.9.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
+# Modules that the tests import stay. Looking through their millions of objects for garbage, over and over, took most of
+# the processor time of tests with Hugging Face's Trainer, which asks for it.
+gc.disable()
+
 # No property fails because the machine is busy. All other settings stay as they are, on a CI server too.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -93,6 +97,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
     # Modules and tests live to the end. Each full collection would visit them: 0.2 s of processor time.
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Leave what was imported out of all further garbage collections, which begin here."""
+    gc.enable()
+    gc.collect()
     gc.freeze()
 
 
