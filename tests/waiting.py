@@ -14,11 +14,15 @@ __all__ = ["lines_of", "open_files", "prepare_httpx", "until"]
 
 
 def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
-    """Return when `condition()` is true. Raises AssertionError at the deadline."""
-    deadline = time.monotonic() + within_s
+    """Return when `condition()` is true. Raises AssertionError at the deadline.
+
+    It looks again 0.005 s later at first and up to 0.1 s later in a long wait, because many looks ask a server.
+    """
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s"
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < within_s, f"not within {within_s:g} s"
+        time.sleep(min(max(0.005, waited / 20), 0.1))
 
 
 def prepare_httpx() -> None:
