@@ -17,6 +17,9 @@ END_LIMIT_S = 600.0
 """Seconds for machines to end, and again for their shared resources; afterwards it is an error."""
 _ASK_AGAIN_S = 60.0
 """Seconds after which a machine that still runs is asked to end again."""
+_TRUST_S = 20.0
+"""Seconds after which a machine is asked again that still runs although another process was about to ask it. That
+process may have died before its request. Listings are out of date for less time."""
 _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 10.0
 
@@ -144,13 +147,14 @@ class MachineTermination:
         due = [i for i in billed if now - self._asked.get(i, float("-inf")) >= _ASK_AGAIN_S and not self._was_asked(i)]
         if not due:
             return
+        self.journal.asking(due, at=self.clock.time())
         if not self._ask(due, now) and len(due) > 1:
             for i in due:  # one by one: a machine that cannot be ended yet must not keep the others alive
                 self._ask([i], now)
 
     def _was_asked(self, i: str) -> bool:
         """Return whether an earlier process asked this one to end moments ago: the listing may be older than that."""
-        return i not in self._asked and 0 <= self.clock.time() - self._inherited.get(i, -1e18) < _ASK_AGAIN_S
+        return i not in self._asked and 0 <= self.clock.time() - self._inherited.get(i, -1e18) < _TRUST_S
 
     def _ask(self, ids: list[str], now: float) -> bool:
         try:
@@ -166,8 +170,6 @@ class MachineTermination:
         except ProviderError as error:  # one protected machine must not keep the others alive
             self._refusal = str(error)
             return False
-        else:  # not before: a process that dies before its request must not make its successor wait
-            self.journal.asked_to_end(ids, at=self.clock.time())
         self._asked.update(dict.fromkeys(ids, now))
         return True
 

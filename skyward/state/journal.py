@@ -217,8 +217,8 @@ class Journal:
         with self._lock:
             self._record({"what": "created", "token": token, "ids": ids})
 
-    def asked_to_end(self, ids: list[str], *, at: float) -> None:
-        """Record that the provider was asked to end machines, so that a successor need not repeat it at once."""
+    def asking(self, ids: list[str], *, at: float) -> None:
+        """Record that the end of machines is about to be requested, so that a successor need not repeat it at once."""
         with self._lock:
             self._note({"what": "asking", "ids": ids, "at": at})
 
