@@ -26,6 +26,7 @@ LISTED = {
     # A job's runner, and a hub's launcher.
     "hub/runner/reporter.py:Reporter.__init__": "the attempt is given up, and its machines end",
     "hub/runner/attempt_run.py:AttemptRun.open": "printed; the attempt ends once the start of its pool has",
+    "hub/runner/attempt_run.py:AttemptRun.drive": "the attempt ends with it, or its page shows no save",
     "hub/runner/attempt_run.py:AttemptRun._run_call": "the attempt ends with it, or its page shows no save",
     "hub/runner/save_notes.py:NoteCollector.__init__": "the page of the job shows no further saves",
     "hub/runner/save_notes.py:forwarding_notes": "the page of the job shows no further saves",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ sweep.yaml:
   max_trials: 50
   pruner: {type: asha, min_steps: 1}
   job: {nodes: 4, max_duration_s: 3600}
+  on: pool                              # or jobs: each trial is a job
 
 exit status: 0 success, 1 the hub refuses or does not answer
 from Python: skyward.hub.sweep(), skyward.hub.sweeps()
@@ -52,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     start.add_argument("--config", required=True, metavar="FILE", help="YAML file; see `skyward hpo --help`")
     start.add_argument("--name", metavar="NAME", help="name of the sweep (default: the file's)")
+    start.add_argument("--on", choices=["pool", "jobs"], help="trials as calls to one pool, or each as a job")
     start.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
     start.set_defaults(run=_start)
     listing = add_command(actions, "list", "list sweeps, the newest first", "hpo list --json")
@@ -91,12 +94,16 @@ def _start(arguments: argparse.Namespace) -> int:
         raise UsageError(f"function={place!r}: is no function of a file; write such as train.py:objective")
     if not isinstance(job, dict):
         raise UsageError(f"job={job!r:.60}: is no object; write options of hub.submit, such as {{nodes: 4}}")
-    sweep = start_sweep(function_of(place), str(name), form, project=arguments.project, job=job)
+    # YAML 1.1 reads a bare `on` as true.
+    written = next((form.pop(key) for key in ("on", True) if key in form), "pool")
+    sweep = start_sweep(
+        function_of(place), str(name), form, on=arguments.on or written, project=arguments.project, job=job
+    )
     print(sweep.name)
     return 0
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[Any, Any]:
     from ..errors import MissingDependency, UsageError
 
     try:
@@ -146,6 +153,7 @@ def _show(arguments: argparse.Namespace) -> int:
         "trials": ", ".join(f"{count} {state}" for state, count in sorted(row["counts"].items())) or "none",
         "started": f"{_time(row)} UTC",
         "job": row["job"] or "-",
+        "jobs": _jobs_of(row, arguments.project) or "-",
         "run": row["run"] or "-",
     }
     best = row["best"]
@@ -154,6 +162,14 @@ def _show(arguments: argparse.Namespace) -> int:
     for name, fact in facts.items():
         print(f"{name:<9} {printable(str(fact))}")
     return 0
+
+
+def _jobs_of(row: Mapping[str, Any], project: str | None) -> str:
+    """Return how many jobs of its trials are in which state; empty if they are calls to one pool."""
+    from ..hub.client.jobs import job_rows
+
+    counts = Counter(job["status"] for job in job_rows(project=project, limit=50_000, sweep=row["id"]))
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
 
 
 def _results(arguments: argparse.Namespace) -> int:

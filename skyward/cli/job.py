@@ -53,6 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_submit(actions)
     listing = add_command(actions, "list", "list jobs, the newest first", "job list --status queued")
     listing.add_argument("--status", action="append", default=[], metavar="STATE", help="of this state; repeatable")
+    listing.add_argument("--trials", action="store_true", help="also jobs that are trials of a sweep")
     listing.add_argument("--project", metavar="NAME", help="project of the hub (default: the token's)")
     listing.add_argument("--limit", type=int, default=50, metavar="N", help="greatest number (default: 50)")
     listing.add_argument("--json", action="store_true", help="print JSON")
@@ -293,7 +294,9 @@ def _list(arguments: argparse.Namespace) -> int:
     from ..hub.client.jobs import job_rows
     from .screen import table
 
-    rows = job_rows(arguments.status, project=arguments.project, limit=arguments.limit)
+    rows = job_rows(
+        arguments.status, project=arguments.project, limit=arguments.limit, trials=str(arguments.trials).lower()
+    )
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return 0
@@ -305,13 +308,23 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _trials_of(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the jobs of the trials that a job drives."""
+    from ..hub.client.jobs import job_rows
+
+    spec = row["spec"]
+    return [] if spec["trials"] is None else job_rows(project=row["project"], limit=1000, sweep=spec["sweep"])
+
+
 def _show(arguments: argparse.Namespace) -> int:
     from ..hub.client.jobs import job_history, job_row
     from .screen import table
 
     row, news = job_row(arguments.id), job_history(arguments.id)["deliveries"]
+    trials = _trials_of(row)
     if arguments.json:
-        print(json.dumps({**row, "deliveries": news}, indent=2))
+        extra = {"trial_jobs": trials} if trials else {}
+        print(json.dumps({**row, "deliveries": news, **extra}, indent=2))
         return 0
     for name in ("id", "name", "status", "why", "project", "user", "priority"):
         print(f"{name:<9} {printable(str(row[name]))}")
@@ -321,6 +334,11 @@ def _show(arguments: argparse.Namespace) -> int:
         for one in row["attempts"]
     ]
     print("\n".join(["", *table(["attempt", "machines", "nodes", "end", "error"], cells)]))
+    if trials:
+        rows = [
+            [str(one["spec"]["trial"]["number"]), one["id"], one["status"], printable(one["why"])] for one in trials
+        ]
+        print("\n".join(["", *table(["trial", "job", "status", "why"], rows)]))
     if news:
         rows = [[one["kind"], printable(one["target"]), str(one["tries"]), _arrival(one)] for one in news]
         print("\n".join(["", *table(["news", "to", "tries", "arrived (UTC)"], rows)]))

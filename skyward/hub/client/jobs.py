@@ -33,6 +33,11 @@ POOL_OPTIONS = frozenset(
     | {"provision_timeout_s", "direct_transfers"}
 )
 """Options of `sky.ComputePool` that a job takes beside its own, as plain data."""
+LONGEST_S = 1e9
+"""Longest time limit that a hub takes."""
+_OF_DRIVER = ("sweep", "after", "after_is", "max_wait_s", "cron", "notify", "notify_wait_s")
+"""Options of a sweep's job, where its trials are jobs. All others are theirs."""
+_OF_MACHINES = ("accelerator", "devices", "vcpus", "memory_gib", "region", "labels")
 AWAY_S = 300.0
 """Seconds for which a hub that does not answer is asked again, by calls that wait for a job."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 2.0
@@ -328,6 +333,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
     hold: bool = False,
     key: str | None = None,
     sweep: int | None = None,
+    trials: Literal["calls", "jobs"] = "calls",
     notify: Sequence[Mapping[str, Any]] = (),
     notify_wait_s: float | None = None,
     **pool: Any,
@@ -365,7 +371,9 @@ def submit(  # noqa: PLR0913  # keyword-only options
         retries: Retries after an exception of the function. None: the `retries` of the call.
         hold: Whether it waits until it is released.
         key: Text of yours. A second job with the same key is the first one, so a program may submit it again.
-        sweep: Number of a sweep whose trials are calls of this job. The call is its objective; see `hub.sweep`.
+        sweep: Number of a sweep that this job runs. The call is its objective; see `hub.sweep`.
+        trials: "calls": the trials of `sweep` are calls to the job's pool. "jobs": each is a job with these options,
+            and this one holds no machines.
         notify: Receivers of its news, such as `{"url": "https://hooks.example.org/x", "secret": "LAB_HOOK"}` or
             `{"command": ["/usr/local/bin/tell", "ada"], "on": ["failed"]}`. The operator allows hosts and programs.
         notify_wait_s: Seconds of waiting after which they are told that it waits.
@@ -406,6 +414,10 @@ def submit(  # noqa: PLR0913  # keyword-only options
         secrets=secret_names(image),
         pool=_pool_options(pool),
     )
+    if trials == "jobs":
+        request = _driver_request(request)
+    elif trials != "calls":
+        raise UsageError(f"trials={trials!r}: unknown; use 'calls' or 'jobs'", field="trials", value=trials)
     body = {"name": name, "type": type, "priority": priority, "is_held": hold, "key": key, "retries": retries}
     calls = call if isinstance(call, _Calls) else _Calls([pending_of(call)])
     made = _submit_all(calls, request, body, image, project)
@@ -484,10 +496,13 @@ def job_history(job_id: str, *, project: str | None = None) -> dict[str, Any]:
         return dict(connection.json("GET", path_of("v1", "jobs", job_id, "history")))
 
 
-def job_rows(status: Sequence[str] = (), *, project: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
-    """Return jobs without their attempts, as the API shows them, the newest first."""
+def job_rows(
+    status: Sequence[str] = (), *, project: str | None = None, limit: int = 100, **chosen: object
+) -> list[dict[str, Any]]:
+    """Return jobs without their attempts, as the API shows them, the newest first. `chosen` is as in `GET /v1/jobs`."""
+    query = {"status": list(status), "limit": limit, **chosen}
     with HubConnection(job_address(project)) as connection:
-        return list(connection.json("GET", "/v1/jobs", query={"status": list(status), "limit": limit})["jobs"])
+        return list(connection.json("GET", "/v1/jobs", query=query)["jobs"])
 
 
 # Submission -----------------------------------------------------------------------------------------------------------
@@ -520,13 +535,14 @@ def _new_job(
     body: Mapping[str, Any],
 ) -> dict[str, Any]:
     retries = call.options.retries if body["retries"] is None else body["retries"]
-    spec = {
-        **request,
+    of_call = {
         "retries": retries,
         "timeout_s": call.options.timeout_s,
         "code_path": list(code.path),
         "code_folder": code.folder,
     }
+    trials = request.get("trials")
+    spec = {**request, **of_call} if trials is None else {**request, "trials": {**trials, **of_call}}
     return {
         "name": body["name"] or call.name,
         "type": body["type"],
@@ -552,6 +568,16 @@ def _request(*, nodes: int, accelerator: str | Accelerator | None, on: str, **ot
         "accelerator": "" if kind is None else kind.name,
         "devices": None if kind is None else kind.count,
     }
+
+
+def _driver_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request of a sweep's driver, which has no machines: those of the request are its trials'.
+
+    A launcher of such machines starts it, and it lives as long as its sweep.
+    """
+    trials = {name: value for name, value in request.items() if name not in _OF_DRIVER}
+    own = {name: request[name] for name in (*_OF_DRIVER, *_OF_MACHINES)}
+    return {**own, "nodes": 0, "max_duration_s": LONGEST_S, "trials": trials}
 
 
 def _pool_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class JobSpec:
 
     Attributes:
         on: "one": the call runs on one node. "all": on each, and the value is the list of theirs.
-        nodes: Nodes of the pool, all at once.
+        nodes: Nodes of the pool, all at once; 0 for the driver of a sweep whose trials are jobs.
         accelerator: Type of the devices; empty for any.
         devices: Devices on each node; None for whole nodes.
         vcpus: Virtual CPUs of a node, at least.
@@ -123,7 +123,9 @@ class JobSpec:
         pool: Further options of `sky.ComputePool`.
         code_path: Folders of the user's modules for `sys.path`, relative to the unpacked code.
         code_folder: Working folder, relative to the unpacked code.
-        sweep: Number of the sweep whose trials are calls of this job.
+        sweep: Number of the sweep that this job drives.
+        trials: Request of each trial's job, for the driver of a sweep whose trials are jobs; None if they are calls.
+        trial: Sweep and task of the trial that this job runs; None if it runs none.
         command: Program and arguments that each node runs, without a shell; empty for a call.
         operation: Name of an operation that it runs; see `model.operations`. Empty for a call or a command.
         params: Parameters of the operation.
@@ -158,6 +160,8 @@ class JobSpec:
     code_path: Sequence[str] = ()
     code_folder: str = ""
     sweep: int | None = None
+    trials: Mapping[str, Any] | None = None
+    trial: Mapping[str, Any] | None = None
     command: Sequence[str] = ()
     operation: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)

@@ -22,10 +22,10 @@ from ...values.machine import LogLine
 from ...wire.failures import encode_failure
 from ..model.jobs import AttemptEnd
 from .command import CommandIntegration
-from .packed_call import CallFailed, run_packed, run_packed_command, run_packed_operation
+from .packed_call import CallFailed, run_packed, run_packed_command, run_packed_operation, run_packed_trial_alone
 from .reporter import HubLink, Reporter, Stale, until_heard
 from .save_notes import NoteCollector
-from .sweep_run import SweepRun
+from .sweep_run import JobsSweepRun, SweepRun
 
 OUTPUT_LIMIT = 256 << 20
 """Most bytes of output of an attempt. The rest is dropped, with a line that says so."""
@@ -110,6 +110,14 @@ class AttemptRun:
         function = compute(run_packed)
         function.launch = launch
         return replace(function(call, dict(env), self._saves), options=self._options())
+
+    def pending_trial(self, launch: ProcessLaunch, call: bytes, env: Mapping[str, str]) -> PendingCompute[bytes]:
+        """Return the call of a trial that has a job of its own."""
+        function = compute(run_packed_trial_alone)
+        function.launch = launch
+        return replace(
+            function(call, dict(env), dict(self._spec["trial"]["task"]), self._saves), options=self._options()
+        )
 
     def pending_operation(self, env: Mapping[str, str]) -> PendingCompute[bytes]:
         """Return the call of a named operation."""
@@ -225,6 +233,34 @@ class AttemptRun:
                 stopped = AttemptOutcome(end=AttemptEnd.STOPPED, error="the hub stopped it")
                 return replace(outcome, is_whole=False) if outcome.end is AttemptEnd.COMPLETED else stopped
 
+    def drive(self) -> AttemptOutcome:
+        """Drive a sweep whose trials are jobs, and obey the hub meanwhile. It needs no pool.
+
+        Raises:
+            Stale: The hub has given the attempt up.
+        """
+        sweep = JobsSweepRun(self._spec["sweep"], self._launch["job"], self._launch["attempt"])
+        done: queue.SimpleQueue[AttemptOutcome] = queue.SimpleQueue()
+
+        def work() -> None:
+            done.put(self._outcome(sweep.run))
+            self._orders.put(("done", 0.0))
+
+        worker = threading.Thread(target=work, name="skyward-job-sweep", daemon=True)
+        worker.start()
+        command = ""
+        while command in ("", "save"):
+            command, _ = self._next_order()
+        if command == "done":
+            return done.get()
+        sweep.leave()
+        worker.join()
+        if command == "stale":
+            raise Stale("the hub has given it up")
+        outcome = done.get()
+        stopped = AttemptOutcome(end=AttemptEnd.STOPPED, error="the hub stopped it")
+        return outcome if outcome.end is AttemptEnd.COMPLETED else stopped
+
     def report(self, link: HubLink, outcome: AttemptOutcome, *, keeps: bool) -> None:
         """Tell the hub how the attempt ended. Everything before is on disk, and is sent until the hub has it."""
         self.reporter.stop()
@@ -302,12 +338,15 @@ class AttemptRun:
             self.reporter.beat_now()
 
     def _value(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
+        sweep = self._sweep
+        if sweep is not None:
+            return replace(self._outcome(lambda: sweep.run(pool, pending)), is_whole=False)
+        return self._outcome(lambda: (pending @ pool) if self._spec["on"] == "all" else (pending >> pool))
+
+    def _outcome(self, work: Callable[[], Any]) -> AttemptOutcome:
+        """Run the work, and return how it ended: its packed value, or the class of its error."""
         try:
-            if self._sweep is not None:
-                value = self._sweep.run(pool, pending)
-                return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(value, protocol=5))
-            packed: Any = (pending @ pool) if self._spec["on"] == "all" else (pending >> pool)
-            return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(packed, protocol=5), is_whole=True)
+            return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(work(), protocol=5), is_whole=True)
         except CallFailed as error:
             return AttemptOutcome(
                 end=AttemptEnd.FAILED,

@@ -84,6 +84,31 @@ def run_packed_trial(packed: tuple[bytes, Mapping[str, str]], task: TrialTask) -
         raise _carried(error) from None
 
 
+def run_packed_trial_alone(call: bytes, env: Mapping[str, str], task: Mapping[str, Any], saves: str = "") -> bytes:
+    """Run a trial that has a job of its own, and return its packed end: plain data, because its driver reads it.
+
+    `task` has the fields of a `TrialTask`, as JSON.
+
+    Raises:
+        CallFailed: The function raised.
+    """
+    os.environ.update(env)
+    kinds: tuple[type[BaseException], ...] = ()
+    try:
+        function, _, _, kinds = unpickle_whole(call)
+        steps = task.get("steps")
+        with forwarding_notes(saves):
+            end = run_trial(function, TrialTask(**{**task, "steps": None if steps is None else tuple(steps)}))
+    except (Exception, SystemExit) as error:
+        stamp_failure(error)
+        raise _carried(error, may_retry=not kinds or isinstance(error, kinds)) from None
+    if end is None:
+        return pickle_whole(None)
+    values = None if end.values is None else [float(value) for value in end.values]
+    reports = {int(step): float(value) for step, value in end.reports.items()}
+    return pickle_whole({"values": values, "reports": reports, "stopped_by": str(end.stopped_by)})
+
+
 def run_packed_command(argv: Sequence[str], stop: str, env: Mapping[str, str], saves: str = "") -> bytes:
     """Run a command and return its packed status, which is 0; see `run_command`.
 

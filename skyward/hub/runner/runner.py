@@ -76,8 +76,11 @@ class JobRunner:
         try:
             until_heard(lambda: self._first_beat(link))
             self._run.reporter.start()
-            self._fetch_code(link)
-            self._work(link)
+            if self._launch["spec"].get("trials") is not None:
+                self._drive(link)
+            else:
+                self._fetch_code(link)
+                self._work(link)
         except Stale as error:
             _log.warning("this attempt is over: %s", error)
             return 1
@@ -93,6 +96,12 @@ class JobRunner:
     def _first_beat(self, link: HubLink) -> None:
         """Be heard before anything is opened: from now on the hub knows that machines may be in use."""
         link.beat(is_running=False, cost_usd=0.0)
+
+    def _drive(self, link: HubLink) -> None:
+        """Drive a sweep whose trials are jobs: it has no machines, and loads nothing of the user's."""
+        self._run.reporter.is_running = True
+        self._run.reporter.beat_now()
+        self._run.report(link, self._run.drive(), keeps=False)
 
     def _work(self, link: HubLink) -> None:
         """Open the pool, and run the first attempt and those that follow it."""
@@ -163,7 +172,8 @@ class JobRunner:
             return self._run.pending_operation(env)
         call = self._folder / "call"
         until_heard(lambda: link.download("call", call))
-        return self._run.pending(*split_call(call.read_bytes()), env)
+        make = self._run.pending if spec.get("trial") is None else self._run.pending_trial
+        return make(*split_call(call.read_bytes()), env)
 
     def _make_pool(self) -> ComputePool:
         """Make the pool of the machine set, for the nodes that the hub has given to this attempt."""

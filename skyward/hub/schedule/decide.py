@@ -61,7 +61,8 @@ class _Line:
     def __init__(self, job: HubJob, rooms: tuple[Room, ...], limit: str) -> None:
         self.job, self.rooms, self.limit = job, rooms, limit
         self.open_rooms = [] if limit else [room for room in rooms if room.is_open]
-        self.usable = [room for room in rooms if not room.machines.is_draining and room.could_hold(job)]
+        begin = [room for room in rooms if not room.machines.is_draining] if job.shape.nodes else []
+        self.usable = [room for room in begin if room.could_hold(job)]
         self.refused_from_s = math.inf
         self.refusal = ""
         self.has_looked = False

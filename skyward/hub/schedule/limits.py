@@ -33,14 +33,16 @@ class Holdings:
         self.nodes = self.jobs = 0
 
     def add(self, job: HubJob, machines: MachineSet, nodes: int) -> None:
-        """Count a job that holds machines."""
+        """Count a job that holds machines. One without nodes counts for nothing: others wait for it to submit them."""
         self.devices[machines.device_kind] += nodes * job.shape.on_each(machines)
         self.nodes += nodes
-        self.jobs += 1
+        self.jobs += nodes > 0
 
     def refusal(self, job: HubJob, machines: MachineSet) -> str:
         """Return why the job exceeds a limit on these machines; empty if it does not."""
         quota, kind = self.quota, machines.device_kind
+        if not job.shape.nodes:
+            return ""
         if quota.jobs is not None and self.jobs >= quota.jobs:
             return f"{self.name} runs {self.jobs} of {quota.jobs} jobs"
         if quota.nodes is not None and self.nodes + job.shape.nodes > quota.nodes:

@@ -73,7 +73,7 @@ class Shape:
     """Machines that a job needs, all at once.
 
     Args:
-        nodes: Nodes of the gang, from 1.
+        nodes: Nodes of the gang; 0 for a job that needs a launcher of such machines, and none of them.
         devices: Devices on each node, from 1; None for whole nodes, whatever they have.
         accelerator: Type of the devices, such as `"A100"`; empty for any.
         vcpus: Virtual processors of a node, at least.
@@ -101,6 +101,8 @@ class Shape:
             >>> Shape(nodes=2, devices=4, accelerator="A100").in_words()
             '8 A100 on 2 nodes'
         """
+        if not self.nodes:
+            return f"a launcher of machines with {self.accelerator}" if self.accelerator else "a launcher"
         nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
         if self.devices is None:
             return f"{nodes} with {self.accelerator}" if self.accelerator else nodes

@@ -28,7 +28,7 @@ from ..client.repeated import RepeatedRequests
 from ..client.trial import CHANNEL, PREEMPTED, SAVE, TrialReturn, TrialTask
 from ..model.product import PREFIX
 from ..model.sweep_config import SweepConfig
-from .plans import STOPPED, TrialEnd, TrialPlan, TrialSearch
+from .plans import STOPPED, PlaceLost, TrialEnd, TrialPlan, TrialSearch
 
 LEASE_S = 6.0
 """Seconds after which a driver that is not heard of is replaced."""
@@ -45,6 +45,10 @@ class TrialPlace(Protocol):
 
     def start(self, task: TrialTask) -> Future[Any]:
         """Start a trial. The value of the future is a `TrialReturn`, or the list of one and None for each rank."""
+        ...
+
+    def leave(self, future: Future[Any]) -> None:
+        """Give up a trial that runs, because its driver ends before the sweep does."""
         ...
 
 
@@ -131,6 +135,10 @@ class SweepDriver:
         """
         self._makes_way = True
         self._events.put(lambda: self._order(PREEMPTED))
+
+    def leave(self) -> None:
+        """End without waiting for the running trials. `run` then raises SweepInterrupted. Any thread may call it."""
+        self._fail(SweepInterrupted("it leaves its trials to the next driver"))
 
     def save(self) -> None:
         """Let the running trials save and go on. Any thread may call it."""
@@ -219,6 +227,8 @@ class SweepDriver:
             if self._stopping_since is None:
                 raise SweepInterrupted(f"the pool was closed while a trial ran ({error})") from error
             return TrialEnd(stopped_by=STOPPED)
+        except PlaceLost as lost:
+            raise lost.error from None
         except Exception as error:
             if self._makes_way:  # perhaps only because it was stopped; otherwise it fails again
                 _log.warning("sweep %s: trial %d made way and raised %r", self._row["name"], plan.number, error)
@@ -272,10 +282,10 @@ class SweepDriver:
                 future.cancel()
 
     def _let_go(self) -> None:
-        """Cancel the calls that still run: the sweep goes on elsewhere or later, and they with it."""
+        """Leave the trials that still run: the sweep goes on elsewhere or later, and they with it."""
         for token, (_, future) in list(self._running.items()):
             _served.pop(token, None)
-            future.cancel()
+            self._place.leave(future)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error

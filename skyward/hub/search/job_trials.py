@@ -3,49 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import pickle
 import threading
 import uuid
-from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, replace
 from typing import Any
 
-from ...calls.compute import ComputeFunction, PendingCompute
 from ...errors import HubError, JobFailed
-from ..client.connection import path_of
-from ..client.jobs import FINAL, Job, submit
+from ..client.connection import HubConnection, path_of
+from ..client.jobs import FINAL
 from ..client.repeated import RepeatedRequests
-from ..client.trial import STOP_ATTRIBUTE, Trial, TrialTask
+from ..client.trial import STOP_ATTRIBUTE, TrialReturn, TrialTask
+from ..model.jobs import JobState
 from .driver import answer_of
-from .places import trial_call
+from .plans import PlaceLost
 
 LOOK_S = 0.5
 """Seconds between two looks at reports and jobs."""
+_OPEN = [state.value for state in JobState if not state.is_final]
+_PAGE = 1000
 
 
 class JobTrials:
-    """Place of trials that are jobs. A driver that goes on finds the job of a trial by its key.
+    """Place of trials that are jobs. A driver that goes on finds the job of a trial by its number.
 
     Args:
-        requests: Requests to the hub.
+        requests: Requests to the hub, with the token of the driver.
         sweep: Number of the sweep.
-        objective: The objective.
-        options: Options of `hub.submit`.
+        path: Path of the driver's attempt in the hub.
     """
 
-    def __init__(
-        self,
-        requests: RepeatedRequests,
-        sweep: int,
-        objective: ComputeFunction[[Trial], Any],
-        options: Mapping[str, Any],
-    ) -> None:
-        self._requests, self._sweep = requests, sweep
-        whole: dict[str, Any] = {"on": "one" if options.get("nodes", 1) == 1 else "all", **options}
-        self._options = {name: value for name, value in whole.items() if name != "name"}
-        self._call: Callable[[TrialTask], PendingCompute[Any]] = trial_call(objective)
-        self._running: dict[int, tuple[TrialTask, Job[Any], Future[Any]]] = {}
+    def __init__(self, requests: RepeatedRequests, sweep: int, path: str) -> None:
+        self._requests, self._sweep, self._path = requests, sweep, path
+        self._running: dict[int, tuple[TrialTask, str, Future[Any]]] = {}
         self._seen: dict[tuple[int, int], float] = {}
         self._version = 0
         self._lock = threading.Lock()
@@ -56,23 +50,24 @@ class JobTrials:
 
     def start(self, task: TrialTask) -> Future[Any]:
         """Submit the job of a trial, or find the one that an earlier driver submitted."""
-        if self._failure is not None:  # nobody would hear of its end
-            raise self._failure
-        name = f"{task.sweep}-{task.number}"[:100]
-        call = self._call(replace(task, reports_to_hub=True)).with_options(nodes=None, name=name)
-        job = submit(call, name=name, key=f"sweep-{self._sweep}-{task.number}", **self._options)
-        if job.status in FINAL - {"completed"}:
-            job.retry()
+        body = {"number": task.number, "task": asdict(replace(task, reports_to_hub=True))}
+        row = self._requests.send("POST", f"{self._path}/trials", body)
         future: Future[Any] = Future()
         with self._lock:
-            self._running[task.trial] = task, job, future
+            if self._failure is not None:  # nobody would hear of its end
+                raise self._failure
+            self._running[task.trial] = task, row["id"], future
         return future
+
+    def leave(self, future: Future[Any]) -> None:
+        """Leave the job alone. The next driver finds it, and the hub cancels it if there will be none."""
 
     def close(self) -> None:
         """Stop looking at the jobs, and cancel those whose trials were given up."""
         self._is_over.set()
         self._watcher.join()
-        self._end_cancelled()
+        with contextlib.suppress(HubError):  # the hub cancels them with the driver's job
+            self._end_cancelled()
 
     # Within -----------------------------------------------------------------------------------------------------------
 
@@ -111,39 +106,84 @@ class JobTrials:
         self._end_cancelled()
         with self._lock:
             running = list(self._running.items())
+        if not running:
+            return
+        still = set(self._open_jobs())
         for trial, (_, job, future) in running:
-            if job.done():
+            if job not in still and (row := self._requests.send("GET", path_of("v1", "jobs", job)))["status"] in FINAL:
                 self._take_reports()  # those that it wrote last
+                end = self._end_of(row)
                 with self._lock:
                     self._running.pop(trial, None)
-                _resolve(future, job)
+                _resolve(future, end)
+
+    def _open_jobs(self) -> Iterator[str]:
+        """Yield the ids of the trials' jobs that are not over."""
+        token = None
+        while True:
+            query = {"sweep": self._sweep, "status": _OPEN, "limit": _PAGE, "page_token": token}
+            answer = self._requests.send("GET", "/v1/jobs", query=query)
+            yield from (row["id"] for row in answer["jobs"])
+            token = answer["next_page_token"]
+            if token is None:
+                return
 
     def _end_cancelled(self) -> None:
         with self._lock:
             cancelled = [trial for trial, (_, _, future) in self._running.items() if future.cancelled()]
             ended = [self._running.pop(trial) for trial in cancelled]
         for _, job, _ in ended:
-            with contextlib.suppress(HubError):
-                job.cancel()
+            try:
+                self._requests.send("POST", path_of("v1", "jobs", job, "cancel"), {})
+            except HubError as error:
+                if error.status != 409:  # it has just ended by itself
+                    raise
 
     def _fail(self, error: Exception) -> None:
-        self._failure = error
+        """End the sweep's driver, and no trial: their jobs go on, and the next driver finds them."""
         with self._lock:
+            self._failure = error
             ended, self._running = list(self._running.values()), {}
         for _, _, future in ended:
-            if not future.cancelled():
-                future.set_exception(error)
+            _resolve(future, PlaceLost(error))
+
+    def _end_of(self, row: Mapping[str, Any]) -> Any:
+        """Return the end of a trial, or why it has none. For several nodes or ranks, it is the list of theirs."""
+        job, state = row["id"], row["status"]
+        if state != "completed":
+            why = row["why"] or state.replace("_", " ")
+            return JobFailed(f"job={job}: {why}; read `skyward job logs {job}`", job=job, state=state)
+        content = io.BytesIO()
+        with HubConnection(self._requests.address) as connection:
+            connection.download(path_of("v1", "jobs", job, "results", "value"), content)
+        try:
+            return _unpacked(_plain(content.getvalue()))
+        except (pickle.UnpicklingError, EOFError, TypeError) as error:
+            return JobFailed(f"job={job}: its value is not that of a trial ({error}); retry it", job=job, state=state)
 
 
-def _resolve(future: Future[Any], job: Job[Any]) -> None:
-    if future.cancelled():
+def _resolve(future: Future[Any], end: Any) -> None:
+    if not future.set_running_or_notify_cancel():
         return
-    try:
-        error = job.exception()
-        value = None if error is not None else job.result()
-    except CancelledError:
-        future.set_exception(JobFailed(f"job={job.id}: was cancelled; retry it, or start the sweep again", job=job.id))
-    except HubError as unreachable:
-        future.set_exception(unreachable)
+    if isinstance(end, Exception):
+        future.set_exception(end)
     else:
-        future.set_exception(error) if error is not None else future.set_result(value)
+        future.set_result(end)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickler of numbers, texts and their lists. A trial's node wrote them, and it runs what a user sent."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}: is nothing that a trial returns")
+
+
+def _plain(data: bytes) -> Any:
+    return _PlainUnpickler(io.BytesIO(data)).load()
+
+
+def _unpacked(packed: Any) -> Any:
+    if not isinstance(packed, bytes):
+        return [_unpacked(item) for item in packed]
+    end = _plain(packed)
+    return None if end is None else TrialReturn(**end)

@@ -1,4 +1,4 @@
-"""Set-up of a driver over an open pool: in a user's program, or in the runner of a job."""
+"""Set-up of a driver: over an open pool, in a user's program or in a runner, or without one over jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from ...calls.compute import ComputeFunction, PendingCompute
 from ...calls.options import CallOptions
-from ...errors import UsageError
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch
 from ..client.optuna_storage import optuna_storage
@@ -20,7 +19,7 @@ from ..model.sweep_config import SweepConfig
 from .driver import SweepDriver
 from .job_trials import JobTrials
 from .places import PoolTrials, room_in, trial_call
-from .plans import TrialSearch
+from .plans import TrialSearch, check_root
 from .population import PopulationSearch
 from .study import StudySearch
 
@@ -46,15 +45,18 @@ def drive_as_jobs(
     address: Address,
     row: Mapping[str, Any],
     config: SweepConfig,
-    function: ComputeFunction[..., Any],
-    job: Mapping[str, Any],
+    path: str,
     *,
     spool: Path,
+    on_driver: Callable[[SweepDriver], None],
 ) -> str:
-    """Drive a sweep of this program whose trials are jobs, until it is over."""
-    _check_root(config, config.checkpoint_dir)
+    """Drive a sweep whose trials are jobs until it is over, and return its end.
+
+    `path` is that of the driver's attempt in the hub, and `on_driver` is called with the driver before it begins.
+    """
+    check_root(config, config.checkpoint_dir)
     requests = RepeatedRequests(address)
-    place = JobTrials(requests, row["id"], function, job)
+    place = JobTrials(requests, row["id"], path)
     try:
         driver = SweepDriver(
             requests,
@@ -66,6 +68,7 @@ def drive_as_jobs(
             spool=spool,
             root=config.checkpoint_dir,
         )
+        on_driver(driver)
         return driver.run()
     finally:
         place.close()
@@ -90,7 +93,7 @@ def drive(
     """
     resources = config.resources_per_trial
     root = config.checkpoint_dir or folder or os.environ.get(CHECKPOINT_DIR)
-    _check_root(config, root)
+    check_root(config, root)
     driver = SweepDriver(
         RepeatedRequests(address),
         row,
@@ -103,14 +106,6 @@ def drive(
     )
     on_driver(driver)
     return driver.run()
-
-
-def _check_root(config: SweepConfig, root: str | None) -> None:
-    if root is None and config.strategy == "pbt":
-        raise UsageError(
-            "checkpoint_dir=None: members of a population copy checkpoints; pass a folder or URL that all nodes see",
-            field="checkpoint_dir",
-        )
 
 
 def _search(address: Address, name: str, config: SweepConfig) -> TrialSearch:

@@ -49,6 +49,10 @@ class PoolTrials:
         name = f"{task.sweep}-{task.number}"
         return self._call(task).with_options(name=name, **self._options) > self._pool
 
+    def leave(self, future: Future[Any]) -> None:
+        """Cancel the call. The next driver starts the trial again."""
+        future.cancel()
+
 
 def trial_call(objective: ComputeFunction[[Trial], Any]) -> Callable[[TrialTask], PendingCompute[Any]]:
     """Return what makes the calls of an objective's trials, with its options and integrations."""

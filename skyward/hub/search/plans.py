@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ...errors import UsageError
+from ..model.sweep_config import SweepConfig
+
 STOPPED = "stopped"
 """Reason to stop a trial: its sweep was stopped, or its time is over."""
 
@@ -55,6 +58,27 @@ class TrialEnd:
     error: str = ""
     stopped_by: str = ""
     reports: Mapping[int, float] = field(default_factory=dict)
+
+
+def check_root(config: SweepConfig, root: str | None) -> None:
+    """Check that a sweep whose trials copy checkpoints has a folder for them, which all nodes see.
+
+    Raises:
+        UsageError: It has none.
+    """
+    if root is None and config.strategy == "pbt":
+        raise UsageError(
+            "checkpoint_dir=None: members of a population copy checkpoints; pass a folder or URL that all nodes see",
+            field="checkpoint_dir",
+        )
+
+
+class PlaceLost(Exception):
+    """The driver does not hear of its trials any longer, although they go on. `error` is why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class TrialSearch(Protocol):

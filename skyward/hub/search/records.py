@@ -17,6 +17,7 @@ ENDS = frozenset({"completed", "stopped", "failed"})
 """Statuses of a sweep that is over."""
 _LOOK_S = 0.5
 _PAGE = 1000
+_MOST = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,13 @@ class Sweep:
         """Job that runs it; None if a program does, with a pool of its own."""
         number = self._body()["job"]
         return None if number is None else self._job_of(number)
+
+    @property
+    def jobs(self) -> list[Job[Any]]:
+        """Jobs of its trials, the first one first. Empty if they are calls to one pool."""
+        with HubConnection(self._address) as connection:
+            rows = connection.json("GET", "/v1/jobs", query={"sweep": self.id, "limit": _MOST})["jobs"]
+        return [Job(self._address, row) for row in reversed(rows)]
 
     @property
     def trials(self) -> list[TrialResult]:

@@ -22,6 +22,7 @@ from ..client.settings import Address
 from ..client.trial import Trial
 from ..model.refusal import Refusal
 from ..model.sweep_config import SweepConfig, parse_config
+from .plans import check_root
 from .records import ENDS, Sweep
 
 if TYPE_CHECKING:
@@ -58,9 +59,10 @@ def sweep(  # noqa: PLR0913  # keyword-only options
 ) -> Sweep:
     """Search for parameters with which an objective is best.
 
-    With `pool`, the trials are calls to that pool, and this waits until the sweep is over. Without, the sweep is one
-    job of the hub with one pool, and this returns at once. The same name goes on with the same sweep: trials that are
-    over are kept, and those that ran when their program died begin again.
+    With `pool`, the trials are calls to that pool, and this waits until the sweep is over. Without, the sweep is a job
+    of the hub, and this returns at once: it goes on without this program, and `hub.sweeps(name)` finds it again. The
+    same name goes on with the same sweep: trials that are over are kept, and those that ran when their driver died
+    begin again, or go on if they are jobs.
 
     Args:
         objective: Function of a `Trial`. It returns the value of the objective, a list or dictionary with one for each,
@@ -90,10 +92,10 @@ def sweep(  # noqa: PLR0913  # keyword-only options
         timeout_s: Seconds after which no trial begins, and the running ones are stopped.
         trial_retries: Further starts of a trial whose node was lost.
         pool: Pool of the trials, which is open. None: a pool of a job.
-        on: "pool": trials are calls to one pool. "jobs": each is a job, preemptible and of low priority, and this
-            waits until the sweep is over.
+        on: "pool": trials are calls to one pool. "jobs": each is a job, preemptible and of low priority, and the job of
+            the sweep holds no machines.
         project: Project of the hub. None: the token's.
-        job: Options of `hub.submit` for the job: nodes, accelerator, image, concurrency, priority and others.
+        job: Options of `hub.submit` for the job, or for each trial's: nodes, accelerator, image, priority and others.
 
     Raises:
         UsageError: An option is not legal, or another program runs the sweep.
@@ -160,15 +162,15 @@ def start_sweep(
     if pool is None and function.options.nodes is not None and checked.resources_per_trial.nodes is None:
         wanted = replace(checked.resources_per_trial, nodes=function.options.nodes)
         checked = replace(checked, resources_per_trial=wanted)
+    if on == "jobs":
+        check_root(checked, checked.checkpoint_dir)
     row = _open(address, chosen, checked)
     if row["status"] in ENDS:
         return Sweep(address, row)
-    if on == "jobs":
-        _drive_as_jobs(address, row, checked, function, job or {})
-    elif pool is not None:
+    if pool is not None:
         _drive(address, row, checked, function, pool)
     elif row["status"] == "interrupted":
-        _submit(address, row, checked, function, **(job or {}))
+        _submit(address, row, checked, function, job or {}, trials="jobs" if on == "jobs" else "calls")
     return Sweep(address, row)
 
 
@@ -248,18 +250,26 @@ def _open(address: Address, name: str, config: SweepConfig) -> dict[str, Any]:
 
 
 def _submit(
-    address: Address, row: Mapping[str, Any], config: SweepConfig, function: ComputeFunction[..., Any], **job: Any
+    address: Address,
+    row: Mapping[str, Any],
+    config: SweepConfig,
+    function: ComputeFunction[..., Any],
+    job: Mapping[str, Any],
+    *,
+    trials: Literal["calls", "jobs"],
 ) -> None:
     """Let a job run the sweep."""
     # The driver gives each call its nodes, and takes the other options from here.
     call = function.with_options(nodes=None)(None)
     options = {"name": str(row["name"])[:100], **_job_options(address, config, job)}
-    submit(call, sweep=row["id"], **options)
+    if trials == "jobs" and options["nodes"] != 1:
+        options["on"] = "all"
+    submit(call, sweep=row["id"], trials=trials, **options)
 
 
 def _job_options(address: Address, config: SweepConfig, job: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of `hub.submit`: those that were given, and what fits a sweep."""
-    for option in ("key", "on", "sweep"):
+    for option in ("key", "on", "sweep", "trials"):
         if option in job:
             raise UsageError(f"{option}={job[option]!r}: is no option of a sweep; leave it out", field=option)
     resources = config.resources_per_trial
@@ -285,20 +295,6 @@ def _drive(
     with _optuna_needed():
         from .local import drive_in_pool
     drive_in_pool(address, row, config, function, pool, spool=current_spool())
-
-
-def _drive_as_jobs(
-    address: Address,
-    row: Mapping[str, Any],
-    config: SweepConfig,
-    function: ComputeFunction[..., Any],
-    job: Mapping[str, Any],
-) -> None:
-    """Run the sweep in this program, and each trial as a job."""
-    with _optuna_needed():
-        from .local import drive_as_jobs
-    options = _job_options(address, config, job)
-    drive_as_jobs(address, row, config, function, options, spool=current_spool())
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from .jobs.notices import Courier
 from .jobs.queue import Queue
 from .jobs.quotas import Quotas
 from .jobs.scheduler import JobScheduler
+from .jobs.trials import TrialJobs
 from .jobs.usage import Usage
 from .leader import HubLeader
 from .live import Live, LiveTracking
@@ -104,6 +105,7 @@ class Hub:
         self.attempts = Attempts(
             database, blobs, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
         )
+        self.trial_jobs = TrialJobs(database, on_change=record_change, bell=self.bell)
         self.capacity = Capacity(database, on_change=record_change, bell=self.bell)
         self.histories = Histories(database)
         self.queue = Queue(database, self.scheduler)

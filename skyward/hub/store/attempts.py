@@ -139,6 +139,15 @@ def attempt_numbered(snapshot: ReadSnapshot, pk: int) -> tuple[JobRow, AttemptRo
     return next(iter(_with_jobs(snapshot, f"a.pk = {pk:d}", "")), None)
 
 
+def job_of_token(snapshot: ReadSnapshot, token: str) -> JobRow | None:
+    """Return the job whose runner has a token; None if the token is of no attempt that holds machines."""
+    row = snapshot.execute(
+        f"SELECT {jobs.columns()} FROM attempt a JOIN job j ON j.pk = a.job WHERE a.ended_at IS NULL AND a.token = ?",
+        (token,),
+    ).fetchone()
+    return jobs.row_of(row) if row else None
+
+
 def attempt_served(snapshot: ReadSnapshot, runner: int) -> tuple[JobRow, AttemptRow] | None:
     """Return the active attempt that a kept runner serves, with its job."""
     return next(iter(_with_jobs(snapshot, f"a.ended_at IS NULL AND a.runner = {runner:d}", "")), None)

@@ -127,15 +127,44 @@ def find_job_by_key(snapshot: ReadSnapshot, project: int, key: str) -> JobRow | 
     return row_of(row) if row else None
 
 
+def trial_key(sweep: int, number: int) -> str:
+    """Return the key of the job that runs a trial. No key of a client has a slash."""
+    return f"sweep/{sweep}/{number}"
+
+
 def jobs_before(
-    snapshot: ReadSnapshot, project: int, limit: int, before: int | None, states: Iterable[JobState] = ()
+    snapshot: ReadSnapshot,
+    project: int,
+    limit: int,
+    before: int | None,
+    states: Iterable[JobState] = (),
+    sweep: int | None = None,
+    with_trials: bool = True,
 ) -> list[JobRow]:
-    """Return jobs of a project, the newest first, from behind the number `before`."""
+    """Return jobs of a project, the newest first, from behind the number `before`; with `sweep`, its trials.
+
+    `with_trials` is whether jobs that are trials are among them.
+    """
     chosen = [str(state) for state in states]
     condition = f" AND j.state IN ({', '.join('?' * len(chosen))})" if chosen else ""
+    if sweep is not None:
+        condition += " AND j.key LIKE ?"
+        chosen.append(f"sweep/{sweep}/%")
+    elif not with_trials:
+        condition += " AND (j.key IS NULL OR j.key NOT LIKE 'sweep/%')"
     rows = snapshot.execute(
         f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.pk < ?{condition} ORDER BY j.pk DESC LIMIT ?",
         (project, 2**62 if before is None else before, *chosen, limit),
+    ).fetchall()
+    return [row_of(row) for row in rows]
+
+
+def unfinished_trials(snapshot: ReadSnapshot, project: int, sweep: int, *, for_update: str = "") -> list[JobRow]:
+    """Return the jobs of a sweep's trials that are not over."""
+    rows = snapshot.execute(
+        f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.ended_at IS NULL AND j.key LIKE ?"
+        f" ORDER BY j.pk{for_update}",
+        (project, f"sweep/{sweep}/%"),
     ).fetchall()
     return [row_of(row) for row in rows]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -59,6 +63,83 @@ def test_sweep_goes_on_when_its_hub_is_killed_and_comes_back(hub_process: HubPro
     assert lines == ["begin", "end"] * 4, "no trial began twice"
 
 
+FILE = """
+from skyward import hub
+from tests.hub.search import objectives
+
+def note(trial: hub.Trial) -> float:
+    return objectives.note(trial)
+"""
+
+
+def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
+    hub_process: HubProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "alone.py").write_text(FILE)
+    form = {
+        "function": f"{tmp_path}/alone.py:note",
+        "search_space": {"x": SPACE["x"]},
+        "strategy": "random",
+        "seed": 4,
+        "max_trials": 6,
+        "max_concurrent_trials": 2,
+        "base_config": {"file": str(tmp_path / "notes"), "steps": 10},
+    }
+    (tmp_path / "alone.yaml").write_text(json.dumps({**form, "job": {"keep_s": 30.0}}))
+    command = [sys.executable, "-m", "skyward", "hpo", "start", "--config", f"{tmp_path}/alone.yaml", "--on", "jobs"]
+    subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parents[3])
+    (sweep,) = hub.sweeps("alone")
+    driver = sweep.job
+    assert driver is not None
+    until(lambda: lines_of(tmp_path / "notes")["begin"] >= 2, 60)
+    os.kill(int((hub_process.data / "launcher" / "attempts" / f"{driver.id}-1" / "pid").read_text()), signal.SIGKILL)
+    until(lambda: len(driver.attempts) == 2 and lines_of(tmp_path / "notes")["end"] >= 3, 60)
+    hub_process.kill()
+    hub_process.start()
+    assert sweep.wait(100).status == "completed"
+    assert lines_of(tmp_path / "notes") == {"begin": 6, "end": 6}, "no trial began twice"
+    assert [trial.state for trial in sweep.trials] == ["completed"] * 6
+    assert driver.result(60) == {"sweep": sweep.id, "end": "completed"}
+    assert len(driver.attempts) == 2
+
+
+def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def start() -> hub.Sweep:
+        return hub.sweep(
+            objectives.note,
+            SPACE,
+            name="again",
+            on="jobs",
+            strategy="random",
+            max_trials=3,
+            max_concurrent_trials=2,
+            base_config={"file": str(notes), "steps": 3000},
+            keep_s=30.0,
+        )
+
+    sweep = start()
+    until(lambda: lines_of(notes)["begin"] == 2, 60)
+    driver = sweep.job
+    assert driver is not None
+    assert driver.cancel()
+    with pytest.raises(CancelledError):
+        driver.result(60)
+    until(lambda: {job.status for job in sweep.jobs} == {"cancelled"}, 60)
+    assert sweep.status == "interrupted"
+    assert start().id == sweep.id
+    until(lambda: lines_of(notes)["begin"] == 4, 60)
+    sweep.stop()
+    assert sweep.wait(60).status == "stopped"
+    assert [(trial.state, trial.stopped_by) for trial in sweep.trials] == [("pruned", "stopped")] * 2
+    assert {job.status for job in sweep.jobs} == {"completed"}
+
+
+def lines_of(file: Path) -> Counter[str]:
+    return Counter(line.split()[0] for line in file.read_text().splitlines()) if file.exists() else Counter()
+
+
 def test_each_trial_is_a_job_that_may_make_way_and_is_pruned_by_its_reports() -> None:
     sweep = hub.sweep(
         objectives.slowly,
@@ -72,12 +153,15 @@ def test_each_trial_is_a_job_that_may_make_way_and_is_pruned_by_its_reports() ->
         seed=1,
         nodes=1,
     )
-    assert sweep.status == "completed"
+    assert sweep.wait(150).status == "completed"
     states = Counter(trial.state for trial in sweep.trials)
     assert states["completed"] >= 1
     assert states["pruned"] >= 1
     assert sum(states.values()) == 5
+    driver = sweep.job
+    assert driver is not None
+    assert driver.result(60) == {"sweep": sweep.id, "end": "completed"}
+    assert [list(attempt.nodes) for attempt in driver.attempts] == [[]], "it holds no machines"
     jobs = [job for job in hub.jobs() if job.name.startswith("jobs-")]
     assert Counter(job.status for job in jobs) == {"completed": 5}
-    row = jobs[0]
-    assert row.attempts[0].end == "completed"
+    assert jobs[0].attempts[0].end == "completed"

@@ -77,6 +77,19 @@ def test_a_gang_gets_all_of_its_nodes_or_none() -> None:
     assert placed(JobsSnapshot(machines=(LAB,), waiting=(three,), attempts=(busy,))) == {"three": (1, 2, 3)}
 
 
+def test_a_job_without_nodes_begins_on_full_machines_and_waits_only_for_a_launcher() -> None:
+    busy = running(job("busy", nodes=4), 0, 1, 2, 3)
+    driver, gang = job("driver", nodes=0, order=2), job("gang", nodes=2, order=1)
+    snapshot = JobsSnapshot(machines=(LAB,), waiting=(gang, driver), attempts=(busy,))
+    assert placed(snapshot) == {"driver": ()}
+    made = decide(replace(snapshot, machines=(replace(LAB, is_draining=True),)), NOW)
+    assert made.placements == made.reservations == ()
+    reason = "waits for a launcher: the machines begin no jobs, because they are drained"
+    assert made.waiting["driver"].sentence(UTC).startswith(reason)
+    lonely = why(JobsSnapshot(machines=(), waiting=(driver,)), "driver")
+    assert lonely == "waits for a launcher: no machines of this hub can run it"
+
+
 def test_small_jobs_fill_nodes_that_are_in_use_already() -> None:
     busy = running(job("busy", 5), 2)
     waiting = (job("a", 2, order=1), job("b", 1, order=2), job("c", 1, order=3))

@@ -14,6 +14,7 @@ from ...services.jobs.attempts import Launch
 from .. import files
 from ..routing import MIB, Call
 from . import job_wire, wire
+from .jobs import job_out
 
 OUTPUT_LIMIT = 4 * MIB
 """Most bytes of output in one message of a runner."""
@@ -94,6 +95,11 @@ async def next_attempt(call: Call, request: job_wire.NextIn) -> job_wire.NextOut
 async def give_back(call: Call, request: job_wire.NextIn) -> wire.Done:
     await call.hub.attempts.give_back(call.actor, call.path["id"], _number(call), idle_cost_usd=request.idle_cost_usd)
     return wire.Done()
+
+
+async def start_trial(call: Call, request: job_wire.TrialIn) -> job_wire.JobOut:
+    record = await call.hub.trial_jobs.start(call.actor, call.path["id"], _number(call), request.number, request.task)
+    return await job_out(call, record)
 
 
 def _number(call: Call) -> int:

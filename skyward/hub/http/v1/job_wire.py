@@ -33,7 +33,7 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     """Request of a job; see `skyward.hub.model.jobs.JobSpec`."""
 
     on: Literal["one", "all"] = "one"
-    nodes: Count = 1
+    nodes: Annotated[int, Meta(ge=0, le=100_000)] = 1
     accelerator: str = ""
     devices: Count | None = 1
     vcpus: Annotated[int, Meta(ge=0)] = 0
@@ -51,6 +51,8 @@ class JobSpecWire(Struct, forbid_unknown_fields=True):
     code_path: list[str] = []
     code_folder: str = ""
     sweep: int | None = None
+    trials: dict[str, Any] | None = None
+    trial: dict[str, Any] | None = None
     command: list[str] = []
     operation: str = ""
     params: dict[str, Any] = {}
@@ -182,9 +184,14 @@ class JobsOut(Struct):
 
 
 class JobsQuery(Struct):
-    """Part of the jobs of a project, the newest first."""
+    """Part of the jobs of a project, the newest first.
+
+    With `sweep`, those that are trials of that sweep. With `trials=false`, none that is a trial.
+    """
 
     status: list[JobStateName] = []
+    sweep: int | None = None
+    trials: bool = True
     limit: Limit = 100
     page_token: str | None = None
     project: str | None = None
@@ -254,6 +261,13 @@ class AttemptEndIn(Struct):
     cost_usd: Amount = 0.0
     keeps: bool = False
     may_retry: bool = True
+
+
+class TrialIn(Struct, forbid_unknown_fields=True):
+    """Trial that a job shall run, with the fields of `skyward.hub.client.trial.TrialTask`."""
+
+    number: Annotated[int, Meta(ge=0)]
+    task: dict[str, Any]
 
 
 class NextIn(Struct):

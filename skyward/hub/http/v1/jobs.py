@@ -7,6 +7,7 @@ import base64
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import asdict
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,8 @@ def spec_of(request: job_wire.NewJobIn) -> JobSpec:
     """Return the spec of a call, or make that of a command or an operation."""
     asdict = msgspec.structs.asdict
     if request.spec is not None and not request.command and not request.operation:
+        if request.spec.trials is not None:
+            _check_trials(request.spec.trials)
         return JobSpec(**asdict(request.spec))
     if request.spec is not None or bool(request.command) == bool(request.operation):
         raise Refusal(
@@ -67,9 +70,19 @@ def spec_of(request: job_wire.NewJobIn) -> JobSpec:
     )
 
 
+def _check_trials(trials: dict[str, Any]) -> None:
+    """Check the request of a sweep's trials as that of any job."""
+    try:
+        msgspec.convert(trials, job_wire.JobSpecWire)
+    except msgspec.ValidationError as error:
+        raise Refusal(Reason.INVALID, f"spec.trials: {error}; send the spec of a job", field="spec.trials") from None
+
+
 async def search(call: Call, request: job_wire.JobsQuery) -> job_wire.JobsOut:
     states = [JobState(name) for name in request.status]
-    page = await call.hub.jobs.jobs(call.actor, request.limit, request.page_token, states)
+    page = await call.hub.jobs.jobs(
+        call.actor, request.limit, request.page_token, states, request.sweep, request.trials
+    )
     return job_wire.JobsOut([await job_out(call, record) for record in page.items], page.next_token)
 
 

@@ -1,4 +1,4 @@
-"""Checks of commands that are submitted as jobs. Their text reaches programs and environments, but no shell."""
+"""Checks of commands and drivers of sweeps that are submitted as jobs. Texts reach programs, but no shell."""
 
 from __future__ import annotations
 
@@ -45,6 +45,27 @@ def check_command(spec: JobSpec) -> None:
     if wrong := next((name for name in env if not _VARIABLE.fullmatch(name)), None):
         raise _invalid(f"env.{wrong[:40]}", "not the name of a variable; use letters, digits and '_'")
     _check_texts("env", env.values())
+
+
+def check_driver(spec: JobSpec) -> None:
+    """Check the fields of a spec that make its job the driver of a sweep whose trials are jobs.
+
+    Raises:
+        Refusal: They contradict each other, or a trial's job could not run.
+    """
+    if spec.trial is not None:
+        raise _invalid("trial", "is set by the driver of a sweep; leave it out, and submit the sweep")
+    if spec.trials is None:
+        if not spec.nodes:
+            raise _invalid("nodes", "0 is for the driver of a sweep whose trials are jobs; ask for 1 or more")
+        return
+    if spec.sweep is None or spec.nodes or spec.command or spec.operation:
+        raise _invalid("trials", "needs a sweep, a call and nodes=0; send all of them, or leave trials out")
+    own = JobSpec(**spec.trials)
+    if own.nodes < 1 or own.command or own.operation or own.cron or own.after:
+        raise _invalid("trials", "is no request of one call; leave command, operation, cron and after out")
+    if own.sweep is not None or own.trials is not None or own.trial is not None:
+        raise _invalid("trials", "names a sweep of its own; leave sweep, trials and trial out of it")
 
 
 def _check_operation(spec: JobSpec) -> None:

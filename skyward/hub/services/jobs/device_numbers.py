@@ -26,7 +26,7 @@ def assign_devices(
     Returns:
         The column `nodes` of the attempt; None if no such numbers are free.
     """
-    if not machines.has_numbers:
+    if not machines.has_numbers or not nodes:
         return json.dumps(list(nodes))
     taken: set[int] = set()
     for attempt in active:

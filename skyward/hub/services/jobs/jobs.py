@@ -25,9 +25,9 @@ from ..calls import Service, require_delete, require_no_run_token
 from ..leader import Write
 from ..receiving import receive_blob
 from ..sweeps import need_sweep
-from .command_checks import check_command
+from .command_checks import check_command, check_driver
 from .kept import close, warm_of
-from .life import cancel_job, enter
+from .life import cancel_job, end_trials, enter
 from .notices import check_notify
 from .triggers import add_dependencies, check_triggers, prepare_waiting, settle_dependencies
 
@@ -112,13 +112,22 @@ class Jobs(Service):
         return await self.database.write(self._submit, actor, new)
 
     async def jobs(
-        self, actor: Actor, limit: int, page_token: str | None = None, states: Sequence[JobState] = ()
+        self,
+        actor: Actor,
+        limit: int,
+        page_token: str | None = None,
+        states: Sequence[JobState] = (),
+        sweep: int | None = None,
+        with_trials: bool = True,
     ) -> Page[JobRecord]:
-        """Return jobs of the project, the newest first, without their attempts."""
+        """Return jobs of the project, the newest first, without their attempts.
+
+        With `sweep` only those of its trials, and without `with_trials` none of a trial.
+        """
         actor.require(Right.READ)
         require_no_run_token(actor)
         before = None if page_token is None else decode_token(page_token, (int,))[0]
-        rows = await self.database.read(jobs.jobs_before, actor.project, limit + 1, before, states)
+        rows = await self.database.read(jobs.jobs_before, actor.project, limit + 1, before, states, sweep, with_trials)
         shown = rows[:limit]
         token = encode_token([shown[-1].pk]) if len(rows) > limit else None
         return Page([record_of(row) for row in shown], token)
@@ -226,6 +235,7 @@ class Jobs(Service):
         def apply(tx: Transaction) -> JobRecord:
             row = need_job(tx, actor, job_id, for_update=tx.for_update)
             require_delete_or_own(actor, row)
+            require_no_driver(tx, actor, row)
             change(tx, row)
             self.on_change(tx, actor, action, f"job/{job_id}", {"name": row.name})
             tx.after_commit(self._bell.ring)
@@ -238,6 +248,7 @@ class Jobs(Service):
         self.on_change(tx, actor, "job.upload", f"blob/{sha256}", {"size": size})
 
     def _submit(self, tx: Transaction, actor: Actor, new: NewJob) -> JobRecord:
+        require_no_driver(tx, actor)
         known = None if new.key is None else jobs.find_job_by_key(tx, actor.project, new.key)
         if known is not None:
             return _whole(tx, actor, known.id)
@@ -282,6 +293,7 @@ class Jobs(Service):
     def _delete(self, tx: Transaction, actor: Actor, job_id: str) -> None:
         row = need_job(tx, actor, job_id, for_update=tx.for_update)
         require_delete_or_own(actor, row)
+        require_no_driver(tx, actor)
         if not JobState(row.state).is_final:
             raise _conflict(row, "is not over; cancel it first")
         if attempts.has_runner(tx, row.pk):
@@ -317,6 +329,20 @@ def require_delete_or_own(actor: Actor, row: JobRow) -> None:
     require_delete(actor, row.owner)
 
 
+def require_no_driver(snapshot: ReadSnapshot, actor: Actor, row: JobRow | None = None) -> None:
+    """Refuse the token of a sweep's driver, unless it changes a job of its own sweep.
+
+    It works for days without anybody who looks, so a stolen one shall be worth little.
+    """
+    driver = None if actor.token is None else attempts.job_of_token(snapshot, actor.token)
+    if driver is None or driver.decoded_spec().trials is None:
+        return
+    own = jobs.trial_key(driver.decoded_spec().sweep or 0, 0)[:-1]
+    if row is None or row.project != driver.project or not (row.key or "").startswith(own):
+        problem = "token: is of a sweep's driver, and only for jobs of its trials; use one of a person"
+        raise Refusal(Reason.FORBIDDEN, problem, field="token")
+
+
 # Changes --------------------------------------------------------------------------------------------------------------
 
 
@@ -324,11 +350,14 @@ def _cancel(tx: Transaction, row: JobRow) -> None:
     if JobState(row.state).is_final:
         raise _conflict(row, "is over already; see why it ended")
     cancel_job(tx, row)
+    end_trials(tx, row)
 
 
 def _save(tx: Transaction, row: JobRow) -> None:
     if row.decoded_spec().command:
         raise _conflict(row, "runs a command, which saves when it gets SIGTERM; cancel or preempt it instead")
+    if row.decoded_spec().trials is not None:
+        raise _conflict(row, "drives a sweep, which has nothing to save; save the jobs of its trials instead")
     attempt = attempts.active_attempt(tx, row.pk)
     if row.state != JobState.RUNNING or attempt is None or attempt.command not in ("", "save"):
         raise _conflict(row, "does not run, so it has nothing to save; wait until it does")
@@ -339,6 +368,11 @@ def _save(tx: Transaction, row: JobRow) -> None:
 def _retry(tx: Transaction, row: JobRow) -> None:
     if row.state not in (JobState.FAILED, JobState.CANCELLED, JobState.TIMED_OUT):
         raise _conflict(row, "has neither failed nor been cancelled; submit another job instead")
+    begin_again(tx, row)
+
+
+def begin_again(tx: Transaction, row: JobRow) -> None:
+    """Let a job that is over wait again, with all its retries."""
     has_code = "code" in jobs.blobs_of(tx, row.pk)
     if row.decoded_spec().code_path and not has_code:
         raise _conflict(row, "its code is no longer kept; submit it again")
@@ -390,10 +424,12 @@ def _check_new(actor: Actor, new: NewJob) -> None:
     if wrong:
         raise Refusal(Reason.INVALID, f"blobs.{wrong[0][:40]}: unknown here; use {' and '.join(known)}", field="blobs")
     check_command(new.spec)
+    check_driver(new.spec)
     check_triggers(new.spec)
 
 
 def _room_for_blob(snapshot: ReadSnapshot, actor: Actor, sha256: str) -> Limit | None:
+    require_no_driver(snapshot, actor)
     if artifacts.knows_blob(snapshot, actor.project, sha256):
         return None
     return quotas.find_limit(snapshot, actor.project, Quota.ARTIFACT_BYTES)

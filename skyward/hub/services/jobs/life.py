@@ -84,6 +84,7 @@ def finish_attempt(
     if end is not AttemptEnd.COMPLETED:
         job.why = attempt.error
     if after.state.is_final:
+        end_trials(tx, job)
         notify_end(tx, job)
     elif end is AttemptEnd.LOST and not was_told:
         notify(tx, job, NoticeKind.LOST, f"{attempt.error}; it is tried again")
@@ -124,9 +125,10 @@ def lose_runner(tx: Transaction, job: JobRow, attempt: AttemptRow, error: str) -
             lose_kept(tx, runner[1], lease_s(tx, attempt.machines))
         return
     attempt.error = error
-    attempt.free_at = tx.now + int(lease_s(tx, attempt.machines) * 1000)
+    has_machines = bool(attempt.node_numbers)
+    attempt.free_at = tx.now + (int(lease_s(tx, attempt.machines) * 1000) if has_machines else 0)
     enter(tx, job, JobState.LOST)
-    job.why = f"{error}; its machines may live on until their lease is over"
+    job.why = f"{error}; its machines may live on until their lease is over" if has_machines else error
     attempts.update_attempt(tx, attempt)
     jobs.update_job(tx, job)
 
@@ -168,12 +170,23 @@ def cancel_job(tx: Transaction, row: JobRow) -> None:
     jobs.update_job(tx, row)
 
 
+def end_trials(tx: Transaction, driver: JobRow) -> None:
+    """Cancel the jobs of the trials that a driver leaves, because it is over or will be."""
+    spec = driver.decoded_spec()
+    if spec.trials is None or spec.sweep is None:
+        return
+    for trial in jobs.unfinished_trials(tx, driver.project, spec.sweep, for_update=tx.for_update):
+        if trial.ends_as is None:
+            cancel_job(tx, trial)
+
+
 def cancel_project(tx: Transaction, project: int) -> None:
     """Cancel all jobs of a project that is deleted, and let the machines end that it keeps.
 
     Its tokens are refused from now on. So its runners end by themselves, and their machines are free with their lease.
     """
-    for row in jobs.unfinished_jobs(tx, project, None):
+    # Trials before their driver, which would cancel them once more.
+    for row in sorted(jobs.unfinished_jobs(tx, project, None), key=lambda row: -row.pk):
         cancel_job(tx, row)
     for job, runner in attempts.kept_attempts(tx):
         if job.project == project:

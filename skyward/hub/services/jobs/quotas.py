@@ -127,7 +127,7 @@ def _with_use(
             spec=spec,
             devices=devices,
             nodes=sum(len(attempt.node_numbers) for _, attempt in own),
-            jobs=len(own),
+            jobs=sum(bool(attempt.node_numbers) for _, attempt in own),
             today_usd=today,
             month_usd=month,
         )
