@@ -38,14 +38,22 @@ class RepeatedRequests:
         """Close the connection of this thread. The next request opens it again."""
         self._connection().close()
 
-    def send(self, method: str, path: str, body: Any = None, *, query: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return its answer.
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        retry_s: float = RETRY_S,
+    ) -> Any:
+        """Send a request and return its answer. It is repeated for `retry_s` while the hub is away.
 
         Raises:
             HubError: The hub refuses it, or is away for too long.
         """
         connection = self._connection()
-        ends_at = time.monotonic() + RETRY_S
+        ends_at = time.monotonic() + retry_s
         pause_s, longest_s = _PAUSES_S
         while True:
             try:

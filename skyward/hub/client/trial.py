@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...calls.compute import ComputeFunction
-from ...errors import SkywardError, UsageError
+from ...errors import HubError, SkywardError, UsageError
 from ...node.slot.runtime import current_call, current_rank
 from ..model.product import PREFIX
 from .active import ActiveRun, RunSpec, error_text, user_name
@@ -36,6 +36,8 @@ PREEMPTED = "preempted"
 """Reason to stop a trial whose machines are needed: it goes on later, and its sweep has learned nothing yet."""
 SAVE = "save"
 """Order of a driver to save and to go on."""
+_UNSENT = 1000
+"""Most reports that wait for a hub that is away."""
 _TRAINING_S = 0.2
 """Seconds after which a training is asked for again that has not begun yet."""
 
@@ -409,17 +411,31 @@ def _remove(folders: Sequence[str]) -> None:
 
 
 def _hub_reporter(task: TrialTask) -> TrialReporter:
-    """Return a reporter that writes to the hub, and reads there the answer to earlier reports."""
+    """Return a reporter that writes to the hub, and reads there the answer to earlier reports.
+
+    A hub that is away does not end the trial: its reports wait for the next one, and the first of them for a minute.
+    """
     from .reading import needed_address
-    from .repeated import RepeatedRequests
+    from .repeated import RETRY_S, RepeatedRequests
 
     requests = RepeatedRequests(needed_address("sweeps"))
     path = path_of("v1", "trials", str(task.trial))
+    unsent: list[list[Any]] = []
 
     def report(step: int, value: float) -> str:
         number = value if math.isfinite(value) else str(value).replace("inf", "Infinity").replace("nan", "NaN")
-        requests.send("PATCH", path, {"key": uuid.uuid4().hex, "steps": [[step, number]]})
-        row = requests.send("GET", path)["trial"]
+        retry_s = 0.0 if unsent else RETRY_S
+        unsent.append([step, number])
+        del unsent[:-_UNSENT]
+        try:
+            requests.send("PATCH", path, {"key": uuid.uuid4().hex, "steps": unsent}, retry_s=retry_s)
+            row = requests.send("GET", path, retry_s=retry_s)["trial"]
+        except HubError as error:
+            if not error.retryable:
+                raise
+            _log.warning("trial %d: its report waits for the hub: %s", task.number, error)
+            return ""
+        unsent.clear()
         return str(json.loads(row["system_attrs"].get(STOP_ATTRIBUTE, '""')))
 
     return report

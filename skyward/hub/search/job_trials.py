@@ -41,7 +41,7 @@ class JobTrials:
         self._requests, self._sweep, self._path = requests, sweep, path
         self._running: dict[int, tuple[TrialTask, str, Future[Any]]] = {}
         self._seen: dict[tuple[int, int], float] = {}
-        self._version = 0
+        self._version, self._must_reread = 0, False
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._failure: Exception | None = None
@@ -57,6 +57,7 @@ class JobTrials:
             if self._failure is not None:  # nobody would hear of its end
                 raise self._failure
             self._running[task.trial] = task, row["id"], future
+            self._must_reread |= task.attempt > 1  # nobody has answered what it reported meanwhile
         return future
 
     def leave(self, future: Future[Any]) -> None:
@@ -84,6 +85,9 @@ class JobTrials:
         """Show new reports to the driver, and write its answers where the trials look for them."""
         path = path_of("v1", "sweeps", str(self._sweep), "trials")
         is_complete = False
+        with self._lock:
+            if self._must_reread:
+                self._version, self._must_reread = 0, False
         while not is_complete:
             answer = self._requests.send("GET", path, query={"since": self._version})
             self._version, is_complete = answer["version"], answer["is_complete"]

@@ -83,7 +83,8 @@ def test_a_job_without_nodes_begins_on_full_machines_and_waits_only_for_a_launch
     snapshot = JobsSnapshot(machines=(LAB,), waiting=(gang, driver), attempts=(busy,))
     assert placed(snapshot) == {"driver": ()}
     made = decide(replace(snapshot, machines=(replace(LAB, is_draining=True),)), NOW)
-    assert made.placements == made.reservations == ()
+    assert not made.placements
+    assert not made.reservations
     reason = "waits for a launcher: the machines begin no jobs, because they are drained"
     assert made.waiting["driver"].sentence(UTC).startswith(reason)
     lonely = why(JobsSnapshot(machines=(), waiting=(driver,)), "driver")

@@ -97,7 +97,7 @@ async def give_back(call: Call, request: job_wire.NextIn) -> wire.Done:
     return wire.Done()
 
 
-async def start_trial(call: Call, request: job_wire.TrialIn) -> job_wire.JobOut:
+async def start_trial(call: Call, request: job_wire.NewTrialJob) -> job_wire.JobOut:
     record = await call.hub.trial_jobs.start(call.actor, call.path["id"], _number(call), request.number, request.task)
     return await job_out(call, record)
 

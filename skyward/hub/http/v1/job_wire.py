@@ -263,7 +263,7 @@ class AttemptEndIn(Struct):
     may_retry: bool = True
 
 
-class TrialIn(Struct, forbid_unknown_fields=True):
+class NewTrialJob(Struct, forbid_unknown_fields=True):
     """Trial that a job shall run, with the fields of `skyward.hub.client.trial.TrialTask`."""
 
     number: Annotated[int, Meta(ge=0)]

@@ -51,7 +51,8 @@ class TrialJobs(Service):
         driver, _ = need_attempt(tx, actor, job_id, attempt, for_update=tx.for_update)
         spec = driver.decoded_spec()
         if spec.trials is None or spec.sweep is None:
-            raise Refusal(Reason.CONFLICT, f"job={job_id[:40]}: drives no sweep whose trials are jobs", field="job")
+            problem = "drives no sweep whose trials are jobs; submit one with trials='jobs'"
+            raise Refusal(Reason.CONFLICT, f"job={job_id[:40]}: {problem}", field="job")
         if driver.ends_as is not None:
             raise Refusal(Reason.CONFLICT, f"job={job_id[:40]}: is being ended; begin no trial", field="job")
         row = jobs.find_job_by_key(tx, driver.project, trial_key(spec.sweep, number))

@@ -14,6 +14,7 @@ import { ask, attempt, copyText, Empty, notify, Paste, Pill, Problem, Reason } f
 /** @typedef {{title: string, icon: string, done: string, question?: string, text?: string, danger?: boolean}} Action */
 
 const [LOOK_MS, RUNS_LOOK_MS] = [2000, 10_000];
+const MOST_TRIALS = 200;
 const ACTIONS = /** @type {Record<string, Action>} */ ({
   save: { title: "Save", icon: "save", done: "It saves a checkpoint at its next step." },
   hold: { title: "Hold", icon: "hold", done: "It does not begin until it is released." },
@@ -42,10 +43,10 @@ const DELETE = {
 };
 
 /** Names of the actions that a job takes now. @param {Job} job */
-function actionsOf({ status, is_held, ended_at }) {
+function actionsOf({ status, is_held, ended_at, spec }) {
   if (ended_at) return status === "completed" ? [] : ["retry"];
   if (status === "queued") return [is_held ? "release" : "hold", "cancel"];
-  return status === "running" ? ["save", "cancel"] : ["cancel"];
+  return status === "running" && !spec.trials ? ["save", "cancel"] : ["cancel"];
 }
 
 /** @param {{job: Job, reload: () => void}} props */
@@ -87,8 +88,20 @@ function Tiles({ job, history, now }) {
 function Attempts({ job }) {
   if (!job.attempts.length) return null;
   return html`<section class="card"><header><h2>Attempts in words</h2></header><div class="scroll-x"><table class="plain" aria-label="Attempts in words"><thead><tr><th class="number">Number</th><th>Machines</th><th>Began</th><th>Ran</th><th>End</th><th>Why</th><th class="number">Output</th><th class="number">Cost</th></tr></thead>
-    <tbody>${[...job.attempts].reverse().map((one) => html`<tr key=${one.number}><td class="number">${one.number}</td><td>${one.machines}, ${one.nodes.length > 1 ? "nodes" : "node"} ${one.nodes.join(", ")}</td><td class="fit">${moment(one.began_at)}</td>
+    <tbody>${[...job.attempts].reverse().map((one) => html`<tr key=${one.number}><td class="number">${one.number}</td><td>${one.machines}, ${one.nodes.length ? `${one.nodes.length > 1 ? "nodes" : "node"} ${one.nodes.join(", ")}` : "no node"}</td><td class="fit">${moment(one.began_at)}</td>
       <td class="fit">${one.began_at ? duration((one.ended_at ?? Date.now()) - one.began_at) : ""}</td><td>${one.end ? one.end.replace("_", " ") : "goes on"}</td><td class="detail"><${Reason} text=${one.error} /></td><td class="number">${bytes(one.output_bytes)}</td><td class="number">${money(one.cost_usd)}</td></tr>`)}</tbody></table></div></section>`;
+}
+
+/** Jobs of the trials that this one submits, the newest first. @param {{job: Job}} props */
+function Trials({ job }) {
+  const { trials, sweep } = job.spec;
+  const load = () => (trials ? get("/v1/jobs", { sweep, limit: MOST_TRIALS }) : Promise.resolve({ jobs: [] }));
+  const { value } = useFresh(load, `${job.id} ${job.status}`, [], LOOK_MS);
+  const jobs = /** @type {Job[]} */ (value?.jobs ?? []);
+  if (!jobs.length) return null;
+  const states = [...new Set(jobs.map(({ status }) => status))].map((state) => `${jobs.filter(({ status }) => status === state).length} ${state.replace("_", " ")}`);
+  return html`<section class="card"><header><h2 class="grow">Trials</h2><span class="muted">${states.join(", ")}</span></header><div class="scroll-x"><table class="plain" aria-label="Trials"><thead><tr><th class="number">Trial</th><th>Job</th><th>State</th><th>Why</th><th class="number">Attempts</th><th class="number">Cost</th></tr></thead>
+    <tbody>${jobs.map((one) => html`<tr key=${one.id}><td class="number">${one.spec.trial?.number}</td><td><a href=${`/jobs/${one.id}`}><b>${one.name}</b></a></td><td><${Pill} status=${one.status} /></td><td class="detail"><${Reason} text=${one.why} /></td><td class="number">${one.attempt_count}</td><td class="number">${money(one.cost_usd)}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 /** @param {{job: Job, sizes: Record<string, number>}} props */
@@ -128,7 +141,7 @@ function fieldsOf(spec) {
 function Request({ job }) {
   const text = (/** @type {any} */ value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
   return html`<section class="card"><header><h2>Request</h2></header><div class="body"><dl class="facts">
-    ${job.spec.sweep && html`<dt>Runs</dt><dd><a href=${`/sweeps/${job.spec.sweep}`}>sweep ${job.spec.sweep}</a></dd>`}<dt>type</dt><dd>${job.type}</dd><dt>priority</dt><dd>${job.priority}</dd>
+    ${job.spec.trial && html`<dt>Trial of</dt><dd><a href=${`/sweeps/${job.spec.trial.sweep}`}>sweep ${job.spec.trial.sweep}</a></dd>`}${job.spec.sweep && html`<dt>Runs</dt><dd><a href=${`/sweeps/${job.spec.sweep}`}>sweep ${job.spec.sweep}</a></dd>`}<dt>type</dt><dd>${job.type}</dd><dt>priority</dt><dd>${job.priority}</dd>
     ${fieldsOf(job.spec).map(([key, value]) => html`<dt>${key}</dt><dd class="mono">${text(value)}</dd>`)}
     <dt>Submitted</dt><dd>${moment(job.created_at)} by ${job.user}</dd>
     <dt>Id</dt><dd class="mono">${job.id} <button class="button bare small" onClick=${() => copyText(job.id).then(() => notify("The id is copied."))}>Copy</button></dd></dl></div></section>`;
@@ -161,6 +174,7 @@ export function JobPage({ id }) {
     <${Headline} job=${job} />
     <${Tiles} job=${job} history=${history} now=${now} />
     <div class="stack"><${AttemptLines} job=${job} history=${history} now=${now} />
+      <${Trials} job=${job} />
       <${JobOutput} key=${job.id} job=${job} />
       <${Attempts} job=${job} />
       <div class="columns"><${Request} job=${job} /><div class="stack"><${Result} job=${job} sizes=${history.result_sizes} /><${Deliveries} deliveries=${history.deliveries} /><${Runs} job=${job} /></div></div></div>`;

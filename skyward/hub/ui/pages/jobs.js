@@ -121,7 +121,7 @@ function useOver(states) {
   const [list, setList] = useState(/** @type {{items: any[] | null, next: string | null, problem: any}} */ ({ items: null, next: null, problem: null }));
   const load = async (/** @type {string | null} */ token, /** @type {any[]} */ before) => {
     try {
-      const page = await get("/v1/jobs", { status: states, limit: PAGE, page_token: token });
+      const page = await get("/v1/jobs", { status: states, limit: PAGE, page_token: token, trials: "false" }); // a sweep's job shows them
       setList({ items: [...before, ...page.jobs], next: page.next_page_token ?? null, problem: null });
     } catch (problem) {
       setList((now) => ({ ...now, problem }));

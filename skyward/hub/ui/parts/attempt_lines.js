@@ -37,7 +37,8 @@ export function waitsOf({ created_at, attempts, ended_at }, now) {
 
 /** Machines of an attempt in words, and whether they differ from those before. @param {Attempt} attempt @param {Attempt | undefined} before */
 function placeOf(attempt, before) {
-  const place = `${attempt.machines}, node${attempt.nodes.length > 1 ? "s" : ""} ${attempt.nodes.join(", ")}`;
+  const nodes = attempt.nodes.length ? `node${attempt.nodes.length > 1 ? "s" : ""} ${attempt.nodes.join(", ")}` : "no node";
+  const place = `${attempt.machines}, ${nodes}`;
   const hasMoved = before && (before.machines !== attempt.machines || String(before.nodes) !== String(attempt.nodes));
   return { place, hasMoved };
 }

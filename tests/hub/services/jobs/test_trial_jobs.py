@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -110,15 +111,15 @@ def test_token_of_a_driver_is_for_jobs_of_its_trials_only(world: World) -> None:
     with pytest.raises(Refusal, match="attempt=1: is over, or has another runner"):
         start(world, driver, 1)
     jobs = world.hub.jobs
-    for act in (
-        lambda: jobs.cancel(token, other),
-        lambda: jobs.retry(token, driver),
-        lambda: jobs.delete(token, other),
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: world.do(jobs.cancel(token, other)),
+        lambda: world.do(jobs.retry(token, driver)),
+        lambda: world.do(jobs.delete(token, other)),
         lambda: world.submit(actor=token),
-    ):
+    )
+    for act in acts:
         with pytest.raises(Refusal, match="is of a sweep's driver"):
-            work = act()
-            world.do(work)
+            act()
     world.do(jobs.cancel(token, trial))
     assert world.state(trial) == "cancelled"
 
@@ -133,6 +134,6 @@ def test_token_of_a_driver_is_for_jobs_of_its_trials_only(world: World) -> None:
         ({"nodes": 0, "sweep": 1, "trials": {**asdict(SPEC), "sweep": 1}}, "trials: names a sweep"),
     ],
 )
-def test_wrong_drivers_are_refused_in_words(world: World, changes: dict[str, object], problem: str) -> None:
+def test_wrong_drivers_are_refused_in_words(world: World, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(Refusal, match=problem):
         world.submit(**changes)
