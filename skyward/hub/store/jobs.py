@@ -151,7 +151,8 @@ def jobs_before(
         condition += " AND j.key LIKE ?"
         chosen.append(f"sweep/{sweep}/%")
     elif not with_trials:
-        condition += " AND (j.key IS NULL OR j.key NOT LIKE 'sweep/%')"
+        condition += " AND (j.key IS NULL OR j.key NOT LIKE ?)"
+        chosen.append("sweep/%")  # PostgreSQL's driver takes no % in the text
     rows = snapshot.execute(
         f"SELECT {_COLUMNS} FROM job j WHERE j.project = ? AND j.pk < ?{condition} ORDER BY j.pk DESC LIMIT ?",
         (project, 2**62 if before is None else before, *chosen, limit),
