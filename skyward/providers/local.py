@@ -218,6 +218,7 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
         hint = longest if error.errno == errno.E2BIG else "; free memory, processes or descriptors"
         raise _failure(config, f"could not be started: {error.strerror}{hint}") from error
     assert process.stdin is not None
+    _started.add(process)
     with contextlib.suppress(BrokenPipeError):  # the process died; `_ready` reports how
         process.stdin.write(pickle.dumps(config))
         process.stdin.close()
@@ -286,9 +287,28 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _close_output(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipe that shows a new node that this process lives; see `NodeConfig.starter`."""
+    """Close the pipe that shows a node that this process lives; see `NodeConfig.starter`."""
+    _started.discard(process)
     if process.stdout is not None:
         process.stdout.close()
+
+
+_started: set[subprocess.Popen[bytes]] = set()
+"""First processes of the nodes that this process has started and not ended."""
+
+
+def _forget_in_child() -> None:
+    """Let go of the pipes in a fork of this process, which may live on when this one becomes another program."""
+    with contextlib.suppress(OSError, ValueError):  # no descriptor is left, or a pipe is closed at this moment
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for process in _started:
+            if process.stdout is not None:  # another thread may have held the file's lock, so it is not closed here
+                os.dup2(nothing, process.stdout.fileno(), inheritable=False)
+        os.close(nothing)
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def collect_garbage(*, is_dry_run: bool = False) -> list[str]:

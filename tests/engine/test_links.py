@@ -236,6 +236,8 @@ def test_a_link_that_stays_cut_loses_the_node_and_its_agent_ends_by_itself(provi
         agent = Faults(pool).agent()
         future = hang() > pool
         until(future.running)
+        until(lambda: len(provider.relays()) == 2)
+        time.sleep(1.0)  # the keeper speaks to the agent, which then no longer counts on the life of this process
         provider.cut()
         began = time.monotonic()
         with pytest.raises(NodeLost) as caught:
