@@ -46,6 +46,13 @@ class Wire:
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
+        if scope["type"] == "lifespan":
+            for wanted in ("startup", "shutdown"):
+                assert (await receive())["type"] == f"lifespan.{wanted}"
+                if wanted == "shutdown":
+                    await self._hub.aclose()
+                await send({"type": f"lifespan.{wanted}.complete"})
+            return
         body, more = b"", True
         while more:
             message = await receive()
@@ -73,7 +80,7 @@ class Wire:
 @contextmanager
 def served(wire: Wire) -> Iterator[str]:
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(wire, port=port, lifespan="off", log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(wire, port=port, lifespan="on", log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
