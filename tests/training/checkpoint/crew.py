@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ Said = dict[str, list[Any]]
 
 WARM = multiprocessing.get_context("forkserver")
 """Context of processes that are forks of one that has imported torch. Its import costs more than most of them."""
-WARM.set_forkserver_preload(["pytest", "torch.distributed", "torch._dynamo", "skyward.training.checkpoint"])
+WARM.set_forkserver_preload(["tests.training.checkpoint.warm"])
 
 
 def warm_process(target: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -74,6 +75,7 @@ def _lead(folder: str, cases: list[Case], environments: list[dict[str, str]], im
     for each in imports:
         importlib.import_module(each)
 
+    gc.freeze()
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     ranks = [

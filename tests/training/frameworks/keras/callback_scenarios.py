@@ -7,6 +7,7 @@ It prints the callbacks' events as JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import Any
 backend = os.environ["KERAS_BACKEND"]
 if backend != "tensorflow":
     sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras does without
+gc.disable()  # until all is imported: it stays
 
 import keras
 import numpy as np
@@ -225,6 +227,8 @@ def passes_over() -> Any:
 
 
 def main() -> None:
+    gc.enable()
+    gc.freeze()
     keras.utils.set_random_seed(0)
     found = {
         "events": events(),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -17,6 +18,7 @@ from typing import Any
 backend = os.environ["KERAS_BACKEND"]
 if backend != "tensorflow":
     sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras does without
+gc.disable()  # until all is imported: it stays
 
 import keras
 import numpy as np
@@ -297,6 +299,8 @@ def ranks() -> Any:
 
 
 def main() -> None:
+    gc.enable()
+    gc.freeze()
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("skyward.training").addHandler(handler)
