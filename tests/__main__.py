@@ -41,7 +41,8 @@ PARTS: dict[str, Groups] = {
         "frameworks": promises.FRAMEWORKS,
         "hub": promises.HUB,
     },
-    # Groups begin in this order. Groups that another one waits for come first.
+    # Groups begin in this order. Groups that another one waits for come first, then the longest: two cores would idle
+    # beside a long one that began late.
     "rest": {
         "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
         "faults": tuple(
@@ -51,16 +52,17 @@ PARTS: dict[str, Groups] = {
         "training": ("tests/training",),
         "hub": ("tests/hub",),
         "core": ("tests",),
-        "machines": ("tests/bootstrap", "tests/lifecycle", "tests/providers", "tests/ssh"),
-        "examples": ("tests/test_examples.py",),
+        "jobs": ("tests/hub/jobs",),
+        "machines": ("tests/providers", "tests/ssh"),
         "integrations": ("tests/integrations",),
+        "examples": ("tests/test_examples.py",),
+        "processes": ("tests/bootstrap", "tests/lifecycle"),
         "pages": ("tests/hub/ui", "tests/test_browser.py", "tests/test_notebook_in_browser.py"),
     },
 }
 # A browser drops its connections whenever a network interface comes or goes, and tests of hosts make many of them.
-# Tests of machines watch leases of seconds: they begin when fewer hosts boot, and first come those of tests/bootstrap,
-# which watch none. If they began any later, they would be the last to end.
-AFTER = {"pages": ("hosts", "faults", "rented"), "machines": ("rented",)}
+# Tests of machines and processes watch leases of seconds: they begin when fewer hosts boot.
+AFTER = {"pages": ("hosts", "faults", "rented"), "machines": ("rented",), "processes": ("rented",)}
 # Tests wait for processes, and those of hosts for much else: five groups keep two cores busy. More groups would end
 # later, since the last ones would be long, and fail tests that look at the clock.
 AT_ONCE = 5
