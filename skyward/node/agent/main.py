@@ -55,7 +55,6 @@ def main() -> int:
         make_private_folder(config.folder)
         listener = listen_at(config.socket_path)
         # An agent creates hardly any cycles, and a collection would delay somebody's call.
-        gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 10, 10)
         lease = Lease(config.lease_s, config.lease_file, starter=Starter(config.starter) if config.starter else None)

@@ -117,8 +117,7 @@ def serve_orders(sock: socket.socket, config: ZygoteConfig) -> None:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
     gc.enable()
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # with the garbage: it is little, and looking for it takes 0.3 s after torch
     if config.is_for_ranks:
         # A rank adopts orphans too, so while it lives, its descendants stay below it. When it dies, the rest become
         # children of this process, which can tell that they are orphans because it did not fork them.
