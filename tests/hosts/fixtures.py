@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.few_modules import few_modules
 from tests.hosts.base import base, missing
 from tests.hosts.bed import Bed
 from tests.hosts.ec2 import Ec2
@@ -92,10 +93,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def bed() -> Iterator[Bed]:
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     """Return the network of this session's hosts."""
     require_hosts()
-    with Bed.claim() as bed:
+    with Bed.claim() as bed, few_modules(tmp_path_factory.mktemp("config")):
         yield bed
 
 

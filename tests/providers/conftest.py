@@ -11,6 +11,7 @@ import pytest
 
 from skyward.providers.ssh import SSH
 from skyward.ssh.connect import Transport
+from tests.few_modules import few_modules
 from tests.ssh.server import Server, needs_sshd
 
 
@@ -52,7 +53,8 @@ def _shared_hosts() -> Iterator[Hosts]:
     needs_sshd()
     folder = Path(tempfile.mkdtemp(prefix="sky-hosts-", dir="/tmp"))
     made = Hosts(folder, 2)
-    yield made
+    with few_modules(folder / "config"):
+        yield made
     made.stop()
     shutil.rmtree(folder)
 
