@@ -104,7 +104,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtestloop() -> None:
     """Leave what was imported out of all further garbage collections, which begin here."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
@@ -127,6 +126,8 @@ class _Progress:
             crash = getattr(report.longrepr, "reprcrash", None)
             self._failures.append(f"{report.nodeid}: {getattr(crash, 'message', report.when).partition(chr(10))[0]}")
         self._finished += report.when == "teardown"
+        if report.when != "teardown" and not report.failed:
+            return
         failed = f", {len(self._failures)} failed" if self._failures else ""
         new = self._path.with_suffix(".new")
         new.write_text("\n".join([f"{self._finished}/{self._total}{failed}", *self._failures]))
