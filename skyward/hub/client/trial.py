@@ -331,7 +331,7 @@ def _reporter_of(task: TrialTask) -> Iterator[tuple[TrialReporter | None, Callab
         yield None, _without_orders
         return
     if task.reports_to_hub:
-        yield _hub_reporter(task), _without_orders
+        yield hub_reporter(task), _without_orders
         return
     from ...node.slot.channels import channel_of
 
@@ -410,7 +410,7 @@ def _remove(folders: Sequence[str]) -> None:
             _log.warning("folder %s of an old trial is not removed: %s", path, error)
 
 
-def _hub_reporter(task: TrialTask) -> TrialReporter:
+def hub_reporter(task: TrialTask) -> TrialReporter:
     """Return a reporter that writes to the hub, and reads there the answer to earlier reports.
 
     A hub that is away does not end the trial: its reports wait for the next one, and the first of them for a minute.

@@ -18,6 +18,9 @@ from .values import (
     UserState,
 )
 
+MOST_DRIVERS = 64
+"""Most jobs without nodes on one machine set. Each is a process beside a launcher, of about 100 MiB."""
+
 
 class Holdings:
     """Machines and jobs that a project or a user holds, beside what it may hold.
@@ -41,8 +44,6 @@ class Holdings:
     def refusal(self, job: HubJob, machines: MachineSet) -> str:
         """Return why the job exceeds a limit on these machines; empty if it does not."""
         quota, kind = self.quota, machines.device_kind
-        if not job.shape.nodes:
-            return ""
         if quota.jobs is not None and self.jobs >= quota.jobs:
             return f"{self.name} runs {self.jobs} of {quota.jobs} jobs"
         if quota.nodes is not None and self.nodes + job.shape.nodes > quota.nodes:
@@ -72,6 +73,7 @@ class JobLimits:
         self.projects = {project.name: project for project in snapshot.projects}
         self._users = {user.name: user for user in snapshot.users}
         self._held: dict[tuple[str, str], Holdings] = {}
+        self._drivers: Counter[str] = Counter()
         for attempt in snapshot.attempts:
             self.add(attempt.job, sets[attempt.machines], len(attempt.nodes))
 
@@ -83,11 +85,15 @@ class JobLimits:
 
     def add(self, job: HubJob, machines: MachineSet, nodes: int) -> None:
         """Count a job that holds machines."""
+        self._drivers[machines.name] += not nodes
         for holdings in self._of(job):
             holdings.add(job, machines, nodes)
 
     def refusal(self, job: HubJob, machines: MachineSet) -> str:
         """Return which limit the job exceeds on these machines; empty if none."""
+        if not job.shape.nodes:
+            count = self._drivers[machines.name]
+            return f"machines {machines.name} have {count} jobs without nodes already" if count >= MOST_DRIVERS else ""
         return next((why for held in self._of(job) if (why := held.refusal(job, machines))), "")
 
     def money(self, job: HubJob) -> str:

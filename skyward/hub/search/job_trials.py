@@ -8,7 +8,7 @@ import json
 import pickle
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,14 +18,11 @@ from ..client.connection import HubConnection, path_of
 from ..client.jobs import FINAL
 from ..client.repeated import RepeatedRequests
 from ..client.trial import STOP_ATTRIBUTE, TrialReturn, TrialTask
-from ..model.jobs import JobState
 from .driver import answer_of
 from .plans import PlaceLost
 
 LOOK_S = 0.5
 """Seconds between two looks at reports and jobs."""
-_OPEN = [state.value for state in JobState if not state.is_final]
-_PAGE = 1000
 
 
 class JobTrials:
@@ -51,6 +48,8 @@ class JobTrials:
     def start(self, task: TrialTask) -> Future[Any]:
         """Submit the job of a trial, or find the one that an earlier driver submitted."""
         body = {"number": task.number, "task": asdict(replace(task, reports_to_hub=True))}
+        if task.attempt > 1:  # the reason to stop may be that of a sweep that was stopped, and goes on
+            self._answer(task.trial, "")
         row = self._requests.send("POST", f"{self._path}/trials", body)
         future: Future[Any] = Future()
         with self._lock:
@@ -103,8 +102,11 @@ class JobTrials:
         answer = answer_of(found[0].token)
         reason = "" if answer is None else answer(step, value)
         if reason:
-            body = {"key": uuid.uuid4().hex, "system_attrs": {STOP_ATTRIBUTE: json.dumps(reason)}}
-            self._requests.send("PATCH", path_of("v1", "trials", str(trial)), body)
+            self._answer(trial, reason)
+
+    def _answer(self, trial: int, reason: str) -> None:
+        body = {"key": uuid.uuid4().hex, "system_attrs": {STOP_ATTRIBUTE: json.dumps(reason)}}
+        self._requests.send("PATCH", path_of("v1", "trials", str(trial)), body)
 
     def _take_ends(self) -> None:
         self._end_cancelled()
@@ -112,7 +114,7 @@ class JobTrials:
             running = list(self._running.items())
         if not running:
             return
-        still = set(self._open_jobs())
+        still = set(self._requests.send("GET", f"{self._path}/trials")["jobs"])
         for trial, (_, job, future) in running:
             if job not in still and (row := self._requests.send("GET", path_of("v1", "jobs", job)))["status"] in FINAL:
                 self._take_reports()  # those that it wrote last
@@ -120,17 +122,6 @@ class JobTrials:
                 with self._lock:
                     self._running.pop(trial, None)
                 _resolve(future, end)
-
-    def _open_jobs(self) -> Iterator[str]:
-        """Yield the ids of the trials' jobs that are not over."""
-        token = None
-        while True:
-            query = {"sweep": self._sweep, "status": _OPEN, "limit": _PAGE, "page_token": token}
-            answer = self._requests.send("GET", "/v1/jobs", query=query)
-            yield from (row["id"] for row in answer["jobs"])
-            token = answer["next_page_token"]
-            if token is None:
-                return
 
     def _end_cancelled(self) -> None:
         with self._lock:

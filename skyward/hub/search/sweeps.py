@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import uuid
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...accelerators import Accelerator
 from ...calls.compute import ComputeFunction, as_compute
 from ...errors import MissingDependency, UsageError
 from ..client.connection import HubConnection, path_of
@@ -164,13 +166,15 @@ def start_sweep(
         checked = replace(checked, resources_per_trial=wanted)
     if on == "jobs":
         check_root(checked, checked.checkpoint_dir)
+    trials: Literal["calls", "jobs"] = "jobs" if on == "jobs" else "calls"
+    options = {} if pool is not None else _job_options(address, checked, job or {}, trials)
     row = _open(address, chosen, checked)
     if row["status"] in ENDS:
         return Sweep(address, row)
     if pool is not None:
         _drive(address, row, checked, function, pool)
     elif row["status"] == "interrupted":
-        _submit(address, row, checked, function, job or {}, trials="jobs" if on == "jobs" else "calls")
+        _submit(row, function, options, trials)
     return Sweep(address, row)
 
 
@@ -250,30 +254,24 @@ def _open(address: Address, name: str, config: SweepConfig) -> dict[str, Any]:
 
 
 def _submit(
-    address: Address,
     row: Mapping[str, Any],
-    config: SweepConfig,
     function: ComputeFunction[..., Any],
-    job: Mapping[str, Any],
-    *,
+    options: Mapping[str, Any],
     trials: Literal["calls", "jobs"],
 ) -> None:
     """Let a job run the sweep."""
     # The driver gives each call its nodes, and takes the other options from here.
     call = function.with_options(nodes=None)(None)
-    options = {"name": str(row["name"])[:100], **_job_options(address, config, job)}
-    if trials == "jobs" and options["nodes"] != 1:
-        options["on"] = "all"
-    submit(call, sweep=row["id"], trials=trials, **options)
+    submit(call, sweep=row["id"], trials=trials, **{"name": str(row["name"])[:100], **options})
 
 
-def _job_options(address: Address, config: SweepConfig, job: Mapping[str, Any]) -> dict[str, Any]:
+def _job_options(address: Address, config: SweepConfig, job: Mapping[str, Any], trials: str) -> dict[str, Any]:
     """Return options of `hub.submit`: those that were given, and what fits a sweep."""
     for option in ("key", "on", "sweep", "trials"):
         if option in job:
             raise UsageError(f"{option}={job[option]!r}: is no option of a sweep; leave it out", field=option)
     resources = config.resources_per_trial
-    defaults = {
+    defaults: dict[str, Any] = {
         "nodes": resources.nodes or 1,
         "accelerator": resources.gpu_type,
         "type": "training",
@@ -281,6 +279,19 @@ def _job_options(address: Address, config: SweepConfig, job: Mapping[str, Any]) 
         "preemptible": True,
         "project": address.project,
     }
+    if trials == "jobs":  # each has the machines of its own resources
+        if resources.gpus is not None and resources.gpu_type is not None:
+            defaults["accelerator"] = Accelerator.from_name(resources.gpu_type, count=math.ceil(resources.gpus))
+        elif resources.gpus is not None and "accelerator" not in job:
+            raise UsageError(
+                f"resources_per_trial.gpus={resources.gpus:g}: a job counts devices of one type; pass gpu_type too",
+                field="resources_per_trial.gpu_type",
+            )
+        defaults |= {
+            "vcpus": None if resources.cpus is None else math.ceil(resources.cpus),
+            "memory_gib": resources.memory,
+            "on": "one" if job.get("nodes", defaults["nodes"]) == 1 else "all",
+        }
     return {**defaults, **job}
 
 

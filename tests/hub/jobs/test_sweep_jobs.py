@@ -10,10 +10,15 @@ import sys
 from collections import Counter
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skyward import hub
+from skyward.cli import main
+from skyward.errors import UsageError
+from skyward.hub.client import repeated
+from skyward.hub.client.trial import TrialTask, hub_reporter
 from tests.hub.jobs.hub_process import HubProcess
 from tests.hub.search import objectives
 from tests.hub.search.objectives import SPACE
@@ -73,7 +78,7 @@ def note(trial: hub.Trial) -> float:
 
 
 def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
-    hub_process: HubProcess, tmp_path: Path
+    hub_process: HubProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "alone.py").write_text(FILE)
     form = {
@@ -92,7 +97,7 @@ def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
     driver = sweep.job
     assert driver is not None
     until(lambda: lines_of(tmp_path / "notes")["begin"] >= 2, 60)
-    os.kill(int((hub_process.data / "launcher" / "attempts" / f"{driver.id}-1" / "pid").read_text()), signal.SIGKILL)
+    os.kill(runner_of(hub_process, driver), signal.SIGKILL)
     until(lambda: len(driver.attempts) == 2 and lines_of(tmp_path / "notes")["end"] >= 3, 60)
     hub_process.kill()
     hub_process.start()
@@ -101,9 +106,44 @@ def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
     assert [trial.state for trial in sweep.trials] == ["completed"] * 6
     assert driver.result(60) == {"sweep": sweep.id, "end": "completed"}
     assert len(driver.attempts) == 2
+    assert main(["job", "show", driver.id]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[:3] for line in shown[-6:]] == [[str(n), sweep.jobs[n].id, "completed"] for n in range(5, -1, -1)]
+    assert main(["hpo", "show", "alone"]) == 0
+    assert "jobs      6 completed" in capsys.readouterr().out
+    assert main(["job", "list"]) == 0
+    assert "alone-0" not in capsys.readouterr().out
+    assert main(["job", "list", "--trials"]) == 0
+    assert "alone-0" in capsys.readouterr().out
 
 
-def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+def test_reports_of_a_job_wait_for_a_hub_that_is_away(hub_process: HubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "RETRY_S", 0.2)
+    with hub_process.client() as client:
+        body = {"name": "away", "key": "away", "directions": ["minimize"]}
+        sweep = client.post("/v1/sweeps", json=body).json()["id"]
+        trial = client.post(f"/v1/sweeps/{sweep}/trials", json={"key": "first"}).json()["id"]
+    report = hub_reporter(TrialTask(sweep="away", number=0, trial=trial, params={}))
+    assert report(0, 3.0) == ""
+    hub_process.kill()
+    assert [report(1, 2.0), report(2, 1.0)] == ["", ""], "the trial goes on"
+    hub_process.start()
+    with hub_process.client() as client:
+        body = {"key": "stop", "system_attrs": {"skyward:stop": '"pruned"'}}
+        assert client.patch(f"/v1/trials/{trial}", json=body).status_code == 200
+        assert report(3, 0.5) == "pruned"
+        steps = client.get(f"/v1/trials/{trial}").json()["steps"]
+    assert [(step["step"], step["value"]) for step in steps] == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.5)]
+
+
+def test_gpus_of_a_trial_that_is_a_job_need_a_type() -> None:
+    with pytest.raises(UsageError, match=r"resources_per_trial.gpus=1: a job counts devices of one type"):
+        hub.sweep(objectives.square, SPACE, name="gpus", on="jobs", resources_per_trial={"gpus": 1})
+
+
+def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(
+    hub_process: HubProcess, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes"
 
     def start() -> hub.Sweep:
@@ -123,6 +163,10 @@ def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(tm
     until(lambda: lines_of(notes)["begin"] == 2, 60)
     driver = sweep.job
     assert driver is not None
+    os.kill(runner_of(hub_process, driver), signal.SIGTERM)  # its machine shuts down
+    until(lambda: len(driver.attempts) == 2 and driver.status == "running", 60)
+    assert driver.attempts[0].end == "stopped"
+    assert {job.status for job in sweep.jobs} == {"running"}, "the trials go on"
     assert driver.cancel()
     with pytest.raises(CancelledError):
         driver.result(60)
@@ -134,6 +178,11 @@ def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(tm
     assert sweep.wait(60).status == "stopped"
     assert [(trial.state, trial.stopped_by) for trial in sweep.trials] == [("pruned", "stopped")] * 2
     assert {job.status for job in sweep.jobs} == {"completed"}
+
+
+def runner_of(hub_process: HubProcess, job: hub.Job[Any]) -> int:
+    """Return the process of the first attempt of a job."""
+    return int((hub_process.data / "launcher" / "attempts" / f"{job.id}-1" / "pid").read_text())
 
 
 def lines_of(file: Path) -> Counter[str]:

@@ -24,6 +24,7 @@ from skyward.hub.schedule import (
     UserState,
     decide,
 )
+from skyward.hub.schedule.limits import MOST_DRIVERS
 
 NOW = 1_000_000.0
 LAB = MachineSet(name="lab", nodes=4, devices=8, accelerator="A100")
@@ -87,6 +88,9 @@ def test_a_job_without_nodes_begins_on_full_machines_and_waits_only_for_a_launch
     assert not made.reservations
     reason = "waits for a launcher: the machines begin no jobs, because they are drained"
     assert made.waiting["driver"].sentence(UTC).startswith(reason)
+    drivers = tuple(running(job(f"driver-{number}", nodes=0)) for number in range(MOST_DRIVERS))
+    crowded = why(JobsSnapshot(machines=(LAB,), waiting=(driver,), attempts=drivers), "driver")
+    assert crowded == "waits for a launcher: machines lab have 64 jobs without nodes already"
     lonely = why(JobsSnapshot(machines=(), waiting=(driver,)), "driver")
     assert lonely == "waits for a launcher: no machines of this hub can run it"
 

@@ -102,6 +102,10 @@ async def start_trial(call: Call, request: job_wire.NewTrialJob) -> job_wire.Job
     return await job_out(call, record)
 
 
+async def trial_jobs(call: Call, _request: wire.Nothing) -> job_wire.TrialJobsOut:
+    return job_wire.TrialJobsOut(await call.hub.trial_jobs.unfinished(call.actor, call.path["id"], _number(call)))
+
+
 def _number(call: Call) -> int:
     number = call.path["number"]
     if not (number.isascii() and number.isdecimal() and len(number) < 10):

@@ -270,6 +270,12 @@ class NewTrialJob(Struct, forbid_unknown_fields=True):
     task: dict[str, Any]
 
 
+class TrialJobsOut(Struct):
+    """Ids of the jobs of a sweep's trials that are not over."""
+
+    jobs: list[str]
+
+
 class NextIn(Struct):
     """Question of a runner that waits."""
 

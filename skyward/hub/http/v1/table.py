@@ -132,6 +132,7 @@ JOBS = (
     Route("POST", "/v1/jobs/{id}/attempts/{number}/next", job_wire.NextIn, job_wire.NextOut, WRITE, "job", attempts.next_attempt, "Ask for the next attempt, for a runner that waits with its machines."),
     Route("POST", "/v1/jobs/{id}/attempts/{number}/give-back", job_wire.NextIn, wire.Done, WRITE, "job", attempts.give_back, "Tell that the machines of a runner that waited are gone."),
     Route("POST", "/v1/jobs/{id}/attempts/{number}/trials", job_wire.NewTrialJob, job_wire.JobOut, WRITE, "job", attempts.start_trial, "Submit the job of a trial, or find it, for the driver of its sweep.", MIB, status=201),
+    Route("GET", "/v1/jobs/{id}/attempts/{number}/trials", wire.Nothing, job_wire.TrialJobsOut, READ, "job", attempts.trial_jobs, "List the jobs of a sweep's trials that are not over, for its driver."),
     Route("POST", "/v1/launchers/{name}/poll", job_wire.LauncherPoll, job_wire.LauncherOrdersOut, OWN, "capacity", attempts.poll, "Collect what a launcher must start and kill."),
     Route("GET", "/v1/queue", queue.QueueQuery, queue.QueueOut, READ, "job", queue.get, "Get the jobs that are not over in their order, and the devices that they hold or have reserved."),
     Route("GET", "/v1/usage", usage.UsageQuery, usage.UsageOut, READ, "job", usage.get, "Get device-hours and USD of each project by day and month as JSON, or by month as CSV, by `Accept`."),

@@ -62,8 +62,9 @@ def check_driver(spec: JobSpec) -> None:
     if spec.sweep is None or spec.nodes or spec.command or spec.operation:
         raise _invalid("trials", "needs a sweep, a call and nodes=0; send all of them, or leave trials out")
     own = JobSpec(**spec.trials)
-    if own.nodes < 1 or own.command or own.operation or own.cron or own.after:
-        raise _invalid("trials", "is no request of one call; leave command, operation, cron and after out")
+    if own.nodes < 1 or own.command or own.operation or own.cron or own.after or own.notify:
+        raise _invalid("trials", "is no request of one call; leave command, operation, cron, after and notify out")
+    check_command(own)
     if own.sweep is not None or own.trials is not None or own.trial is not None:
         raise _invalid("trials", "names a sweep of its own; leave sweep, trials and trial out of it")
 

@@ -175,7 +175,7 @@ def end_trials(tx: Transaction, driver: JobRow) -> None:
     spec = driver.decoded_spec()
     if spec.trials is None or spec.sweep is None:
         return
-    for trial in jobs.unfinished_trials(tx, driver.project, spec.sweep, for_update=tx.for_update):
+    for trial in jobs.unfinished_trials(tx, spec.sweep, for_update=tx.for_update):
         if trial.ends_as is None:
             cancel_job(tx, trial)
 

@@ -11,7 +11,7 @@ from ...model.jobs import JobRecord, JobSpec, JobState
 from ...model.refusal import Reason, Refusal
 from ...store import jobs
 from ...store.jobs import JobRow, trial_key
-from ...store.transaction import Transaction
+from ...store.transaction import ReadSnapshot, Transaction
 from ..bell import Bell
 from ..calls import Service
 from .attempts import need_attempt
@@ -45,20 +45,26 @@ class TrialJobs(Service):
         actor.require(Right.WRITE)
         return await self.database.write(self._start, actor, job_id, attempt, number, task)
 
+    async def unfinished(self, actor: Actor, job_id: str, attempt: int) -> list[str]:
+        """Return the ids of the jobs of a driver's trials that are not over.
+
+        Raises:
+            Refusal: The attempt is over, or its job drives no such sweep.
+        """
+        actor.require(Right.READ)
+        return await self.database.read(_unfinished, actor, job_id, attempt)
+
     def _start(
         self, tx: Transaction, actor: Actor, job_id: str, attempt: int, number: int, task: Mapping[str, Any]
     ) -> JobRecord:
         driver, _ = need_attempt(tx, actor, job_id, attempt, for_update=tx.for_update)
-        spec = driver.decoded_spec()
-        if spec.trials is None or spec.sweep is None:
-            problem = "drives no sweep whose trials are jobs; submit one with trials='jobs'"
-            raise Refusal(Reason.CONFLICT, f"job={job_id[:40]}: {problem}", field="job")
+        sweep = _sweep_of(driver)
         if driver.ends_as is not None:
             raise Refusal(Reason.CONFLICT, f"job={job_id[:40]}: is being ended; begin no trial", field="job")
-        row = jobs.find_job_by_key(tx, driver.project, trial_key(spec.sweep, number))
+        row = jobs.find_job_by_key(tx, driver.project, trial_key(sweep, number))
         blobs = {name: blob for name, blob in jobs.blobs_of(tx, driver.pk).items() if name in ("code", "call")}
         if row is None:
-            row = _new_row(tx, driver, spec.sweep, number, task, blobs.get("code", ("", 0))[0])
+            row = _new_row(tx, driver, sweep, number, task, blobs.get("code", ("", 0))[0])
             self.on_change(tx, actor, "job.create", f"job/{row.id}", {"name": row.name, "trial": number})
         elif JobState.CANCELLED not in (row.state, row.ends_as):
             return record_of(row)
@@ -71,6 +77,19 @@ class TrialJobs(Service):
             jobs.update_job(tx, row)
         tx.after_commit(self._bell.ring)
         return record_of(row)
+
+
+def _unfinished(snapshot: ReadSnapshot, actor: Actor, job_id: str, attempt: int) -> list[str]:
+    driver, _ = need_attempt(snapshot, actor, job_id, attempt)
+    return [row.id for row in jobs.unfinished_trials(snapshot, _sweep_of(driver))]
+
+
+def _sweep_of(driver: JobRow) -> int:
+    spec = driver.decoded_spec()
+    if spec.trials is None or spec.sweep is None:
+        problem = "drives no sweep whose trials are jobs; submit one with trials='jobs'"
+        raise Refusal(Reason.CONFLICT, f"job={driver.id}: {problem}", field="job")
+    return spec.sweep
 
 
 def _new_row(tx: Transaction, driver: JobRow, sweep: int, number: int, task: Mapping[str, Any], code: str) -> JobRow:
