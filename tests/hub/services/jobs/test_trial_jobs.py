@@ -57,6 +57,9 @@ def test_driver_has_no_machines_and_its_trials_are_jobs_of_its_request(world: Wo
     assert [record.id for record in page.items] == [other.id, trial.id]
     page = world.do(world.hub.jobs.jobs(ADA, 10, states=[JobState.QUEUED], sweep=1))
     assert [record.id for record in page.items] == [other.id]
+    page = world.do(world.hub.jobs.jobs(ADA, 10, with_trials=False))
+    assert [record.id for record in page.items] == [driver, *reversed(busy)]
+    assert world.do(world.hub.trial_jobs.unfinished(ADA, driver, 1)) == [trial.id, other.id]
 
 
 @both
@@ -132,6 +135,11 @@ def test_token_of_a_driver_is_for_jobs_of_its_trials_only(world: World) -> None:
         ({"trial": {"sweep": 1}}, "trial: is set by the driver"),
         ({"nodes": 0, "sweep": 1, "trials": {**asdict(SPEC), "nodes": 0}}, "trials: is no request of one call"),
         ({"nodes": 0, "sweep": 1, "trials": {**asdict(SPEC), "sweep": 1}}, "trials: names a sweep"),
+        (
+            {"nodes": 0, "sweep": 1, "trials": {**asdict(SPEC), "notify": [{"url": "https://x.y"}]}},
+            "trials: is no request",
+        ),
+        ({"nodes": 0, "sweep": 1, "trials": {**asdict(SPEC), "secrets": ["a b"]}}, "secrets: an entry"),
     ],
 )
 def test_wrong_drivers_are_refused_in_words(world: World, changes: dict[str, Any], problem: str) -> None:
