@@ -120,8 +120,8 @@ def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
 def test_reports_of_a_job_wait_for_a_hub_that_is_away(hub_process: HubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated, "RETRY_S", 0.2)
     with hub_process.client() as client:
-        body = {"name": "away", "key": "away", "directions": ["minimize"]}
-        sweep = client.post("/v1/sweeps", json=body).json()["id"]
+        new = {"name": "away", "key": "away", "directions": ["minimize"]}
+        sweep = client.post("/v1/sweeps", json=new).json()["id"]
         trial = client.post(f"/v1/sweeps/{sweep}/trials", json={"key": "first"}).json()["id"]
     report = hub_reporter(TrialTask(sweep="away", number=0, trial=trial, params={}))
     assert report(0, 3.0) == ""
