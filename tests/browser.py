@@ -1,18 +1,20 @@
 """A browser for the tests of pages: Chromium or Chrome as this machine has it, driven by playwright.
 
 A test asks for `page`. One browser runs for the session, and each test has a context of its own there: no cookie, no
-storage and no open page of another test. Playwright downloads no browser and starts none: its event loop would be the
-running loop of the whole session, and `asyncio.run` in other tests would fail. So it connects for each test. While a
-test has a page, it can call `asyncio.run` in another thread only.
+storage and no open page of another test. Playwright downloads no browser and starts none: it connects for each test.
+Its driver runs for the session, because each start takes half a second of processor time. While a test has a page,
+Playwright's loop is the running one, and the test can call `asyncio.run` in another thread only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +23,9 @@ import pytest
 from tests.waiting import lines_of, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Playwright
 
-__all__ = ["browser_address", "page"]
+__all__ = ["browser_address", "browser_driver", "page"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_S = 60.0
@@ -101,14 +103,44 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-@pytest.fixture
-def page(browser_address: str) -> Iterator[Page]:
-    """Give a new page. Its waits last up to WAIT_S, and an exception that no script caught fails the test."""
+class Driver:
+    """Playwright's driver. Its event loop is the running one of this thread only within `loop_runs`.
+
+    It stands still in between, in a greenlet of its own.
+    """
+
+    def __init__(self, playwright: Playwright) -> None:
+        self.playwright = playwright
+        self._loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+
+    @contextmanager
+    def loop_runs(self) -> Iterator[None]:
+        """Let Playwright's functions be called."""
+        asyncio._set_running_loop(self._loop)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+
+
+@pytest.fixture(scope="session")
+def browser_driver() -> Iterator[Driver]:
+    """Start Playwright's driver."""
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=WAIT_S * 1000)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.connect_over_cdp(browser_address, timeout=START_S * 1000)
+    driver = Driver(sync_playwright().start())
+    yield driver
+    with driver.loop_runs():
+        driver.playwright.stop()
+
+
+@pytest.fixture
+def page(browser_address: str, browser_driver: Driver) -> Iterator[Page]:
+    """Give a new page. Its waits last up to WAIT_S, and an exception that no script caught fails the test."""
+    with browser_driver.loop_runs():
+        browser = browser_driver.playwright.chromium.connect_over_cdp(browser_address, timeout=START_S * 1000)
         context = browser.new_context(viewport={"width": 1280, "height": 1000})
         context.set_default_timeout(WAIT_S * 1000)
         page = context.new_page()
@@ -119,4 +151,4 @@ def page(browser_address: str) -> Iterator[Page]:
         finally:
             context.close()
             browser.close()
-        assert errors == []
+    assert errors == []

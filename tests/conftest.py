@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.__main__ import HOSTS
-from tests.browser import browser_address, page
+from tests.browser import browser_address, browser_driver, page
 from tests.hosts.fixtures import (
     addresses,
     bed,
@@ -34,6 +34,7 @@ __all__ = [
     "addresses",
     "bed",
     "browser_address",
+    "browser_driver",
     "ec2",
     "ec2_server",
     "hosts",

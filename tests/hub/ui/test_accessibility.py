@@ -29,7 +29,12 @@ NAMELESS = """controls => controls.filter((control) => {
 
 FAINT = """(main, least) => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const known = new Map();
   const numbers = (color) => {
+    if (!known.has(color)) known.set(color, drawn(color));
+    return known.get(color);
+  };
+  const drawn = (color) => {
     canvas.clearRect(0, 0, 1, 1);
     canvas.fillStyle = color;
     canvas.fillRect(0, 0, 1, 1);
