@@ -44,16 +44,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptOutcome:
-    """End of an attempt, with the packed value or exception.
+    """End of an attempt, with the value or the packed exception.
 
     Attributes:
+        value: What was packed on the node, or a list of that of each node. Only a completed attempt has one.
         may_retry: Whether the job's retries count for this error.
         is_whole: Whether the pool is open and well, so that it may serve another attempt.
     """
 
     end: AttemptEnd
     error: str = ""
-    value: bytes | None = None
+    value: Any = None
     failure: bytes | None = None
     may_retry: bool = True
     is_whole: bool = False
@@ -265,11 +266,13 @@ class AttemptRun:
     def report(self, link: HubLink, outcome: AttemptOutcome, *, keeps: bool) -> None:
         """Tell the hub how the attempt ended. Everything before is on disk, and is sent until the hub has it."""
         self.reporter.stop()
-        for name, content in (("value", outcome.value), ("error", outcome.failure)):
-            if content is not None:
-                file = self._folder / name
-                file.write_bytes(content)
-                self._last_word(lambda name=name, file=file: link.send_result(name, file))  # type: ignore[misc]
+        if outcome.end is AttemptEnd.COMPLETED:
+            with (self._folder / "value").open("wb") as file:
+                pickle.dump(outcome.value, file, protocol=5)  # no further copy of gigabytes in memory
+            self._last_word(lambda: link.send_result("value", self._folder / "value"))
+        if outcome.failure is not None:
+            (self._folder / "error").write_bytes(outcome.failure)
+            self._last_word(lambda: link.send_result("error", self._folder / "error"))
         self._last_word(lambda: self.reporter.send_saves(link))
         facts = {"cost_usd": self.cost_usd(), "keeps": keeps, "may_retry": outcome.may_retry}
         self._last_word(lambda: link.end(outcome.end.value, outcome.error, **facts))
@@ -347,7 +350,7 @@ class AttemptRun:
     def _outcome(self, work: Callable[[], Any]) -> AttemptOutcome:
         """Run the work, and return how it ended: its packed value, or the class of its error."""
         try:
-            return AttemptOutcome(end=AttemptEnd.COMPLETED, value=pickle.dumps(work(), protocol=5), is_whole=True)
+            return AttemptOutcome(end=AttemptEnd.COMPLETED, value=work(), is_whole=True)
         except CallFailed as error:
             return AttemptOutcome(
                 end=AttemptEnd.FAILED,
