@@ -186,8 +186,8 @@ def read_output(snapshot: ReadSnapshot, attempt: int, start: int) -> bytes:
     """Return output from `start` on, about `PIECE` bytes at most; empty if there is none yet."""
     rows: Sequence[tuple[int, bytes]] = snapshot.execute(
         "SELECT start, body FROM job_output WHERE attempt = ? AND start >= coalesce((SELECT max(start) FROM job_output"
-        " WHERE attempt = ? AND start <= ?), 0) ORDER BY start LIMIT 256",
-        (attempt, attempt, start),
+        " WHERE attempt = ? AND start <= ?), 0) AND start < ? ORDER BY start LIMIT 256",
+        (attempt, attempt, start, start + PIECE),  # rows follow each other without gaps, and may be as large as this
     ).fetchall()
     pieces, size = [], 0
     for begin, body in rows:

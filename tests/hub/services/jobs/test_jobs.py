@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from skyward.hub.model.refusal import Refusal
 from skyward.hub.services.jobs.attempts import SILENT_S
 from skyward.hub.services.jobs.jobs import KEPT_DAYS, NewJob
 from skyward.hub.services.jobs.scheduler import FENCE_S, START_S
+from skyward.hub.store.attempts import PIECE, read_output
+from skyward.hub.store.transaction import ReadSnapshot
 from tests.hub.services.hubs import ADA, ADMIN, VIEWER, add_project
 from tests.hub.services.jobs.job_world import LOCAL, OWNER, SPEC, World, both
 
@@ -245,6 +248,36 @@ def test_output_counts_once_and_is_read_from_any_byte(world: World) -> None:
         return b"".join([piece.body async for piece in world.hub.jobs.follow(ADA, job, start=start, ends=True)])
 
     assert (world.do(read(0)), world.do(read(4)), world.do(read(9))) == (b"hello world", b"o world", b"ld")
+
+
+@both
+def test_reader_of_a_long_output_gets_a_piece_of_it_at_a_time(world: World) -> None:
+    """A database would hand out hundreds of pieces, and a follower would ask for all of them hundreds of times."""
+    job = world.submit()
+    world.begin(job)
+    for number in range(4):
+        world.do(world.hub.attempts.add_output(ADA, job, 1, number * PIECE, b"%d" % number * PIECE))
+    rows: list[Any] = []
+
+    class Noted:
+        def __init__(self, snapshot: ReadSnapshot) -> None:
+            self._snapshot = snapshot
+
+        def execute(self, sql: str, parameters: Sequence[object]) -> Noted:
+            rows[:] = self._snapshot.execute(sql, parameters).fetchall()
+            return self
+
+        def fetchall(self) -> list[Any]:
+            return rows
+
+    def read(snapshot: ReadSnapshot, start: int) -> bytes:
+        ((attempt,),) = snapshot.execute("SELECT pk FROM attempt").fetchall()
+        return read_output(Noted(snapshot), attempt, start)  # type: ignore[arg-type]
+
+    database = world.hub.jobs.database
+    assert (world.do(database.read(read, 0)), len(rows)) == (b"0" * PIECE, 1)
+    assert (world.do(database.read(read, PIECE + 1)), len(rows)) == (b"1" * (PIECE - 1), 2)
+    assert (world.do(database.read(read, 4 * PIECE - 3)), len(rows)) == (b"333", 1)
 
 
 @both
