@@ -17,14 +17,14 @@ from tests.waiting import until
 
 
 def test_two_jobs_on_one_node_and_a_gang_see_different_devices(
-    hub_process: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_hub: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", install_smi(tmp_path, GPUS))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    hub_process.kill()
-    hub_process.start()
+    own_hub.kill()
+    own_hub.start()
     machines = {"name": "gpus", "provider": {"type": "local"}, "nodes": 2, "devices": 4, "accelerator": "H100"}
-    with hub_process.client() as client:
+    with own_hub.client() as client:
         assert client.post("/v1/capacity", json=machines).status_code == 201
     file = tmp_path / "go"
     pair = [hub.submit(devices(str(file)), accelerator="H100") for _ in range(2)]
@@ -33,7 +33,7 @@ def test_two_jobs_on_one_node_and_a_gang_see_different_devices(
     file.touch()
     assert [job.result(60) for job in pair] == ["0", "1"]
     assert gang.result(60) == ["2,3", "6,7"]
-    hub_process.until_clean()
+    own_hub.until_clean()
 
 
 def test_other_machines_get_the_variable_by_their_image(monkeypatch: pytest.MonkeyPatch) -> None:

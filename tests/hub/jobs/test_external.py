@@ -52,17 +52,17 @@ def install_provider(folder: Path, line: str = "queued = skyward.testing.queued:
 
 
 def test_gang_waits_in_the_queue_of_its_provider_says_why_and_can_be_cancelled_there(
-    hub_process: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_hub: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_provider(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    hub_process.kill()
-    hub_process.start()
+    own_hub.kill()
+    own_hub.start()
     queue = tmp_path / "queue"
     queue.write_text("Priority: 3 jobs are ahead")
     provider = {"type": "queued", "queue": str(queue)}
     machines = {"name": "cluster", "kind": "external", "provider": provider, "nodes": 4, "labels": ["cluster"]}
-    with hub_process.client() as client:
+    with own_hub.client() as client:
         assert client.post("/v1/capacity", json=machines).status_code == 201
     waiting = "starts: node 0, queue: Priority: 3 jobs are ahead"
     given_up, gang = (hub.submit(node(), nodes=2, on="all", labels=["cluster"]) for _ in range(2))
@@ -74,7 +74,7 @@ def test_gang_waits_in_the_queue_of_its_provider_says_why_and_can_be_cancelled_t
     until(lambda: gang.why_waiting == "starts: node 0, queue: Resources", 90)
     queue.unlink()
     assert gang.result(90) == [0, 1]
-    hub_process.until_clean()
+    own_hub.until_clean()
 
 
 def test_order_that_comes_before_the_start_ends_it_too(tmp_path: Path) -> None:
@@ -91,18 +91,18 @@ def test_order_that_comes_before_the_start_ends_it_too(tmp_path: Path) -> None:
 
 
 def test_training_saves_when_its_machine_is_about_to_go_also_in_the_middle_of_a_save(
-    hub_process: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_hub: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
     install_provider(tmp_path, "spot = spot_machines:Spot")
     (tmp_path / "spot_machines.py").write_text(SPOT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.getcwd())))
-    hub_process.kill()
-    hub_process.start()
+    own_hub.kill()
+    own_hub.start()
     takes, marker = tmp_path / "takes", tmp_path / "step"
     provider = {"type": "spot", "takes": str(takes)}
     machines = {"name": "spot", "kind": "elastic", "provider": provider, "nodes": 1, "labels": ["spot"]}
-    with hub_process.client() as client:
+    with own_hub.client() as client:
         assert client.post("/v1/capacity", json=machines).status_code == 201
         job = hub.submit(train("", 100_000, str(marker), 0.02), labels=["spot"], type="training")
         until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 90)
@@ -115,4 +115,4 @@ def test_training_saves_when_its_machine_is_about_to_go_also_in_the_middle_of_a_
     assert job.cancel()
     with pytest.raises(CancelledError):
         job.result(60)
-    hub_process.until_clean()
+    own_hub.until_clean()
