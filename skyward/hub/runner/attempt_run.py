@@ -47,7 +47,7 @@ class AttemptOutcome:
     """End of an attempt, with the value or the packed exception.
 
     Attributes:
-        value: What was packed on the node, or a list of that of each node. Only a completed attempt has one.
+        value: Value as a node packed it, or a list with that of each node. Only a completed attempt has one.
         may_retry: Whether the job's retries count for this error.
         is_whole: Whether the pool is open and well, so that it may serve another attempt.
     """
