@@ -88,7 +88,7 @@ class Notebook:
 
     def pids(self) -> list[int]:
         """Return the pids of the kernel and its descendants: keeper, watchdogs, agents, zygotes, slots."""
-        code = "from skyward.node.agent.watchdog import processes_below; [os.getpid(), *processes_below(os.getpid())]"
+        code = "from skyward.core.process import processes_below; [os.getpid(), *processes_below(os.getpid())]"
         imported, _, listed = code.partition("; ")
         self.run(imported)
         return [int(pid) for pid in self.value(listed)]

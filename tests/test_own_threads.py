@@ -68,7 +68,7 @@ LISTED = {
     "state/presence.py:Presence.open": "looks again",
     "state/presence.py:Presence.look": "the pool's end reports it",
     "console/terminal.py:Terminal.add": "the view is given up",
-    "console/console.py:_LiveView.__init__": "the view is not shown",
+    "console/live_view.py:LiveView.__init__": "the view is not shown",
     "console/notebook.py:NotebookView.__init__": "logged; the view stands still",
     # Machines.
     "pool/machines.py:PoolMachines._stand_in": "reported; the machine is ended with the pool",

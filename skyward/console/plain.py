@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 from .. import events as told
 from ..core.printable import printable
+from .outlet import notices, notify
 from .state import PoolState, closing_words
 from .words import duration, fitted, usd
 
@@ -125,3 +128,27 @@ def _scaled(event: told.PoolScaled) -> str:
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
+
+
+class PlainView:
+    """Plain lines on standard error."""
+
+    wants_usage = False
+
+    def __init__(self, name: str, *, is_quiet: bool) -> None:
+        self._lines = PlainLines(name, is_quiet=is_quiet)
+        self._lock = threading.Lock()
+
+    def emit(self, event: told.Event) -> None:
+        with self._lock:
+            for line in self._lines.take(event):
+                notify(line)
+
+    def shows_progress(self) -> bool:
+        return False
+
+    def settle(self) -> None:
+        return
+
+    def close(self) -> None:
+        notices.flush()

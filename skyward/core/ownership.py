@@ -104,11 +104,20 @@ def runtime_folder(name: str) -> str:
         UsageError: See `make_private_folder`.
         OSError: The folder cannot be created.
     """
-    import tempfile  # only the client needs it
-
     name = f"{name}-{os.getuid()}"
-    path = os.path.join(tempfile.gettempdir(), name)
+    path = os.path.join(_temporary_folder(), name)
     return make_private_folder(path if len(path) <= _LONGEST_BASE else f"/tmp/{name}")  # TMPDIR can be anything
+
+
+def _temporary_folder() -> str:
+    """Return `tempfile.gettempdir()`, usually without that module: it imports every compression, and takes 0.7 MiB."""
+    if "tempfile" not in sys.modules:  # whoever has imported it may have set its `tempdir`
+        wanted = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")
+        if os.path.isdir(wanted) and os.access(wanted, os.W_OK | os.X_OK):
+            return os.path.abspath(wanted)
+    import tempfile
+
+    return tempfile.gettempdir()
 
 
 def _make(path: str) -> None:

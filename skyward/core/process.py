@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
 import signal
 import sys
@@ -33,6 +33,31 @@ def start_time(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
+def process_table() -> list[tuple[int, int, int]]:
+    """Read (pid, parent, session) of every process in /proc."""
+    stats = []
+    with contextlib.suppress(OSError):  # not Linux
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:  # exited meanwhile
+                # Format: pid (command, which may contain anything) state ppid pgrp session ...
+                fields = file.read().rpartition(b")")[2].split()
+                stats.append((int(name), int(fields[1]), int(fields[3])))
+    return stats
+
+
+def processes_below(pid: int) -> list[int]:
+    """List the descendants of a process, nearest first."""
+    children: dict[int, list[int]] = {}
+    for child, parent, _ in process_table():
+        children.setdefault(parent, []).append(child)
+    descendants = list(children.get(pid, []))
+    for below in descendants:  # the list grows during the walk
+        descendants.extend(children.get(below, []))
+    return descendants
+
+
 def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent dies (Linux; no effect elsewhere)."""
     _prctl(_PR_SET_PDEATHSIG, by)
@@ -45,4 +70,6 @@ def adopt_orphans() -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
+        import ctypes  # only here: the client imports this module too
+
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

@@ -12,7 +12,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, Unreachable
@@ -20,6 +19,7 @@ from ..values.machine import Gone
 from ..wire.ends import Ends
 from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, FrameKind, pack
 from ..wire.stream import MAGIC, StreamChannel
+from .link_times import LinkTimes
 
 _BUFFER_SIZE = 256 << 10
 _STDERR_TAIL = 2000
@@ -31,28 +31,6 @@ _CHATTER_LIMIT = 64 * 1024
 _NO_AGENT = 69
 """Exit code of the stub on the node if there is no agent."""
 _EXIT_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkTimes:
-    """Times for links in seconds. A short lease shortens `ping_s` and `dead_s`."""
-
-    ping_s: float = 2.0
-    """Silence after which a link gets a PING."""
-    dead_s: float = 8.0
-    """Silence after which a link is dead."""
-    measure_s: float = 5.0
-    """Interval of round-trip measurements on a busy link."""
-    dial_s: float = 20.0
-    """Timeout of one attempt to reach a node."""
-    backoff_s: float = 0.1
-    """Pause before the second attempt. It doubles with each further one, up to `most_backoff_s`."""
-    most_backoff_s: float = 5.0
-    margin_s: float = 2.0
-    """Time beyond the lease until a node counts as lost, for its watchdog's reaction and for clocks that drift."""
-
-
-LINK_TIMES = LinkTimes()
 
 
 class Forgotten(Exception):

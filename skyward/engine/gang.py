@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..calls.futures import Future
 from ..calls.options import CallOptions
@@ -19,9 +19,11 @@ from ..values.topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
 from .devices import are_shared
-from .hangs import Hang, Late
 from .retries import Retries
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
+
+if TYPE_CHECKING:
+    from .hangs import Hang, Late
 
 _FAIL_AGAIN = (
     "ArgumentNotPicklable",

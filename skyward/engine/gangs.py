@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from typing import TYPE_CHECKING
 
 from ..calls.undecoded import Undecoded
 from ..errors import InternalError, NodeLost, RendezvousFailed
@@ -18,12 +19,16 @@ from ..wire.frames import Frame, FrameKind
 from ..wire.tasks import RankOrder
 from .devices import sharing_of_gangs
 from .gang import Gang, RankTask, make_ranks, parts_of_ranks
-from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
 from .ledger import Ledger
 from .log_router import LogRouter
 from .nodes import NodeLinks
 from .task_dispatcher import TaskDispatcher
 
+if TYPE_CHECKING:
+    from .hangs import RankStack
+
+REPORT_AFTER_S = 300.0
+"""Seconds without progress after which a gang's stacks are logged if no `hang_timeout_s` stops it."""
 _GRACE_S = 1.0
 _STACKS_LIMIT_S = 4.0
 """Seconds to wait for the stacks of ranks. After that the gang is judged without the missing ones."""
@@ -267,6 +272,8 @@ class Gangs:
 
     def _read_stack(self, task: RankTask, frame: Frame) -> None:
         assert task.rank is not None
+        from .hangs import read_stack  # here and below: pools without gangs have no use for it
+
         answer = json.loads(frame.body)
         stack = read_stack(task.rank, task.node, answer["stack"], answer["state"])
         # Format the stack once before taking the lock. That reads the user's source files, and linecache keeps them.
@@ -287,6 +294,8 @@ class Gangs:
         elif gang.hang is None and stack.waits_in:
             asked = self._ask(gang, will_end=gang.options.hang_timeout_s is not None)
             ended = tuple(sorted(gang.tasks.keys() - asked))
+            from .hangs import Hang
+
             gang.hang = Hang(first=stack, waited_s=stopped_s, asked=asked, ended=ended)
             self._ledger.at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
 
@@ -307,6 +316,8 @@ class Gangs:
             return
         gang = task.gang
         if gang.late is None and not gang.is_stopping and task.rank is not None:
+            from .hangs import Late
+
             gang.late = Late(rank=task.rank, asked=self._ask(gang, will_end=True))
             self._ledger.at(_STACKS_LIMIT_S, self._judge_late, gang.id, task.id)
 

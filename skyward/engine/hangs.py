@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 from ..errors import GangHung, TaskTimeout
 
-REPORT_AFTER_S = 300.0
-"""Seconds without progress after which a gang's stacks are logged if no `hang_timeout_s` stops it."""
-
 _FRAMEWORKS = ("-packages/torch/", "-packages/jax/", "-packages/jaxlib/", "-packages/tensorflow/")
 """Folders of frameworks: a rank that waits for other ranks is inside their code. The paths are those of installed
 packages, because a project of the user's may be in a folder called jax.

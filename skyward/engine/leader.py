@@ -23,7 +23,7 @@ from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, this_thread
 from ..core import interrupts
-from ..wire import huge, pull
+from ..wire import pull
 from .ledger import Ledger
 from .link import LEAD_S, DirectLine, Readable
 from .task_dispatcher import TaskDispatcher
@@ -64,7 +64,11 @@ class Leader:
 
         A file with huge pages is better: a slot maps it faster than it copies.
         """
-        return size >= pull.LEAST_SIZE and not huge.is_possible() and self.may_pull()
+        if size < pull.LEAST_SIZE:
+            return False
+        from ..wire.huge import is_possible  # only for large values, as it takes memory
+
+        return not is_possible() and self.may_pull()
 
     def stop_pulling(self) -> None:
         """Send all buffers from now on, because the kernel refused a slot access to this process's memory."""

@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import interrupts
 from ..core.limits import default_blob_limit
@@ -23,12 +23,14 @@ from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.frames import Frame, FrameKind, pack
 from ..wire.nested_calls import IS_NESTED
 from ..wire.payloads import Encoded
-from ..wire.stream import StreamChannel
 from ..wire.tasks import Mode, has_references, pack_task, references
-from .dialler import Dialler
 from .tasks import Received, Task, WireFunction
 
-AnyChannel = Channel | StreamChannel
+if TYPE_CHECKING:
+    from ..wire.stream import StreamChannel
+    from .dialler import Dialler
+
+    AnyChannel = Channel | StreamChannel
 
 _BLOB_BODY_TAIL = bytes(8)
 _LOADED_SIZE = 4 << 20

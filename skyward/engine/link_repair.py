@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from ..errors import InternalError, NodeError, SkywardError, Unreachable
 from ..values.machine import PREEMPTED, Gone, Machine, Machines
 from ..wire.ends import Ends
-from .dialler import LINK_TIMES, Forgotten
 from .direct_lines import DirectLines
 from .gang import RankTask
 from .ledger import Ledger
 from .link import NodeLink
+from .link_times import LINK_TIMES
 from .nodes import NodeLinks
 from .task_dispatcher import TaskDispatcher
 from .task_events import TaskEvents
@@ -93,6 +93,8 @@ class LinkRepair:
 
     def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
         """Redial the agent, in a separate thread, until its lease must have expired. Then the node is lost."""
+        from .dialler import Forgotten  # nodes on this machine do without
+
         assert link.dialler is not None
         if ends is not None:
             ends.close()

@@ -13,8 +13,8 @@ from __future__ import annotations
 import select
 from dataclasses import dataclass
 
-from .dialler import LINK_TIMES, LinkTimes
 from .link import NodeLink
+from .link_times import LINK_TIMES, LinkTimes
 
 
 @dataclass(slots=True)

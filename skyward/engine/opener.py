@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.interrupts import has_ended
 from ..errors import InternalError, PoolClosed, Unreachable
@@ -18,9 +18,11 @@ from ..values.machine import Machine
 from ..wire.channel import Channel, ChannelClosed, receive
 from ..wire.ends import Ends
 from ..wire.frames import PROTOCOL_VERSION, FrameKind, FrameParser, pack
-from .dialler import Dialler
 from .link import NodeLink
 from .threads import run_side_by_side
+
+if TYPE_CHECKING:
+    from .dialler import Dialler
 
 _PAUSES_S = 0.2, 0.5
 """Pauses between attempts to open a link to a remote node."""
@@ -53,6 +55,8 @@ class Opener:
         if not machine.channel:
             sock, facts = _connect(machine.socket_path, self._pool, self._timeout_s)
             return NodeLink(machine.node, Channel(sock), facts)
+        from .dialler import Dialler  # nodes on this machine do without
+
         dialler = Dialler(machine.channel, role="client", pool=self._pool, node=machine.node)
         with self._lock:
             if self._is_closed:

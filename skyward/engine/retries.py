@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 from ..calls.options import CallOptions
@@ -58,7 +57,11 @@ class Retries:
     def next_pause_s(self) -> float:
         """Return the seconds to wait before the next run."""
         self._pauses += 1
-        return pause_s(self._first_pause_s, self._pauses, random.random()) if self._first_pause_s else 0.0
+        if not self._first_pause_s:
+            return 0.0
+        import random  # few calls need it
+
+        return pause_s(self._first_pause_s, self._pauses, random.random())
 
 
 @dataclass(eq=False, slots=True)

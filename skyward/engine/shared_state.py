@@ -11,7 +11,7 @@ import concurrent.futures
 import itertools
 import time
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..calls.futures import refuse_to_wait
 from ..core import interrupts
@@ -27,10 +27,12 @@ from ..shared.messages import (
     pack_message,
     unpack_message,
 )
-from ..shared.store import Store
 from ..wire.frames import FrameKind
 from ..wire.task_channel import MessagePieces, Tell, pieces_of
 from .ledger import Ledger
+
+if TYPE_CHECKING:
+    from ..shared.store import Store
 
 _PROGRAM: Final = 0
 """Owner of the leases that the program itself takes. Channels have large random numbers."""
@@ -44,13 +46,22 @@ class SharedState:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._store = Store()
+        self._made: Store | None = None
         self._channels: dict[int, tuple[Tell, MessagePieces]] = {}
         self._waiting: dict[int, _AnswerFuture] = {}
         """Requests of the program that wait, by session."""
         self._sessions = itertools.count(1)
         self._is_closed = False
-        self._store.open(_PROGRAM, _PROGRAM)
+
+    @property
+    def _store(self) -> Store:
+        """The store, made at its first use: most pools have no shared state."""
+        if self._made is None:
+            from ..shared.store import Store
+
+            self._made = Store()
+            self._made.open(_PROGRAM, _PROGRAM)
+        return self._made
 
     # Channels of tasks, with the ledger locked ------------------------------------------------------------------------
 
@@ -113,7 +124,7 @@ class SharedState:
         for future in waiting.values():
             self._ledger.after.append(partial(future.set_exception, _closed()))
         self._channels.clear()
-        self._store = Store()
+        self._made = None
 
     # The program's own requests ---------------------------------------------------------------------------------------
 

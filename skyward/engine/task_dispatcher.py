@@ -18,7 +18,6 @@ from ..wire.channel import ChannelClosed
 from ..wire.frames import Frame, FrameKind
 from .direct_lines import DirectLines
 from .gang import RankTask
-from .hangs import read_stack, timed_out
 from .ledger import Ledger
 from .link import LineEnd, NodeLink
 from .log_router import LogRouter
@@ -268,6 +267,8 @@ class TaskDispatcher:
         self._ledger.after.append(lambda: self._read_stack(task.id, attempt, frame))
 
     def _read_stack(self, task_id: int, attempt: int, frame: Frame) -> None:
+        from .hangs import read_stack  # here and below: few calls exceed their time
+
         answer = json.loads(frame.body)
         # Without the lock, because this reads the user's source files.
         text = read_stack(0, 0, answer["stack"], answer["state"]).traceback()
@@ -279,6 +280,8 @@ class TaskDispatcher:
         if task is None or task.is_cancelled or task.attempt != attempt:
             return
         self.cancel(task_id)
+        from .hangs import timed_out
+
         notes = [f"Python stack at that moment:\n{stack}"] if stack else []
         error = timed_out(task.name, task.timeout_s or 0.0, [*notes, *output_notes(task.tail)])
         self._ledger.after.append(lambda: task.on_failed(error))

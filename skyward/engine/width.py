@@ -13,10 +13,9 @@ from typing import Final
 
 from ..errors import Unreachable
 from ..wire.ends import CAN_STRIPE, Ends
-from ..wire.stream import StreamChannel
-from .dialler import LINK_TIMES
 from .ledger import Ledger
 from .link import NodeLink, Readable
+from .link_times import LINK_TIMES
 from .task_dispatcher import TaskDispatcher
 from .threads import in_words, start_thread
 
@@ -53,10 +52,11 @@ class Width:
         self._dispatcher.perform(self._ledger.scheduler.set_round_trip(link.node, round_trip_ns))
         if not isinstance(link, NodeLink) or not link.may_widen or not CAN_STRIPE:
             return
-        assert isinstance(link.channel, StreamChannel)
-        link.stripes = channels_for(link.channel.round_trip_s)
-        if link.stripes > 1 and link.channel.pongs < _MEASURED:
-            link.channel.ping()
+        assert link.dialler is not None
+        channel = link.dialler.channel
+        link.stripes = channels_for(channel.round_trip_s)
+        if link.stripes > 1 and channel.pongs < _MEASURED:
+            channel.ping()
             self._ledger.dirty.add(link)
             return
         link.is_narrow = link.stripes > 1
@@ -64,8 +64,8 @@ class Width:
     def consider(self, link: Readable) -> None:
         """Give a narrow link more channels once it has carried enough data."""
         assert isinstance(link, NodeLink)
-        assert isinstance(link.channel, StreamChannel)
-        if link.channel.carried < _MUCH:
+        assert link.dialler is not None
+        if link.dialler.channel.carried < _MUCH:
             return
         link.is_narrow = link.may_widen = False
         start_thread(
@@ -76,10 +76,9 @@ class Width:
 
     def _widen(self, link: NodeLink) -> None:
         """Open more channels, in a separate thread. The link continues unchanged if that fails."""
-        channel, dialler = link.channel, link.dialler
-        assert isinstance(channel, StreamChannel)
+        dialler = link.dialler
         assert dialler is not None
-        number = dialler.link
+        channel, number = dialler.channel, dialler.link
         try:
             more: list[Ends] = dialler.widen(link.stripes, LINK_TIMES.dial_s)
         except Unreachable:  # the link keeps its one channel and its speed

@@ -9,8 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ..engine.keeper import Keeper
 from ..errors import (
     BudgetExceeded,
     NoCapacity,
@@ -24,6 +24,9 @@ from ..events import Emit, Event
 from ..providers.base import Provider, as_rented, least_billed_s
 from ..values.machine import Gone, Machine, Offer, PoolSpec
 from .cost import Spending, affordable
+
+if TYPE_CHECKING:
+    from ..engine.keeper import Keeper
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +116,7 @@ class PoolMachines:
             from ..state.journal import state_folder
 
             reaper, log_path = self._rented.reaper(self._pool), os.path.join(state_folder(), "keeper.log")
-            Keeper.of_this_process().guard(self._pool, reaper, log_path=log_path)
+            _keeper().guard(self._pool, reaper, log_path=log_path)
         machines = self._launched(list(range(nodes))) if nodes else []
         self._machines = {machine.node: machine for machine in machines}
         self._on_changed(machines)
@@ -319,7 +322,7 @@ class PoolMachines:
             self._provider.terminate(machines)
             if self._rented is not None and self._rented.settle(self._pool):
                 # Released only now: if this process dies earlier, the keeper ends the rest.
-                Keeper.of_this_process().release(self._pool)
+                _keeper().release(self._pool)
         finally:
             _forget(machines)
 
@@ -340,17 +343,23 @@ class PoolMachines:
             _forget(machines)
 
 
+def _keeper() -> Keeper:
+    from ..engine.keeper import Keeper  # only here, as pools on this machine have none
+
+    return Keeper.of_this_process()
+
+
 def _watch(machines: Sequence[Machine]) -> None:
     """Let the keeper watch machines. Nodes on this one watch this process themselves."""
     for machine in machines:
         if machine.channel:
-            Keeper.of_this_process().watch(machine)
+            _keeper().watch(machine)
 
 
 def _forget(machines: Sequence[Machine]) -> None:
     for machine in machines:
         if machine.channel:
-            Keeper.of_this_process().forget(machine)
+            _keeper().forget(machine)
 
 
 def _ask_to_end(machines: Sequence[Machine]) -> None:

@@ -23,8 +23,8 @@ from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
 from ..errors import ArgumentNotPicklable, SkywardError, UsageError
 from ..events import Event
-from ..providers.any_of import Selection
 from ..providers.base import Provider, least_billed_s
+from ..providers.choice import Selection
 from ..values.allocation import AllocationStrategy
 from ..values.image import DEFAULT_IMAGE, Image
 from ..values.machine import LogSink, Offer, PoolSpec

@@ -9,8 +9,8 @@ from typing import Any, cast
 from ..accelerators import Accelerator
 from ..core.spellings import foreign, suggestion
 from ..errors import UsageError, WrongArguments
-from ..providers.any_of import SELECTIONS, AnyOf, Selection, SourceEntry
 from ..providers.base import Provider
+from ..providers.choice import SELECTIONS, Selection
 
 Wanted = str | Accelerator
 
@@ -42,6 +42,8 @@ def source_of(
         raise UsageError(f"selection={selection!r}: not supported; {advice}", field="selection", value=selection)
     if len(providers) == 1 and len(accelerators) < 2:
         return providers[0], accelerators[0] if accelerators else None
+    from ..providers.any_of import AnyOf, SourceEntry  # most pools have one source
+
     if len(accelerators) < 2:
         entries = [SourceEntry(provider=one) for one in providers]
         return cast(Provider, AnyOf(entries, selection)), accelerators[0] if accelerators else None

@@ -22,8 +22,6 @@ from ..core import interrupts
 from ..core.signatures import check_arguments
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
-from .actor_map import map_actors, methods_of
-from .gang_map import map_gangs
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -141,6 +139,14 @@ def _shut_down_at_exit() -> None:
 
 atexit.register(_shut_down_at_exit)
 os.register_at_fork(after_in_child=_open.clear)  # only the parent waits for these calls
+
+
+def _methods_of(function: object) -> tuple[ActorMethod[..., Any], ...]:
+    if not isinstance(function, ActorMethod | list | tuple):
+        return ()
+    from .actor_map import methods_of  # here, as in `_map_gangs`
+
+    return methods_of(function)
 
 
 class PoolSender:
@@ -363,7 +369,7 @@ class PoolTarget(CallTarget):
         if isinstance(fn, ComputeFunction) and fn.options.nodes is not None:
             return list(self._map_gangs(fn, iterables, ordered, return_exceptions))
         try:
-            if methods := methods_of(fn):
+            if methods := _methods_of(fn):
                 return list(self._map_actors(methods, iterables, chunk, ordered, return_exceptions))
             run = self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
             values: list[Any] = []
@@ -419,7 +425,7 @@ class PoolTarget(CallTarget):
         """
         if isinstance(fn, ComputeFunction) and fn.options.nodes is not None:
             return self._map_gangs(fn, iterables, ordered, return_exceptions)
-        if methods := methods_of(fn):
+        if methods := _methods_of(fn):
             return self._map_actors(methods, iterables, chunk, ordered, return_exceptions)
         return self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True).results()
 
@@ -439,6 +445,8 @@ class PoolTarget(CallTarget):
             raise UsageError("map(): no arguments; pass at least one iterable")
         self._sender.require_open()
         send = self._sender.submit_part
+        from .actor_map import map_actors  # here, as in `_map_gangs`: few pools need it
+
         return map_actors(send, methods, iterables, ordered=ordered, return_exceptions=return_exceptions)
 
     def _map_gangs(
@@ -448,6 +456,8 @@ class PoolTarget(CallTarget):
         ordered: bool,
         return_exceptions: bool,
     ) -> Iterator[Any]:
+        from .gang_map import map_gangs
+
         calls = (fn(*items) for items in zip(*iterables, strict=False))
         return map_gangs(calls, self._sender.submit_part, ordered=ordered, return_exceptions=return_exceptions)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from ..accelerators import Accelerator
 from ..errors import (
@@ -29,12 +29,9 @@ from ..errors import (
 from ..events import Emit
 from ..values.machine import Gone, Machine, Offer, PoolSpec
 from .base import Provider, RentedProvider, as_rented
-from .choice import speed_of
+from .choice import Selection, speed_of
 
 _log = logging.getLogger(__name__)
-
-Selection = Literal["cheapest", "first", "fastest"]
-SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 _TRY_THE_NEXT = (AuthFailed, MissingDependency, NoCapacity, QuotaExceeded, Throttled, Unreachable)
 """Errors of an entry that say nothing about the others. After any other error machines may exist."""

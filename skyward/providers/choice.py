@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal, get_args
 
 from ..accelerators import Accelerator
 from ..errors import NoCapacity
 from ..values.allocation import AllocationStrategy
 from ..values.machine import Offer, PoolSpec
+
+Selection = Literal["cheapest", "first", "fastest"]
+SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 
 def in_order(offers: Iterable[Offer], allocation: AllocationStrategy) -> list[Offer]:

@@ -14,23 +14,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..core.limits import memory_bytes
 from ..core.ownership import runtime_folder
-from ..core.process import PACKAGE_ROOT
+from ..core.process import PACKAGE_ROOT, processes_below
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, UsageError
 from ..events import Emit
-from ..node.agent.devices import CHOOSING_VARIABLES, NodeDevices, find_devices
-from ..node.agent.main import BOOT
-from ..node.agent.watchdog import processes_below, remove_node
+from ..node.agent.boot import BOOT
 from ..node.slot.threads import limit_threads
 from ..values.image import LOCAL_FIELDS, LONGEST_VARIABLE
 from ..values.machine import Machine, Offer, PoolSpec
 from ..values.topology import Peer
 from ..wire.tasks import SOCKET_NAME, NodeConfig
+
+if TYPE_CHECKING:
+    from ..node.agent.devices import NodeDevices
 
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 5.0
@@ -118,7 +120,7 @@ class Local:
         except BaseException:  # includes KeyboardInterrupt: a failed launch must leave no process behind
             for config, process in started:
                 _kill(process)
-                remove_node(config.folder)
+                _remove_node(config.folder)
             raise
 
     def terminate(self, machines: list[Machine]) -> None:
@@ -131,13 +133,15 @@ class Local:
             except subprocess.TimeoutExpired:
                 _kill(process)
             _close_output(process)
-            remove_node(machine.folder)
+            _remove_node(machine.folder)
 
     def _check_accelerator(self, spec: PoolSpec) -> None:
         """Raise NoCapacity if a node would lack the requested accelerators."""
         wanted = spec.accelerator
         if wanted is None:
             return
+        from ..node.agent.devices import find_devices
+
         devices = find_devices({**os.environ, **spec.image.environment()})
         if wanted.is_met_by(devices.product, len(devices) // spec.most_nodes):
             return
@@ -152,8 +156,8 @@ class Local:
         cores = os.cpu_count() or 1
         own = spec.image.environment()
         env = {**os.environ, **own}
-        if spec.most_nodes > 1 and CHOOSING_VARIABLES.isdisjoint(own):
-            env.update(_devices_here(frozenset(env.items())).part(node, spec.most_nodes, env))
+        if spec.most_nodes > 1:
+            env.update(_part_of_devices(env, own, node, spec.most_nodes))
         thread_variables = limit_threads(env, cores // (spec.most_nodes * spec.concurrency))
         cwd = _working_folder()
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]
@@ -182,10 +186,29 @@ class Local:
         )
 
 
+def _part_of_devices(env: dict[str, str], own: Mapping[str, str], node: int, nodes: int) -> dict[str, str]:
+    """Return the variables by which a node sees its part of the devices, unless the image chooses devices itself."""
+    from ..node.agent.devices import CHOOSING_VARIABLES
+
+    if not CHOOSING_VARIABLES.isdisjoint(own):
+        return {}
+    return _devices_here(frozenset(env.items())).part(node, nodes, env)
+
+
 @functools.lru_cache(maxsize=1)
 def _devices_here(env: frozenset[tuple[str, str]]) -> NodeDevices:
     """Find the devices of this machine, once for all nodes of a launch: the driver's program takes its time."""
+    from ..node.agent.devices import find_devices
+
     return find_devices(dict(env))
+
+
+def _remove_node(folder: str) -> None:
+    """Remove the folder of a node; see `watchdog`. Its own processes have done so, unless all of them were killed."""
+    if os.path.lexists(folder):
+        from ..node.agent.watchdog import remove_node  # only here, as no pool needs it before
+
+        remove_node(folder)
 
 
 def _longest_variable(config: NodeConfig) -> str:
@@ -329,7 +352,7 @@ def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
         # Asked in this order, because a starting node may make its socket in between.
         if not _is_starting(path) and not _answers(os.path.join(path, SOCKET_NAME)):
             if not is_dry_run:
-                remove_node(path)
+                _remove_node(path)
             garbage.append(path)
     return garbage
 

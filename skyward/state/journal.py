@@ -18,8 +18,6 @@ import json
 import os
 import platform
 import re
-import shutil
-import subprocess
 import threading
 import time
 import uuid
@@ -234,6 +232,8 @@ class Journal:
             if not self.is_closed:
                 _remember_ended(self.id, time.time() if at is None else at)
                 self._record({"what": "closed"})
+                import shutil  # only here, as pools that rent nothing import this module
+
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
@@ -431,6 +431,8 @@ def _namespace() -> str:
 def machine_id() -> str:
     """Return the system's own id, which survives a new host name; empty if there is none."""
     if platform.system() == "Darwin":
+        import subprocess
+
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # without the program, the host name must do
             argv = ["ioreg", "-rd1", "-c", "IOPlatformExpertDevice"]
             output = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10).stdout

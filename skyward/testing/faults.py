@@ -12,8 +12,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from ..core.process import processes_below
 from ..errors import UsageError
-from ..node.agent.watchdog import processes_below
 from ..pool.pool import ComputePool
 
 _POLL_S = 0.01

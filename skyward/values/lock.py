@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -87,7 +86,7 @@ def _projects(lock: str, packages: Iterable[Mapping[str, Any]]) -> dict[str, str
         source = package.get("source", {})
         place = next((str(source[kind]) for kind in _LOCAL if kind in source), "")
         inside = os.path.normpath(os.path.join(place, "pyproject.toml"))
-        if place and not inside.startswith("..") and glob.glob(glob.escape(os.path.join(folder, inside))):
+        if place and not inside.startswith("..") and os.path.lexists(os.path.join(folder, inside)):
             texts[inside] = _read(os.path.join(folder, inside))
     return texts
 

@@ -7,7 +7,6 @@ a debugger (the same user, no Yama restriction). Where it is refused, the buffer
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import mmap
 import os
@@ -19,6 +18,7 @@ from typing import Any
 from ..errors import InternalError
 
 _PLACE = struct.Struct("<QQ")  # process, address
+_VECTOR = struct.Struct("@PN")  # the kernel's iovec: address, size
 _HUGE = 2 << 20
 """Bytes of a huge page. Zeroing one takes a fraction of the time of 512 small ones."""
 LEAST_SIZE = 4 << 20
@@ -32,31 +32,8 @@ class PullRefused(InternalError):
     """Failure to read the client's memory from this process."""
 
 
-class _Vector(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-class _Buffer(ctypes.Structure):
-    """CPython's Py_buffer."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-@functools.cache
 def is_possible() -> bool:
-    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "process_vm_readv")
+    return sys.platform == "linux"
 
 
 def place_of(data: memoryview) -> bytes:
@@ -66,11 +43,37 @@ def place_of(data: memoryview) -> bytes:
 
 def address_of(data: memoryview) -> int:
     """Return the address of `data`, which must be contiguous."""
-    buffer = _Buffer()
+    import ctypes  # inside, as in all of this module: pools with small values have no use for it
+
+    buffer = _buffer_type()()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(data), ctypes.byref(buffer), 0)
-    address = buffer.buf or 0
+    address: int = buffer.buf or 0
     ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
     return address
+
+
+@functools.cache
+def _buffer_type() -> Any:
+    import ctypes
+
+    class Buffer(ctypes.Structure):
+        """CPython's Py_buffer."""
+
+        _fields_ = (
+            ("buf", ctypes.c_void_p),
+            ("obj", ctypes.py_object),
+            ("len", ctypes.c_ssize_t),
+            ("itemsize", ctypes.c_ssize_t),
+            ("readonly", ctypes.c_int),
+            ("ndim", ctypes.c_int),
+            ("format", ctypes.c_char_p),
+            ("shape", ctypes.c_void_p),
+            ("strides", ctypes.c_void_p),
+            ("suboffsets", ctypes.c_void_p),
+            ("internal", ctypes.c_void_p),
+        )
+
+    return Buffer
 
 
 def pull(place: bytes, size: int) -> memoryview:
@@ -79,6 +82,8 @@ def pull(place: bytes, size: int) -> memoryview:
     Raises:
         PullRefused: The kernel denies access, or the process is gone.
     """
+    import ctypes
+
     process, address = _PLACE.unpack(place)
     whole = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole.madvise(mmap.MADV_HUGEPAGE)
@@ -105,12 +110,12 @@ def pull(place: bytes, size: int) -> memoryview:
 
 def _read(process: int, source: int, target: int, size: int) -> int:
     """Copy bytes from `process`, and return how many were copied."""
-    read: Any = _library().process_vm_readv
+    read = _process_vm_readv()
     done = 0
     while done < size:
-        to = _Vector(target + done, size - done)
-        of = _Vector(source + done, size - done)
-        count = read(process, ctypes.byref(to), 1, ctypes.byref(of), 1, 0)
+        to = _VECTOR.pack(target + done, size - done)
+        of = _VECTOR.pack(source + done, size - done)
+        count = read(process, to, 1, of, 1, 0)
         if count <= 0:
             break
         done += count
@@ -118,15 +123,17 @@ def _read(process: int, source: int, target: int, size: int) -> int:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.process_vm_readv.restype = ctypes.c_ssize_t
-    library.process_vm_readv.argtypes = (
+def _process_vm_readv() -> Any:
+    import ctypes
+
+    function = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    function.restype = ctypes.c_ssize_t
+    function.argtypes = (
         ctypes.c_int,
-        ctypes.POINTER(_Vector),
+        ctypes.c_char_p,
         ctypes.c_ulong,
-        ctypes.POINTER(_Vector),
+        ctypes.c_char_p,
         ctypes.c_ulong,
         ctypes.c_ulong,
     )
-    return library
+    return function

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from skyward.core.process import processes_below
 from skyward.errors import UsageError
-from skyward.node.agent.watchdog import processes_below
 from skyward.testing import Faults
 from tests.chaos.load import Load, count, processes_with
 from tests.chaos.schedule import Fault, Injector, Struck, plan, seconds, seeds

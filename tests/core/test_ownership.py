@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -288,3 +290,20 @@ def test_a_runtime_folder_is_short_whatever_tmpdir_is(shared: Path, monkeypatch:
         assert runtime_folder("skyward-test") == f"/tmp/skyward-test-{os.getuid()}"
     finally:
         os.rmdir(f"/tmp/skyward-test-{os.getuid()}")
+
+
+@pytest.mark.parametrize("wanted", ["", "there", "missing", "/nonexistent"])
+def test_the_temporary_folder_is_that_of_tempfile_without_its_import(shared: Path, wanted: str) -> None:
+    (shared / "there").mkdir(mode=0o700)
+    place = str(shared / wanted) if wanted.isalpha() else wanted
+    code = """
+import os
+from skyward.core.ownership import runtime_folder
+mine = runtime_folder("skyward-test-folder")
+import tempfile
+print(os.path.dirname(mine) == tempfile.gettempdir())
+os.rmdir(mine)
+"""
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env={**os.environ, "TMPDIR": place}, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

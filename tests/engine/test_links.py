@@ -18,7 +18,7 @@ from typing import ClassVar
 import pytest
 
 import skyward as sky
-from skyward.engine.dialler import LinkTimes
+from skyward.engine.link_times import LinkTimes
 from skyward.engine.opener import Opener
 from skyward.engine.width import MOST_CHANNELS, channels_for
 from skyward.errors import NodeLost, PoolClosed

@@ -17,8 +17,8 @@ pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
 import skyward as sky
+from skyward.core.process import processes_below
 from skyward.errors import VolumeFailed
-from skyward.node.agent.watchdog import processes_below
 from skyward.state.mounts import is_dead, is_mounted, unmount
 from tests.hosts.fixtures import REQUIRE
 from tests.pool.test_store_volumes import put

@@ -14,9 +14,9 @@ import skyward as sky
 from skyward.accelerators import Accelerator
 from skyward.errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, TerminateFailed, UsageError
 from skyward.events import InstanceLaunched, ignore
-from skyward.providers.any_of import AnyOf, FullOffers, Selection, SourceEntry
+from skyward.providers.any_of import AnyOf, FullOffers, SourceEntry
 from skyward.providers.base import Provider
-from skyward.providers.choice import speed_of
+from skyward.providers.choice import Selection, speed_of
 from skyward.state.journal import journals
 from skyward.testing import FakeCloud, FakeFaults, FakeProvider, FastClock, ProviderSuite, VirtualClock
 from skyward.values.machine import Machine, Offer, PoolSpec

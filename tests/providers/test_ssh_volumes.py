@@ -12,7 +12,7 @@ import pytest
 
 import skyward as sky
 from skyward import cli
-from skyward.node.agent.watchdog import processes_below
+from skyward.core.process import processes_below
 from skyward.ssh.connect import Transport
 from tests.providers.conftest import Hosts
 from tests.waiting import until

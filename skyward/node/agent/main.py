@@ -28,14 +28,9 @@ from ...core.ownership import make_private_folder
 from ...errors import ProviderError, SkywardError
 from ...state.volumes import attach
 from ...wire.tasks import NodeConfig
+from .boot import BOOT
 from .watchdog import Lease, Starter, guard, remove_node
 
-BOOT = """
-import sys
-sys.path[:] = sys.argv[1:]
-from skyward.node.agent.main import main
-sys.exit(main())
-"""
 _FILES, _FILES_OF_SLOT = 32, 8
 """Descriptors that an idle agent has open: its own, and those per slot."""
 

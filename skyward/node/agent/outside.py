@@ -27,10 +27,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ...core.process import PACKAGE_ROOT, start_time
+from ...core.process import PACKAGE_ROOT, processes_below, start_time
 from ...state.volumes import unlinked
 from ...wire.tasks import NodeConfig
-from .watchdog import processes_below, remove_node
+from .watchdog import remove_node
 
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 1.0

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from ...core.process import adopt_orphans, die_with_parent
+from ...core.process import adopt_orphans, die_with_parent, process_table
 from ...state.volumes import detach
 from .limit_groups import remove_groups
 
@@ -222,36 +222,11 @@ def _kill_children() -> None:
 
 
 def _children_of(pid: int) -> list[int]:
-    return [child for child, parent, _ in _stats() if parent == pid]
-
-
-def _stats() -> list[tuple[int, int, int]]:
-    """Read (pid, parent, session) of every process in /proc."""
-    stats = []
-    with contextlib.suppress(OSError):  # not Linux
-        for name in os.listdir("/proc"):
-            if not name.isdigit():
-                continue
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:  # exited meanwhile
-                # Format: pid (command, which may contain anything) state ppid pgrp session ...
-                fields = file.read().rpartition(b")")[2].split()
-                stats.append((int(name), int(fields[1]), int(fields[3])))
-    return stats
+    return [child for child, parent, _ in process_table() if parent == pid]
 
 
 def processes_of_session(session: int) -> list[int]:
-    return [pid for pid, _, leader in _stats() if leader == session]
-
-
-def processes_below(pid: int) -> list[int]:
-    """List the descendants of a process, nearest first."""
-    children: dict[int, list[int]] = {}
-    for child, parent, _ in _stats():
-        children.setdefault(parent, []).append(child)
-    descendants = list(children.get(pid, []))
-    for below in descendants:  # the list grows during the walk
-        descendants.extend(children.get(below, []))
-    return descendants
+    return [pid for pid, _, leader in process_table() if leader == session]
 
 
 def kill_session(session: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import socket
 
 from ...core.ownership import runtime_folder
@@ -38,6 +37,8 @@ class PortLocks:
         Raises:
             RendezvousFailed: no port is free or can be locked; the message has the last reason.
         """
+        import random  # only gangs need a port
+
         why = ""
         for _ in range(_TRIES):
             port = random.randint(_FIRST, _LAST)

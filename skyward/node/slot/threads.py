@@ -6,7 +6,6 @@ because a process with threads cannot be forked safely. So each fork sets the co
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -68,6 +67,8 @@ def _loaded() -> set[str]:
 
 
 def _set(path: str, functions: tuple[str, ...], count: int) -> None:
+    import ctypes  # only here: the client imports this module too
+
     library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
     for name in functions:
         function = getattr(library, name, None)
