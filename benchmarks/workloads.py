@@ -1,7 +1,7 @@
 """Functions that the pools run. They are importable, so that every peer may send them by name.
 
-numpy is imported inside the functions that need it, so that an idle worker's memory does not include a library that
-only the array measures use.
+Modules that few of them use are imported inside: an idle worker's memory does not include numpy, which only the array
+measures need, nor `pathlib`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ def meet(array: Array, folder: str, expected: int, timeout_s: float) -> tuple[in
     Raises:
         TimeoutError: The others do not come.
     """
+    from pathlib import Path
+
     total = touch(array)
     Path(folder, str(os.getpid())).touch()
     deadline = time.monotonic() + timeout_s
@@ -112,6 +113,8 @@ def read_and_hold(array: Array, arrived: str, go: str) -> tuple[int, float]:
     Returns:
         This worker's process id and the sum of the numbers it read.
     """
+    from pathlib import Path
+
     total = float(array.sum())
     Path(arrived, str(os.getpid())).touch()
     deadline = time.monotonic() + 60
