@@ -45,8 +45,6 @@ def _cpu_ms(pid: int) -> float:
 
 
 def _role(pid: int) -> str:
-    if b"keeper_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-        return "keeper"
     depth = 0
     while (parent := _parent(pid)) != os.getpid():
         pid, depth = parent, depth + 1
