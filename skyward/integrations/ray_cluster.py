@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ..errors import MissingDependency, RendezvousFailed, UsageError
+from ..errors import MissingDependency, RendezvousFailed, SlotLost, UsageError
 from ..node.slot.ports import PortLocks, port_behind
 from ..node.slot.runtime import current_call
 from ..values.launch import Returns
@@ -42,8 +42,16 @@ _TAIL = 2000
 _LOOK_S = 0.1
 _LEAVING_S = 10.0
 """Seconds for the other nodes to leave before the head does."""
+_AFTER_THE_CAUSE_S = 10.0
+"""Seconds for which a rank keeps back that another one has failed. The gang reports the first error, and that one has
+the cause. It usually stops this rank meanwhile.
+"""
+_PATIENCE = {"RAY_raylet_start_wait_time_s": "90", "RAY_NUM_REDIS_GET_RETRIES": "90"}
+"""Seconds that `ray start` waits for what it starts. Ray's own 30 and 20 are too few on a busy machine."""
 _FOR_DASHBOARD = ("aiohttp_cors", "colorful")
 """Modules that only `ray[default]` brings."""
+_FOR_CLIENTS = "grpc"
+"""Module with which Ray's head serves Ray Client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,7 @@ class RayClusterIntegration(IntegrationBase):
         UsageError: an option is out of range, or the decorated object is not a plain function.
         MissingDependency: in the rank: Ray is not installed on the node.
         RendezvousFailed: in the rank: a node could not start Ray or could not reach the head.
+        SlotLost: in the rank: Ray ended by itself on a node, other than the head, while the function ran.
 
     Example:
         >>> @ray_cluster(object_store_gib=1)
@@ -109,9 +118,10 @@ class RayClusterIntegration(IntegrationBase):
             )
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        """Return variables that keep Ray's reports at home, and its connections past a proxy."""
+        """Return variables that keep Ray's reports at home, make it patient, and lead it past a proxy."""
         addresses = [rank.head_addr, *(peer.private_ip for peer in rank.peers)]
-        return {"RAY_USAGE_STATS_ENABLED": os.environ.get("RAY_USAGE_STATS_ENABLED", "0"), **past_the_proxy(addresses)}
+        ours = {"RAY_USAGE_STATS_ENABLED": "0", **_PATIENCE}
+        return {name: os.environ.get(name, value) for name, value in ours.items()} | past_the_proxy(addresses)
 
     def prepare(self, rank: Rank) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -131,10 +141,15 @@ class RayClusterIntegration(IntegrationBase):
 
     @contextmanager
     def _head(self, rank: Rank, folder: Path) -> Iterator[None]:
-        port, token = port_behind(rank.head_port, -1), secrets.token_hex(32)
-        PortLocks(rank.local_addr).hold(port)  # until the process exits
+        port, dashboard_port, client_port = (port_behind(rank.head_port, -steps) for steps in (1, 2, 3))
+        locks, token = PortLocks(rank.local_addr), secrets.token_hex(32)
+        for held in (port, dashboard_port, client_port):
+            locks.hold(held)  # until the process exits
         cluster = {"address": f"{_in_url(rank.head_addr)}:{port}", "token": token, "folder": str(folder)}
-        arguments = ["--head", f"--port={port}", f"--temp-dir={folder}", *self._dashboard(rank)]
+        arguments = ["--head", f"--port={port}", f"--temp-dir={folder}", *self._dashboard(rank, dashboard_port)]
+        # Ray's own choice is one port for all clusters of a machine. The second `ray start` would end with an error.
+        if importlib.util.find_spec(_FOR_CLIENTS) is not None:
+            arguments.append(f"--ray-client-server-port={client_port}")
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(listen_at_head(rank))
             node = stack.enter_context(_RayNode(rank, folder, token, [*arguments, *self._size(rank)]))
@@ -154,6 +169,7 @@ class RayClusterIntegration(IntegrationBase):
             head.sendall(b"%d\n" % rank.rank)
             text = _line(head)
             if not text:
+                time.sleep(_AFTER_THE_CAUSE_S)
                 raise RendezvousFailed(f"rank {rank.rank}: rank 0 ended before Ray ran there; read its output")
             cluster = json.loads(text)
             address = f"--address={cluster['address']}"
@@ -162,12 +178,12 @@ class RayClusterIntegration(IntegrationBase):
                     head.sendall(b"joined\n")
                     yield
                     while not select.select([head], [], [], _LOOK_S)[0]:
-                        node.check()
+                        node.check(has_begun=True)
             finally:
                 shutil.rmtree(cluster["folder"], ignore_errors=True)  # Ray uses the head's path on every machine
 
     def _size(self, rank: Rank) -> list[str]:
-        """Return the resources of a node. Worker ports of its own, since several nodes may share a machine."""
+        """Return the resources of a node, and ports of its own, since several nodes may share a machine."""
         call = current_call()
         booked = None if call is None else call.info.cpus
         store = [] if self.object_store_gib is None else [f"--object-store-memory={int(self.object_store_gib * 2**30)}"]
@@ -177,13 +193,13 @@ class RayClusterIntegration(IntegrationBase):
             f"--num-gpus={rank.accelerators}",
             "--min-worker-port=0",
             "--max-worker-port=0",
+            "--dashboard-agent-listen-port=0",
             *store,
         ]
 
-    def _dashboard(self, rank: Rank) -> list[str]:
+    def _dashboard(self, rank: Rank, port: int) -> list[str]:
         if not self.dashboard:
             return ["--include-dashboard=false"]
-        port = port_behind(rank.head_port, -2)
         where = f"pool.forward({port}, node={rank.node}) brings it to you"
         sys.stdout.write(f"Ray's dashboard: port {port} of this node; {where}\n")
         return ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={port}"]
@@ -197,6 +213,7 @@ class _RayNode:
 
     def __init__(self, rank: Rank, folder: Path, token: str, arguments: list[str]) -> None:
         self._rank, self._log = rank, folder / "start.log"
+        self._name = f"rank {rank.rank} of {rank.world_size}"
         # Ray's workers import what the function can import, such as modules that travelled to this node.
         variables = {**os.environ, **_secret(token), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with self._log.open("wb") as log:
@@ -228,17 +245,27 @@ class _RayNode:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def check(self) -> None:
-        """Raise RendezvousFailed if Ray has ended by itself."""
+    def check(self, *, has_begun: bool = False) -> None:
+        """Raise an error if Ray has ended by itself.
+
+        Args:
+            has_begun: whether the function may have begun. The error is then not one that the gang retries by itself.
+        """
         code = self._process.poll()
-        if code is not None:
+        if code is None:
+            return
+        if not has_begun:
             raise self._failed(f"ended with code {code}", self._text())
+        raise SlotLost(
+            f"{self._name}: Ray ended with code {code} on node {self._rank.node} while the function ran; set retries=1 "
+            f"to run it again. Ray printed:\n{self._text()[-_TAIL:]}",
+            signal=-code if code < 0 else None,
+            exit_code=code if code >= 0 else None,
+        )
 
     def _failed(self, how: str, text: str) -> RendezvousFailed:
-        rank = self._rank
         return RendezvousFailed(
-            f"rank {rank.rank} of {rank.world_size}: Ray {how} on node {rank.node}; {OPEN_PORTS}. "
-            f"Ray printed:\n{text[-_TAIL:]}"
+            f"{self._name}: Ray {how} on node {self._rank.node}; {OPEN_PORTS}. Ray printed:\n{text[-_TAIL:]}"
         )
 
     def _text(self) -> str:
@@ -283,6 +310,7 @@ def _until_joined(members: list[socket.socket], node: _RayNode) -> None:
             raise RendezvousFailed(f"rank 0: {len(waiting)} other nodes did not join; {OPEN_PORTS}")
         for member in select.select(waiting, [], [], _LOOK_S)[0]:
             if not _line(member):
+                time.sleep(_AFTER_THE_CAUSE_S)
                 raise RendezvousFailed("rank 0: another node could not start Ray; read the output of the other ranks")
             waiting.remove(member)
 
