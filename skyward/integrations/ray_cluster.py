@@ -46,10 +46,14 @@ _AFTER_THE_CAUSE_S = 10.0
 """Seconds for which a rank keeps back that another one has failed. The gang reports the first error, and that one has
 the cause. It usually stops this rank meanwhile.
 """
-_PATIENCE = {"RAY_raylet_start_wait_time_s": "90", "RAY_NUM_REDIS_GET_RETRIES": "90"}
-"""Seconds that `ray start` waits for what it starts. Ray's own 30 and 20 are too few on a busy machine."""
+_PATIENCE = {
+    "RAY_NUM_REDIS_GET_RETRIES": "90",
+    "RAY_agent_register_timeout_ms": "90000",
+    "RAY_raylet_start_wait_time_s": "90",
+}
+"""How long Ray's processes wait for each other when they start. Ray's own 20 to 30 s are too few on a busy machine."""
 _FOR_DASHBOARD = ("aiohttp_cors", "colorful")
-"""Modules that only `ray[default]` brings."""
+"""Modules that only `ray[default]` brings. Without them, Ray's dashboard and its metrics are off."""
 _FOR_CLIENTS = "grpc"
 """Module with which Ray's head serves Ray Client."""
 
@@ -126,7 +130,7 @@ class RayClusterIntegration(IntegrationBase):
     def prepare(self, rank: Rank) -> None:
         if importlib.util.find_spec("ray") is None:
             raise _missing("ray")
-        if self.dashboard and rank.rank == 0 and not all(map(importlib.util.find_spec, _FOR_DASHBOARD)):
+        if self.dashboard and rank.rank == 0 and not _has_dashboard():
             raise _missing("ray[default]")
 
     @contextmanager
@@ -155,7 +159,7 @@ class RayClusterIntegration(IntegrationBase):
             node = stack.enter_context(_RayNode(rank, folder, token, [*arguments, *self._size(rank)]))
             members = [stack.enter_context(member) for member in _members(rank, listener, cluster)]
             _until_joined(members, node)
-            os.environ |= {"RAY_ADDRESS": cluster["address"], **_secret(token)}
+            os.environ |= {"RAY_ADDRESS": cluster["address"], **_metrics(), **_secret(token)}
             yield
             _disconnect()
             for member in members:
@@ -193,13 +197,13 @@ class RayClusterIntegration(IntegrationBase):
             f"--num-gpus={rank.accelerators}",
             "--min-worker-port=0",
             "--max-worker-port=0",
-            "--dashboard-agent-listen-port=0",
+            *_agent_ports(rank),
             *store,
         ]
 
     def _dashboard(self, rank: Rank, port: int) -> list[str]:
         if not self.dashboard:
-            return ["--include-dashboard=false"]
+            return ["--include-dashboard=false", f"--dashboard-port={port}"]
         where = f"pool.forward({port}, node={rank.node}) brings it to you"
         sys.stdout.write(f"Ray's dashboard: port {port} of this node; {where}\n")
         return ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={port}"]
@@ -215,7 +219,8 @@ class _RayNode:
         self._rank, self._log = rank, folder / "start.log"
         self._name = f"rank {rank.rank} of {rank.world_size}"
         # Ray's workers import what the function can import, such as modules that travelled to this node.
-        variables = {**os.environ, **_secret(token), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        path = os.pathsep.join(folder for folder in sys.path if folder)
+        variables = {**os.environ, **_metrics(), **_secret(token), "PYTHONPATH": path}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -339,6 +344,22 @@ def _line(connection: socket.socket) -> str:
                 return data.decode()
             data += byte
     return ""
+
+
+def _agent_ports(rank: Rank) -> list[str]:
+    """Return a port for each agent of a node. If an agent looks for one, the node ends unless it is quick, in 15 s."""
+    locks = PortLocks(rank.local_addr)  # until the process exits
+    agents = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
+    return [f"--{agent}-port={locks.reserve()}" for agent in agents]
+
+
+def _has_dashboard() -> bool:
+    return all(map(importlib.util.find_spec, _FOR_DASHBOARD))
+
+
+def _metrics() -> dict[str, str]:
+    """Return variables that keep Ray from looking for an agent of metrics where there is none."""
+    return {} if _has_dashboard() else {"RAY_enable_metrics_collection": "0"}
 
 
 def _secret(token: str) -> dict[str, str]:
