@@ -22,8 +22,8 @@ from typing import Any
 from ..core import interrupts
 from ..errors import PoolClosed, UsageError
 from ..values.ref import Ref, Spliced, held_by
+from .compute import PendingCompute
 from .futures import Future
-from .pending import PendingCompute
 from .undecoded import Undecoded
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from concurrent.futures import Future as StdFuture
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from ..accelerators import Accelerator
-from ..calls.pending import PendingCompute
+from ..calls.compute import PendingCompute
 from ..console.announcer import EventStream
 from ..console.words import usd
 from ..core.html import card
@@ -35,7 +35,6 @@ from ..values.volume import Volume, check_volumes
 from .cost import Forecast, forecast
 from .life import PoolLife
 from .node_access import NodeAccess
-from .node_target import NodeCount, NodeTarget
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
 from .scaler import Sizing
 from .shared_names import SharedNames
@@ -245,8 +244,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
     Named = named
 
-    def _target(self, nodes: tuple[int, ...], label: str) -> NodeTarget:
-        sender = PoolSender(
+    def _sender_to(self, nodes: tuple[int, ...]) -> PoolSender:
+        return PoolSender(
             self._life.sending,
             lambda: nodes,
             is_whole=False,
@@ -254,11 +253,6 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             max_inflight=self._max_inflight,
             wake=self._life.wake,
         )
-        return NodeTarget(self, sender, label)
-
-    def _select(self, numbers: Iterable[int]) -> NodeTarget:
-        chosen = check_nodes("nodes", numbers, self.spec.most_nodes)
-        return self._target(chosen, f"nodes {', '.join(map(str, chosen))}")
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -273,7 +267,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
 
         A pool of a fixed size that rests has its number all the same: the next call brings them back.
         """
-        return NodeCount(len(self._life.nodes()), self._select)
+        return NodeCount(len(self._life.nodes()), self)
 
     def scale(self, nodes: int | None) -> None:
         """Bring an elastic pool to a number of nodes, and keep it there until it is idle.
@@ -310,7 +304,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             UsageError: There is no such node.
         """
         (chosen,) = check_nodes("node", (number,), self.spec.most_nodes)
-        return self._target((chosen,), f"node {chosen}")
+        return NodeTarget(self, (chosen,), f"node {chosen}")
 
     def actor(self, name: str) -> Any:
         """Return the handle of the actor with that name; see `ActorOptions`.
@@ -330,7 +324,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             names = ", ".join(map(repr, self._roles))
             advice = f"use {names}" if names else "set roles with ComputePool(roles={...})"
             raise UsageError(f"role={name!r}: no such role in this pool; {advice}", field="role", value=name)
-        return self._target(self._roles[name], f"role {name!r}")
+        return NodeTarget(self, self._roles[name], f"role {name!r}")
 
     @property
     def roles(self) -> dict[str, tuple[int, ...]]:
@@ -556,3 +550,74 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             ) from error
         refuse_to_keep(payload.pinned)
         return engine.values.put(payload, chosen)
+
+
+class NodeTarget(PoolTarget):
+    """Some nodes of a pool as a target of calls: `f(x) >> pool.node(1)`. Made by a pool; valid while the pool is.
+
+    `>>` and `>` send to one of these nodes, the one with the most room. `@` sends to each, in the order in which they
+    were named. A function under an integration runs as a gang on one of them, or on all. `map` and `executor` use only
+    their slots.
+
+    Calls wait for these nodes and go to no others. When a node is lost, a call that was already sent to it fails with
+    NodeLost, unless its `retries` allow another run. A call that still waits goes to the replacement. If there is no
+    replacement, calls that only that node could run fail with NodeLost.
+
+    Example:
+        >>> import skyward as sky
+        >>> with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+        ...     node = pool.node(1)
+        ...     sky.compute(lambda: sky.instance_info().node)() >> node
+        1
+    """
+
+    def __init__(self, pool: ComputePool, nodes: tuple[int, ...], label: str) -> None:
+        self._pool = pool
+        self._label = label
+        self._sender = pool._sender_to(nodes)
+
+    @property
+    def pool(self) -> ComputePool:
+        """Pool of these nodes."""
+        return self._pool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the target as a handle, which is a target of calls inside tasks; see `TargetHandle`."""
+        from ..node.slot.handle import TargetHandle
+
+        return TargetHandle, (self._pool.job_id, self.node_numbers, False, self._label, self.total_slots)
+
+    def __repr__(self) -> str:
+        return f"<{self._label} of {self._pool!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeTarget) and (other._pool is self._pool) and other.node_numbers == self.node_numbers
+
+    def __hash__(self) -> int:
+        return hash((id(self._pool), self.node_numbers))
+
+
+class NodeCount(int):
+    """Number of nodes that can also be called: `pool.nodes([0, 2])` selects those two."""
+
+    _pool: ComputePool
+
+    def __new__(cls, count: int, pool: ComputePool) -> Self:
+        made = super().__new__(cls, count)
+        made._pool = pool
+        return made
+
+    def __call__(self, numbers: Iterable[int]) -> NodeTarget:
+        """Return these nodes as a target of calls.
+
+        Args:
+            numbers: Indexes of the nodes, each in [0, nodes); at least one, none twice.
+
+        Raises:
+            UsageError: A number is illegal.
+        """
+        chosen = check_nodes("nodes", numbers, self._pool.spec.most_nodes)
+        return NodeTarget(self._pool, chosen, f"nodes {', '.join(map(str, chosen))}")
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ..calls.actor import actor
-from ..calls.compute import compute
-from ..calls.pending import gather
+from ..calls.compute import compute, gather
 from ..errors import ActorLost, ArgumentNotPicklable, ResultNotPicklable, SlotLost, TaskExited, UsageError
 from ..node.slot.channels import channel
 from ..node.slot.runtime import instance_info

@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from ...accelerators import Accelerator
-from ...calls.compute import as_compute, pending_of
-from ...calls.pending import PendingCompute
+from ...calls.compute import PendingCompute, as_compute, pending_of
 from ...errors import HubError, HubUnreachable, JobFailed, UsageError
 from ...values.image import Image
 from ...wire.failures import EncodedFailure, decode_failure

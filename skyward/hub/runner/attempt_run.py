@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...calls.compute import compute
+from ...calls.compute import PendingCompute, compute
 from ...calls.options import CallOptions
-from ...calls.pending import PendingCompute
 from ...errors import BudgetExceeded, ControlFailed, NodeError, PoolClosed, ProviderError, SkywardError, SlotLost
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ...calls.compute import ComputeFunction, compute
+from ...calls.compute import ComputeFunction, PendingCompute, compute
 from ...calls.options import CallOptions
-from ...calls.pending import PendingCompute
 from ...errors import UsageError
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch

@@ -19,9 +19,9 @@ from typing import Any
 import cloudpickle
 
 from ...calls.actor_handle import ActorMethod
+from ...calls.compute import PendingCompute
 from ...calls.futures import Future, refuse_to_wait, this_thread, value_of, values_of
 from ...calls.graphs import Graphs
-from ...calls.pending import PendingCompute
 from ...calls.undecoded import Undecoded
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
 from ...values.launch import RankValues
