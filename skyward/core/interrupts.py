@@ -226,7 +226,7 @@ def _outlast(thread: threading.Thread) -> list[BaseException]:
                 let_go()
             if told < len(raised):
                 told = len(raised)
-                _say_that_machines_end()
+                _say_that_machines_end("twice" if told == 1 else "once")
             is_running = not has_ended(thread)
         except BaseException as error:  # raised by a signal handler: Ctrl-C, SIGTERM, a time limit
             raised.append(error)
@@ -235,8 +235,9 @@ def _outlast(thread: threading.Thread) -> list[BaseException]:
     return raised
 
 
-def _say_that_machines_end() -> None:
+def _say_that_machines_end(often: str) -> None:
     import logging  # here, because `import skyward` does without it
 
-    words = "skyward is terminating machines; press Ctrl-C twice more to leave that to the keeper"
-    logging.getLogger(__name__).warning(words)
+    logging.getLogger(__name__).warning(
+        "skyward is terminating machines; press Ctrl-C %s more to leave that to the keeper", often
+    )

@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ...errors import HubError, UsageError
 from .connection import path_of
 from .fluent import current_address
-from .repeated import RETRY_S, RepeatedRequests
+from .repeated import RepeatedRequests
 from .settings import URL, Address, address_of
 
 T = TypeVar("T")
@@ -358,23 +358,15 @@ class _Study:
 class _StudyRequests(RepeatedRequests):
     """Requests about studies, with Optuna's error where there is no such study or trial."""
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        query: Mapping[str, Any] | None = None,
-        retry_s: float = RETRY_S,
-    ) -> Any:
-        """Send a request and return its answer. It is repeated for `retry_s` while the hub is away.
+    def send(self, *arguments: Any, **options: Any) -> Any:
+        """Send a request as `RepeatedRequests` does.
 
         Raises:
             KeyError: There is no such study or trial.
             HubError: The hub refuses it, or is away for too long.
         """
         try:
-            return super().send(method, path, body, query=query, retry_s=retry_s)
+            return super().send(*arguments, **options)
         except HubError as error:
             if error.code == _MISSING:
                 raise KeyError(str(error)) from error
