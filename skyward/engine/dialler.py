@@ -183,7 +183,7 @@ class Dialler:
         except (OSError, EOFError, TimeoutError) as error:
             # Only the stub's exit code proves that the agent is gone. Any other end may be the network's, so the node
             # must count as alive until its lease is over.
-            code = ends.exit_code(_EXIT_S) if isinstance(error, EOFError) else None
+            code = ends.exit_code(_EXIT_S) if isinstance(error, EOFError | ConnectionError) else None
             ends.close()
             if code == _NO_AGENT and self._is_known:
                 raise Forgotten(ends.said()) from error

@@ -1,0 +1,30 @@
+"""Links through a command: what its end tells about the agent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skyward.engine.dialler import Dialler, Forgotten
+from skyward.wire.frames import FrameKind, pack
+from skyward.wire.stream import MAGIC
+
+_STUB = """
+[ -e known ] && exit 69
+touch known
+cat greeting
+exec sleep 60
+"""
+"""An agent that greets once and is gone at the second call, whose command ends without reading its input."""
+
+
+def test_agent_is_gone_if_the_stub_says_so_before_it_reads_the_hello(tmp_path: Path) -> None:
+    (tmp_path / "greeting").write_bytes(MAGIC + pack(FrameKind.WELCOME, body=json.dumps({"received": 0}).encode()))
+    dialler = Dialler(("sh", "-c", f"cd {tmp_path}\n{_STUB}"), role="client", pool="pool", node=0)
+    ends, facts = dialler.dial(20.0)
+    ends.close()
+    assert facts == {"received": 0}
+    with pytest.raises(Forgotten):
+        dialler.dial(20.0)
