@@ -29,8 +29,8 @@ EXAMPLES = {path.read_text() for path in (ROOT / "examples").glob("*.py")}  # te
 HUB = """
 import atexit, json, subprocess, sys, tempfile
 from skyward import hub
-folder = tempfile.TemporaryDirectory()
-command = [sys.executable, "-m", "skyward", "hub", "up", "--data", folder.name, "--port", "0", "--json"]
+hub_folder = tempfile.TemporaryDirectory()  # a guide that named something else so would remove the hub's data
+command = [sys.executable, "-m", "skyward", "hub", "up", "--data", hub_folder.name, "--port", "0", "--json"]
 server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 atexit.register(lambda: (server.terminate(), server.wait()))
 started = json.loads(server.stdout.readline())

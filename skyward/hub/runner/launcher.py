@@ -226,7 +226,7 @@ class Launcher:
             if child.is_dir():
                 shutil.rmtree(child, ignore_errors=True)
             elif child.name != LAUNCH:
-                child.unlink()
+                child.unlink(missing_ok=True)  # or its keeper was faster
         if [child.name for child in folder.iterdir()] == [LAUNCH]:
             shutil.rmtree(folder)
             self._sent.discard(folder.name)
