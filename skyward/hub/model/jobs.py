@@ -13,9 +13,9 @@ BLOBS = ("code", "call", "value", "error")
 """Names of a job's blobs: the user's modules, the packed call, and the packed value or exception."""
 
 
-PROTOCOL = 2
-"""Version of the messages between a hub and its launchers and runners. The hub's answers to 2 have its time."""
-PROTOCOLS = (1, 2)
+PROTOCOL = 3
+"""Version of the messages between a hub and its launchers and runners. Those of 3 run sweeps whose trials are jobs."""
+PROTOCOLS = (2, 3)
 """Versions that a hub understands: its own and the one before, because runners outlive an upgrade of the hub."""
 
 

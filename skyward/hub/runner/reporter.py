@@ -244,8 +244,7 @@ class Reporter:
             try:
                 order = self.send_saves(link)
                 self._answered_at = time.monotonic()
-                if now := order.get("now"):  # a hub of the version before sends none
-                    self._ahead_ms = int(time.time() * 1000) - now
+                self._ahead_ms = int(time.time() * 1000) - order["now"]
                 if order["number"] > self._seen:
                     self._seen = order["number"]
                     self._on_order(str(order["command"]), float(order["grace_s"]))

@@ -20,6 +20,7 @@ from skyward.testing.hub import HubServer
 from tests.hub.http.server_processes import free_port
 from tests.hub.jobs.calls import runs_of, wait_for
 from tests.hub.jobs.launcher_process import Launcher
+from tests.hub.search import objectives
 from tests.waiting import until
 
 Message = MutableMapping[str, Any]
@@ -113,17 +114,21 @@ def launcher_behind(url: str, data: Path) -> Iterator[Launcher]:
         launcher.close()
 
 
+def speak_before(body: dict[str, Any]) -> None:
+    """Make a message one of the version before, whose fields were the same."""
+    assert body["protocol"] == PROTOCOL
+    body["protocol"] -= 1
+
+
+def check_before(body: dict[str, Any]) -> None:
+    """Check that an answer has nothing that a launcher of the version before would pass over."""
+    for launch in body.get("start", ()):
+        assert (launch["spec"].pop("trials"), launch["spec"].pop("trial")) == (None, None)
+
+
 def test_runner_of_the_version_before_works_for_an_upgraded_hub(server: HubServer, tmp_path: Path) -> None:
     assert PROTOCOLS == (PROTOCOL - 1, PROTOCOL)
-
-    def asked(body: dict[str, Any]) -> None:
-        assert body.pop("protocol") == PROTOCOL
-        body.pop("saves", None)
-
-    def answered(body: dict[str, Any]) -> None:
-        body.pop("now", None)
-
-    wire = Wire(server.url, asked, answered)
+    wire = Wire(server.url, speak_before, check_before)
     file = tmp_path / "go"
     with served(wire) as url, launcher_behind(url, tmp_path / "data"):
         job = hub.submit(wait_for(str(file)))
@@ -134,6 +139,32 @@ def test_runner_of_the_version_before_works_for_an_upgraded_hub(server: HubServe
         assert [attempt.end for attempt in job.attempts] == ["completed"]
     assert set(wire.statuses["poll"]) == {200}
     assert set(wire.statuses["beat"]) == {200}
+
+
+def test_sweep_over_jobs_waits_for_its_launcher_to_be_upgraded(server: HubServer, tmp_path: Path) -> None:
+    is_newer = threading.Event()
+
+    def asked(body: dict[str, Any]) -> None:
+        if not is_newer.is_set():
+            speak_before(body)
+
+    def answered(body: dict[str, Any]) -> None:
+        if not is_newer.is_set():
+            check_before(body)
+
+    wire = Wire(server.url, asked, answered)
+    with served(wire) as url:
+        with launcher_behind(url, tmp_path / "data"):
+            options: dict[str, Any] = {"on": "jobs", "strategy": "random", "max_trials": 1, "nodes": 1}
+            sweep = hub.sweep(objectives.square, {"x": objectives.SPACE["x"]}, name="upgrade", **options)
+            driver = sweep.job
+            assert driver is not None
+            until(lambda: "upgrade skyward there" in driver.why_waiting, LIMIT_S)
+            assert not driver.attempts[0].began_at
+        is_newer.set()
+        with launcher_behind(url, tmp_path / "data"):
+            assert sweep.wait(LIMIT_S).status == "completed"
+    assert [(attempt.number, attempt.end, attempt.error) for attempt in driver.attempts] == [(1, "completed", "")]
 
 
 def test_job_goes_on_while_its_hub_does_not_know_the_version_yet(server: HubServer, tmp_path: Path) -> None:

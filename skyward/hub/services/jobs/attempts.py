@@ -14,7 +14,7 @@ from typing import Any
 
 from ...model.access import Actor, Right, Role
 from ...model.capacity import MachineSetSpec
-from ...model.jobs import BLOBS, PROTOCOL, PROTOCOLS, AttemptEnd, JobSpec, JobState
+from ...model.jobs import BLOBS, PROTOCOL, AttemptEnd, JobSpec, JobState
 from ...model.refusal import Reason, Refusal
 from ...model.tokens import new_token
 from ...store import artifacts, attempts, identities, jobs, machine_sets
@@ -27,6 +27,7 @@ from ..receiving import receive_blob
 from .jobs import need_job
 from .kept import CLOSE, close, give_back, kept_s, lose_kept
 from .life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost, note_idle_cost
+from .protocol import check_protocol, explain_older, needs_newer, understands
 from .saves import note_saves
 
 SILENT_S = 60.0
@@ -104,6 +105,8 @@ class Attempts(Service):
         super().__init__(*arguments, **options)
         self._bell = bell
         self._grace_s = grace_s
+        self._polls: dict[str, object] = {}
+        """Launcher -> its newest poll."""
 
     async def poll(
         self,
@@ -130,10 +133,13 @@ class Attempts(Service):
         actor.require(Right.OWN)
         check_protocol(protocol)
         deadline = time.monotonic() + wait_s
+        poll = self._polls[launcher] = object()
         while True:
             seen = self._bell.count
-            if await self.database.read(self._has_orders, launcher, machines, set(known), set(gone)):
-                orders = await self.database.write(self._poll, actor, launcher, machines, set(known), set(gone))
+            told = (launcher, machines, protocol, set(known), set(gone))
+            # A launcher that was killed left its poll here, which knows nothing of what the next one has started.
+            if self._polls[launcher] is poll and await self.database.read(self._has_orders, *told):
+                orders = await self.database.write(self._poll, actor, *told)
                 if orders.start or orders.kill or orders.forget:
                     return orders
             left_s = deadline - time.monotonic()
@@ -257,6 +263,7 @@ class Attempts(Service):
         snapshot: ReadSnapshot,
         launcher: str,
         machines: Sequence[str],
+        protocol: int,
         known: set[AttemptKey],
         gone: set[AttemptKey],
     ) -> bool:
@@ -268,7 +275,9 @@ class Attempts(Service):
                 own.add(key)
                 if key in gone or (key not in known) or self._is_silent(job, attempt, self.clock()):
                     return True
-            elif _is_free(job, attempt, machines):
+            elif _is_free(job, attempt, machines) and (
+                understands(protocol, job.decoded_spec()) or not needs_newer(job)
+            ):
                 return True
         for job, runner in attempts.kept_attempts(snapshot):
             if runner.launcher == launcher:
@@ -284,6 +293,7 @@ class Attempts(Service):
         actor: Actor,
         launcher: str,
         machines: Sequence[str],
+        protocol: int,
         known: set[AttemptKey],
         gone: set[AttemptKey],
     ) -> LauncherOrders:
@@ -301,7 +311,10 @@ class Attempts(Service):
                 elif self._is_silent(job, attempt, tx.now):
                     kill.append(key)
             elif _is_free(job, attempt, machines):
-                start.append(self._claim(tx, actor, launcher, job, attempt))
+                if understands(protocol, job.decoded_spec()):
+                    start.append(self._claim(tx, actor, launcher, job, attempt))
+                elif not needs_newer(job):
+                    explain_older(tx, launcher, job, attempt)
         kill += self._kept_orders(tx, launcher, known, gone, own)
         return LauncherOrders(
             start=[launch for launch in start if launch is not None], kill=kill, forget=sorted(known - own)
@@ -506,17 +519,6 @@ def need_attempt(
         raise stale(job_id, number)
     _check_runner(actor, job, attempt)
     return job, attempt
-
-
-def check_protocol(spoken: int) -> None:
-    """Refuse a launcher or runner whose messages this hub does not understand."""
-    if spoken in PROTOCOLS:
-        return
-    who = "the hub's skyward" if spoken > PROTOCOL else "skyward where the launcher runs, and start it again"
-    known = " and ".join(map(str, PROTOCOLS))
-    raise Refusal(
-        Reason.INVALID, f"protocol={spoken}: this hub speaks versions {known}; upgrade {who}", field="protocol"
-    )
 
 
 def stale(job_id: str, number: int) -> Refusal:

@@ -31,12 +31,14 @@ def warm_of(project: int, owner: str, spec: JobSpec, code: str) -> str:
 
     Project and owner, because processes of the earlier job may have left something behind; code, because its modules
     are imported there. A budget counts the whole life of a pool, and a sweep has one of its own, so they share none.
+    Trials share with trials: the runner of another job may be too old for one.
     """
     if spec.budget_usd is not None or spec.sweep is not None:
         return ""
     fields = asdict(spec)
     alike = [fields[name] for name in (*_ALIKE, *_ALIKE_TOO)]
-    text = json.dumps([project, owner, code, bool(spec.command or spec.operation), alike], sort_keys=True)
+    kind: bool | str = bool(spec.command or spec.operation) if spec.trial is None else "trial"
+    text = json.dumps([project, owner, code, kind, alike], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

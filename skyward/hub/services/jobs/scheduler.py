@@ -41,6 +41,7 @@ from ...store.transaction import ReadSnapshot, Transaction
 from .device_numbers import assign_devices
 from .kept import KeptMachines, give_back, lose_kept
 from .life import enter, finish_attempt, lease_s, lose_runner, release_attempt, shape_of, stop_attempt
+from .protocol import needs_newer, release_from_older
 from .saves import tell_late_saves
 from .triggers import pull_triggers
 
@@ -392,6 +393,9 @@ def _release_unserved(tx: Transaction, leads_since: int) -> None:
         waits_ms = tx.now - max(attempt.claimed_at or attempt.reserved_at, leads_since)
         if attempt.machines not in known:
             release_attempt(tx, job, attempt)
+        elif needs_newer(job):
+            if waits_ms > _NOTED_S * 1000:
+                release_from_older(tx, job, attempt)
         elif not attempt.obstacles and waits_ms > START_S * 1000:
             machine_sets.set_full(tx, attempt.machines, tx.now + int(UNSERVED_S * 1000))
             release_attempt(tx, job, attempt)

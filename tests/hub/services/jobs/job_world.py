@@ -11,7 +11,7 @@ import pytest
 
 from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.capacity import MachineSetSpec
-from skyward.hub.model.jobs import AttemptEnd, JobRecord, JobSpec
+from skyward.hub.model.jobs import PROTOCOL, AttemptEnd, JobRecord, JobSpec
 from skyward.hub.services.hub import Hub
 from skyward.hub.services.jobs.attempts import Launch, LauncherOrders
 from skyward.hub.services.jobs.jobs import NewJob
@@ -62,9 +62,12 @@ class World:
     def state(self, job_id: str) -> str:
         return self.job(job_id).state.value
 
-    def poll(self, launcher: str = "here", gone: tuple[tuple[str, int], ...] = ()) -> LauncherOrders:
+    def poll(
+        self, launcher: str = "here", gone: tuple[tuple[str, int], ...] = (), protocol: int = PROTOCOL
+    ) -> LauncherOrders:
+        known = list(self.launches)
         orders: LauncherOrders = self.do(
-            self.hub.attempts.poll(OWNER, launcher, known=list(self.launches), gone=list(gone))
+            self.hub.attempts.poll(OWNER, launcher, known=known, gone=list(gone), protocol=protocol)
         )
         self.launches |= {(launch.job, launch.attempt): launch for launch in orders.start}
         for key in orders.forget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -183,6 +184,23 @@ def test_runner_that_never_comes_up_costs_a_start(world: World) -> None:
     assert (world.state(job), world.job(job).attempts[0].end) == ("queued", "start_failed")
     with pytest.raises(Refusal, match="attempt=1: is over"):
         world.beat(job)
+
+
+def test_poll_of_a_killed_launcher_loses_no_runner_of_the_next_one(world: World) -> None:
+    job = world.submit()
+
+    async def start_again() -> None:
+        killed = asyncio.create_task(world.hub.attempts.poll(OWNER, "here", wait_s=0.5))
+        await asyncio.sleep(0)  # its poll has begun, and finds nothing to do
+        await world.hub.leader.leads()
+        await world.hub.scheduler.step()
+        orders = await world.hub.attempts.poll(OWNER, "here", wait_s=10)
+        assert [launch.job for launch in orders.start] == [job]
+        await world.hub.attempts.beat(ADA, job, 1, is_running=True, cost_usd=0.0)
+        await killed
+
+    world.do(start_again())
+    assert world.state(job) == "running"
 
 
 def test_launcher_that_did_not_hear_the_answer_gets_the_attempt_again(world: World) -> None:

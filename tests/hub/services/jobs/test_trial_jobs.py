@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyward.hub.model.access import Actor
-from skyward.hub.model.jobs import AttemptEnd, JobRecord, JobState
+from skyward.hub.model.jobs import PROTOCOL, AttemptEnd, JobRecord, JobState
 from skyward.hub.model.quotas import JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
 from tests.hub.services.hubs import ADA
@@ -93,6 +93,33 @@ def test_trials_are_cancelled_when_their_driver_fails(world: World) -> None:
     trial = start(world, driver).id
     world.end(driver, AttemptEnd.FAILED, error="UsageError: no")
     assert (world.state(driver), world.state(trial)) == ("failed", "cancelled")
+
+
+@both
+def test_sweep_over_jobs_waits_for_a_launcher_that_knows_it_and_holds_no_machines_meanwhile(world: World) -> None:
+    older = PROTOCOL - 1
+    sweep = world.do(world.hub.hpo.start(ADA, "digits", "key", CONFIG)).sweep.id
+    driver = world.submit("digits", nodes=0, sweep=sweep, trials=asdict(replace(SPEC, nodes=LOCAL.nodes)))
+    world.pass_s(1)
+    assert not world.poll("old", protocol=older).start
+    assert world.job(driver).why == (
+        "waits for a newer launcher: old of machines 'local' is too old for a sweep whose trials are jobs;"
+        " upgrade skyward there and start it again, or run `skyward capacity drain local`"
+    )
+    world.pass_s(400)
+    assert world.state(driver) == "reserved", "it waits where a newer launcher finds it at once"
+    world.begin(driver)
+    trial = start(world, driver).id
+    world.pass_s(1)
+    assert not world.poll(protocol=older).start
+    other = world.submit()
+    world.pass_s(11)
+    assert (world.state(trial), world.state(other)) == ("queued", "reserved")
+    assert world.job(trial).why.startswith("waits for a newer launcher: here of machines 'local'")
+    assert [launch.job for launch in world.poll(protocol=older).start] == [other]
+    world.end(other, AttemptEnd.COMPLETED)
+    world.pass_s(61)
+    assert [launch.job for launch in world.poll().start] == [trial]
 
 
 def test_driver_counts_for_no_quota_of_jobs(world: World) -> None:

@@ -1,0 +1,56 @@
+"""Versions of the messages between the hub and its launchers and runners, and the jobs that need a newer one."""
+
+from __future__ import annotations
+
+from ...model.jobs import PROTOCOL, PROTOCOLS, JobSpec, JobState
+from ...model.refusal import Reason, Refusal
+from ...store import jobs
+from ...store.attempts import AttemptRow
+from ...store.jobs import JobRow
+from ...store.transaction import Transaction
+from .life import release_attempt
+
+PAUSE_S = 60.0
+"""Seconds for which machines whose launcher is too old for a job are left to other jobs."""
+_SWEEPS_OVER_JOBS = 3
+_TOO_OLD = "waits for a newer launcher"
+
+
+def check_protocol(spoken: int) -> None:
+    """Refuse a launcher or runner whose messages this hub does not understand."""
+    if spoken in PROTOCOLS:
+        return
+    who = "the hub's skyward" if spoken > PROTOCOL else "skyward where the launcher runs, and start it again"
+    known = " and ".join(map(str, PROTOCOLS))
+    raise Refusal(
+        Reason.INVALID, f"protocol={spoken}: this hub speaks versions {known}; upgrade {who}", field="protocol"
+    )
+
+
+def understands(spoken: int, spec: JobSpec) -> bool:
+    """Return whether a launcher of this version can run a job: an older one would drop fields that it does not know."""
+    return spoken >= _SWEEPS_OVER_JOBS or (spec.trials is None and spec.trial is None)
+
+
+def needs_newer(job: JobRow) -> bool:
+    """Return whether a placed job was last seen by a launcher that is too old for it."""
+    return job.state == JobState.RESERVED and job.why.startswith(_TOO_OLD)
+
+
+def explain_older(tx: Transaction, launcher: str, job: JobRow, attempt: AttemptRow) -> None:
+    """Write why a job waits whose launcher is too old for it."""
+    what = "a trial" if job.decoded_spec().trial is not None else "a sweep"
+    job.why = (
+        f"{_TOO_OLD}: {launcher} of machines {attempt.machines!r} is too old for {what} whose trials are jobs;"
+        f" upgrade skyward there and start it again, or run `skyward capacity drain {attempt.machines}`"
+    )
+    jobs.set_reasons(tx, [(job.why, job.has_turn, job.pk)])
+
+
+def release_from_older(tx: Transaction, job: JobRow, attempt: AttemptRow) -> None:
+    """Take machines back whose launchers are all too old for the job. Other jobs have them for a while."""
+    why = job.why
+    if attempt.node_numbers:
+        job.not_before = tx.now + int(PAUSE_S * 1000)
+    release_attempt(tx, job, attempt)
+    jobs.set_reasons(tx, [(why, job.has_turn, job.pk)])
