@@ -190,8 +190,9 @@ def test_poll_of_a_killed_launcher_loses_no_runner_of_the_next_one(world: World)
     job = world.submit()
 
     async def start_again() -> None:
-        killed = asyncio.create_task(world.hub.attempts.poll(OWNER, "here", wait_s=0.5))
-        await asyncio.sleep(0)  # its poll has begun, and finds nothing to do
+        # It served other machines, so that it takes nothing itself.
+        killed = asyncio.create_task(world.hub.attempts.poll(OWNER, "here", machines=["other"], wait_s=0.5))
+        await asyncio.sleep(0)
         await world.hub.leader.leads()
         await world.hub.scheduler.step()
         orders = await world.hub.attempts.poll(OWNER, "here", wait_s=10)
