@@ -164,6 +164,8 @@ def start_sweep(
     if pool is None and function.options.nodes is not None and checked.resources_per_trial.nodes is None:
         wanted = replace(checked.resources_per_trial, nodes=function.options.nodes)
         checked = replace(checked, resources_per_trial=wanted)
+    if pool is None:
+        _check_absolute(checked.checkpoint_dir)
     if on == "jobs":
         check_root(checked, checked.checkpoint_dir)
     trials: Literal["calls", "jobs"] = "jobs" if on == "jobs" else "calls"
@@ -231,6 +233,15 @@ def _checked(config: Mapping[str, Any]) -> SweepConfig:
         return parse_config(config)
     except Refusal as error:
         raise UsageError(error.message, field=error.field or "config") from None
+
+
+def _check_absolute(checkpoint_dir: str | None) -> None:
+    """Check that the folder is the same one for all jobs: each has a working folder of its own. Raises UsageError."""
+    if checkpoint_dir is not None and "://" not in checkpoint_dir and not os.path.isabs(checkpoint_dir):
+        raise UsageError(
+            f"checkpoint_dir={checkpoint_dir!r}: jobs have other working folders; pass an absolute path, or a URL",
+            field="checkpoint_dir",
+        )
 
 
 def _known_seed(address: Address, name: str) -> int:

@@ -117,6 +117,41 @@ def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
     assert "alone-0" in capsys.readouterr().out
 
 
+def test_members_of_a_population_that_are_jobs_go_on_from_checkpoints_of_each_other(
+    hub_process: HubProcess, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    sweep = hub.sweep(
+        objectives.member,
+        {"rate": {"type": "log_uniform", "min": 1e-3, "max": 0.5}},
+        name="population",
+        on="jobs",
+        strategy="pbt",
+        population={"size": 2, "generations": 3, "ready_interval": 2, "truncation": 0.5},
+        checkpoint_dir=tmp_path / "population",
+        base_config={"file": str(notes)},
+        seed=1,
+        keep_s=30.0,
+    )
+    driver = sweep.job
+    assert driver is not None
+    until(lambda: lines_of(notes)["end"] >= 1, 60)
+    os.kill(runner_of(hub_process, driver), signal.SIGKILL)
+    assert sweep.wait(100).status == "completed"
+    assert lines_of(notes) == {"end": 6}, "no interval was trained twice"
+    states = {row["number"]: row["system_attrs"] for row in trial_rows(hub_process, sweep)}
+    copies = [
+        (number, attrs["skyward:parent"])
+        for number, attrs in states.items()
+        if attrs["skyward:generation"] and attrs["skyward:member"] != states[attrs["skyward:parent"]]["skyward:member"]
+    ]
+    assert len(copies) == 2, "one member is the worst of two, twice"
+    jobs = {job.name: job.id for job in sweep.jobs}
+    for number, parent in copies:
+        loaded = json.loads((tmp_path / "population" / f"trial-{number:05d}" / "state.json").read_text())["jobs"]
+        assert loaded[-2:] == [jobs[f"population-{parent}"], jobs[f"population-{number}"]]
+
+
 def test_reports_of_a_job_wait_for_a_hub_that_is_away(hub_process: HubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated, "RETRY_S", 0.2)
     with hub_process.client() as client:
@@ -139,6 +174,12 @@ def test_reports_of_a_job_wait_for_a_hub_that_is_away(hub_process: HubProcess, m
 def test_gpus_of_a_trial_that_is_a_job_need_a_type() -> None:
     with pytest.raises(UsageError, match=r"resources_per_trial.gpus=1: a job counts devices of one type"):
         hub.sweep(objectives.square, SPACE, name="gpus", on="jobs", resources_per_trial={"gpus": 1})
+
+
+@pytest.mark.parametrize(("folder", "problem"), [(None, "members of a population copy"), ("here", "absolute path")])
+def test_population_of_jobs_needs_a_folder_that_all_of_them_see(folder: str | None, problem: str) -> None:
+    with pytest.raises(UsageError, match=f"checkpoint_dir={folder!r}: .*{problem}"):
+        hub.sweep(objectives.member, SPACE, name="nowhere", on="jobs", strategy="pbt", checkpoint_dir=folder)
 
 
 def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(
@@ -183,6 +224,12 @@ def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(
 def runner_of(hub_process: HubProcess, job: hub.Job[Any]) -> int:
     """Return the process of the first attempt of a job."""
     return int((hub_process.data / "launcher" / "attempts" / f"{job.id}-1" / "pid").read_text())
+
+
+def trial_rows(hub_process: HubProcess, sweep: hub.Sweep) -> list[dict[str, Any]]:
+    with hub_process.client() as client:
+        rows: list[dict[str, Any]] = client.get(f"/v1/sweeps/{sweep.id}/trials", params={"since": 0}).json()["trials"]
+    return [{**row, "system_attrs": {k: json.loads(v) for k, v in row["system_attrs"].items()}} for row in rows]
 
 
 def lines_of(file: Path) -> Counter[str]:
