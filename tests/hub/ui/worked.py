@@ -11,6 +11,7 @@ import httpx
 
 import skyward as sky
 from skyward import hub
+from skyward.hub.model.jobs import PROTOCOL
 from tests.waiting import until
 
 LAB = {
@@ -77,7 +78,7 @@ class Workers:
     def poll(self) -> None:
         """Take what the scheduler has placed."""
         known = [(job, launch["attempt"]) for job, launch in self.launches.items()]
-        orders = self.post("/v1/launchers/test/poll", {"known": known})
+        orders = self.post("/v1/launchers/test/poll", {"known": known, "protocol": PROTOCOL})
         self.launches |= {launch["job"]: launch for launch in orders["start"]}
         for job, attempt in orders["forget"]:
             if self.launches.get(job, {}).get("attempt") == attempt:
@@ -95,7 +96,7 @@ class Workers:
 
     def beat(self, job: str, **facts: object) -> str:
         """Send a sign of life of a runner, and return the command that it gets."""
-        order = self.post(self._attempt(job, "beat"), {"is_running": True, **facts})
+        order = self.post(self._attempt(job, "beat"), {"is_running": True, "protocol": PROTOCOL, **facts})
         return str(order["command"])
 
     def save(self, job: str) -> None:
