@@ -280,6 +280,7 @@ class JobRecord:
         why: Why it waits, or why it ended as it did; empty if there is nothing to say.
         results: Names of the results that are there: "value" or "error".
         attempts: Its attempts; empty in lists.
+        saved_at: Time of its last checkpoint; None if there is none.
     """
 
     id: str
@@ -298,3 +299,4 @@ class JobRecord:
     attempt_count: int
     results: Sequence[str] = ()
     attempts: Sequence[AttemptRecord] = ()
+    saved_at: int | None = None

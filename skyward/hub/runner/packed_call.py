@@ -68,17 +68,20 @@ def run_packed(call: bytes, env: Mapping[str, str] = NO_VARIABLES, saves: str = 
         raise _carried(ResultNotPicklable(reason)) from None
 
 
-def run_packed_trial(packed: tuple[bytes, Mapping[str, str]], task: TrialTask) -> TrialReturn | None:
-    """Run a trial of a sweep, whose objective is the function of a packed call, with variables of its job.
+def run_packed_trial(packed: tuple[bytes, Mapping[str, str], str], task: TrialTask) -> TrialReturn | None:
+    """Run a trial of a sweep, whose objective is the function of a packed call.
+
+    `packed` has the call, variables of its job, and the channel for notes of its saves.
 
     Raises:
         CallFailed: The function raised.
     """
-    call, env = packed
+    call, env, saves = packed
     os.environ.update(env)
     try:
         function, *_ = unpickle_whole(call)
-        return run_trial(function, task)
+        with forwarding_notes(saves):
+            return run_trial(function, task)
     except (Exception, SystemExit) as error:
         stamp_failure(error)
         raise _carried(error) from None

@@ -79,7 +79,7 @@ def _forward(file: Path, open_channel: Callable[[], TaskChannel], is_over: threa
 
 
 class NoteCollector:
-    """Thread of a runner that takes the notes of one attempt.
+    """Thread of a runner that takes the notes of one attempt. The trials of a sweep have a channel each.
 
     Args:
         pool: The open pool.
@@ -99,18 +99,34 @@ class NoteCollector:
         self._thread.join(wait_s)
 
     def _collect(self) -> None:
-        while True:
-            is_last = self._is_over.is_set()
-            try:
-                with self._pool.channel(self._channel, timeout_s=0.0 if is_last else _ACCEPT_S) as channel:
-                    for message in channel:
-                        if (note := _note_of(message)) is not None:
-                            self._on_save(note)
-            except TimeoutError:
+        channels: list[TaskChannel] = []
+        try:
+            while True:
+                is_last = self._is_over.is_set()
+                try:
+                    channels.append(self._pool.channel(self._channel, timeout_s=0.0 if is_last else _ACCEPT_S))
+                    continue
+                except TimeoutError:
+                    channels = [channel for channel in channels if self._take(channel)]
                 if is_last:
                     return
-            except PoolClosed:
-                return
+        except PoolClosed:
+            return
+        finally:
+            for channel in channels:
+                channel.close()
+
+    def _take(self, channel: TaskChannel) -> bool:
+        """Take the notes that have arrived, and return whether more may come."""
+        try:
+            while True:
+                if (note := _note_of(channel.receive(0.0))) is not None:
+                    self._on_save(note)
+        except TimeoutError:
+            return True
+        except EOFError:
+            channel.close()
+            return False
 
 
 def _note_of(message: bytes) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ class SweepRun:
         with _optuna_needed():
             from ..search.local import drive
             from ..search.places import call_maker
-        maker = call_maker(run_packed_trial, pending.args[:2], pending.fn.launch, pending.options)
+        maker = call_maker(run_packed_trial, pending.args, pending.fn.launch, pending.options)
 
         def work(address: Address, row: Mapping[str, Any]) -> str:
             return drive(

@@ -113,6 +113,18 @@ def find_attempt(snapshot: ReadSnapshot, job: int, number: int) -> AttemptRow | 
     return _row(row) if row else None
 
 
+def last_saves(snapshot: ReadSnapshot, jobs: Sequence[int]) -> dict[int, int]:
+    """Return job -> time of its last checkpoint, of those that have one."""
+    if not jobs:
+        return {}
+    rows = snapshot.execute(
+        "SELECT a.job, max(a.saved_at) FROM attempt a WHERE a.saved_at IS NOT NULL"
+        f" AND a.job IN ({', '.join('?' * len(jobs))}) GROUP BY a.job",
+        tuple(jobs),
+    ).fetchall()
+    return {int(job): int(at) for job, at in rows}
+
+
 def active_attempt(snapshot: ReadSnapshot, job: int) -> AttemptRow | None:
     """Return the attempt of a job that holds machines."""
     row = snapshot.execute(

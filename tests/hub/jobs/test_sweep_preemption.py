@@ -83,6 +83,11 @@ def test_trials_save_make_way_for_urgent_work_and_go_on_without_a_seam(hub_proce
         assert [step for _, step in steps] == list(range(1, STEPS + 1)), "each step was trained once"
         assert {attempt for attempt, _ in steps} == {1, 2}
     check_trials(sweep, notes, tmp_path)
+    with hub_process.client() as client:
+        events = client.get(f"/v1/jobs/{job.id}/history").json()["events"]
+    saves = {Path(event["save"]["path"]).parent.name for event in events if event["kind"] == "saved"}
+    saving = {f"trial-{trial.number:05d}" for trial in sweep.trials if trial.params["kind"] != "plain"}
+    assert saves == saving, "the job's page shows what its trials have saved"
     hub_process.until_clean()
 
 

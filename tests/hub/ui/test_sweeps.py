@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -124,3 +125,72 @@ def test_a_sweep_of_skyward_shows_its_state_and_configuration_and_is_stopped(wor
     page.goto(f"{worked.address}/jobs/{job}")
     page.get_by_role("link", name=f"sweep {sweep}").click()
     expect(page).to_have_url(f"{worked.address}/sweeps/{sweep}")
+
+
+def start_sweep(worked: Worked, name: str) -> int:
+    space = {"rate": {"type": "uniform", "min": 0, "max": 1}}
+    config = {"search_space": space, "strategy": "random", "objective": {"metric": "loss"}}
+    return int(worked.workers.post("/v1/hpo", {"name": name, "key": name, "config": config})["id"])
+
+
+def add_trial(worked: Worked, sweep: int, number: int, **attributes: str) -> int:
+    user = {name: json.dumps(text) for name, text in attributes.items()}
+    body = {"key": str(number), "state": "running", "user_attrs": user}
+    return int(worked.workers.post(f"/v1/sweeps/{sweep}/trials", body)["id"])
+
+
+def end_trial(worked: Worked, trial: int, **end: object) -> None:
+    answer = worked.workers.client.patch(f"/v1/trials/{trial}", json={"key": f"end {trial}", **end})
+    answer.raise_for_status()
+
+
+def test_the_job_of_a_sweep_shows_its_trials_with_their_jobs_as_they_go_on(worked: Worked, page: Page) -> None:
+    from playwright.sync_api import expect
+
+    workers = worked.workers
+    workers.declare({"name": "small", "provider": {"type": "local"}, "nodes": 1, "accelerator": "T4"})
+    sweep = start_sweep(worked, "over-jobs")
+    driver = workers.submit("over-jobs", nodes=0, accelerator="T4", sweep=sweep, trials={"accelerator": "T4"})
+    workers.run(driver)
+    path = f"/v1/jobs/{driver}/attempts/1/trials"
+    trials = [add_trial(worked, sweep, number, run="0" * 32) for number in range(2)]
+    jobs = [workers.post(path, {"number": number, "task": {}})["id"] for number in range(2)]
+    workers.run(jobs[0])
+    page.goto(f"{worked.address}/jobs/{driver}")
+    rows = page.get_by_role("table", name="Trials").get_by_role("row")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(1)).to_contain_text("waits for 1 T4: 0 free")
+    expect(rows.nth(2)).to_contain_text("running")
+    workers.save(jobs[0])
+    expect(rows.nth(2).get_by_role("cell").nth(5)).to_have_text(re.compile("just now|ago"))
+    end_trial(worked, trials[0], state="completed", values=[0.25])
+    workers.end(jobs[0], "completed", cost_usd=0.5)
+    expect(rows.nth(2)).to_contain_text(re.compile("completed0.25"))
+    expect(rows.nth(2)).to_contain_text("0.5000 USD")
+    expect(rows.nth(2).get_by_role("link", name="0", exact=True)).to_have_attribute("href", f"/runs/{'0' * 32}")
+    rows.nth(2).get_by_role("link", name="over-jobs-0").click()
+    expect(page).to_have_url(f"{worked.address}/jobs/{jobs[0]}")
+    expect(page.get_by_role("heading", level=1)).to_have_text("over-jobs-0")
+    expect(page.get_by_role("table", name="Trials")).to_have_count(0)
+    workers.post(f"/v1/jobs/{driver}/cancel")
+    workers.end(driver, "stopped")
+
+
+def test_the_job_of_a_sweep_shows_the_saves_of_trials_that_are_its_calls(worked: Worked, page: Page) -> None:
+    from playwright.sync_api import expect
+
+    sweep = start_sweep(worked, "in-pool")
+    job = worked.workers.submit("in-pool", devices=None, nodes=1, sweep=sweep)
+    worked.workers.run(job)
+    trials = [add_trial(worked, sweep, number) for number in range(2)]
+    note = {"number": 1, "path": "/data/trial-00001/checkpoint-20", "step": 20}
+    worked.workers.beat(job, saves=[note])
+    end_trial(worked, trials[0], state="failed", user_attrs={"error": '"ValueError: rate is too high"'})
+    page.goto(f"{worked.address}/jobs/{job}")
+    rows = page.get_by_role("table", name="Trials").get_by_role("row")
+    expect(rows.nth(1)).to_contain_text(re.compile("^1runningstep 20, "))
+    expect(rows.nth(1).get_by_title("/data/trial-00001/checkpoint-20")).to_be_visible()
+    expect(rows.nth(2)).to_contain_text("failedValueError: rate is too high")
+    end_trial(worked, trials[1], state="completed", values=[0.125])
+    expect(rows.nth(1)).to_contain_text("completed0.125")
+    worked.workers.end(job, "completed")

@@ -157,7 +157,10 @@ class AttemptOut(Struct):
 
 
 class JobOut(Struct):
-    """A job. `why` says why it waits or how it ended; `results` are "value" or "error", where they are there."""
+    """A job. `why` says why it waits or how it ended; `results` are "value" or "error", where they are there.
+
+    `saved_at` is the time of its last checkpoint in milliseconds since 1970.
+    """
 
     id: str
     name: str
@@ -176,6 +179,7 @@ class JobOut(Struct):
     attempt_count: int
     results: list[str]
     attempts: list[AttemptOut]
+    saved_at: int | None = None
 
 
 class JobsOut(Struct):

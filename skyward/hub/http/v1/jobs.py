@@ -191,4 +191,5 @@ async def job_out(call: Call, record: JobRecord) -> job_wire.JobOut:
             )
             for attempt in record.attempts
         ],
+        saved_at=record.saved_at,
     )

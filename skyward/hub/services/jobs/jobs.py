@@ -127,10 +127,10 @@ class Jobs(Service):
         actor.require(Right.READ)
         require_no_run_token(actor)
         before = None if page_token is None else decode_token(page_token, (int,))[0]
-        rows = await self.database.read(jobs.jobs_before, actor.project, limit + 1, before, states, sweep, with_trials)
-        shown = rows[:limit]
-        token = encode_token([shown[-1].pk]) if len(rows) > limit else None
-        return Page([record_of(row) for row in shown], token)
+        wanted = (actor.project, limit + 1, before, states, sweep, with_trials)
+        rows = await self.database.read(_listed, *wanted)
+        token = encode_token([rows[limit - 1][0].pk]) if len(rows) > limit else None
+        return Page([record_of(row, saved_at=saved_at) for row, saved_at in rows[:limit]], token)
 
     async def job(self, actor: Actor, job_id: str) -> JobRecord:
         """Return a job with its attempts."""
@@ -471,17 +471,30 @@ def _output(
     return row, attempt, attempts.read_output(snapshot, attempt.pk, start)
 
 
+def _listed(snapshot: ReadSnapshot, *wanted: Any) -> list[tuple[JobRow, int | None]]:
+    """Return jobs, each with the time of its last checkpoint; see `jobs_before`."""
+    rows = jobs.jobs_before(snapshot, *wanted)
+    saves = attempts.last_saves(snapshot, [row.pk for row in rows])
+    return [(row, saves.get(row.pk)) for row in rows]
+
+
 def _whole(snapshot: ReadSnapshot, actor: Actor, job_id: str) -> JobRecord:
     row = need_job(snapshot, actor, job_id)
     results = [name for name in jobs.blobs_of(snapshot, row.pk) if name in BLOBS[2:]]
     rows = attempts.attempts_of(snapshot, row.pk)
     open_cost = sum(attempt.cost for attempt in rows if attempt.ended_at is None)
     tried = [_attempt(attempt, _pool_of(snapshot, row, attempt)) for attempt in rows]
-    return record_of(row, tried, results, open_cost=open_cost)
+    saved_at = max((attempt.saved_at for attempt in rows if attempt.saved_at is not None), default=None)
+    return record_of(row, tried, results, open_cost=open_cost, saved_at=saved_at)
 
 
 def record_of(
-    row: JobRow, tried: Sequence[AttemptRecord] = (), results: Sequence[str] = (), *, open_cost: float = 0.0
+    row: JobRow,
+    tried: Sequence[AttemptRecord] = (),
+    results: Sequence[str] = (),
+    *,
+    open_cost: float = 0.0,
+    saved_at: int | None = None,
 ) -> JobRecord:
     """Return a job as its user sees it. `open_cost` is the cost so far of an attempt that is not over."""
     return JobRecord(
@@ -501,6 +514,7 @@ def record_of(
         attempt_count=row.attempts,
         results=results,
         attempts=tried,
+        saved_at=saved_at,
     )
 
 

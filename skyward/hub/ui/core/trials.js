@@ -75,6 +75,41 @@ export function attributeOf({ user_attrs }, name) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
+/** Run of a trial, if it has one. @param {Trial} trial */
+export const runOf = (trial) => attributeOf(trial, "run");
+
+/** What ended a trial, where that says more than its state. @param {Trial} trial */
+export const endOf = (trial) => attributeOf(trial, "error") || attributeOf(trial, "stopped_by");
+
+/** @typedef {{number: number, trial: Trial | undefined, job: import("./types.js").Job | undefined, state: string, why: string, save: import("./types.js").JobEvent | undefined}} TrialLine */
+
+/**
+ * Trials as the page of their sweep's job shows them, the newest first.
+ * @param {Trial[]} trials
+ * @param {import("./types.js").Job[]} jobs Jobs of the trials; none where trials are calls of the sweep's job.
+ * @param {import("./types.js").JobEvent[]} events Those of the sweep's job.
+ * @returns {TrialLine[]}
+ */
+export function trialLines(trials, jobs, events) {
+  const [trialOf, jobOf] = [new Map(trials.map((trial) => [trial.number, trial])), new Map(jobs.map((job) => [Number(job.spec.trial?.number), job]))];
+  /** @type {Map<number, import("./types.js").JobEvent>} */
+  const saves = new Map();
+  for (const event of events) {
+    const folder = /[/]trial-(\d{5,})(?=[/]|$)/.exec(event.kind === "saved" ? (event.save?.path ?? "") : "");
+    const number = Number(folder?.[1]);
+    if (folder && event.at >= (saves.get(number)?.at ?? 0)) saves.set(number, event);
+  }
+  return [...new Set([...trialOf.keys(), ...jobOf.keys()])]
+    .sort((a, b) => b - a)
+    .map((number) => {
+      const [trial, job] = [trialOf.get(number), jobOf.get(number)];
+      // A trial runs from when it was asked for, and its job may wait.
+      const state = job && (trial?.state ?? "running") === "running" ? job.status : String(trial?.state);
+      const save = job?.saved_at ? { at: job.saved_at, kind: "saved", attempt: 0 } : saves.get(number);
+      return { number, trial, job, state, why: (trial && endOf(trial)) || job?.why || "", save };
+    });
+}
+
 /** Names of the objectives: those that the sweep gives them, or "value". @param {Sweep} sweep @param {import("./types.js").Search | null} [search] */
 export function objectiveNames({ directions, system_attrs }, search = null) {
   if (search) return search.metrics;

@@ -122,6 +122,7 @@
  * @property {string} why
  * @property {number} cost_usd
  * @property {number} attempt_count
+ * @property {number | null} [saved_at] Time of its last checkpoint.
  * @property {string[]} results
  * @property {Attempt[]} attempts
  *

@@ -1,10 +1,11 @@
 /** One job: attempts on a line of time, live output, cost, why it waits, its value, and the buttons that steer it. */
 import { change, get } from "../core/api.js";
-import { ago, bytes, duration, moment, money } from "../core/format.js";
+import { ago, bytes, duration, moment, money, number } from "../core/format.js";
 import { html } from "../core/html.js";
 import { navigate } from "../core/router.js";
-import { AttemptLines } from "../parts/attempt_lines.js";
-import { useFresh, useNow } from "../parts/fresh.js";
+import { objectiveNames, runOf, trialLines } from "../core/trials.js";
+import { AttemptLines, saveText } from "../parts/attempt_lines.js";
+import { useFresh, useNow, useSweep } from "../parts/fresh.js";
 import { Icon } from "../parts/icon.js";
 import { JobOutput } from "../parts/job_output.js";
 import { ask, attempt, copyText, Empty, notify, Paste, Pill, Problem, Reason } from "../parts/widgets.js";
@@ -92,16 +93,22 @@ function Attempts({ job }) {
       <td class="fit">${one.began_at ? duration((one.ended_at ?? Date.now()) - one.began_at) : ""}</td><td>${one.end ? one.end.replace("_", " ") : "goes on"}</td><td class="detail"><${Reason} text=${one.error} /></td><td class="number">${bytes(one.output_bytes)}</td><td class="number">${money(one.cost_usd)}</td></tr>`)}</tbody></table></div></section>`;
 }
 
-/** Jobs of the trials that this one submits, the newest first. @param {{job: Job}} props */
-function Trials({ job }) {
-  const { trials, sweep } = job.spec;
-  const load = () => (trials ? get("/v1/jobs", { sweep, limit: MOST_TRIALS }) : Promise.resolve({ jobs: [] }));
+/** Trials of the sweep that this job runs, the newest first. @param {{job: Job, history: JobHistory, now: number}} props */
+function Trials({ job, history, now }) {
+  const { trials: isOverJobs, sweep: id } = job.spec;
+  const load = () => (isOverJobs ? get("/v1/jobs", { sweep: id, limit: MOST_TRIALS }) : Promise.resolve({ jobs: [] }));
   const { value } = useFresh(load, `${job.id} ${job.status}`, [], LOOK_MS);
-  const jobs = /** @type {Job[]} */ (value?.jobs ?? []);
-  if (!jobs.length) return null;
-  const states = [...new Set(jobs.map(({ status }) => status))].map((state) => `${jobs.filter(({ status }) => status === state).length} ${state.replace("_", " ")}`);
-  return html`<section class="card"><header><h2 class="grow">Trials</h2><span class="muted">${states.join(", ")}</span></header><div class="scroll-x"><table class="plain" aria-label="Trials"><thead><tr><th class="number">Trial</th><th>Job</th><th>State</th><th>Why</th><th class="number">Attempts</th><th class="number">Cost</th></tr></thead>
-    <tbody>${jobs.map((one) => html`<tr key=${one.id}><td class="number">${one.spec.trial?.number}</td><td><a href=${`/jobs/${one.id}`}><b>${one.name}</b></a></td><td><${Pill} status=${one.status} /></td><td class="detail"><${Reason} text=${one.why} /></td><td class="number">${one.attempt_count}</td><td class="number">${money(one.cost_usd)}</td></tr>`)}</tbody></table></div></section>`;
+  const { sweep, search, trials } = useSweep(String(id));
+  const lines = trialLines(trials, value?.jobs ?? [], history.events);
+  if (!lines.length) return null;
+  const names = sweep ? objectiveNames(sweep, search) : [];
+  const tally = [...new Set(lines.map(({ state }) => state))].map((state) => `${lines.filter((line) => line.state === state).length} ${state.replace("_", " ")}`);
+  return html`<section class="card"><header><h2 class="grow">Trials</h2><span class="muted">${tally.join(", ")}</span></header><div class="scroll-x"><table class="plain" aria-label="Trials"><thead><tr><th class="number">Trial</th>${isOverJobs && html`<th>Job</th>`}<th>State</th>${names.map((name) => html`<th class="number">${name}</th>`)}<th>Why</th><th>Last checkpoint</th>${isOverJobs && html`<th class="number">Attempts</th><th class="number">Cost</th>`}</tr></thead>
+    <tbody>${lines.slice(0, MOST_TRIALS).map(({ number: trialNumber, trial, job: own, state, why, save }) => {
+      const run = trial && runOf(trial);
+      return html`<tr key=${trialNumber}><td class="number">${run ? html`<a href=${`/runs/${run}`}>${trialNumber}</a>` : trialNumber}</td>${isOverJobs && html`<td>${own && html`<a href=${`/jobs/${own.id}`}><b>${own.name}</b></a>`}</td>`}<td><${Pill} status=${state} /></td>${names.map((_, i) => html`<td class="number">${number(trial?.values?.[i])}</td>`)}
+      <td class="detail"><${Reason} text=${why} /></td><td class="fit" title=${save && saveText(save)}>${save && `${save.save?.step ? `step ${save.save.step}, ` : ""}${ago(save.at, now)}`}</td>${isOverJobs && html`<td class="number">${own?.attempt_count}</td><td class="number">${own && money(own.cost_usd)}</td>`}</tr>`;
+    })}</tbody></table></div></section>`;
 }
 
 /** @param {{job: Job, sizes: Record<string, number>}} props */
@@ -174,7 +181,7 @@ export function JobPage({ id }) {
     <${Headline} job=${job} />
     <${Tiles} job=${job} history=${history} now=${now} />
     <div class="stack"><${AttemptLines} job=${job} history=${history} now=${now} />
-      <${Trials} job=${job} />
+      ${job.spec.sweep && html`<${Trials} key=${job.id} job=${job} history=${history} now=${now} />`}
       <${JobOutput} key=${job.id} job=${job} />
       <${Attempts} job=${job} />
       <div class="columns"><${Request} job=${job} /><div class="stack"><${Result} job=${job} sizes=${history.result_sizes} /><${Deliveries} deliveries=${history.deliveries} /><${Runs} job=${job} /></div></div></div>`;

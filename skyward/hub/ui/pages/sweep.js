@@ -1,10 +1,11 @@
 /** One sweep: its best trial, history, parallel coordinates, slices, importance, and all of its trials. */
 import { change, get } from "../core/api.js";
 import { ago, count, duration, number } from "../core/format.js";
-import { html, useEffect, useMemo, useRef, useState } from "../core/html.js";
+import { html, useMemo, useState } from "../core/html.js";
 import { query, setQuery } from "../core/router.js";
 import { isDark, themeChanges } from "../core/session.js";
-import { asRun, attributeOf, bestTrials, isSearch, objectiveNames, paramsOf, paramText, valueOf } from "../core/trials.js";
+import { asRun, bestTrials, endOf, objectiveNames, paramsOf, paramText, runOf, valueOf } from "../core/trials.js";
+import { useSweep } from "../parts/fresh.js";
 import { Icon } from "../parts/icon.js";
 import { Parallel } from "../parts/parallel.js";
 import { History, Importance, shade, Slices } from "../parts/sweep_plots.js";
@@ -14,42 +15,8 @@ import { ask, attempt, Empty, notify, Paste, Pill, Problem, Segments, useLoaded 
 /** @typedef {import("../core/types.js").Search} Search */
 /** @typedef {import("../core/types.js").Trial} Trial */
 
-const LOOK_MS = 2000;
 const SHOWN = 200;
 const LINES = 500;
-
-/** A sweep and its trials. Only those that changed are asked for again. @param {string} id */
-function useSweep(id) {
-  const [state, setState] = useState(/** @type {{sweep: Sweep | null, search: Search | null, trials: Trial[], problem: any}} */ ({ sweep: null, search: null, trials: [], problem: null }));
-  const known = useRef({ version: -1, trials: /** @type {Map<number, Trial>} */ (new Map()) });
-  const look = async () => {
-    try {
-      const sweep = /** @type {Sweep} */ (await get(`/v1/sweeps/${encodeURIComponent(id)}`));
-      const search = isSearch(sweep) ? await get(`/v1/hpo/${encodeURIComponent(id)}`) : null;
-      const kept = known.current;
-      if (sweep.version === kept.version) {
-        if (search) setState((before) => (before.search?.status === search.status && before.search?.job === search.job ? before : { ...before, search }));
-        return;
-      }
-      for (;;) {
-        const changes = await get(`/v1/sweeps/${encodeURIComponent(id)}/trials`, { since: Math.max(0, kept.version) });
-        for (const trial of changes.trials) kept.trials.set(trial.id, trial);
-        kept.version = changes.version;
-        if (changes.is_complete) break;
-      }
-      const trials = [...kept.trials.values()].sort((a, b) => a.number - b.number);
-      setState({ search, sweep: { ...sweep, version: kept.version, trials: trials.length }, trials, problem: null });
-    } catch (problem) {
-      setState((before) => ({ ...before, problem }));
-    }
-  };
-  useEffect(() => {
-    void look();
-    const timer = window.setInterval(() => document.visibilityState === "visible" && void look(), LOOK_MS);
-    return () => window.clearInterval(timer);
-  }, [id]);
-  return { ...state, reload: () => void look() };
-}
 
 /** Trials with a value, as lines that are darker the better they are. @param {Trial[]} trials @param {string[]} names @param {number} objective @param {string} direction */
 function linesOf(trials, names, objective, direction) {
@@ -60,12 +27,6 @@ function linesOf(trials, names, objective, direction) {
   const shown = rows.slice(-LINES); // the best ones, drawn last
   return shown.map(({ trial }, i) => ({ run: asRun(trial, names), color: 0, paint: shade(i / Math.max(1, shown.length - 1), ink) }));
 }
-
-/** Run of a trial, if it has one. @param {Trial} trial */
-const runOf = (trial) => attributeOf(trial, "run");
-
-/** What ended a trial, where that says more than its state. @param {Trial} trial */
-const endOf = (trial) => attributeOf(trial, "error") || attributeOf(trial, "stopped_by");
 
 /** @param {{search: Search, reload: () => void}} props */
 function Stop({ search, reload }) {

@@ -74,8 +74,18 @@ class World:
             self.launches.pop(key, None)
         return orders
 
-    def beat(self, job_id: str, number: int = 1, *, is_running: bool = True, cost_usd: float = 0.0) -> str:
-        order = self.do(self.hub.attempts.beat(ADA, job_id, number, is_running=is_running, cost_usd=cost_usd))
+    def beat(
+        self,
+        job_id: str,
+        number: int = 1,
+        *,
+        is_running: bool = True,
+        cost_usd: float = 0.0,
+        saved_at: int | None = None,
+    ) -> str:
+        order = self.do(
+            self.hub.attempts.beat(ADA, job_id, number, is_running=is_running, cost_usd=cost_usd, saved_at=saved_at)
+        )
         return str(order.command)
 
     def begin(self, job_id: str, number: int = 1) -> None:

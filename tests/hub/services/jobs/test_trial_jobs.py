@@ -57,6 +57,11 @@ def test_driver_has_no_machines_and_its_trials_are_jobs_of_its_request(world: Wo
     assert [record.id for record in page.items] == [other.id, trial.id]
     page = world.do(world.hub.jobs.jobs(ADA, 10, states=[JobState.QUEUED], sweep=1))
     assert [record.id for record in page.items] == [other.id]
+    world.begin(trial.id)
+    world.beat(trial.id, saved_at=world.clock())
+    page = world.do(world.hub.jobs.jobs(ADA, 10, sweep=1))
+    assert [record.saved_at for record in page.items] == [None, world.clock()]
+    assert world.job(trial.id).saved_at == world.clock()
     page = world.do(world.hub.jobs.jobs(ADA, 10, with_trials=False))
     assert [record.id for record in page.items] == [driver, *reversed(busy)]
     assert world.do(world.hub.trial_jobs.unfinished(ADA, driver, 1)) == [trial.id, other.id]
