@@ -54,8 +54,11 @@ def runs_of(file: Path) -> list[int]:
 
 
 @sky.compute
-def train(folder: str, steps: int, marker: str, pause_s: float) -> tuple[int, list[float]]:
-    """Train a small network, from its last checkpoint on. Return the last step and the weights."""
+def train(folder: str, steps: int, marker: str, pause_s: float, gate: str = "") -> tuple[int, list[float]]:
+    """Train a small network, from its last checkpoint on. Return the last step and the weights.
+
+    With a `gate`, no save ends before that file is there.
+    """
     import torch
     from torch.utils.data import TensorDataset
 
@@ -65,6 +68,12 @@ def train(folder: str, steps: int, marker: str, pause_s: float) -> tuple[int, li
         def on_step_end(self, state: Any, control: Any, **_: Any) -> None:
             Path(marker).write_text(str(state.global_step))
             time.sleep(pause_s)
+
+        def on_save(self, *_: Any, **__: Any) -> None:
+            deadline = time.monotonic() + 120
+            while gate and not Path(gate).exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
     class Network(torch.nn.Module):
         def __init__(self) -> None:

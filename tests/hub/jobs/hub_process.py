@@ -53,6 +53,15 @@ class HubProcess:
         self.process.kill()
         self.process.wait()
 
+    def restart(self) -> None:
+        """End it as an upgrade does, and start it with the variables of this process. Its runners go on.
+
+        It gives its lead up, so the next one need not wait 15 s for the end of a lease, as after `kill`.
+        """
+        self.process.terminate()
+        self.process.wait(LIMIT_S)
+        self.start()
+
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=30)
 

@@ -21,8 +21,7 @@ def test_two_jobs_on_one_node_and_a_gang_see_different_devices(
 ) -> None:
     monkeypatch.setenv("PATH", install_smi(tmp_path, GPUS))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    own_hub.kill()
-    own_hub.start()
+    own_hub.restart()
     machines = {"name": "gpus", "provider": {"type": "local"}, "nodes": 2, "devices": 4, "accelerator": "H100"}
     with own_hub.client() as client:
         assert client.post("/v1/capacity", json=machines).status_code == 201

@@ -56,8 +56,7 @@ def test_gang_waits_in_the_queue_of_its_provider_says_why_and_can_be_cancelled_t
 ) -> None:
     install_provider(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    own_hub.kill()
-    own_hub.start()
+    own_hub.restart()
     queue = tmp_path / "queue"
     queue.write_text("Priority: 3 jobs are ahead")
     provider = {"type": "queued", "queue": str(queue)}
@@ -97,20 +96,29 @@ def test_training_saves_when_its_machine_is_about_to_go_also_in_the_middle_of_a_
     install_provider(tmp_path, "spot = spot_machines:Spot")
     (tmp_path / "spot_machines.py").write_text(SPOT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.getcwd())))
-    own_hub.kill()
-    own_hub.start()
-    takes, marker = tmp_path / "takes", tmp_path / "step"
+    own_hub.restart()
+    takes, marker, gate = (tmp_path / name for name in ("takes", "step", "gate"))
     provider = {"type": "spot", "takes": str(takes)}
     machines = {"name": "spot", "kind": "elastic", "provider": provider, "nodes": 1, "labels": ["spot"]}
     with own_hub.client() as client:
         assert client.post("/v1/capacity", json=machines).status_code == 201
-        job = hub.submit(train("", 100_000, str(marker), 0.02), labels=["spot"], type="training")
-        until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 90)
+        job = hub.submit(train("", 100_000, str(marker), 0.02, str(gate)), labels=["spot"], type="training")
+
+        def saved_steps() -> list[int]:
+            events = client.get(f"/v1/jobs/{job.id}/history").json()["events"]
+            return [event["save"]["step"] for event in events if event["kind"] == "saved" and event["save"]]
+
+        until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 120)
         job.save()
+        until(saved_steps, 60)
+        # Two orders at the same step are one save. This one has begun, and does not end before the next order.
         takes.touch()
-        history = f"/v1/jobs/{job.id}/history"
-        until(lambda: sum(e["kind"] == "saved" for e in client.get(history).json()["events"]) >= 2, 90)
-    assert "[skyward] node 0: its provider takes the machine back (terminate)" in list(job.logs(follow=False))
+        notice = "[skyward] node 0: its provider takes the machine back (terminate)"
+        until(lambda: notice in list(job.logs(follow=False)), 60)
+        gate.touch()
+        until(lambda: len(saved_steps()) == 2, 60)
+        first, second = saved_steps()
+        assert first < second
     assert job.status == "running"
     assert job.cancel()
     with pytest.raises(CancelledError):
