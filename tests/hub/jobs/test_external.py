@@ -89,6 +89,7 @@ def test_order_that_comes_before_the_start_ends_it_too(tmp_path: Path) -> None:
     run.close()
 
 
+@pytest.mark.timeout(400)  # hub, runner, node and torch begin in turn: three minutes where 25 processes share two cores
 def test_training_saves_when_its_machine_is_about_to_go_also_in_the_middle_of_a_save(
     own_hub: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
