@@ -39,6 +39,7 @@ PARTS: dict[str, Groups] = {
         "commands": promises.COMMANDS,
         "kept": promises.KEPT,
         "frameworks": promises.FRAMEWORKS,
+        "changes": promises.CHANGES,
         "hub": promises.HUB,
     },
     # Groups begin in this order. Groups that another one waits for come first, then the longest: two cores would idle

@@ -8,7 +8,6 @@ import pytest
 POOLS = (
     "tests/calls",
     "tests/pool",
-    "tests/schedule",
     "tests/values",
     "tests/test_accelerators.py",
     "tests/test_mistakes.py",
@@ -35,6 +34,11 @@ KEPT = tuple(
         "volumes",
     )
 )
+# Tests of machines that come and go while a pool lives, and of what they cost.
+CHANGES = tuple(
+    f"tests/pool/test_{name}.py"
+    for name in ("cost", "elastic", "events", "machines", "place", "replacement", "replacements", "scarcity")
+)
 COMMANDS = (
     "tests/cli",
     "tests/console",
@@ -46,6 +50,7 @@ ENGINE = (
     "tests/events",
     "tests/engine",
     "tests/node",
+    "tests/schedule",
     "tests/state",
     "tests/test_architecture.py",
     "tests/test_private_names.py",
@@ -82,5 +87,5 @@ def is_promise(item: pytest.Item) -> bool:
         return False
     if "[postgresql" in item.nodeid:  # not on every machine
         return False
-    paths = (*POOLS, *KEPT, *COMMANDS, *ENGINE, *FRAMEWORKS, *HUB)
+    paths = (*POOLS, *KEPT, *CHANGES, *COMMANDS, *ENGINE, *FRAMEWORKS, *HUB)
     return any(item.nodeid.startswith((f"{path}/", f"{path}::")) for path in paths)
