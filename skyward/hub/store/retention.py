@@ -21,7 +21,9 @@ _ACTOR = "skyward hub gc"
 # A version of a model in the registry needs the files of its run or its logged model, whoever deleted those.
 _NAMES_RUN = (
     "EXISTS (SELECT 1 FROM model_version WHERE model_version.project = run.project"
-    " AND model_version.run_id = run.id AND model_version.deleted_at IS NULL)"
+    " AND model_version.deleted_at IS NULL AND (model_version.run_id = run.id"
+    # The same files by their URL, such as https://hub/v1/runs/ID/artifacts/model.
+    " OR replace(location, '/' || run.id || '/artifacts', '') <> location))"
 )
 _NAMES_MODEL = (
     "EXISTS (SELECT 1 FROM model_version WHERE model_version.project = logged_model.project"

@@ -162,7 +162,7 @@ def test_files_that_a_version_of_a_model_names_stay_until_the_version_goes(datab
 
     async def make() -> list[str]:
         number = (await hub.tracking.create_experiment(ADMIN, "gone")).id
-        for run in ("named", "maker", "unnamed"):
+        for run in ("named", "maker", "by-url", "unnamed"):
             await hub.tracking.create_run(ADMIN, number, run_id=run)
             await hub.tracking.put_artifact(ADMIN, run, "model/weights", stream(run.encode()))
         logged = [await hub.registry.create_logged_model(ADMIN, number, run_id=run) for run in ("maker", None, "named")]
@@ -172,27 +172,28 @@ def test_files_that_a_version_of_a_model_names_stay_until_the_version_goes(datab
         await hub.registry.create_version(ADMIN, "net", "runs:/named/model", run_id="named")
         for model in logged[:2]:
             await hub.registry.create_version(ADMIN, "net", f"models:/{model.id}", model_id=model.id)
+        await hub.registry.create_version(ADMIN, "net", "https://hub.lab/v1/runs/by-url/artifacts/model")
         await hub.tracking.delete_experiment(ADMIN, number)
         return [model.id for model in logged]
 
     logged = asyncio.run(make())
-    kept = ["named", "maker", *(f"models/{model_id}" for model_id in logged[:2])]
+    kept = ["named", "maker", "by-url", *(f"models/{model_id}" for model_id in logged[:2])]
     for _ in range(2):
         garbage = database.read_and_wait(find_garbage, FOREVER)
         purged = purge(database, blobs, FOREVER)
         assert (garbage.runs, garbage.logged_models, garbage.experiments) == (purged.runs, purged.logged_models, 0)
 
         async def look() -> list[bytes]:
-            keys = ["model/weights", "model/weights", "weights", "weights"]
+            keys = [*["model/weights"] * 3, "weights", "weights"]
             opened = [await hub.tracking.open_artifact(ADMIN, *place) for place in zip(kept, keys, strict=True)]
             return [b"".join(pieces) for _, pieces in opened]
 
         assert asyncio.run(look()) == [name.removeprefix("models/").encode() for name in kept]
-    assert database.read_and_wait(count_rows, "run") == 2
-    for version in (1, 2, 3):
+    assert database.read_and_wait(count_rows, "run") == 3
+    for version in (1, 2, 3, 4):
         asyncio.run(hub.registry.delete_version(ADMIN, "net", version))
     purged = purge(database, blobs, FOREVER)
-    assert (purged.runs, purged.logged_models, purged.experiments, purged.blobs) == (2, 3, 1, 5)
+    assert (purged.runs, purged.logged_models, purged.experiments, purged.blobs) == (3, 3, 1, 6)
     asyncio.run(hub.close())
 
 
