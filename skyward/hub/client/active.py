@@ -228,7 +228,8 @@ class ActiveRun:
 
         Args:
             name: name of the model; made if missing.
-            artifact_path: key of the artifact, or folder of artifacts.
+            artifact_path: key of the artifact, or folder of artifacts; or the URL of a checkpoint, also of another run
+                or job. Retention never deletes that checkpoint then.
             tags: tags of the version. Values are kept as text.
 
         Returns:
@@ -236,6 +237,8 @@ class ActiveRun:
 
         Raises:
             UsageError: the run has no such artifact.
+            CheckpointNotFound: no checkpoint is at the URL.
+            OSError: its store does not answer, or this process may not write there.
             HubUnreachable: no hub is named, or it does not answer.
             HubError: it refuses the model.
         """

@@ -14,18 +14,28 @@ _API = "/api/2.0/mlflow"
 def register(connection: HubConnection, name: str, run_id: str, artifact_path: str, tags: Mapping[str, object]) -> int:
     """Make a version of a model from an artifact of a run, and the model where it is missing. Return its number.
 
+    `artifact_path` may be the URL of a checkpoint too, which no training deletes from then on.
+
     Raises:
         UsageError: the run has no such artifact.
+        CheckpointNotFound: no checkpoint is at the URL.
+        OSError: its store does not answer, or this process may not write there.
         HubError: the hub refuses the model.
     """
     texts = [{"key": check_key(key), "value": str(value)} for key, value in tags.items()]
-    _check_artifact(connection, run_id, check_key(artifact_path, "artifact_path"))
+    if is_url := "://" in artifact_path:
+        from ...training.checkpoint.retention import keep_for_model
+
+        keep_for_model(artifact_path, name)  # first: a version must not name what may be deleted
+    else:
+        _check_artifact(connection, run_id, check_key(artifact_path, "artifact_path"))
     try:
         connection.json("POST", f"{_API}/registered-models/create", {"name": name})
     except HubError as error:
         if error.code != "RESOURCE_ALREADY_EXISTS":
             raise
-    body = {"name": name, "source": f"runs:/{run_id}/{artifact_path}", "run_id": run_id, "tags": texts}
+    source = artifact_path if is_url else f"runs:/{run_id}/{artifact_path}"
+    body = {"name": name, "source": source, "run_id": run_id, "tags": texts}
     answer = connection.json("POST", f"{_API}/model-versions/create", body)
     return int(answer["model_version"]["version"])
 

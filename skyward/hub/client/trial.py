@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import queue
+import re
 import sys
 import threading
 import uuid
@@ -24,6 +25,7 @@ from .connection import path_of
 from .fluent import current_address, current_spool, open_run
 
 if TYPE_CHECKING:
+    from ...stores.folders import Folder
     from ...wire.task_channel import TaskChannel
 
 _log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ PREEMPTED = "preempted"
 """Reason to stop a trial whose machines are needed: it goes on later, and its sweep has learned nothing yet."""
 SAVE = "save"
 """Order of a driver to save and to go on."""
+_JOB = re.compile(r"[0-9a-f]{32}")
 _UNSENT = 1000
 """Most reports that wait for a hub that is away."""
 _TRAINING_S = 0.2
@@ -405,9 +408,18 @@ def _remove(folders: Sequence[str]) -> None:
 
     for path in folders:
         try:
-            folder_at(path).remove()
+            if not _is_needed(folder_at(path)):
+                folder_at(path).remove()
         except (OSError, SkywardError) as error:
             _log.warning("folder %s of an old trial is not removed: %s", path, error)
+
+
+def _is_needed(folder: Folder) -> bool:
+    """Return whether a model, or a user, marked a checkpoint of a trial. Marks of jobs are those of other trials."""
+    from ...training.checkpoint.retention import keepers_of
+
+    checkpoints = [folder.child(name) for name in folder.names() if name.startswith("checkpoint-")]
+    return any(not _JOB.fullmatch(keeper) for checkpoint in checkpoints for keeper in keepers_of(checkpoint))
 
 
 def hub_reporter(task: TrialTask) -> TrialReporter:

@@ -176,11 +176,14 @@ class Sweep:
 
         Args:
             name: Name of the model; made if missing.
-            artifact_path: Key of the artifact, or folder of artifacts.
+            artifact_path: Key of the artifact, or folder of artifacts; or the URL of a checkpoint, which retention
+                never deletes then.
             tags: Tags of the version; its sweep, trial and value are added.
 
         Raises:
             UsageError: No trial is complete, or its run has no such artifact.
+            CheckpointNotFound: No checkpoint is at the URL.
+            OSError: Its store does not answer, or this process may not write there.
             HubError: The hub refuses the model.
         """
         best = self.best

@@ -85,8 +85,8 @@ def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[
 def keep_checkpoint(path: str | os.PathLike[str], name: str) -> None:
     """Mark a checkpoint that something else needs, so that no run deletes it. It costs a small file in its folder.
 
-    A job of a hub that loads a checkpoint of another job marks it by itself. `delete_checkpoint` still
-    deletes it, and so does whoever removes the folder.
+    A job of a hub that loads a checkpoint of another job marks it by itself, and `register_model` of a run marks one
+    that a model names by its URL. `delete_checkpoint` still deletes it, and so does whoever removes the folder.
 
     Args:
         path: folder or URL of the checkpoint.
@@ -106,6 +106,11 @@ def keep_checkpoint(path: str | os.PathLike[str], name: str) -> None:
         raise CheckpointNotFound(f"path={folder.path!r}: no checkpoint is there; check the path", path=folder.path)
     with folder.create(f"{KEPT}{name}") as file:
         file.write(b"needed by another job or a model; remove this file to let it go\n")
+
+
+def keep_for_model(path: str, model: str) -> None:
+    """Mark a checkpoint that a registered model needs. Raises as `keep_checkpoint` does."""
+    keep_checkpoint(path, re.sub(r"[^A-Za-z0-9_.-]", "-", f"model-{model}")[:100])
 
 
 def keepers_of(folder: Folder) -> list[str]:

@@ -10,8 +10,11 @@ import httpx
 import pytest
 
 from skyward import hub
-from skyward.errors import HubError, UsageError
+from skyward.errors import CheckpointNotFound, HubError, UsageError
+from skyward.stores.folders import folder_at
 from skyward.testing.hub import HubServer
+from skyward.training.checkpoint.manifest import MANIFEST
+from tests.training.checkpoint.s3_server import s3_server
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,25 @@ def test_token_of_a_run_is_enough_to_register_its_model(owner: httpx.Client, ser
         with pytest.raises(HubError, match="Names cannot contain"):
             run.register_model("by:token", "weights/model.bin")
     assert owner.get("/v1/models/by-token/versions/2").raise_for_status().json()["run_id"] == run_id
+
+
+def test_checkpoint_of_another_job_that_a_model_names_by_its_url_is_kept_for_it(
+    owner: httpx.Client, tmp_path: Path
+) -> None:
+    for module in ("s3fs", "moto"):
+        pytest.importorskip(module)
+    with s3_server(tmp_path) as s3, hub.start_run() as run:
+        bucket = s3.bucket()
+        url = f"{bucket}/other/checkpoint-500"
+        with folder_at(url).create(MANIFEST) as file:
+            file.write(b"{}")
+        assert run.register_model("named by url", url) == 1
+        assert "other/checkpoint-500/.kept-for-model-named-by-url" in s3.keys(bucket)
+        with pytest.raises(CheckpointNotFound, match="checkpoint-1': no checkpoint is there"):
+            run.register_model("nowhere", f"{bucket}/other/checkpoint-1")
+    version = owner.get("/v1/models/named by url/versions/1").raise_for_status().json()
+    assert (version["source"], version["run_id"]) == (url, run.id)
+    assert owner.get("/v1/models/nowhere").status_code == 404
 
 
 @pytest.mark.parametrize(
