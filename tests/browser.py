@@ -41,6 +41,8 @@ _OPTIONS = (
     "--disable-default-apps",
     "--disable-dev-shm-usage",  # /dev/shm of a container is often 64 MB
     "--disable-extensions",
+    # Each new window has an address bar, whose list would be two pages in a process of its own.
+    "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup",
     "--disable-gpu",
     "--disable-sync",
     "--force-color-profile=srgb",
