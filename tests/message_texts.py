@@ -24,14 +24,16 @@ class MessageTexts:
     def __init__(self, tree: ast.Module) -> None:
         self._parents: dict[ast.AST, ast.AST] = {}
         self._functions: dict[str, list[_Function]] = defaultdict(list)
-        self._calls: dict[str, list[ast.Call]] = defaultdict(list)
-        for node in ast.walk(tree):
-            for child in ast.iter_child_nodes(node):
-                self._parents[child] = node
+        self.calls: dict[str, list[ast.Call]] = defaultdict(list)
+        nodes: list[ast.AST] = [tree]
+        for node in nodes:  # it grows meanwhile
+            children = list(ast.iter_child_nodes(node))
+            self._parents.update(dict.fromkeys(children, node))
+            nodes += children
             if isinstance(node, _Function):
                 self._functions[node.name].append(node)
             elif isinstance(node, ast.Call):
-                self._calls[name_of(node.func)].append(node)
+                self.calls[name_of(node.func)].append(node)
         self._tree = tree
 
     def of(self, expression: ast.expr, seen: tuple[tuple[str, str], ...] = ()) -> list[str]:
@@ -102,7 +104,7 @@ class MessageTexts:
         if positional[:1] in (["self"], ["cls"]):
             positional = positional[1:]
         default = _parameters(function)[name]
-        for call in self._calls[function.name]:
+        for call in self.calls[function.name]:
             at = positional.index(name) if name in positional else len(call.args)
             passed = call.args[at] if at < len(call.args) else None
             passed = next((keyword.value for keyword in call.keywords if keyword.arg == name), passed) or default
