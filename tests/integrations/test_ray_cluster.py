@@ -91,7 +91,7 @@ def use_ray() -> dict[str, Any]:
 
     ray.init(logging_level=logging.ERROR)
 
-    @ray.remote(scheduling_strategy="SPREAD")
+    @ray.remote(scheduling_strategy="SPREAD")  # type: ignore[untyped-decorator]
     def work(x: int) -> tuple[int, str]:
         time.sleep(0.5)
         return triple(x), ray.get_runtime_context().get_node_id()
@@ -102,7 +102,7 @@ def use_ray() -> dict[str, Any]:
     return {
         "values": [value for value, _ in done],
         "nodes": len({node for _, node in done}),
-        "store": sum(node["Resources"]["object_store_memory"] for node in ray.nodes()),  # type: ignore[no-untyped-call]
+        "store": sum(node["Resources"]["object_store_memory"] for node in ray.nodes()),
         "total": total,
         "rank": sky.instance_info().rank,  # type: ignore[union-attr]
         "folders": set(re.findall(r"--temp-dir=(\S+)", "\n".join(ray_processes().values()))),
