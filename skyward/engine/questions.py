@@ -14,6 +14,8 @@ from .task_dispatcher import TaskDispatcher
 _NUMBER = 8
 _LAST_S = 0.5
 NOBODY = 1
+SILENT = 255
+"""Reason when there was no answer in time. The link may be cut, or the process busy, so asking again may help."""
 _REASONS = {
     NOBODY: "control: the call does not answer: it has no training run with a TrainerControlCallback, or that has "
     "ended; try again when one runs",
@@ -90,7 +92,8 @@ class OpenQuestions:
         try:
             return answer.result(timeout_s)
         except TimeoutError:
-            raise ControlFailed(f"control: the call did not answer within {timeout_s:g} s; try again") from None
+            problem = f"control: the call did not answer within {timeout_s:g} s; try again"
+            raise ControlFailed(problem, reason=SILENT) from None
         finally:
             with self._ledger.lock:
                 self._open.pop(number, None)

@@ -15,7 +15,7 @@ class ControlFailed(SkywardError):
         job_id: The run, or None.
         status: HTTP status of the answer; None if there was no answer.
         is_gone: Whether the run has ended.
-        reason: The agent's code for the missing answer; 0 if there is none.
+        reason: Code for the missing answer; 0 if there is none. 255: none came in time, so asking again may help.
 
     Example:
         try:

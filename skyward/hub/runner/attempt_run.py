@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ...calls.compute import PendingCompute, compute
+from ...calls.control import CommandState
 from ...calls.options import CallOptions
+from ...engine.questions import SILENT
 from ...errors import BudgetExceeded, ControlFailed, NodeError, PoolClosed, ProviderError, SkywardError, SlotLost
 from ...pool.pool import ComputePool
 from ...values.launch import ProcessLaunch
@@ -77,6 +79,7 @@ class AttemptRun:
         self._output = (folder / OUTPUT).open("ab", buffering=0)
         self._orders: queue.SimpleQueue[tuple[str, float]] = queue.SimpleQueue()
         self._pool_cost_usd, self._cost_before = cost_usd, cost_usd()
+        self._is_over, self._was_stopped = threading.Event(), threading.Event()
         self._stop = f"skyward-stop-{launch['job']}-{launch['attempt']}"
         self._saves = f"skyward-saves-{launch['job']}-{launch['attempt']}"
         number = self._spec["sweep"]
@@ -187,6 +190,7 @@ class AttemptRun:
         try:
             return self._run_call(pool, pending)
         finally:
+            self._is_over.set()
             collector.close()
 
     def _run_call(self, pool: ComputePool, pending: PendingCompute[bytes]) -> AttemptOutcome:
@@ -199,18 +203,21 @@ class AttemptRun:
         worker = threading.Thread(target=work, name="skyward-job-call", daemon=True)
         worker.start()
         ending = threading.Timer(0, bool)  # the end of a grace
-        was_stopped = was_told = False
+        stopping: threading.Thread | None = None
+        was_told = False
         while True:
             command, grace_s = self._next_order()
             if command == "done":
                 ending.cancel()
                 outcome = done.get()
+                if stopping is not None:  # it knows within a second whether the call took the order
+                    stopping.join()
                 # A training that saved and stopped returns as if it were complete, but the rest of it is to come.
                 # A command that ends by SIGTERM has a status of its own choice.
                 ends = (AttemptEnd.COMPLETED, AttemptEnd.FAILED) if self._spec["command"] else (AttemptEnd.COMPLETED,)
                 if self._sweep is not None:  # it knows whether it is complete
                     ends = (AttemptEnd.LOST,)
-                if was_stopped and outcome.end in ends:
+                if self._was_stopped.is_set() and outcome.end in ends:
                     return AttemptOutcome(end=AttemptEnd.STOPPED, error="saved and stopped")
                 return replace(outcome, is_whole=outcome.is_whole and not was_told)
             was_told = was_told or command != "save"
@@ -221,9 +228,7 @@ class AttemptRun:
                 ending = threading.Timer(grace_s, self._orders.put, [("abort", 0.0)])
                 ending.daemon = True
                 ending.start()
-                was_stopped = self._control(pool, pending, "save_and_stop", 0.0)
-                if not was_stopped:
-                    self._orders.put(("abort", 0.0))
+                stopping = self._make_way(pool, pending)
             else:
                 ending.cancel()
                 pool.close(cancel=True)
@@ -309,20 +314,41 @@ class AttemptRun:
             with contextlib.suppress(queue.Empty):
                 return self._orders.get(timeout=_SLICE_S)
 
-    def _control(self, pool: ComputePool, pending: PendingCompute[bytes], command: str, wait_s: float) -> bool:
-        """Send a command to the training within the call. Return False if there is none that takes it."""
+    def _make_way(self, pool: ComputePool, pending: PendingCompute[bytes]) -> threading.Thread | None:
+        """Let the call save and end. Return the thread that tells a training, and ends the call if there is none."""
         if self._sweep is not None:
             self._sweep.make_way()
-            return True
-        if self._spec["command"]:
+        elif self._spec["command"]:
             pool.event(self._stop).set()  # the hub sends no "save" here
-            return True
-        try:
-            getattr(pool.control(pending, start_s=0.0), command)(wait_s=wait_s)
-        except ControlFailed as error:
-            self._write(f"[skyward] {command}: no training in this call took it ({error})\n")
-            return False
-        return True
+        else:
+            thread = threading.Thread(target=self._tell_to_stop, args=(pool, pending), name="skyward-job-stop")
+            thread.daemon = True
+            thread.start()
+            return thread
+        self._was_stopped.set()
+        return None
+
+    def _tell_to_stop(self, pool: ComputePool, pending: PendingCompute[bytes]) -> None:
+        if self._told("save_and_stop", lambda: pool.control(pending, start_s=0.0).save_and_stop()) is None:
+            self._orders.put(("abort", 0.0))
+        else:
+            self._was_stopped.set()
+
+    def _told(self, command: str, tell: Callable[[], CommandState]) -> CommandState | None:
+        """Send a command to the training within the call. Return None if there is none that takes it.
+
+        One that does not answer is told again until the call ends: its link may be cut for a minute, or its process be
+        busy. The order may be its last chance to save.
+        """
+        while True:
+            try:
+                return tell()
+            except ControlFailed as error:
+                if error.reason != SILENT or self._is_over.is_set():
+                    self._write(f"[skyward] {command}: no training in this call took it ({error})\n")
+                    return None
+            except PoolClosed:
+                return None
 
     def _save(self, pool: ComputePool, pending: PendingCompute[bytes]) -> None:
         """Let the training save, and tell the hub when the checkpoint is durable. It ends with the call."""
@@ -330,13 +356,9 @@ class AttemptRun:
             self._sweep.save()
             return
         before = self.reporter.save_count
-        try:
-            state = pool.control(pending, start_s=0.0).save(wait_s=SAVE_S)
-        except ControlFailed as error:
-            self._write(f"[skyward] save: no training in this call took it ({error})\n")
-            return
+        state = self._told("save", lambda: pool.control(pending, start_s=0.0).save(wait_s=SAVE_S))
         # A training of skyward notes its saves itself, a little later than it answers.
-        if state.state == "executed" and not self.reporter.has_saved_since(before, NOTE_S):
+        if state is not None and state.state == "executed" and not self.reporter.has_saved_since(before, NOTE_S):
             self.reporter.saved_at = self.reporter.hub_time()
             self.reporter.beat_now()
 

@@ -57,7 +57,7 @@ def runs_of(file: Path) -> list[int]:
 def train(folder: str, steps: int, marker: str, pause_s: float, gate: str = "") -> tuple[int, list[float]]:
     """Train a small network, from its last checkpoint on. Return the last step and the weights.
 
-    With a `gate`, no save ends before that file is there.
+    Its process is in the file beside `marker`. With a `gate`, no save ends before that file is there.
     """
     import torch
     from torch.utils.data import TensorDataset
@@ -84,6 +84,7 @@ def train(folder: str, steps: int, marker: str, pause_s: float, gate: str = "") 
             scores = self.layer(x)[:, 0]
             return {"loss": torch.nn.functional.mse_loss(scores, labels), "logits": scores}
 
+    Path(marker).with_suffix(".pid").write_text(str(os.getpid()))
     torch.manual_seed(0)
     x = torch.randn(256, 8)
     trainer = DDPTrainer(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -34,4 +36,27 @@ def test_preempted_training_saves_makes_way_and_ends_with_the_weights_of_one_tha
     assert [attempt.end for attempt in job.attempts] == ["stopped", "completed"]
     assert job.attempts[0].error == f"makes way for job {urgent.id}"
     assert (step, weights) == train.local(str(tmp_path / "whole"), steps, str(tmp_path / "other"), 0.0)
+    hub_process.until_clean()
+
+
+def test_training_that_does_not_answer_for_a_while_saves_before_it_makes_way(
+    hub_process: HubProcess, tmp_path: Path
+) -> None:
+    cores, marker = os.cpu_count() or 1, tmp_path / "step"
+    job = hub.submit(train("", 100_000, str(marker), 0.03), preemptible=True, priority="low", type="training")
+    until(lambda: marker.exists() and int(marker.read_text() or 0) >= 5, 120)
+    training = int(marker.with_suffix(".pid").read_text())
+    os.kill(training, signal.SIGSTOP)
+    try:
+        urgent = hub.submit(add(1, 2), nodes=cores, priority="high")
+        until(lambda: job.status == "preempting", 60)
+        time.sleep(13.0)  # the first question got no answer within 10 s
+    finally:
+        os.kill(training, signal.SIGCONT)
+    assert urgent.result(120) == 3
+    with hub_process.client() as client:
+        events = client.get(f"/v1/jobs/{job.id}/history").json()["events"]
+    assert [event["attempt"] for event in events if event["kind"] == "saved"] == [1]
+    assert job.attempts[0].end == "stopped"
+    job.cancel()
     hub_process.until_clean()
