@@ -14,7 +14,8 @@ from ...values.image import Image
 from .connection import HubConnection
 from .job_code import image_fields, packed_code, secret_names
 from .job_file import job_request, read_job_file
-from .jobs import Job, job_address, upload_file
+from .job_request import upload_file
+from .jobs import Job, job_address
 
 
 def submit_command(form: str | os.PathLike[str] | Mapping[str, Any], *, project: str | None = None) -> Job[Any]:

@@ -6,7 +6,6 @@ import asyncio
 import io
 import pickle
 import time
-import uuid
 from base64 import b64decode
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -20,7 +19,8 @@ from ...values.image import Image
 from ...wire.failures import EncodedFailure, decode_failure
 from ...wire.payloads import unpickle_whole
 from .connection import HubConnection, path_of
-from .job_code import PackedCode, PackedFile, image_fields, pack_call, packed_code, secret_names
+from .job_code import image_fields, secret_names
+from .job_request import driver_request, job_request, send_calls
 from .reading import needed_address
 from .settings import Address
 
@@ -28,16 +28,6 @@ T = TypeVar("T")
 
 FINAL = frozenset({"completed", "failed", "cancelled", "timed_out"})
 """Statuses of a job that is over."""
-POOL_OPTIONS = frozenset(
-    {"concurrency", "executor", "preload", "default_timeout_s", "allocation", "architecture", "cancel_grace_s"}
-    | {"provision_timeout_s", "direct_transfers"}
-)
-"""Options of `sky.ComputePool` that a job takes beside its own, as plain data."""
-LONGEST_S = 1e9
-"""Longest time limit that a hub takes."""
-_OF_DRIVER = ("sweep", "after", "after_is", "max_wait_s", "cron", "notify", "notify_wait_s")
-"""Options of a sweep's job, where its trials are jobs. All others are theirs."""
-_OF_MACHINES = ("accelerator", "devices", "vcpus", "memory_gib", "region", "labels")
 AWAY_S = 300.0
 """Seconds for which a hub that does not answer is asked again, by calls that wait for a job."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.1, 2.0
@@ -390,7 +380,7 @@ def submit(  # noqa: PLR0913  # keyword-only options
         job = hub.submit(train(config), nodes=4, on="all", accelerator="A100", max_duration_s=48 * 3600)
         print(job.id)
     """
-    request = _request(
+    request = job_request(
         on=on,
         nodes=nodes,
         accelerator=accelerator,
@@ -412,15 +402,16 @@ def submit(  # noqa: PLR0913  # keyword-only options
         notify=[dict(target) for target in notify],
         notify_wait_s=notify_wait_s,
         secrets=secret_names(image),
-        pool=_pool_options(pool),
+        pool=pool,
     )
     if trials == "jobs":
-        request = _driver_request(request)
+        request = driver_request(request)
     elif trials != "calls":
         raise UsageError(f"trials={trials!r}: unknown; use 'calls' or 'jobs'", field="trials", value=trials)
     body = {"name": name, "type": type, "priority": priority, "is_held": hold, "key": key, "retries": retries}
     calls = call if isinstance(call, _Calls) else _Calls([pending_of(call)])
-    made = _submit_all(calls, request, body, image, project)
+    address = job_address(project)
+    made = [Job[Any](address, row) for row in send_calls(address, calls, request, body, image)]
     return made if isinstance(call, _Calls) else made[0]
 
 
@@ -503,97 +494,6 @@ def job_rows(
     query = {"status": list(status), "limit": limit, **chosen}
     with HubConnection(job_address(project)) as connection:
         return list(connection.json("GET", "/v1/jobs", query=query)["jobs"])
-
-
-# Submission -----------------------------------------------------------------------------------------------------------
-
-
-def _submit_all(
-    calls: Sequence[PendingCompute[Any]],
-    request: Mapping[str, Any],
-    body: Mapping[str, Any],
-    image: Image | None,
-    project: str | None,
-) -> list[Job[Any]]:
-    address = job_address(project)
-    made = []
-    with HubConnection(address) as connection, packed_code(image) as (code, folder):
-        upload_file(connection, code.file)
-        for call in calls:
-            packed = pack_call(call, folder)
-            upload_file(connection, packed)
-            answer = connection.json("POST", "/v1/jobs", _new_job(call, code, packed, request, body))
-            made.append(Job[Any](address, answer))
-    return made
-
-
-def _new_job(
-    call: PendingCompute[Any],
-    code: PackedCode,
-    packed: PackedFile,
-    request: Mapping[str, Any],
-    body: Mapping[str, Any],
-) -> dict[str, Any]:
-    retries = call.options.retries if body["retries"] is None else body["retries"]
-    of_call = {
-        "retries": retries,
-        "timeout_s": call.options.timeout_s,
-        "code_path": list(code.path),
-        "code_folder": code.folder,
-    }
-    trials = request.get("trials")
-    spec = {**request, **of_call} if trials is None else {**request, "trials": {**trials, **of_call}}
-    return {
-        "name": body["name"] or call.name,
-        "type": body["type"],
-        "priority": body["priority"],
-        "is_held": body["is_held"],
-        # Of each submission its own: the answer may be lost, and the request is sent again.
-        "key": body["key"] or uuid.uuid4().hex,
-        "blobs": {"code": code.file.sha256, "call": packed.sha256},
-        "spec": spec,
-    }
-
-
-def _request(*, nodes: int, accelerator: str | Accelerator | None, on: str, **others: Any) -> dict[str, Any]:
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
-        raise UsageError(f"nodes={nodes!r}: not a whole number >= 1; a job has a fixed number", field="nodes")
-    if on not in ("one", "all"):
-        raise UsageError(f"on={on!r}: unknown; use 'one' (as >>) or 'all' (as @)", field="on", value=on)
-    kind = Accelerator.from_name(accelerator) if isinstance(accelerator, str) else accelerator
-    return {
-        **others,
-        "on": on,
-        "nodes": nodes,
-        "accelerator": "" if kind is None else kind.name,
-        "devices": None if kind is None else kind.count,
-    }
-
-
-def _driver_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the request of a sweep's driver, which has no machines: those of the request are its trials'.
-
-    A launcher of such machines starts it, and it lives as long as its sweep.
-    """
-    trials = {name: value for name, value in request.items() if name not in _OF_DRIVER}
-    own = {name: request[name] for name in (*_OF_DRIVER, *_OF_MACHINES)}
-    return {**own, "nodes": 0, "max_duration_s": LONGEST_S, "trials": trials}
-
-
-def _pool_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if name not in POOL_OPTIONS:
-            raise UsageError(
-                f"{name}: not an option of a job; see hub.submit, or use one of {', '.join(sorted(POOL_OPTIONS))}",
-                field=name,
-            )
-    return dict(options)
-
-
-def upload_file(connection: HubConnection, file: PackedFile) -> None:
-    """Upload a blob of a job."""
-    with file.path.open("rb") as source:
-        connection.upload("PUT", path_of("v1", "job-blobs", file.sha256), source)
 
 
 def job_address(project: str | None) -> Address:
