@@ -16,9 +16,11 @@ from msgspec import inspect
 from skyward.hub.http.reply import Bytes
 from skyward.hub.http.routing import Route
 from skyward.hub.http.table import ROUTES
+from skyward.hub.model.jobs import PROTOCOL
 
 _NAME = re.compile(r"([\w-]+)/\{(\w+)(?::path)?\}")
 _FILTERS = frozenset({"experiment_ids"})
+_NO_THINGS = frozenset({"key", "metric_key", "model_json", "protocol"})
 """Lists that choose among things: unknown ones choose nothing."""
 
 
@@ -97,6 +99,7 @@ class Things:
             "experiment_ids": self.experiment,
             "key": self.artifact if "artifact" in route.path else self.metric,
             "metric_key": self.metric,
+            "protocol": PROTOCOL,
             "model_json": '{"artifact_path": "a", "flavors": {}, "utc_time_created": "now", "run_id": "r"}',
         }.get(name)
 
@@ -219,7 +222,7 @@ def _fields(route: Route, things: Things) -> tuple[dict[str, Any], bool]:
         if value is not None:
             fields[entry.encode_name] = [value] if is_list else value
             is_filter = entry.name in _FILTERS or (is_list and entry.name == "experiment_id")
-            names_thing = names_thing or not (is_filter or entry.name in {"key", "metric_key", "model_json"})
+            names_thing = names_thing or not (is_filter or entry.name in _NO_THINGS)
         elif entry.required:
             fields[entry.encode_name] = _value(entry.type)
     return fields, names_thing
