@@ -175,7 +175,8 @@ bench-hub: $(READY) $(MLFLOW_NEW_OK)
 	@$(BIN)/python benchmarks/hub.py $(ARGS)
 
 # Apart from .venv: MLflow pins older packages, and the tests without it must not see it.
-mlflow: $(MLFLOW_OLD_OK) $(MLFLOW_NEW_OK)
+mlflow:
+	@$(MAKE) -s --no-print-directory -j 2 $(MLFLOW_OLD_OK) $(MLFLOW_NEW_OK)
 
 $(MLFLOW_OLD_OK) $(MLFLOW_NEW_OK):
 	@$(MAKE) --no-print-directory check-python
