@@ -28,6 +28,7 @@ LISTED = {
     "hub/runner/attempt_run.py:AttemptRun.open": "printed; the attempt ends once the start of its pool has",
     "hub/runner/attempt_run.py:AttemptRun.drive": "the attempt ends with it, or its page shows no save",
     "hub/runner/attempt_run.py:AttemptRun._run_call": "the attempt ends with it, or its page shows no save",
+    "hub/runner/attempt_run.py:AttemptRun._make_way": "printed; the attempt ends when its time to save is over",
     "hub/runner/save_notes.py:NoteCollector.__init__": "the page of the job shows no further saves",
     "hub/runner/save_notes.py:forwarding_notes": "the page of the job shows no further saves",
     "hub/runner/command.py:LineForwarder.__init__": "lines of the command are lost, and it goes on",
