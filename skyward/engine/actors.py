@@ -30,7 +30,7 @@ from .link import Readable
 from .live_actor import LiveActor, StepTask
 from .nodes import NodeLinks
 from .task_dispatcher import TaskDispatcher
-from .tasks import Loss, Task, death_of
+from .tasks import Loss, Task, TaskFailure, death_of, in_words_of, undecoded
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Actors:
             if not actor.is_forgotten:
                 self._ends[number] = end
 
-            def ended(failure: BaseException | None) -> None:
+            def ended(failure: BaseException | TaskFailure | None) -> None:
                 with self._ledger:
                     self._end(actor, end, failure)
 
@@ -266,7 +266,7 @@ class Actors:
             if actor.node is None and actor.need is None:
                 self._place(actor)
 
-    def _constructed(self, actor: LiveActor, failure: BaseException | None) -> None:
+    def _constructed(self, actor: LiveActor, failure: BaseException | TaskFailure | None) -> None:
         with self._ledger:
             if actor.number not in self._ledger.actors:
                 return
@@ -275,8 +275,8 @@ class Actors:
                 self._ledger.after.append(lambda: actor.made.settle(None))
                 self._pump(actor)
                 return
-            reason = f"its constructor raised {type(failure).__name__}: {failure}"
-            self._ledger.after.append(lambda: actor.made.settle_error(failure))
+            reason = f"its constructor raised {in_words_of(failure)}"
+            self._ledger.after.append(lambda: actor.made.settle_error(undecoded(failure)))
             self._end(actor, _end(actor, reason, actor.node))
 
     def on_gone(self, link: Readable, frame: Frame) -> None:
@@ -350,7 +350,7 @@ class Actors:
         known = self._ledger.scheduler.demand(self._ledger.resting).known
         return any(node not in self._kept if actor.nodes is None else node in actor.nodes for node in known)
 
-    def _end(self, actor: LiveActor, end: _End, failure: BaseException | None = None) -> None:
+    def _end(self, actor: LiveActor, end: _End, failure: BaseException | TaskFailure | None = None) -> None:
         """Forget an actor, end its process, and fail the calls that it still has."""
         if self._ledger.actors.get(actor.number) is not actor:
             return
@@ -383,7 +383,7 @@ class Actors:
         if failure is None:
             self._ledger.after.append(lambda: actor.closed.settle(None))
         else:
-            self._ledger.after.append(lambda: actor.closed.settle_error(failure))
+            self._ledger.after.append(lambda: actor.closed.settle_error(undecoded(failure)))
 
     def _free(self, actor: LiveActor) -> None:
         """Give back the resources of an actor that has no process, or end its wait for them."""

@@ -11,7 +11,7 @@ from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..errors import UsageError
 from ..schedule.resources import UNIT
-from ..values.launch import ProcessLaunch
+from ..values.launch import GangLaunch, LaunchFacts, ProcessLaunch
 from ..wire.payloads import Encoded
 from ..wire.tasks import CallKind, Mode, TaskHead
 from .gang import Gang
@@ -54,7 +54,7 @@ class TaskBuilder:
     def __init__(
         self,
         next_id: Callable[[], int],
-        ranks_per_node: Callable[[ProcessLaunch], int],
+        ranks_per_node: Callable[[GangLaunch], int],
         cancel_gang: Callable[[int], None],
         default_timeout_s: float | None,
     ) -> None:
@@ -110,7 +110,7 @@ class TaskBuilder:
     def gang(
         self,
         call: PackedCall,
-        launch: ProcessLaunch,
+        launch: ProcessLaunch | LaunchFacts,
         launch_bytes: bytes,
         *,
         nodes: tuple[int, ...] | None,
@@ -124,7 +124,7 @@ class TaskBuilder:
             UsageError: The options of the integrations are too large.
         """
         if len(launch_bytes) > _LAUNCH_LIMIT:
-            names = ", ".join(integration.name for integration in launch.integrations)
+            names = ", ".join(launch.names)
             raise UsageError(
                 f"integration options ({names}): {len(launch_bytes)} bytes exceed the limit of {_LAUNCH_LIMIT}; "
                 "pass large objects as arguments of the function"
@@ -152,7 +152,7 @@ class TaskBuilder:
             is_nested=is_nested,
         )
 
-    def _ranks(self, launch: ProcessLaunch, options: CallOptions) -> int:
+    def _ranks(self, launch: ProcessLaunch | LaunchFacts, options: CallOptions) -> int:
         """Return the number of ranks per node. "auto" counts the devices that the call books, if it says a number."""
         devices = options.need.devices if options.need is not None else None
         if launch.ranks_per_node == "auto" and devices is not None:

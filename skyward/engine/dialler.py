@@ -45,7 +45,27 @@ class Forgotten(Exception):
         self.gone = gone
 
 
-class CommandEnds(Ends):
+class DialledEnds(Ends):
+    """Link that a dialler has opened, with what is known of its other end."""
+
+    def said(self) -> str:
+        """Return what the other end printed beside the stream; empty if nothing."""
+        raise NotImplementedError
+
+    def exit_code(self, limit_s: float) -> int | None:
+        """Return the exit code of the command once it has ended by itself; None if it does not within `limit_s`."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End the link at once. Any thread may call this; the reader then sees the end of the stream."""
+        raise NotImplementedError
+
+
+Connect = Callable[[], DialledEnds]
+"""Opens one link, without waiting for its other end. Raises Unreachable."""
+
+
+class CommandEnds(DialledEnds):
     """One end of a socket whose other end is a command's standard input and output.
 
     The command leads its own session, so Ctrl-C at the terminal does not reach it. `close` kills it and its children.
@@ -141,7 +161,7 @@ def _read_to_end(fd: int, deadline: float) -> None:
 
 
 class Dialler:
-    """Dialler of the links of one session with an agent, one after another. Each link is a run of `argv`.
+    """Dialler of the links of one session with an agent, one after another. Each link is a call of `connect`.
 
     Only one thread at a time may call `dial`, and the same is true of `widen`. Any other thread may call `close`, which
     makes both fail.
@@ -151,16 +171,16 @@ class Dialler:
     and `stripes`, its number (the first channel is 0) and the total.
     """
 
-    def __init__(self, argv: Sequence[str], *, role: str, pool: str, node: int) -> None:
+    def __init__(self, connect: Connect, *, role: str, pool: str, node: int) -> None:
         self._node = node
         self.channel = StreamChannel(checks_blobs=False)
-        self._argv = tuple(argv)
+        self._connect = connect
         self._hello: dict[str, Any] = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
         self._hello["token"] = os.urandom(8).hex()
         self._is_known = False
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._dialled: set[CommandEnds] = set()
+        self._dialled: set[DialledEnds] = set()
         """Commands of a `dial` or `widen` that has not returned yet."""
         self.link = 0
         """Number of the link that was dialled last."""
@@ -174,7 +194,7 @@ class Dialler:
             InternalError: The agent speaks another version of the protocol.
         """
         self.link += 1
-        ends = CommandEnds(self._argv)
+        ends = self._connect()
         try:
             self._begin(ends)
             hello = {"is_resumed": self._is_known, "received": self.channel.received}
@@ -203,10 +223,10 @@ class Dialler:
             Unreachable: Not all channels are open in time, or the link has ended.
         """
         deadline = time.monotonic() + timeout_s
-        opened: list[CommandEnds] = []
+        opened: list[DialledEnds] = []
         try:
             for number in range(1, stripes):
-                opened.append(CommandEnds(self._argv))
+                opened.append(self._connect())
                 self._begin(opened[-1])
                 self._say_hello(opened[-1], {"stripe": number, "stripes": stripes})
             for ends in opened:
@@ -226,7 +246,7 @@ class Dialler:
                 self._end(ends)
         return list(opened)
 
-    def _begin(self, ends: CommandEnds) -> None:
+    def _begin(self, ends: DialledEnds) -> None:
         # Add and check under one lock: either `close` finds the command here, or this finds the pool closed.
         with self._lock:
             self._dialled.add(ends)
@@ -235,7 +255,7 @@ class Dialler:
                     f"node {self._node}: the pool was closed before it was dialled; open a new one", node=None
                 )
 
-    def _end(self, ends: CommandEnds) -> None:
+    def _end(self, ends: DialledEnds) -> None:
         with self._lock:
             self._dialled.discard(ends)
 
@@ -264,11 +284,11 @@ class Dialler:
             for ends in self._dialled:
                 ends.kill()
 
-    def _say_hello(self, ends: CommandEnds, fields: dict[str, Any]) -> None:
+    def _say_hello(self, ends: DialledEnds, fields: dict[str, Any]) -> None:
         hello = {**self._hello, "link": self.link, **fields}
         os.write(ends.write_fd, pack(FrameKind.HELLO, body=json.dumps(hello).encode()))
 
-    def _greeting(self, ends: CommandEnds, deadline: float) -> dict[str, Any]:
+    def _greeting(self, ends: DialledEnds, deadline: float) -> dict[str, Any]:
         self._skip_chatter(ends, deadline)
         length, kind, _, _, _ = HEADER.unpack(_read_exactly(ends, HEADER.size, deadline))
         if length > MAX_BODY:
@@ -284,7 +304,7 @@ class Dialler:
             f"agent of node {self._node}: refused the link, because {answer.get('reason', answer)}; open a new pool"
         )
 
-    def _skip_chatter(self, ends: CommandEnds, deadline: float) -> None:
+    def _skip_chatter(self, ends: DialledEnds, deadline: float) -> None:
         window = _read_exactly(ends, len(MAGIC), deadline)
         skipped = 0
         while window != MAGIC:
@@ -293,12 +313,12 @@ class Dialler:
             if skipped > _CHATTER_LIMIT:
                 raise EOFError(f"no greeting in the first {skipped} bytes of output")
 
-    def _why(self, ends: CommandEnds, error: Exception) -> str:
+    def _why(self, ends: DialledEnds, error: Exception) -> str:
         why = f"agent of node {self._node}: does not answer ({error}); check the machine and its network"
         return f"{why}\n{ends.said()}" if ends.said() else why
 
 
-def _read_exactly(ends: CommandEnds, count: int, deadline: float) -> bytes:
+def _read_exactly(ends: DialledEnds, count: int, deadline: float) -> bytes:
     poll = select.poll()
     poll.register(ends.read_fd, select.POLLIN)
     data = b""

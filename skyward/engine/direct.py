@@ -99,6 +99,7 @@ class DirectEngine:
         kept: frozenset[int] = frozenset(),
         default_timeout_s: float | None = None,
         direct_transfers: bool = True,
+        channels: type[TaskChannels] = TaskChannels,
     ) -> None:
         self._grace_s = cancel_grace_s
         self.ledger = ledger = Ledger(Scheduler(kept))
@@ -111,7 +112,7 @@ class DirectEngine:
         self._gangs = Gangs(ledger, self._dispatcher, self.nodes, self._logs, grace_s=cancel_grace_s)
         self.questions = OpenQuestions(ledger, self._dispatcher)
         self.shared = SharedState(ledger)
-        self.channels = TaskChannels(ledger, {CHANNEL: self.shared})
+        self.channels = channels(ledger, {CHANNEL: self.shared})
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
         )
@@ -185,8 +186,26 @@ class DirectEngine:
             for machine in machines:
                 self.nodes.up(machine)
             self.ledger.flush()
+        self.begin()
+
+    def begin(self) -> None:
+        """Read channels from now on, and accept calls. Calls wait until `use` brings nodes."""
+        self.ledger.is_open = True
         self.reader.start()
         _engines.add(self)
+
+    def use(self, machines: list[Machine], source: Machines) -> None:
+        """Connect to all agents of an engine that has begun: one whose way to them is a channel that it reads.
+
+        Raises:
+            Unreachable: An agent does not answer. All links are closed again.
+        """
+        self.link_repair.source = source
+        self.nodes.open(machines)
+        with self.ledger:
+            for machine in machines:
+                self.nodes.up(machine)
+        self.ledger.watcher.wake()
 
     @property
     def was_started(self) -> bool:

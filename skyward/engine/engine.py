@@ -16,7 +16,7 @@ from ..schedule.resources import Need
 from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
 from ..values.devices import Device, NodeResources
-from ..values.launch import ProcessLaunch
+from ..values.launch import GangLaunch
 from ..values.machine import Machine, Machines
 from ..values.ref import Ref
 from ..wire.payloads import Encoded
@@ -40,7 +40,7 @@ class NodeFacts(Protocol):
         """Return why this number of nodes can never hold a need; "" if they can, or if a node is not known yet."""
         ...
 
-    def ranks_per_node(self, launch: ProcessLaunch) -> int:
+    def ranks_per_node(self, launch: GangLaunch) -> int:
         """Return the number of ranks per node; for "auto", the fewest accelerators of any node, and at least 1."""
         ...
 

@@ -16,6 +16,7 @@ from .gang import RankTask
 from .ledger import Ledger
 from .link import DirectLine, Readable
 from .log_router import LogRouter
+from .retries import has_retry_on, is_retried_on
 from .task_dispatcher import TaskDispatcher
 from .tasks import Loss, Received, Task, TaskFailure, loss_error
 from .threads import in_words, report
@@ -155,12 +156,12 @@ class FrameHandlers:
             task.name,
             "".join(task.tail),
             is_elsewhere=link is not None and link.dialler is not None,
-            unused_retries=0 if task.options.retry_on or task.rank is not None else task.options.retries,
+            unused_retries=0 if has_retry_on(task.options) or task.rank is not None else task.options.retries,
         )
-        may_rerun = task.options.retry_on and task.rerun is not None and not task.is_cancelled
+        may_rerun = has_retry_on(task.options) and task.rerun is not None and not task.is_cancelled
         if (
             may_rerun
-            and isinstance(failed.error(), task.options.retry_on)
+            and is_retried_on(task.options, failed.failure, failed.error)
             and self._dispatcher.rerun_failed(task, node)
         ):
             return

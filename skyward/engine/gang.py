@@ -14,12 +14,12 @@ from ..calls.options import CallOptions
 from ..core.printable import printable
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
 from ..values.devices import Grant, share, shared_view
-from ..values.launch import ProcessLaunch, RankValues
+from ..values.launch import GangLaunch, RankValues
 from ..values.topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
 from .devices import are_shared
-from .retries import Retries
+from .retries import Retries, has_retry_on, is_retried_on
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Gang:
 
     id: int
     name: str
-    launch: ProcessLaunch
+    launch: GangLaunch
     launch_bytes: bytes
     function: WireFunction
     payload: Encoded
@@ -94,6 +94,8 @@ class Gang:
     """Task that made the call, or the gang that this task is a rank of."""
     past: list[str] = field(default_factory=list)
     """Reason of each earlier start's failure, in one line."""
+    world_size: int = 0
+    """Number of ranks of a gang that another process has started; 0: that of `tasks`."""
 
     @property
     def is_on_one(self) -> bool:
@@ -142,8 +144,8 @@ class Gang:
         others = sorted(((r, e) for _, r, e in self.failures if r != rank), key=lambda other: other[0])
         if isinstance(error, GangHung | TaskTimeout):
             error.add_note("All ranks were stopped.")
-        elif self.launch.is_gang and len(self.tasks) > 1:
-            error.add_note(f"Rank {rank} of {len(self.tasks)} failed first; the other ranks were stopped.")
+        elif self.launch.is_gang and (ranks := self.world_size or len(self.tasks)) > 1:
+            error.add_note(f"Rank {rank} of {ranks} failed first; the other ranks were stopped.")
         for other_rank, other in others:
             error.add_note(f"Rank {other_rank} then failed: {_one_line(other)}")
         if self.past:
@@ -169,9 +171,13 @@ class Gang:
         name = class_name(failure)
         is_node_loss = name in ("NodeLost", "Preempted")
         is_retryable = is_node_loss or name == "SlotLost"
-        if not is_retryable and self.options.retries and self.options.retry_on:
+        if not is_retryable and self.options.retries and has_retry_on(self.options):
             # Only `retry_on` needs the class itself. Otherwise the I/O thread must not unpickle the user's exception.
-            is_retryable = isinstance(_exception(failure), self.options.retry_on)
+            is_retryable = (
+                is_retried_on(self.options, failure.failure, failure.error)
+                if isinstance(failure, TaskFailure)
+                else isinstance(failure, self.options.retry_on)
+            )
         pause_s = self.retries.spend(is_node_loss=is_node_loss) if is_retryable else None
         if pause_s is None and self.restarts_left > 0 and name not in _FAIL_AGAIN:
             self.restarts_left -= 1

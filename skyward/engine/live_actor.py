@@ -16,18 +16,21 @@ from .builder import PackedCall, TaskBuilder
 from .link import LineEnd
 from .tasks import Loss, Received, Task, TaskFailure
 
+StepEnd = Callable[[BaseException | TaskFailure | None], object]
+"""Function that gets the error of a step, which may be as it arrived, or None."""
+
 
 @dataclass(eq=False, kw_only=True)
 class StepTask(Task):
-    """Constructor or exit hook of an actor. `done` gets the error, or None."""
+    """Constructor or exit hook of an actor."""
 
-    done: Callable[[BaseException | None], object]
+    done: StepEnd
 
     def on_result(self, received: Received) -> None:
         self.done(None)
 
     def on_error(self, failed: TaskFailure) -> None:
-        self.done(failed.error())
+        self.done(failed)
 
     def on_failed(self, error: BaseException) -> None:
         self.done(error)
@@ -66,7 +69,7 @@ class LiveActor(LineEnd):
     """Future of the creation."""
     closed: Future[None] = field(default_factory=Future)
     """Future of the end. An error of the exit hook is its error."""
-    end_failure: BaseException | None = None
+    end_failure: BaseException | TaskFailure | None = None
     node: int | None = None
     """Node that it lives on; None while it waits for one."""
     is_made: bool = False
@@ -100,7 +103,7 @@ class LiveActor(LineEnd):
         assert self.node is not None
         self.tell(self.node, kind, ident, body)
 
-    def step(self, builder: TaskBuilder, call: PackedCall, done: Callable[[BaseException | None], object]) -> StepTask:
+    def step(self, builder: TaskBuilder, call: PackedCall, done: StepEnd) -> StepTask:
         """Make the task of the constructor, or of the exit hook."""
         return builder.task(
             StepTask, builder.next_id(), call, CallKind.ACTOR, actor_place(self.number), actor=self.number, done=done

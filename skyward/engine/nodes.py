@@ -11,7 +11,7 @@ from functools import partial
 from ..events import Emit, NodeReady
 from ..schedule.resources import PLAIN, Need, Supply
 from ..values.devices import Device, NodeResources, describe
-from ..values.launch import ProcessLaunch
+from ..values.launch import GangLaunch
 from ..values.machine import Machine
 from ..values.topology import AcceleratorInfo
 from ..wire.frames import FrameKind
@@ -178,7 +178,7 @@ class NodeLinks:
         with self._ledger.lock:
             return self._ledger.scheduler.refusal(nodes, need or PLAIN, count)
 
-    def ranks_per_node(self, launch: ProcessLaunch) -> int:
+    def ranks_per_node(self, launch: GangLaunch) -> int:
         """Return the number of ranks per node; for "auto", the fewest accelerators of any node, and at least 1."""
         ranks = launch.ranks_per_node
         if ranks != "auto":

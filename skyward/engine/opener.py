@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.interrupts import has_ended
@@ -22,7 +22,7 @@ from .link import NodeLink
 from .threads import run_side_by_side
 
 if TYPE_CHECKING:
-    from .dialler import Dialler
+    from .dialler import Connect, Dialler
 
 _PAUSES_S = 0.2, 0.5
 """Pauses between attempts to open a link to a remote node."""
@@ -39,6 +39,8 @@ class Opener:
     def __init__(self, pool: str, *, timeout_s: float) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
+        self.way_to: Callable[[Machine], Connect | None] = _command
+        """Function that returns how a machine's agent is reached; None: by its socket on this machine."""
         self._lock = threading.Lock()
         self._is_closed = False
         self._diallers: set[Dialler] = set()
@@ -52,12 +54,13 @@ class Opener:
             PoolClosed: `close` was called.
             InternalError: The agent speaks another version of the protocol.
         """
-        if not machine.channel:
+        way = self.way_to(machine)
+        if way is None:
             sock, facts = _connect(machine.socket_path, self._pool, self._timeout_s)
             return NodeLink(machine.node, Channel(sock), facts)
         from .dialler import Dialler  # nodes on this machine do without
 
-        dialler = Dialler(machine.channel, role="client", pool=self._pool, node=machine.node)
+        dialler = Dialler(way, role="client", pool=self._pool, node=machine.node)
         with self._lock:
             if self._is_closed:
                 raise PoolClosed("pool: closed while it was starting; open a new one")
@@ -96,13 +99,13 @@ class Opener:
         threads = [
             threading.Thread(target=self._open_one, args=(machine, opened, failed), daemon=True)
             for machine in machines
-            if machine.channel
+            if self.way_to(machine) is not None
         ]
         try:
             for thread in threads:
                 thread.start()
             for machine in machines:
-                if not machine.channel:
+                if self.way_to(machine) is None:
                     self._open_one(machine, opened, failed)
             _join(threads, failed)
         except BaseException as error:  # Ctrl-C too: no link may be left open
@@ -127,6 +130,14 @@ class Opener:
             self._is_closed = True
             for dialler in self._diallers:
                 dialler.close()
+
+
+def _command(machine: Machine) -> Connect | None:
+    if not machine.channel:
+        return None
+    from .dialler import CommandEnds  # as above
+
+    return functools.partial(CommandEnds, machine.channel)
 
 
 def _join(threads: list[threading.Thread], failed: list[BaseException]) -> None:

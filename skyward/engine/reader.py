@@ -10,19 +10,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ..calls.futures import this_thread
 from ..errors import InternalError
 from ..wire.channel import ChannelClosed
 from ..wire.frames import Frame
-from .direct_lines import DirectLines
-from .frame_handlers import FrameHandlers
 from .ledger import Ledger
 from .link import NodeLink, Readable
-from .link_repair import LinkRepair
 from .liveness import Liveness
 from .threads import report
-from .width import Width
 
 _MOST_FAILURES = 50
 """Number of consecutive failures after which the thread gives up."""
@@ -31,13 +28,45 @@ _MOST_AT_ONCE = 16
 """Most channels whose frames are handled under one hold of the lock: a fraction of a millisecond of work."""
 
 
+class FrameTable(Protocol):
+    """Handlers of frames, called with the ledger locked."""
+
+    @property
+    def handlers(self) -> dict[int, Callable[[Readable, Frame], Any]]:
+        """Handlers by kind of frame. Frames of other kinds are ignored."""
+        ...
+
+    def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
+        """Handle that the handler of a frame raised."""
+        ...
+
+
+class LinkEnds(Protocol):
+    """Receiver of links that have ended. Called without the ledger's lock."""
+
+    def link_gone(self, link: NodeLink, why: str) -> None: ...
+
+
+class LineEnds(Protocol):
+    """Receiver of the ends of all other channels. Called without the ledger's lock."""
+
+    def gone(self, line: Readable) -> None: ...
+
+
+class LinkWidth(Protocol):
+    """Measurement of links. Called with the ledger locked."""
+
+    def measured(self, link: Readable) -> None: ...
+    def consider(self, link: Readable) -> None: ...
+
+
 class Reader:
     """Owner of the I/O thread. Call `start` once. The thread ends when it is woken after the ledger was closed.
 
     Args:
         ledger: Shared state of the engine.
         frame_handlers: Handlers by kind of frame.
-        lines: Direct lines, for the end of one.
+        lines: Called when a channel that is no link ends, such as a direct line.
         link_repair: Called when a link ends.
         width: Called with round trips and busy links.
         liveness: Finds silent links.
@@ -48,10 +77,10 @@ class Reader:
     def __init__(
         self,
         ledger: Ledger,
-        frame_handlers: FrameHandlers,
-        lines: DirectLines,
-        link_repair: LinkRepair,
-        width: Width,
+        frame_handlers: FrameTable,
+        lines: LineEnds,
+        link_repair: LinkEnds,
+        width: LinkWidth,
         liveness: Liveness,
         *,
         stop: Callable[[int], object],

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..calls.options import CallOptions
+from ..wire.failures import EncodedFailure
 
 _LONGEST_S = 300.0
 """Longest pause that doubling leads to. A longer `retry_delay_s` stays as it is."""
 _JITTER = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedOptions(CallOptions):
+    """Options of a call as another process has them, without the user's classes: `retry_on` became names."""
+
+    retry_names: tuple[str, ...] = ()
+    """Full names of the classes of `retry_on`."""
+
+
+def has_retry_on(options: CallOptions) -> bool:
+    """Return whether some exceptions of a call's function are retried."""
+    return bool(options.retry_on or (isinstance(options, NamedOptions) and options.retry_names))
+
+
+def is_retried_on(options: CallOptions, failure: EncodedFailure, error: Callable[[], BaseException]) -> bool:
+    """Return whether a call is retried after its function raised.
+
+    Args:
+        options: Options of the call.
+        failure: The exception as it arrived.
+        error: Unpickles it, which only a process does that has the user's classes.
+    """
+    if isinstance(options, NamedOptions):
+        return not set(options.retry_names).isdisjoint(failure.classes)
+    return isinstance(error(), options.retry_on)
 
 
 def pause_s(first_s: float, retry: int, draw: float) -> float:

@@ -38,17 +38,90 @@ _PROGRAM: Final = 0
 """Owner of the leases that the program itself takes. Channels have large random numbers."""
 
 _Outcome = tuple[int, Any]
-_AnswerFuture = concurrent.futures.Future[_Outcome]
+OutcomeFuture = concurrent.futures.Future[_Outcome]
+"""Future of the status and value of an answer."""
 
 
-class SharedState:
-    """Shared state of one pool. `ask` and `ask_async` are for the program, and thread-safe."""
+class ProgramRequests:
+    """Requests of the program that opened the pool. `ask` and `ask_async` are thread-safe."""
+
+    def begin(self, request: StoreRequest) -> tuple[int, OutcomeFuture]:
+        """Send a request. Return the number of its session, and the future of its answer. Raises PoolClosed."""
+        raise NotImplementedError
+
+    def withdraw(self, session: int) -> None:
+        """Ask for an answer now, whatever has happened."""
+        raise NotImplementedError
+
+    def forget(self, session: int) -> None:
+        """Undo a request whose answer nobody reads."""
+        raise NotImplementedError
+
+    def end(self, session: int) -> None:
+        """End a session."""
+        raise NotImplementedError
+
+    def ask(self, request: StoreRequest) -> Any:
+        """Carry out a request of the program, and return its value.
+
+        Raises:
+            TimeoutError: It could not be done in time, and was not.
+            PoolClosed: The pool was closed.
+            Exception: The error of the request.
+        """
+        session, future = self.begin(request)
+        try:
+            if not future.done():
+                refuse_to_wait(f"{request.kind}.{request.verb}")
+                self._wait(future, request.timeout_s)
+            if not future.done():
+                self.withdraw(session)
+        except BaseException:
+            self.forget(session)
+            raise
+        finally:
+            self.end(session)
+        return request.result(*future.result())
+
+    async def ask_async(self, request: StoreRequest) -> Any:
+        """Carry out a request of the program while the event loop does other work; see `ask`."""
+        import asyncio  # loaded already; plain programs do without
+
+        session, future = self.begin(request)
+        try:
+            if not future.done():
+                await asyncio.wait([asyncio.wrap_future(future)], timeout=request.timeout_s)
+            if not future.done():
+                self.withdraw(session)
+        except BaseException:
+            self.forget(session)
+            raise
+        finally:
+            self.end(session)
+        return request.result(*future.result())
+
+    def _wait(self, future: OutcomeFuture, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def is_over(slice_s: float | None) -> bool:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return True
+            limits = [limit for limit in (slice_s, left_s) if limit is not None]
+            concurrent.futures.wait([future], min(limits, default=None))
+            return future.done()
+
+        interrupts.wait_for(is_over)
+
+
+class SharedState(ProgramRequests):
+    """Shared state of one pool. Channels of tasks need the ledger's lock; everything else is thread-safe."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._made: Store | None = None
         self._channels: dict[int, tuple[Tell, MessagePieces]] = {}
-        self._waiting: dict[int, _AnswerFuture] = {}
+        self._waiting: dict[int, OutcomeFuture] = {}
         """Requests of the program that wait, by session."""
         self._sessions = itertools.count(1)
         self._is_closed = False
@@ -126,49 +199,10 @@ class SharedState:
         self._channels.clear()
         self._made = None
 
-    # The program's own requests ---------------------------------------------------------------------------------------
+    # For the program --------------------------------------------------------------------------------------------------
 
-    def ask(self, request: StoreRequest) -> Any:
-        """Carry out a request of the program, and return its value.
-
-        Raises:
-            TimeoutError: It could not be done in time, and was not.
-            PoolClosed: The pool was closed.
-            Exception: The error of the request.
-        """
-        session, future = self._begin(request)
-        try:
-            if not future.done():
-                refuse_to_wait(f"{request.kind}.{request.verb}")
-                self._wait(future, request.timeout_s)
-            if not future.done():
-                self._withdraw(session)
-        except BaseException:
-            self._forget(session)
-            raise
-        finally:
-            self._end(session)
-        return request.result(*future.result())
-
-    async def ask_async(self, request: StoreRequest) -> Any:
-        """Carry out a request of the program while the event loop does other work; see `ask`."""
-        import asyncio  # loaded already; plain programs do without
-
-        session, future = self._begin(request)
-        try:
-            if not future.done():
-                await asyncio.wait([asyncio.wrap_future(future)], timeout=request.timeout_s)
-            if not future.done():
-                self._withdraw(session)
-        except BaseException:
-            self._forget(session)
-            raise
-        finally:
-            self._end(session)
-        return request.result(*future.result())
-
-    def _begin(self, request: StoreRequest) -> tuple[int, _AnswerFuture]:
-        future: _AnswerFuture = concurrent.futures.Future()
+    def begin(self, request: StoreRequest) -> tuple[int, OutcomeFuture]:
+        future: OutcomeFuture = concurrent.futures.Future()
         with self._ledger:
             if self._is_closed:
                 raise _closed()
@@ -179,31 +213,18 @@ class SharedState:
             self._answer()
         return session, future
 
-    def _wait(self, future: _AnswerFuture, timeout_s: float | None) -> None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-
-        def is_over(slice_s: float | None) -> bool:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return True
-            limits = [limit for limit in (slice_s, left_s) if limit is not None]
-            concurrent.futures.wait([future], min(limits, default=None))
-            return future.done()
-
-        interrupts.wait_for(is_over)
-
-    def _withdraw(self, session: int) -> None:
+    def withdraw(self, session: int) -> None:
         with self._ledger:
             self._store.withdraw(session, 1)
             self._answer()
 
-    def _forget(self, session: int) -> None:
+    def forget(self, session: int) -> None:
         with self._ledger:
             self._waiting.pop(session, None)
             self._store.forget(session, 1)
             self._answer()
 
-    def _end(self, session: int) -> None:
+    def end(self, session: int) -> None:
         with self._ledger:
             self._store.close(session)
             self._answer()

@@ -86,10 +86,15 @@ class TaskChannels:
             self._served[frame.ident] = service, link.node
             service.on_open(frame.ident, fields, self._direct_teller(link.node, frame.ident))
             return
+        self._opened(link, frame, fields)
+
+    def _opened(self, link: NodeLink, frame: Frame, fields: dict[str, Any]) -> None:
+        """Take a channel that no direct service serves."""
+        node = fields.get("node", link.node)  # a head says it for its nodes
         opened = self._open[frame.ident] = TaskChannel(
             fields["name"],
-            self._teller(link.node, frame.ident),
-            node=link.node,
+            self._teller(node, frame.ident),
+            node=node,
             rank=fields["rank"],
             before_wait=lambda: refuse_to_wait("channel"),
         )
@@ -142,10 +147,14 @@ class TaskChannels:
             )
             self._unclaimed[opened.name].remove(opened)
 
+    def _link_to(self, node: int) -> NodeLink | None:
+        """Return the link by which frames for a node travel."""
+        return self._ledger.links.get(node)
+
     def _teller(self, node: int, number: int) -> Tell:
         def tell(kind: FrameKind, body: bytes, lane: int) -> None:
             with self._ledger:
-                link = self._ledger.links.get(node)
+                link = self._link_to(node)
                 if link is None or number not in self._open:
                     return
                 # Messages are as bulky as blobs. The end must stay behind them.

@@ -123,6 +123,28 @@ class TaskFailure:
         raise self.error()
 
 
+class UndecodedFailure(Undecoded):
+    """Failure that nobody has unpickled yet."""
+
+    __slots__ = ("failed",)
+
+    def __init__(self, failed: TaskFailure) -> None:
+        super().__init__(failed.raise_it)
+        self.failed = failed
+
+
+def undecoded(failure: BaseException | TaskFailure) -> BaseException | Undecoded:
+    """Return an error for a future, whose reader unpickles it if it is as it arrived."""
+    return UndecodedFailure(failure) if isinstance(failure, TaskFailure) else failure
+
+
+def in_words_of(failure: BaseException | TaskFailure) -> str:
+    """Describe an error by its class and message, without unpickling it."""
+    if isinstance(failure, TaskFailure):
+        return f"{failure.failure.type_name.rpartition('.')[2]}: {failure.failure.message}"
+    return f"{type(failure).__name__}: {failure}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
     """Death of the process or node that ran a task."""

@@ -49,6 +49,8 @@ class EncodedFailure:
     """Time of the failure in seconds since the epoch, by the node's clock. Shows which rank of a gang failed first."""
     index: int | None = None
     """Index of the failed call within its map, for a chunk."""
+    classes: tuple[str, ...] = ()
+    """Full names of its class and its bases, for those who cannot unpickle it; empty from an older node."""
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self, protocol=5)
@@ -115,6 +117,7 @@ def encode_failure(
         is_cancelled=is_cancelled,
         at=_stamped[1] if _stamped is not None and _stamped[0] is error else time.time(),
         index=index,
+        classes=tuple(map(class_path, type(error).__mro__)),
     )
     return failure.to_bytes()
 
@@ -242,6 +245,11 @@ def _with_source(text: str) -> str:
             source = linecache.getline(frame[2], int(frame[3])).strip()
             shown += [f"{frame[1]}  {source}"] if source else []
     return "\n".join(shown)
+
+
+def class_path(cls: type) -> str:
+    """Return the full name of a class, by which processes that do not have it can compare it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _type_name(error: BaseException) -> str:

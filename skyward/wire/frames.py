@@ -124,6 +124,20 @@ class FrameKind(IntEnum):
     TAKEN = 82  # both ways  u64: bytes of all messages that were received
     END_CHANNEL = 83  # both ways; A > C for a task that is gone
 
+    # Between a client and the head that hosts its scheduler (H); see `engine.head.messages`. CALL, UNCALL and OUTCOME
+    # are between these two as well, and most kinds of tasks: to its client a head is as an agent.
+    SENT = 90  # H > C  the task is on its way to a node
+    HELD = 91  # H > C  references to values on nodes, which the client has from now on
+    UNHELD = 92  # C > H  ident: number of a reference that is gone
+    EVENT = 93  # H > C  pickled event
+    FACTS = 94  # H > C  json: facts of the nodes that are up
+    REQUEST = 95  # both ways  pickled verb and arguments; ident: number of the request
+    REPLY = 96  # both ways
+    LEND = 97  # H > C  lane: node; let the head have a channel to it. ident, also below: number of the stream
+    LENT_BYTES = 98  # both ways
+    LENT_TAKEN = 99  # both ways  u32: further bytes that were passed on
+    END_LENT = 100  # both ways  C > H json: how the command of the channel ended
+
 
 UNCOUNTED_KINDS: Final = frozenset(
     (
