@@ -39,7 +39,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from ..calls.futures import refuse_to_wait
 from ..console.activity import RunningTask
@@ -100,9 +100,10 @@ class DirectEngine:
         default_timeout_s: float | None = None,
         direct_transfers: bool = True,
         channels: type[TaskChannels] = TaskChannels,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._grace_s = cancel_grace_s
-        self.ledger = ledger = Ledger(Scheduler(kept))
+        self.ledger = ledger = Ledger(Scheduler(kept), numbers)
         self._task_events = task_events = TaskEvents(emit)
         self._logs = LogRouter(lines, mask)
         self._lines = DirectLines(ledger)

@@ -139,19 +139,26 @@ class Gang:
 
     def raise_error(self) -> NoReturn:
         """Raise the cause, with the other failures as notes. Call it once, because each call adds notes."""
+        error = _exception(self.cause()[1])
+        for note in self.notes():
+            error.add_note(note)
+        raise error
+
+    def notes(self) -> list[str]:
+        """Return notes for the error that is the cause: what else happened. Nothing is unpickled."""
         rank, failure = self.cause()
-        error = _exception(failure)
+        notes: list[str] = []
         others = sorted(((r, e) for _, r, e in self.failures if r != rank), key=lambda other: other[0])
-        if isinstance(error, GangHung | TaskTimeout):
-            error.add_note("All ranks were stopped.")
+        if isinstance(failure, GangHung | TaskTimeout):
+            notes.append("All ranks were stopped.")
         elif self.launch.is_gang and (ranks := self.world_size or len(self.tasks)) > 1:
-            error.add_note(f"Rank {rank} of {ranks} failed first; the other ranks were stopped.")
+            notes.append(f"Rank {rank} of {ranks} failed first; the other ranks were stopped.")
         for other_rank, other in others:
-            error.add_note(f"Rank {other_rank} then failed: {_one_line(other)}")
+            notes.append(f"Rank {other_rank} then failed: {_one_line(other)}")
         if self.past:
             starts = "\n".join(f"  {number}: {why}" for number, why in enumerate([*self.past, "this error"], start=1))
-            error.add_note(f"The gang was started {len(self.past) + 1} times:\n{starts}")
-        raise error
+            notes.append(f"The gang was started {len(self.past) + 1} times:\n{starts}")
+        return notes
 
     # Starting again -------------------------------------------------------------------------------------------------
 

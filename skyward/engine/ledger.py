@@ -20,7 +20,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..core import interrupts
 from ..errors import PoolClosed
@@ -44,7 +44,7 @@ class Ledger:
     methods because a generator-based context manager costs more, and every call passes here.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, numbers: Iterator[int] | None = None) -> None:
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
         """Condition that is notified when the last open call ends, or when `wait_idle` has fewer calls to wait for."""
@@ -71,7 +71,7 @@ class Ledger:
         """Channels to flush at the end of the block."""
         self.after: list[Callable[[], object]] = []
         """Callbacks to call without the lock, because they run the user's code or take time."""
-        self.numbers = itertools.count(1)
+        self.numbers = itertools.count(1) if numbers is None else numbers
         """Source of numbers for tasks, gangs and deadlines. Any thread may take one, also without the lock."""
         self.now: Callable[[], float] = time.monotonic
         """Clock of the deadlines."""

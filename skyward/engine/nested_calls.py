@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from ..calls.futures import joined
+from ..calls.named_options import unpack_options
 from ..errors import InternalError, RefLost, SkywardError, UsageError
 from ..schedule.actions import Refuse
 from ..wire.blobs import DIGEST_SIZE, Blob, blob_digest, content_digest
@@ -246,7 +247,7 @@ class NestedCalls:
                 request.name,
                 WireFunction(content_digest(request.function), payload_in(request.function, blobs, named)),
                 payload_in(request.arguments, blobs, named),
-                pickle.loads(request.options),
+                unpack_options(request.options),
             )
             make = self._gang_of if request.kind == CallKind.GANG else self._task_of
             submit = make(call, request, packed_call)
@@ -297,7 +298,7 @@ class NestedCalls:
     def _gang_of(self, call: _OpenCall, request: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
         gang = self._builder.gang(
             packed_call,
-            pickle.loads(request.launch),
+            pickle.loads(request.launch_facts),
             request.launch,
             nodes=request.nodes if request.is_on_all else None,
             some_of=None if request.is_on_all else request.nodes,
@@ -422,8 +423,7 @@ def _message(status: str, outcome: Any) -> Encoded:
     if status == "blobs":
         return _of_fetch(outcome)
     if status == "failed":
-        fields = (outcome.failure, outcome.where, outcome.node, outcome.task, outcome.log_tail)
-        return packed(NestedOutcome("failed", (pickle.dumps(fields),)), ())
+        return _of_failure(outcome)
     data, reason = encode_exception(outcome)
     if data is None:
         told = f"{type(outcome).__name__}: {outcome} (cannot be sent: {reason})"
@@ -431,7 +431,16 @@ def _message(status: str, outcome: Any) -> Encoded:
     return packed(NestedOutcome("error", (data or b"",)), ())
 
 
+def _of_failure(failed: TaskFailure, notes: Iterable[str] = ()) -> Encoded:
+    fields = (failed.failure, failed.where, failed.node, failed.task, failed.log_tail, *notes)
+    return packed(NestedOutcome("failed", (pickle.dumps(fields),)), ())
+
+
 def _of_gang(gang: Gang) -> Encoded:
+    if gang.failures:
+        _, cause = gang.cause()
+        if isinstance(cause, TaskFailure):
+            return _of_failure(cause, gang.notes())
     try:
         if gang.future.has_failed:
             gang.future.result()

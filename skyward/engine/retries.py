@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..calls.named_options import NamedOptions
 from ..calls.options import CallOptions
 from ..wire.failures import EncodedFailure
 
 _LONGEST_S = 300.0
 """Longest pause that doubling leads to. A longer `retry_delay_s` stays as it is."""
 _JITTER = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedOptions(CallOptions):
-    """Options of a call as another process has them, without the user's classes: `retry_on` became names."""
-
-    retry_names: tuple[str, ...] = ()
-    """Full names of the classes of `retry_on`."""
 
 
 def has_retry_on(options: CallOptions) -> bool:

@@ -23,6 +23,7 @@ import cloudpickle
 
 from .. import errors
 from ..core import interrupts
+from ..core.classes import class_path
 from ..core.printable import printable_lines
 from ..errors import RemoteError, ResultNotPicklable, SkywardError, TaskError
 
@@ -245,11 +246,6 @@ def _with_source(text: str) -> str:
             source = linecache.getline(frame[2], int(frame[3])).strip()
             shown += [f"{frame[1]}  {source}"] if source else []
     return "\n".join(shown)
-
-
-def class_path(cls: type) -> str:
-    """Return the full name of a class, by which processes that do not have it can compare it."""
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _type_name(error: BaseException) -> str:

@@ -30,7 +30,8 @@ class TaskRequest(IntEnum):
 class NestedCall(NamedTuple):
     """Content of a CALL frame.
 
-    `function` and `arguments` are payloads; `options` and `launch` are pickles, and only a gang has a `launch`.
+    `function` and `arguments` are payloads; `options` are those of `calls.named_options`. Only a gang has a `launch`,
+    a pickle, and a pickle of its facts, for a process without the integrations (`values.launch.LaunchFacts`).
     `nodes` are the allowed nodes; None allows every node without a role. `is_on_all` makes a gang run on all of them.
     A call of an actor has the number of that actor in its last three fields, see `wire.tasks.actor_place`.
     A payload may refer to blobs that the task has references to; these do not travel. `is_kept`: the value stays.
@@ -49,14 +50,15 @@ class NestedCall(NamedTuple):
     parts: int = 1
     first_node: int = 0
     is_kept: bool = False
+    launch_facts: bytes = b""
 
 
 class NestedOutcome(NamedTuple):
     """Content of an OUTCOME frame.
 
     `status` is "value" (one payload), "values" (one for each item of a list), "ranks" (one for each rank, a list of one
-    value), "failed" (the pickled fields of a TaskFailure), "error" (a pickled exception) or "cancelled" (no payload).
-    A GET has "blobs" and no payload: its bytes come as blobs.
+    value), "failed" (the pickled fields of a TaskFailure, and notes), "error" (a pickled exception) or
+    "cancelled" (no payload). A GET has "blobs" and no payload: its bytes come as blobs.
 
     `is_held`: it has references, whose blobs do not travel. They stay until UNCALL, or the end of the task.
     """

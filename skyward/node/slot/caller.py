@@ -13,18 +13,18 @@ import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any
-
-import cloudpickle
+from typing import Any, NoReturn
 
 from ...calls.actor_handle import ActorMethod
 from ...calls.compute import PendingCompute
 from ...calls.futures import Future, refuse_to_wait, this_thread, value_of, values_of
 from ...calls.graphs import Graphs
+from ...calls.named_options import pack_options
 from ...calls.undecoded import Undecoded
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
-from ...values.launch import RankValues
+from ...values.launch import LaunchFacts, RankValues
 from ...values.pinned import refuse_to_keep
 from ...values.ref import Ref, splice
 from ...wire.blobs import Blob
@@ -108,7 +108,8 @@ class Caller:
         blobs = (*function.blobs, *self._unknown(arguments.blobs))
         is_gang = pending.fn.launch.is_gang or pending.options.nodes is not None
         launch = pickle.dumps(pending.fn.launch) if is_gang else b""
-        options = cloudpickle.dumps(pending.options)
+        facts = pickle.dumps(LaunchFacts.of(pending.fn.launch)) if is_gang else b""
+        options = pack_options(pending.options)
         futures = []
         for place in where:
             call = NestedCall(
@@ -118,6 +119,7 @@ class Caller:
                 arguments=arguments.body,
                 options=options,
                 launch=launch,
+                launch_facts=facts,
                 is_kept=pending.is_kept,
                 **place,
             )
@@ -327,10 +329,6 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
                 raise
             raise explain_result_error(error) from error
 
-    def failed() -> None:
-        failure, where, node, task, log_tail = pickle.loads(outcome.payloads[0])
-        raise decode_failure(failure, where=where, node=node, task=task, log_tail=log_tail)
-
     def error() -> None:
         try:
             original = pickle.loads(outcome.payloads[0])
@@ -352,7 +350,15 @@ def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob
     elif outcome.status == "cancelled":
         future.cancel()
     else:
-        future.settle_error(Undecoded(failed if outcome.status == "failed" else error))
+        future.settle_error(Undecoded(partial(_raise_failed, outcome) if outcome.status == "failed" else error))
+
+
+def _raise_failed(outcome: NestedOutcome) -> NoReturn:
+    failure, where, node, task, log_tail, *notes = pickle.loads(outcome.payloads[0])
+    error = decode_failure(failure, where=where, node=node, task=task, log_tail=log_tail)
+    for note in notes:
+        error.add_note(note)
+    raise error
 
 
 def _forget_in_child() -> None:

@@ -1,0 +1,160 @@
+"""Head's side of its client: the channel, and the functions and blobs that the client has sent.
+
+To its client a head is as an agent to its head: functions and blobs are sent once, and stay until they are dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+
+from ...errors import InternalError
+from ...wire.blobs import DIGEST_SIZE, Blob
+from ...wire.channel import BLOBS, CONTROL, RESULTS
+from ...wire.ends import Ends
+from ...wire.frames import Frame, FrameKind
+from ...wire.payloads import Encoded
+from ...wire.stream import StreamChannel
+from ...wire.tasks import references
+from ..ledger import Ledger
+from ..link import Readable
+from ..tasks import WireFunction, cannot_send
+
+NO_NODE = -1
+
+
+class ClientLink(Readable):
+    """Link to the client. Used under the ledger's lock, except `tell`.
+
+    Args:
+        ledger: Shared state of the head's engine.
+        channel: The channel, with its first link.
+        named: Returns a blob that lies on nodes, by name; None if the client has no reference to it.
+    """
+
+    channel: StreamChannel
+
+    def __init__(self, ledger: Ledger, channel: StreamChannel, named: Callable[[bytes], Blob | None]) -> None:
+        super().__init__(NO_NODE, channel)
+        self._ledger = ledger
+        self._named = named
+        self._functions: dict[bytes, bytes] = {}
+        self._blobs: dict[bytes, tuple[Blob, int]] = {}
+        """Blobs with the number of times that the client has sent them."""
+        self._bulky: set[int] = set()
+        """Tasks that have sent a blob: their next frames must stay behind it."""
+
+    # Links ----------------------------------------------------------------------------------------------------------
+
+    def attach(self, ends: Ends, received: int) -> None:
+        """Continue over a new link of the client."""
+        self.channel.attach(ends, received)
+        self.follow()
+        self._ledger.watcher.add(self)
+        self._ledger.dirty.add(self)
+
+    def detach(self) -> Ends | None:
+        """Leave a link that has ended, and return it; None if there is none."""
+        if not self.channel.is_attached:
+            return None
+        self.is_blocked = False
+        self._ledger.watcher.remove(self)
+        self._ledger.dirty.discard(self)
+        return self.channel.release()
+
+    # Coming in ------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> Iterator[Frame]:
+        """Read once and yield the frames, except functions and blobs: those are kept."""
+        for frame in self.channel.receive():
+            if frame.kind == FrameKind.BLOB:
+                self._keep_blob(frame)
+            elif frame.kind == FrameKind.DROP_BLOB:
+                self._drop_blob(frame.body)
+            elif frame.kind == FrameKind.FUNCTION:
+                self._functions[frame.body[:DIGEST_SIZE]] = frame.body[DIGEST_SIZE:]
+            elif frame.kind == FrameKind.DROP_FUNCTION:
+                self._functions.pop(frame.body, None)
+            else:
+                yield frame
+
+    def _keep_blob(self, frame: Frame) -> None:
+        digest = frame.body[:DIGEST_SIZE]
+        size = int.from_bytes(frame.body[DIGEST_SIZE : DIGEST_SIZE + 8], "little")
+        blob, times = self._blobs.get(digest, (None, 0))
+        # A blob that is there stays: calls refer to that object. The new file closes with its object.
+        arrived = Blob(digest, size, frame.fd)
+        self._blobs[digest] = blob if blob is not None and blob.fd >= 0 else arrived, times + 1
+
+    def _drop_blob(self, body: bytes) -> None:
+        digest, times = body[:DIGEST_SIZE], int.from_bytes(body[DIGEST_SIZE:], "little") or 1
+        blob, there = self._blobs.get(digest, (None, 0))
+        if blob is not None and there > times:
+            self._blobs[digest] = blob, there - times
+        else:
+            self._blobs.pop(digest, None)
+
+    def blob(self, digest: bytes) -> Blob | None:
+        """Return a blob that the client has sent."""
+        return self._blobs.get(digest, (None, 0))[0]
+
+    def payload(self, body: bytes) -> Encoded:
+        """Return a payload with its blobs: those that the client has sent, and those that lie on nodes.
+
+        Raises:
+            InternalError: One is not there.
+        """
+        return Encoded(body, tuple(self._blob_of(digest, size) for digest, size in references(body)))
+
+    def _blob_of(self, digest: bytes, size: int) -> Blob:
+        blob = self.blob(digest) or self._named(digest)
+        if blob is None:
+            raise InternalError(f"head: has no blob {digest.hex()} of {size} bytes; report this bug")
+        if blob.here() is blob and blob.fd < 0 and not blob.is_loaded:
+            raise cannot_send("an argument", OSError(errno.EMFILE, "the head had no room for it"))
+        return blob
+
+    def function(self, digest: bytes) -> WireFunction:
+        """Return a function that the client has sent. Raises InternalError."""
+        body = self._functions.get(digest)
+        if body is None:
+            raise InternalError(f"head: has no function {digest.hex()}; report this bug")
+        return WireFunction(digest, self.payload(body))
+
+    # Going out ------------------------------------------------------------------------------------------------------
+
+    def tell(self, kind: int, number: int, body: bytes = b"", lane: int = 0, priority: int = CONTROL) -> None:
+        """Send a frame. Any thread may call it, with or without the ledger's lock."""
+        with self._ledger:
+            self.channel.queue(kind, number, body, lane=lane, priority=priority)
+            self._ledger.dirty.add(self)
+
+    def tell_of_task(
+        self,
+        kind: int,
+        task: int,
+        body: bytes = b"",
+        blobs: tuple[Blob, ...] = (),
+        *,
+        lane: int = 0,
+        flags: int = 0,
+        is_last: bool = False,
+    ) -> None:
+        """Send a frame of a task behind all earlier ones, with its blobs if it has some.
+
+        Frames of other tasks overtake those that wait for a blob.
+
+        Raises:
+            OSError: There is no room to send a blob.
+        """
+        with self._ledger:
+            if blobs:
+                self._bulky.add(task)
+            for blob in blobs:
+                head = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
+                self.channel.queue(FrameKind.BLOB, task, head, blob=blob, priority=BLOBS)
+            priority = BLOBS if task in self._bulky else RESULTS
+            self.channel.queue(kind, task, body, lane=lane, flags=flags, priority=priority)
+            if is_last:
+                self._bulky.discard(task)
+            self._ledger.dirty.add(self)

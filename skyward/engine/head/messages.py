@@ -1,0 +1,92 @@
+"""Messages between a client and its head: the content of the frames that only these two exchange.
+
+Everything in them is plain data, or bytes that the head passes on unread: payloads, functions, failures. A task has one
+number, in the client, on the head and on its node. Those of the client are even, and those of the head are odd.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ...values.launch import LaunchFacts
+from .plain import dump_plain, load_plain
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """Configuration of a head. It ends after `lease_s` seconds without its client."""
+
+    pool: str
+    folder: str
+    """Private folder, which the head makes and removes."""
+    cancel_grace_s: float
+    lease_s: float
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Values that lines of output must not show."""
+    initializer: bytes | None = None
+    kept: frozenset[int] = frozenset()
+    default_timeout_s: float | None = None
+    direct_transfers: bool = True
+    starter: int = 0
+    """Process on this machine that holds the head's standard input for its life; 0: none."""
+
+
+class CallMessage(NamedTuple):
+    """Content of a CALL frame, before the payload of the arguments.
+
+    `function` is the digest of a function that was sent before, and `options` are those of
+    `calls.named_options`. A gang has a `gang`, and no `calls` or `handles_loss`.
+    """
+
+    name: str
+    function: bytes
+    head: tuple[Any, ...]
+    options: bytes
+    nodes: tuple[int, ...] | None
+    timeout_s: float | None = None
+    expected_ns: float | None = None
+    may_move: bool = True
+    handles_loss: bool = False
+    calls: int = 1
+    in_bulk: bool = True
+    after_s: float = 0.0
+    gang: GangMessage | None = None
+
+
+class GangMessage(NamedTuple):
+    """Fields of a gang beyond those of a call."""
+
+    launch: LaunchFacts
+    launch_bytes: bytes
+    some_of: tuple[int, ...] | None
+    ranks_per_node: int
+
+
+class ActorMessage(NamedTuple):
+    """An actor to be made. The functions are digests, and the arguments payloads."""
+
+    number: int
+    name: str
+    constructor: tuple[str, bytes, bytes]
+    ending: tuple[str, bytes, bytes]
+    lanes: int
+    nodes: tuple[int, ...] | None
+    booking: tuple[Any, ...]
+    """What it books: gpus, cpus, memory_gib, and the need that these make."""
+    max_restarts: int
+
+
+def pack_call(message: CallMessage, payload: bytes) -> bytes:
+    data = dump_plain(tuple(message) if message.gang is None else (*message[:-1], tuple(message.gang)))
+    return _LENGTH.pack(len(data)) + data + payload
+
+
+def unpack_call(body: bytes) -> tuple[CallMessage, bytes]:
+    """Return a message and the payload behind it."""
+    end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    *parts, gang = load_plain(body[_LENGTH.size : end])
+    return CallMessage(*parts, None if gang is None else GangMessage(*gang)), body[end:]
