@@ -43,7 +43,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..calls.futures import refuse_to_wait
 from ..console.activity import RunningTask
-from ..console.logs import LogLines
 from ..core import interrupts
 from ..core.limits import raise_file_limit
 from ..errors import InternalError, PoolClosed, SkywardError
@@ -62,7 +61,7 @@ from .kept_values import KeptValues
 from .leader import Leader
 from .ledger import Ledger
 from .link_repair import LinkRepair
-from .log_router import LogRouter
+from .log_router import LineSink, LogRouter
 from .members import Membership
 from .nested_calls import NestedCalls
 from .nodes import NodeLinks
@@ -92,7 +91,7 @@ class DirectEngine:
         job_id: str,
         *,
         cancel_grace_s: float,
-        lines: LogLines | None,
+        lines: LineSink | None,
         mask: Callable[[str], str] | None = None,
         initializer: bytes | None,
         emit: Emit = ignore,

@@ -120,6 +120,10 @@ class Readable:
         """
         return self.channel.receive()
 
+    def broke(self) -> bool:
+        """Handle the end of the channel, without the ledger's lock. Return False to leave that to the reader."""
+        return False
+
     def received(self, frame: Frame) -> Received:
         """Return the payload of a result with its blobs."""
         has_references(frame.body)  # raises here, where the call of the frame is known, if it is no payload
@@ -308,16 +312,24 @@ class NodeLink(Readable, LineEnd):
         """
         if self.on_line:  # before the task: otherwise the agent would give the slot of the line to this task too
             self.hold()
-        self._send_function(task.function)
-        if task.payload.blobs:
-            try:
-                self._hold_blobs(task.payload.blobs)
-            except OSError:
-                self._functions[task.function.digest].users -= 1
-                raise
+        self.send_parts(task.function, task.payload)
         if task.grant is not None:
             self.channel.queue(FrameKind.GRANT, task.id, task.grant.pack())
         self.channel.queue(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
+
+    def send_parts(self, function: WireFunction, payload: Encoded) -> None:
+        """Send the function and blobs that the node does not have, and hold them until `release`.
+
+        Raises:
+            OSError: There is no room to send a blob, and nothing is held.
+        """
+        self._send_function(function)
+        if payload.blobs:
+            try:
+                self._hold_blobs(payload.blobs)
+            except OSError:
+                self._functions[function.digest].users -= 1
+                raise
 
     def _hold_blobs(self, blobs: tuple[Blob, ...]) -> None:
         """Hold all of these blobs, or none if one raises OSError."""
@@ -344,11 +356,13 @@ class NodeLink(Readable, LineEnd):
 
         Returns whether frames may have been queued for the node.
         """
-        if self.free_line(task):
-            return True
-        if task.payload.blobs:
-            self.release_blobs(task.payload.blobs)
-        known = self._functions.get(task.function.digest)
+        return True if self.free_line(task) else self.release_parts(task.function, task.payload)
+
+    def release_parts(self, function: WireFunction, payload: Encoded) -> bool:
+        """Release what `send_parts` has sent. Returns whether frames may have been queued for the node."""
+        if payload.blobs:
+            self.release_blobs(payload.blobs)
+        known = self._functions.get(function.digest)
         if known is not None:
             known.users -= 1
         if len(self._functions) <= _FUNCTION_COUNT:
@@ -536,12 +550,15 @@ class NodeLink(Readable, LineEnd):
         """Hand over a blob that was fetched from the node; None if it did not arrive."""
         return self._arrived.pop(digest, None)
 
+    def _blob_for(self, task: int, digest: bytes) -> Blob | None:
+        """Return a blob of a task's value: one that arrived before it, or one that it may name."""
+        return self.take_arrived(digest) or self.named_by(task, digest)
+
     def received(self, frame: Frame) -> Received:
         if not has_references(frame.body):
             return Received(frame.body)
         blobs = tuple(
-            self.take_arrived(digest) or self.named_by(frame.ident, digest) or Blob(digest, size, -1)
-            for digest, size in references(frame.body)
+            self._blob_for(frame.ident, digest) or Blob(digest, size, -1) for digest, size in references(frame.body)
         )
         for blob in blobs:
             if blob.fd >= 0 and (blob.size < _LOADED_SIZE or not has_room_for_files()):

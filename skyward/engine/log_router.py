@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..console.displays import DisplayLine
-from ..console.logs import LogLines, Part
+from ..console.logs import Part
 from ..core.printable import coloured, printable_lines
 from ..values.machine import LogLine
 from ..wire.displays import DisplayJoiner
@@ -60,6 +60,14 @@ class _Partial:
     """Current state of a progress bar."""
 
 
+class LineSink(Protocol):
+    """Destination of lines. It never waits."""
+
+    def put(self, line: LogLine, part: Part = Part.LINE) -> Callable[[], None]:
+        """Take a line. Returns a function that waits until it was shown."""
+        ...
+
+
 class LogRouter:
     """Assembler of lines for each (node, task, stream). It queues them in `lines` and keeps the tail for errors.
 
@@ -67,7 +75,7 @@ class LogRouter:
     to each line.
     """
 
-    def __init__(self, lines: LogLines | None, mask: Callable[[str], str] | None = None) -> None:
+    def __init__(self, lines: LineSink | None, mask: Callable[[str], str] | None = None) -> None:
         self._sink = lines
         self._mask = mask
         self._partial: dict[_Key, _Partial] = {}

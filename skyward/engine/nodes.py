@@ -36,7 +36,8 @@ def _accelerator_info(devices: tuple[Device, ...]) -> AcceleratorInfo | None:
     return AcceleratorInfo(type=first.name, count=len(devices), memory_gb=memory_gb, is_trainium=first.kind == "aws")
 
 
-def _supply(resources: NodeResources) -> Supply:
+def supply_of(resources: NodeResources) -> Supply:
+    """Return what the scheduler knows of a node's resources."""
     names = tuple(device.name for device in resources.devices)
     return Supply(cpus=resources.cpus, memory_gib=resources.memory_gib, devices=names)
 
@@ -96,7 +97,7 @@ class NodeLinks:
         devices = describe(link.resources.devices)
         limits = link.facts.get("limits", "")
         self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip, devices=devices, limits=limits))
-        supply = _supply(link.resources)
+        supply = supply_of(link.resources)
         self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots, supply))
         for on_up in self.on_up:
             on_up(machine.node)

@@ -242,6 +242,8 @@ class Reader:
                     self._width.consider(link)
 
     def _failed(self, link: Readable, error: Exception) -> None:
+        if link.broke():
+            return
         if not isinstance(link, NodeLink):
             self._lines.gone(link)
         elif isinstance(error, ChannelClosed):

@@ -202,6 +202,10 @@ class SharedState(ProgramRequests):
     # For the program --------------------------------------------------------------------------------------------------
 
     def begin(self, request: StoreRequest) -> tuple[int, OutcomeFuture]:
+        return self.begin_fields(request.fields())
+
+    def begin_fields(self, fields: tuple[Any, ...]) -> tuple[int, OutcomeFuture]:
+        """Begin a request of the program, as its fields."""
         future: OutcomeFuture = concurrent.futures.Future()
         with self._ledger:
             if self._is_closed:
@@ -209,7 +213,7 @@ class SharedState(ProgramRequests):
             session = next(self._sessions)
             self._store.open(session, _PROGRAM)
             self._waiting[session] = future
-            self._store.request(session, 1, request.fields())
+            self._store.request(session, 1, fields)
             self._answer()
         return session, future
 

@@ -88,6 +88,8 @@ class GangLaunch(Protocol):
     def sees_neighbours(self) -> bool: ...
     @property
     def preload(self) -> tuple[str, ...]: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ class LaunchFacts:
     """Names of the integrations, for messages."""
 
     @classmethod
-    def of(cls, launch: ProcessLaunch) -> LaunchFacts:
+    def of(cls, launch: GangLaunch) -> LaunchFacts:
         return cls(
             is_gang=launch.is_gang,
             ranks_per_node=launch.ranks_per_node,

@@ -36,11 +36,15 @@ Tell = Callable[[int, int, bytes], object]
 """Sends a frame of the channel: kind, number of the stream and body. Thread-safe; does not wait."""
 
 
+def _nothing() -> None:
+    return None
+
+
 class _LentStream:
-    def __init__(self, number: int, fd: int, ended: Callable[[], object]) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.fd = fd
-        self.ended = ended
+        self.fd = -1
+        self.ended: Callable[[], object] = _nothing
         self.credit = WINDOW_BYTES
         """Bytes that may still be read here before the other side has passed some on."""
         self.waiting: deque[memoryview] = deque()
@@ -79,21 +83,40 @@ class LentStreams:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def add(self, number: int, fd: int, ended: Callable[[], object]) -> None:
-        """Carry what a descriptor reads and writes. It must not block, and stays the caller's.
+    def open(self, number: int) -> None:
+        """Keep the bytes of a stream from now on, until `bind` says where they go."""
+        with self._lock:
+            self._streams[number] = _LentStream(number)
+
+    def bind(self, number: int, fd: int, ended: Callable[[], object]) -> bool:
+        """Carry what a descriptor reads and writes. Return False if the stream has ended meanwhile.
 
         Args:
-            number: Number of the stream, as the other side knows it.
-            fd: The descriptor.
+            number: Number of a stream that was opened, as the other side knows it.
+            fd: The descriptor. It must not block, and stays the caller's.
             ended: Called once, in any thread, when the stream has ended on either side. It tells the other side, if
                 that does not know, and closes the descriptor. Nothing here uses the descriptor any longer.
         """
         with self._lock:
-            self._streams[number] = self._by_fd[fd] = _LentStream(number, fd, ended)
+            stream = self._streams.get(number)
+            if stream is None or self._is_closed:
+                return False
+            stream.fd, stream.ended = fd, ended
+            self._by_fd[fd] = stream
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
+            is_over, taken = self._write(stream)
+        self._after_write(stream, is_over=is_over, taken=taken)
         self._wake()
+        return True
+
+    def drop(self, number: int) -> None:
+        """Forget a stream that will not be bound."""
+        with self._lock:
+            stream = self._streams.get(number)
+            if stream is not None:
+                self._forget(stream)
 
     def close(self) -> None:
         """End all streams, and the thread. Idempotent."""
@@ -151,7 +174,8 @@ class LentStreams:
         if stream.is_over:
             return False
         stream.is_over = True
-        del self._streams[stream.number], self._by_fd[stream.fd]
+        del self._streams[stream.number]
+        self._by_fd.pop(stream.fd, None)
         if self._poll is not None and stream.events:
             with contextlib.suppress(OSError, KeyError):  # not registered yet
                 self._poll.unregister(stream.fd)
@@ -159,6 +183,8 @@ class LentStreams:
 
     def _write(self, stream: _LentStream) -> tuple[bool, int]:
         """Write as much as the descriptor takes. Return whether the stream is over, and the bytes to report."""
+        if stream.fd < 0:
+            return False, 0
         try:
             while stream.waiting:
                 piece = stream.waiting[0]
@@ -218,7 +244,7 @@ class LentStreams:
         with self._lock:
             for stream in self._streams.values():
                 wanted = stream.wanted()
-                if wanted == stream.events:
+                if stream.fd < 0 or wanted == stream.events:
                     continue
                 if not stream.events:
                     self._poll.register(stream.fd, wanted)

@@ -1,0 +1,360 @@
+"""Calls of the client, as the head runs them: each is a task, a gang or an actor like any other of an engine.
+
+What comes of a call goes to the client as it arrived: values and failures of the user's are never unpickled here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ...calls.futures import Future
+from ...calls.named_options import unpack_options
+from ...calls.options import CallOptions
+from ...errors import InternalError, SkywardError, UsageError
+from ...wire.blobs import DIGEST_SIZE, Blob
+from ...wire.failures import encode_exception
+from ...wire.frames import KEPT, Frame, FrameKind
+from ...wire.task_channel import pieces_of
+from ...wire.tasks import CallKind, TaskHead
+from ..builder import PackedCall
+from ..direct import DirectEngine
+from ..gang import Gang
+from ..kept_values import KeptBlob, KeptReceived
+from ..live_actor import LiveActor
+from ..retries import Retries
+from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
+from ..threads import in_words
+from .client_link import ClientLink
+from .messages import ActorMessage, CallMessage, GangMessage, unpack_call
+from .plain import dump_plain
+from .references import ClientReferences
+from .requests import Answer
+
+
+@dataclass(eq=False, kw_only=True)
+class ClientTask(Task):
+    """Task of the client. Everything that happens to it is sent there."""
+
+    client: ClientCalls
+    count: int = 1
+    """Number of the user's calls that it contains."""
+
+    @property
+    def calls(self) -> int:
+        return self.count
+
+    def on_sent(self) -> None:
+        self.client.sent(self.id)
+
+    def on_result(self, received: Received) -> None:
+        self.client.value(FrameKind.RESULT, self.id, received, is_last=True)
+
+    def on_part(self, received: Received) -> None:
+        self.client.value(FrameKind.PART, self.id, received)
+
+    def on_item(self, received: Received) -> None:
+        self.client.value(FrameKind.ITEM, self.id, received)
+
+    def on_input_credit(self, lane: int) -> None:
+        self.client.link.tell_of_task(FrameKind.IN_CREDIT, self.id, lane=lane)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self.client.outcome(self.id, "failed", failed)
+
+    def on_failed(self, error: BaseException) -> None:
+        self.client.outcome(self.id, "error", error)
+
+
+@dataclass(eq=False, kw_only=True)
+class ClientChunk(ClientTask):
+    """Task whose losses the client handles, such as a chunk of a map."""
+
+    handles_loss: ClassVar[bool] = True
+
+    def on_lost(self, loss: Loss) -> None:
+        self.client.outcome(self.id, "lost", loss)
+
+
+class Promise(Future[Any]):
+    """Future whose outcome is the reply to a request of the client."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self._answer = answer
+        self._settling = threading.Lock()
+
+    def _is_first(self) -> bool:
+        with self._settling:
+            if self.done():
+                return False
+            super().settle(None)
+            return True
+
+    def settle(self, value: Any) -> None:
+        if self._is_first():
+            self._answer("ok", value)
+
+    def settle_error(self, error: Any) -> None:
+        if not self._is_first():
+            return
+        if isinstance(error, UndecodedFailure):
+            self._answer("failed", error.failed)
+        else:
+            self._answer("error", error)
+
+
+class _GangFuture(Future[Any]):
+    """Future of a gang of the client. The gang itself says what came of it."""
+
+    def __init__(self, client: ClientCalls, number: int) -> None:
+        super().__init__(call_id=number)
+        self.client = client
+        self.gang: Gang | None = None
+
+    def set_running(self) -> None:
+        self.client.sent(self.call_id)
+
+    def settle(self, value: Any) -> None:
+        assert self.gang is not None
+        self.client.gang_values(self.gang)
+
+    def settle_error(self, error: Any) -> None:
+        gang = self.gang
+        if gang is not None and gang.failures:
+            failures = [(at, rank, _plain(failure)) for at, rank, failure in gang.failures]
+            self.client.outcome(gang.id, "gang failed", (failures, gang.past, len(gang.tasks)))
+        else:
+            self.client.outcome(self.call_id, "error", error)
+
+
+@dataclass(eq=False, kw_only=True)
+class ClientCalls:
+    """Calls of the one client of a head. The handlers of frames are called with the ledger locked."""
+
+    engine: DirectEngine
+    link: ClientLink
+    references: ClientReferences
+    handlers: dict[int, Callable[[Frame], object]] = field(init=False)
+    """Handlers by kind of frame."""
+
+    def __post_init__(self) -> None:
+        streams = self.engine.streams
+        self.handlers = {
+            FrameKind.CALL: self._on_call,
+            FrameKind.UNCALL: lambda frame: self._cancel(frame.ident),
+            FrameKind.CREDIT: lambda frame: streams.grant(frame.ident, int.from_bytes(frame.body, "little")),
+            FrameKind.CLOSE: lambda frame: streams.close(frame.ident),
+            FrameKind.IN_ITEM: self._on_item,
+            FrameKind.IN_END: lambda frame: streams.end_input(frame.ident, frame.kind, frame.lane),
+            FrameKind.IN_ERROR: lambda frame: streams.end_input(frame.ident, frame.kind, frame.lane),
+            FrameKind.UNHELD: lambda frame: self.references.release(frame.ident),
+            FrameKind.FETCH: self._on_fetch,
+        }
+
+    # From the client ------------------------------------------------------------------------------------------------
+
+    def _on_call(self, frame: Frame) -> None:
+        try:
+            message, body = unpack_call(frame.body)
+            call = PackedCall(
+                message.name,
+                self.link.function(message.function),
+                self.link.payload(body),
+                unpack_options(message.options),
+            )
+            if message.gang is not None:
+                self.engine.submit_gang(self._gang(frame.ident, message, message.gang, call))
+            else:
+                self.engine.submit(self._task(frame.ident, message, call), nodes=message.nodes, after_s=message.after_s)
+        except SkywardError as error:
+            self.outcome(frame.ident, "error", error)
+        except BaseException as error:  # a bug costs one call
+            text = f"head: a call could not begin ({in_words(error)}); report this bug"
+            self.outcome(frame.ident, "error", InternalError(text))
+
+    def _task(self, number: int, message: CallMessage, call: PackedCall) -> ClientTask:
+        head = TaskHead(*message.head)
+        task_class = ClientChunk if message.handles_loss else ClientTask
+        task = task_class(
+            id=number,
+            name=call.name,
+            head=head,
+            function=call.function,
+            payload=call.payload,
+            options=call.options,
+            timeout_s=message.timeout_s,
+            expected_ns=message.expected_ns,
+            may_move=message.may_move,
+            actor=head.actor if head.kind == CallKind.ACTOR else 0,
+            client=self,
+            count=message.calls,
+        )
+        if not message.in_bulk:
+            task.in_bulk = False
+        return task
+
+    def _gang(self, number: int, message: CallMessage, more: GangMessage, call: PackedCall) -> Gang:
+        future = _GangFuture(self, number)
+        options = call.options
+        future.gang = Gang(
+            id=number,
+            name=call.name,
+            launch=more.launch,
+            launch_bytes=more.launch_bytes,
+            function=call.function,
+            payload=call.payload,
+            head=TaskHead(*message.head),
+            options=options,
+            nodes=message.nodes,
+            some_of=more.some_of,
+            count=options.nodes if message.nodes is None else None,
+            ranks_per_node=more.ranks_per_node,
+            future=future,
+            retries=Retries(options),
+            restarts_left=options.max_restarts,
+        )
+        return future.gang
+
+    def _cancel(self, number: int) -> None:
+        if number in self.engine.ledger.gangs:
+            self.engine.cancel_gang(number)
+        else:
+            self.engine.cancel(number)
+
+    def _on_item(self, frame: Frame) -> None:
+        self.engine.streams.send_item(frame.ident, frame.lane, self.link.payload(frame.body))
+
+    def start_actor(self, answer: Answer, *fields: Any) -> None:
+        """Make an actor. The reply comes when it is made."""
+        message = ActorMessage(*fields)
+        gpus, cpus, memory_gib, need = message.booking
+        actor = LiveActor(
+            number=message.number,
+            name=message.name,
+            constructor=self._step(message.constructor),
+            ending=self._step(message.ending),
+            lanes=message.lanes,
+            nodes=message.nodes,
+            need=need,
+            gpus=gpus,
+            cpus=cpus,
+            memory_gib=memory_gib,
+            max_restarts=message.max_restarts,
+            restarts_left=message.max_restarts,
+            made=Promise(lambda status, value: answer(status, actor.node if status == "ok" else value)),
+        )
+        self.engine.actors.start(actor)
+
+    def _step(self, step: tuple[str, bytes, bytes]) -> PackedCall:
+        name, function, payload = step
+        return PackedCall(name, self.link.function(function), self.link.payload(payload), CallOptions(name=name))
+
+    def actor_closed(self, answer: Answer, number: int) -> None:
+        """Reply when an actor has ended."""
+        actor = self.engine.ledger.actors.get(number)
+        if actor is None:
+            answer("ok", None)
+        else:
+            actor.closed = Promise(answer)
+
+    # References -----------------------------------------------------------------------------------------------------
+
+    def put(self, blobs: list[tuple[bytes, int]], nodes: tuple[int, ...]) -> list[tuple[bytes, int, int]]:
+        """Hold blobs that the client has sent as the content of a reference, and send them to nodes."""
+        values = self.engine.values
+        kept = [
+            known if isinstance(known := self.references.named(digest), KeptBlob) else self._new(digest, size)
+            for digest, size in blobs
+        ]
+        values.hold(kept, nodes)
+        return self.references.hold(kept)
+
+    def _new(self, digest: bytes, size: int) -> KeptBlob:
+        blob = self.link.blob(digest)
+        if blob is None or blob.fd < 0:
+            raise UsageError(f"put(): the head of the pool has no room for {size} bytes; free memory on its machine")
+        return KeptBlob(digest, size, blob, self.engine.values)
+
+    def nodes_of(self, digests: tuple[bytes, ...]) -> tuple[int, ...]:
+        """Return the nodes that have all of these blobs."""
+        blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)
+        return self.engine.values.nodes_of(blobs) if len(blobs) == len(digests) else ()
+
+    def _on_fetch(self, frame: Frame) -> None:
+        """Get the bytes of blobs from nodes, and send them to the client."""
+        digests = [frame.body[at : at + DIGEST_SIZE] for at in range(0, len(frame.body), DIGEST_SIZE)]
+        blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)
+        if len(blobs) < len(digests):
+            raise InternalError("head: the client has no reference to a value that it asks for; report this bug")
+        for digest, future in zip(digests, self.engine.values.begin_fetch(blobs), strict=True):
+
+            def fetched(done: Any, digest: bytes = digest) -> None:
+                error = done.exception()
+                blob = None if error is not None else done.result()
+                self._send_fetched(frame.ident, digest, blob, error)
+
+            future.add_done_callback(fetched)
+
+    def _send_fetched(self, number: int, digest: bytes, blob: Blob | None, error: BaseException | None) -> None:
+        try:
+            if blob is not None:
+                self.link.tell_of_task(FrameKind.FETCHED, number, digest, (blob,))
+                return
+        except OSError as failure:
+            error = cannot_send("a kept value", failure)
+        data, _ = encode_exception(error or InternalError("head: a blob did not come; report this bug"))
+        self.link.tell_of_task(FrameKind.FETCHED, number, digest + (data or b""), lane=1)
+
+    # To the client --------------------------------------------------------------------------------------------------
+
+    def sent(self, number: int) -> None:
+        self.link.tell(FrameKind.SENT, number)
+
+    def value(self, kind: int, number: int, received: Received, *, lane: int = 0, is_last: bool = False) -> None:
+        """Send a value, a part of one, or an item, as it arrived. `lane` is the rank of a gang."""
+        try:
+            self._hold(number, received)
+            flags = KEPT if isinstance(received, KeptReceived) else 0
+            self.link.tell_of_task(
+                kind, number, received.body, _travelling(received), lane=lane, flags=flags, is_last=is_last
+            )
+        except OSError as error:
+            self.outcome(number, "error", cannot_send("value of a call", error))
+
+    def _hold(self, number: int, received: Received) -> None:
+        kept = [blob for blob in received.blobs if isinstance(blob, KeptBlob)]
+        if kept:
+            with self.engine.ledger:
+                self.link.tell_of_task(FrameKind.HELD, number, dump_plain(self.references.hold(kept)))
+
+    def gang_values(self, gang: Gang) -> None:
+        """Send the values of a gang's ranks."""
+        for rank, received in sorted(gang.values.items()):
+            self.value(FrameKind.PART, gang.id, received, lane=rank)
+        self.outcome(gang.id, "gang", None)
+
+    def outcome(self, number: int, status: str, content: Any) -> None:
+        """Send any other end of a call than its value."""
+        *parts, last = pieces_of(dump_plain((status, _plain(content))))
+        with self.engine.ledger:
+            for lane, piece in parts:
+                self.link.tell_of_task(FrameKind.OUTCOME, number, piece, lane=lane)
+            self.link.tell_of_task(FrameKind.OUTCOME, number, last[1], lane=last[0], is_last=True)
+
+
+def _travelling(received: Received) -> tuple[Blob, ...]:
+    """Return the blobs of a value whose bytes go to the client: those that arrived, and stay on no node."""
+    return tuple(blob for blob in received.blobs if not isinstance(blob, KeptBlob) and (blob.fd >= 0 or blob.is_loaded))
+
+
+def _plain(content: Any) -> Any:
+    """Return an exception of ours as bytes, and everything else as it is."""
+    if not isinstance(content, BaseException):
+        return content
+    data, reason = encode_exception(content)
+    if data is None:
+        data, _ = encode_exception(InternalError(f"{in_words(content)} (cannot be sent: {reason}); report this bug"))
+    return data

@@ -1,0 +1,155 @@
+"""Door of a head: its socket, the stubs that connect to it, and the greeting of each link.
+
+A client reaches a head as it reaches an agent: a stub passes two descriptors (`node.agent.attach`). HELLO and WELCOME
+say what either side has received.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ...errors import InternalError
+from ...wire.channel import ChannelClosed, receive
+from ...wire.ends import Ends
+from ...wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, FrameKind, FrameParser, pack
+from ...wire.stream import MAGIC
+from ..threads import in_words, start_thread
+
+_log = logging.getLogger(__name__)
+
+_GREETING_S = 20.0
+"""Seconds for a stub and its client to say who they are."""
+_ACCEPT_PAUSE_S = 1.0
+
+
+class PassedEnds(Ends):
+    """Descriptors that a stub has passed. Closing them ends the stub."""
+
+    def __init__(self, read_fd: int, write_fd: int, stub: socket.socket) -> None:
+        super().__init__(read_fd, write_fd)
+        self._stub = stub
+
+    def close(self) -> None:
+        super().close()
+        self._stub.close()
+
+
+class Refused(Exception):
+    """Refusal of a link. Its client gets the reason; `is_unknown`: its session does not exist here."""
+
+    def __init__(self, reason: str, *, is_unknown: bool = False) -> None:
+        super().__init__(reason)
+        self.is_unknown = is_unknown
+
+
+Welcome = Callable[[dict[str, Any], PassedEnds, Callable[[dict[str, Any]], None]], object]
+"""Takes a link: HELLO, the link, and a function that sends WELCOME with these facts. Raises Refused."""
+
+
+class Door:
+    """Listener for links.
+
+    Args:
+        listener: The socket.
+        welcome: Takes links.
+    """
+
+    def __init__(self, listener: socket.socket, welcome: Welcome) -> None:
+        self._listener = listener
+        self._welcome = welcome
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Accept links from now on."""
+        start_thread(self._accept, name="skyward-door", failed=lambda error: _log.error("head: %s", in_words(error)))
+
+    def close(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                if not self._is_closed:  # out of descriptors, perhaps for a moment: the stub waits
+                    time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            start_thread(partial(self._greet, sock), name="skyward-greeting", failed=partial(_failed, sock))
+
+    def _greet(self, stub: socket.socket) -> None:
+        deadline = time.monotonic() + _GREETING_S
+        ends = PassedEnds(*_passed(stub), stub)
+        try:
+            os.write(ends.write_fd, MAGIC)
+            hello = _hello(ends, deadline)
+            if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
+                raise Refused(f"protocol {hello['version']} of the client does not fit protocol {PROTOCOL_VERSION}")
+            self._welcome(hello, ends, partial(_send, ends, FrameKind.WELCOME))
+        except Refused as error:
+            with contextlib.suppress(OSError):  # it is gone
+                _send(ends, FrameKind.GOODBYE, {"reason": str(error), "is_unknown": error.is_unknown})
+            ends.close()
+        except BaseException:
+            ends.close()
+            raise
+
+
+def _failed(stub: socket.socket, error: BaseException) -> None:
+    stub.close()
+    if not isinstance(error, OSError | EOFError):  # otherwise the client has gone, and dials again
+        _log.error("head: could not take a link: %s", in_words(error))
+
+
+def _passed(stub: socket.socket) -> tuple[int, int]:
+    """Return the two descriptors that a stub passes."""
+    stub.settimeout(_GREETING_S)
+    parser = FrameParser()
+    passed: list[int] = []
+    try:
+        while len(passed) < 2:
+            passed += [frame.fd for frame in receive(stub, parser) if frame.kind == FrameKind.ATTACH]
+    except (OSError, ChannelClosed, InternalError) as error:
+        for fd in passed:
+            os.close(fd)
+        raise EOFError(str(error)) from error
+    read_fd, write_fd = passed
+    return read_fd, write_fd
+
+
+def _hello(ends: Ends, deadline: float) -> dict[str, Any]:
+    length, kind, _, _, _ = HEADER.unpack(_read(ends, HEADER.size, deadline))
+    if kind != FrameKind.HELLO or length > MAX_BODY:
+        raise Refused(f"frame of kind {kind} instead of HELLO")
+    hello: dict[str, Any] = json.loads(_read(ends, length, deadline))
+    return hello
+
+
+def _read(ends: Ends, count: int, deadline: float) -> bytes:
+    poll = select.poll()
+    poll.register(ends.read_fd, select.POLLIN)
+    data = b""
+    while len(data) < count:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise EOFError("no greeting in time")
+        piece = os.read(ends.read_fd, count - len(data))
+        if not piece:
+            raise EOFError("stream ended")
+        data += piece
+    return data
+
+
+def _send(ends: Ends, kind: int, fields: dict[str, Any]) -> None:
+    os.write(ends.write_fd, pack(kind, body=json.dumps(fields).encode()))

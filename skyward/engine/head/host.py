@@ -1,0 +1,262 @@
+"""The head: an engine whose channels to the nodes the client lends, and whose calls are those of the client."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...core.limits import memory_bytes
+from ...events import Event
+from ...values.machine import Machine
+from ...values.secret import Secret, masking
+from ...wire.channel import CONTROL, RESULTS
+from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
+from ...wire.stream import StreamChannel
+from ...wire.task_channel import pieces_of
+from ..direct import DirectEngine
+from ..link import Readable
+from .client_calls import ClientCalls
+from .client_link import ClientLink
+from .door import PassedEnds, Refused
+from .lending import LentLinks
+from .messages import HeadConfig
+from .plain import dump_plain
+from .references import ClientReferences
+from .relays import RelayedChannels, RelayedLines, RelayedMachines
+from .requests import Answer, Requests
+
+_FIND_S = 30.0
+"""Longest wait in seconds for the handle of a named actor, which only the client can pack."""
+_IDLE_S = 3600.0
+
+
+class Host:
+    """Engine of a head, with its one client."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        self._config = config
+        self.ended = threading.Event()
+        """Set once the client has asked the head to end."""
+        self._token = ""
+        self._client: ClientLink | None = None
+        self._calls: ClientCalls | None = None
+        self.engine = engine = DirectEngine(
+            config.pool,
+            cancel_grace_s=config.cancel_grace_s,
+            lines=RelayedLines(self._tell_line),
+            mask=masking(Secret("SECRET", value=value) for value in config.secrets),
+            initializer=config.initializer,
+            emit=self._emit,
+            kept=config.kept,
+            default_timeout_s=config.default_timeout_s,
+            direct_transfers=config.direct_transfers,
+            channels=RelayedChannels,
+            numbers=itertools.count(1, 2),
+        )
+        self._ledger = engine.ledger
+        self._references = ClientReferences(engine.builder.next_id)
+        self._lent = LentLinks(engine.builder.next_id, lambda *frame: self._tell(*frame, RESULTS))
+        engine.nodes.opener.way_to = self._lent.way_to
+        engine.nodes.on_up.append(lambda _: self._tell_facts())
+        engine.actors.find = self._find_actor
+        self._relay = engine.channels
+        assert isinstance(self._relay, RelayedChannels)
+        self._relay.tell = self._tell
+        self._shared: dict[int, int] = {}
+        """Sessions of the program's requests of shared state, by its own numbers."""
+        self._requests = Requests(
+            self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
+        )
+        self._machines = RelayedMachines(self._requests)
+
+    # The client ---------------------------------------------------------------------------------------------------
+
+    def welcome(self, hello: dict[str, Any], ends: PassedEnds, send: Callable[[dict[str, Any]], None]) -> None:
+        """Take a link: the first one, or one that continues the session of an earlier one."""
+        client = self._client
+        # Nobody may be reading the old link when it is left. Locks are taken in this order.
+        with contextlib.nullcontext() if client is None else client.reading, self._ledger:
+            is_known = bool(self._token) and hello["token"] == self._token
+            if "stripe" in hello or (hello.get("is_resumed") and not is_known):
+                raise Refused("this head does not know the session", is_unknown=True)
+            if self._token and not is_known:
+                raise Refused("another client has this head")
+            facts = {
+                "version": PROTOCOL_VERSION,
+                "pid": os.getpid(),
+                "first_number": 2,
+                "memory_bytes": memory_bytes(),
+                "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            }
+            if self._client is None:
+                self._token = hello["token"]
+                send({**facts, "received": 0})
+                channel = StreamChannel(checks_blobs=True)
+                channel.attach(ends, hello["received"])
+                self._take(channel)
+                return
+            before = self._client.detach()
+            if before is not None:
+                self._ledger.after.append(before.close)
+            send({**facts, "received": self._client.channel.received})
+            self._client.attach(ends, hello["received"])
+        self._ledger.watcher.wake()
+
+    def _take(self, channel: StreamChannel) -> None:
+        client = self._client = ClientLink(self._ledger, channel, self._references.named)
+        calls = self._calls = ClientCalls(engine=self.engine, link=client, references=self._references)
+        of_client: dict[int, Callable[[Frame], object]] = {
+            **calls.handlers,
+            **self._lent.handlers,
+            FrameKind.REQUEST: self._requests.on_frame,
+            FrameKind.REPLY: self._requests.on_frame,
+        }
+        assert isinstance(self._relay, RelayedChannels)
+        for kind in (FrameKind.MESSAGE, FrameKind.TAKEN, FrameKind.END_CHANNEL):
+            of_client[kind] = self._relay.on_client_frame
+        handlers = self.engine.frame_handlers.handlers
+        for kind, handle in of_client.items():
+            handlers[kind] = _by_peer(client, handle, handlers.get(kind))
+        self._ledger.watcher.add(client)
+        self._ledger.watcher.wake()
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether the client has been away for longer than the lease."""
+        client = self._client
+        if client is None or client.channel.is_attached:
+            return False
+        return time.monotonic() - client.left_at > self._config.lease_s
+
+    def close(self) -> None:
+        """End everything. What runs on the nodes ends with their leases, or with the client's word."""
+        self._requests.close()
+        self.engine.close()
+        self._lent.close()
+
+    # To the client --------------------------------------------------------------------------------------------------
+
+    def _tell(self, kind: int, number: int, body: bytes = b"", lane: int = 0, priority: int = CONTROL) -> None:
+        client = self._client
+        if client is not None:
+            client.tell(kind, number, body, lane, priority)
+
+    def _later_on(self, action: Callable[[], object]) -> None:
+        """Call a function at the end of this block of the ledger, without the lock."""
+        self._ledger.after.append(action)
+
+    def _tell_in_pieces(self, kind: int, number: int, message: bytes, priority: int) -> None:
+        with self._ledger:  # so that the pieces of two messages do not mix
+            for lane, piece in pieces_of(message):
+                self._tell(kind, number, piece, lane, priority)
+
+    def _tell_line(self, call: int, message: bytes) -> None:
+        self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
+
+    def _emit(self, event: Event) -> None:
+        self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
+
+    def _tell_facts(self) -> None:
+        machines = self._ledger.machines
+        facts = {
+            node: {"facts": link.facts, "slots": machines[node].slots} for node, link in self._ledger.links.items()
+        }
+        self._tell_in_pieces(FrameKind.FACTS, 0, json.dumps(facts).encode(), CONTROL)
+
+    def _find_actor(self, name: str) -> Any:
+        body = self._requests.ask("find_actor", name, timeout_s=_FIND_S)
+        assert self._client is not None
+        return self._client.payload(body)
+
+    # Verbs of the client ----------------------------------------------------------------------------------------------
+
+    def _verbs(self) -> Mapping[str, Callable[..., Any]]:
+        engine = self.engine
+        return {
+            "counts": engine.counts,
+            "why_waiting": engine.why_waiting,
+            "running": engine.running,
+            "tell_tasks": engine.tell_tasks,
+            "ask_usage": engine.nodes.ask_usage,
+            "refusal": engine.nodes.refusal,
+            "call_named": engine.questions.call_named,
+            "actor_work": engine.actors.work,
+            "close_actor": lambda number, cancel: engine.actors.close(number, cancel=cancel),
+            "forget_actor": engine.actors.forget,
+            "put": lambda *put: self._of_client().put(*put),
+            "nodes_of": lambda digests: self._of_client().nodes_of(digests),
+            "there": lambda: engine.members.there,
+            "is_idle": lambda: engine.members.is_idle,
+            "shared_withdraw": self._on_shared(engine.shared.withdraw),
+            "shared_forget": self._on_shared(engine.shared.forget),
+            "shared_end": lambda number: self._on_shared(engine.shared.end)(number) or self._shared.pop(number, None),
+        }
+
+    def _slow_verbs(self) -> Mapping[str, Callable[..., Any]]:
+        engine = self.engine
+        return {
+            "use": self._use,
+            "ask": engine.questions.ask,
+            "cancel_all": engine.cancel_all,
+            "close_actors": engine.actors.close_all,
+            "wait_idle": engine.wait_idle,
+            "wait_stopped": engine.wait_stopped,
+            "close": self.ended.set,
+        }
+
+    def _later(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            "start_actor": lambda answer, *fields: self._of_client().start_actor(answer, *fields),
+            "actor_closed": lambda answer, number: self._of_client().actor_closed(answer, number),
+            "shared": self._share,
+        }
+
+    def _of_client(self) -> ClientCalls:
+        assert self._calls is not None
+        return self._calls
+
+    def _use(self, machines: list[Machine]) -> None:
+        self.engine.use(machines, self._machines)
+
+    def _share(self, answer: Answer, number: int, fields: tuple[Any, ...]) -> None:
+        """Carry out a request of the program. The reply comes with its answer."""
+        session, future = self.engine.shared.begin_fields(fields)
+        self._shared[number] = session
+        future.add_done_callback(lambda done: _answer(answer, done))
+
+    def _on_shared(self, act: Callable[[int], object]) -> Callable[[int], object]:
+        def on_session(number: int) -> None:
+            session = self._shared.get(number)
+            if session is not None:
+                act(session)
+
+        return on_session
+
+
+def _answer(answer: Answer, done: Any) -> None:
+    error = done.exception()
+    if error is None:
+        answer("ok", done.result())
+    else:
+        answer("error", error)
+
+
+def _by_peer(
+    client: ClientLink, of_client: Callable[[Frame], object], of_node: Callable[[Readable, Frame], object] | None
+) -> Callable[[Readable, Frame], object]:
+    """Return the handler of a kind of frame that client and nodes send."""
+
+    def handle(link: Readable, frame: Frame) -> None:
+        if link is client:
+            of_client(frame)
+        elif of_node is not None:
+            of_node(link, frame)
+
+    return handle

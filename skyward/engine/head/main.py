@@ -1,0 +1,86 @@
+"""Entry point of a head: reads its HeadConfig from standard input, listens on a socket in its folder, and reports it.
+
+    python -I -c "...main()" < length and pickled HeadConfig
+
+Standard output gets one line: the path of the socket, or the reason why there is none. The head ends when its client
+asks for that, when its client has been away for longer than the lease, and with its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import sys
+import threading
+from typing import BinaryIO
+
+from ...core.limits import raise_file_limit
+from ...core.ownership import make_private_folder
+from .door import Door
+from .host import Host
+from .messages import HeadConfig
+from .plain import load_plain
+
+BOOT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from skyward.engine.head.main import main
+sys.exit(main())
+"""
+SOCKET_NAME = "head.sock"
+LENGTH = struct.Struct("<I")
+_LOOK_S = 0.5
+_BACKLOG = 64
+
+
+def main() -> int:
+    order = sys.stdin.buffer
+    size = order.read(LENGTH.size)
+    if len(size) < LENGTH.size:
+        return 1  # the client died before it sent the order
+    config: HeadConfig = load_plain(order.read(*LENGTH.unpack(size)))
+    try:
+        raise_file_limit()
+        make_private_folder(config.folder)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = os.path.join(config.folder, SOCKET_NAME)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        shutil.rmtree(config.folder, ignore_errors=True)
+        _say(f"cannot start: {config.folder} cannot be used: {error.strerror or error}; free disk space")
+        return 1
+    try:
+        return _run(config, listener, path, order)
+    finally:
+        shutil.rmtree(config.folder, ignore_errors=True)
+
+
+def _run(config: HeadConfig, listener: socket.socket, path: str, order: BinaryIO) -> int:
+    host = Host(config)
+    door = Door(listener, host.welcome)
+    host.engine.begin()
+    door.open()
+    _say(path)
+    if config.starter:
+        threading.Thread(target=_wait_for_end, args=(order, host.ended), daemon=True).start()
+    while not host.ended.wait(_LOOK_S) and not host.is_left:
+        continue
+    door.close()
+    host.close()
+    return 0
+
+
+def _wait_for_end(order: BinaryIO, ended: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while order.read(4096):
+            continue
+    ended.set()
+
+
+def _say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())

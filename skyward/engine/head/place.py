@@ -1,0 +1,84 @@
+"""Places where the process of a head can run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from typing import Protocol
+
+from ...core.ownership import runtime_folder
+from ...core.process import PACKAGE_ROOT
+from ...errors import ProviderError
+from ...node.agent import attach
+from .main import BOOT, LENGTH
+from .messages import HeadConfig
+from .plain import dump_plain
+
+_FOLDER = "skyward"
+_END_S = 5.0
+
+
+class HeadPlace(Protocol):
+    """Starter of one head. It knows no call."""
+
+    def start(self, config: HeadConfig) -> tuple[str, ...]:
+        """Start the process, and return the local command whose standard input and output are a channel to it.
+
+        Raises:
+            ProviderError: It cannot be started.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End the process, if it has not ended. Idempotent."""
+        ...
+
+
+def local_folder(pool: str) -> str:
+    """Return a folder for a head on this machine, which does not exist yet."""
+    return os.path.join(runtime_folder(_FOLDER), f"{pool}-head-{os.urandom(3).hex()}")
+
+
+class LocalHead:
+    """Head on this machine, which ends with this process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, config: HeadConfig) -> tuple[str, ...]:
+        try:
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", BOOT, PACKAGE_ROOT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProviderError(f"head: cannot be started ({error.strerror}); free memory or processes") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        order = dump_plain(config)
+        with contextlib.suppress(BrokenPipeError):  # it died; the missing answer says so
+            process.stdin.write(LENGTH.pack(len(order)) + order)
+            process.stdin.flush()
+        line = process.stdout.readline().decode(errors="replace").strip()
+        if not line.startswith(os.sep):
+            self.stop()
+            raise ProviderError(f"head: {line or 'died while it started'}; see its standard error")
+        return attach.command(sys.executable, PACKAGE_ROOT, line)
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,46 @@
+"""References of the client to values that stay on nodes. Used under the ledger's lock.
+
+The client knows each by a number. It holds the value here until it says that the reference is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+from ...wire.blobs import Blob
+from ..kept_values import KeptBlob
+
+Place = tuple[bytes, int, int]
+"""A reference as the client gets it: name and size of the blob, and number."""
+
+
+class ClientReferences:
+    """Blobs that lie on nodes, and that the client has references to.
+
+    Args:
+        next_number: Returns a number that nothing else has.
+    """
+
+    def __init__(self, next_number: Callable[[], int]) -> None:
+        self._next_number = next_number
+        self._held: dict[int, KeptBlob] = {}
+        self._by_name: weakref.WeakValueDictionary[bytes, KeptBlob] = weakref.WeakValueDictionary()
+
+    def hold(self, blobs: Iterable[KeptBlob]) -> list[Place]:
+        """Hold blobs for the client, and return what it needs to refer to them."""
+        places: list[Place] = []
+        for blob in blobs:
+            number = self._next_number()
+            self._held[number] = blob
+            self._by_name[blob.digest] = blob
+            places.append((blob.digest, blob.size, number))
+        return places
+
+    def release(self, number: int) -> None:
+        """Forget a reference that the client has forgotten."""
+        self._held.pop(number, None)
+
+    def named(self, digest: bytes) -> Blob | None:
+        """Return the blob of that name that some reference of the client still holds."""
+        return self._by_name.get(digest)

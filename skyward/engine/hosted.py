@@ -1,0 +1,583 @@
+"""Engine whose scheduler runs in a head: the client sends it calls, and lends it the channels to the nodes.
+
+What a call is stays the same: tasks, gangs and actors are made here as for the direct engine, and what comes of them is
+decoded here, because only this process has the user's modules. Everything between is the head's (`engine.head`).
+
+Threads: any thread may submit and cancel. One I/O thread reads the link to the head. One more passes on the bytes of
+the channels that are lent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..calls.futures import refuse_to_wait
+from ..calls.named_options import pack_options
+from ..calls.undecoded import Undecoded
+from ..console.activity import RunningTask
+from ..console.logs import Part
+from ..core import interrupts
+from ..core.limits import raise_file_limit
+from ..errors import InternalError, NodeLost, PoolClosed, SkywardError
+from ..events import Emit, ignore
+from ..schedule.scheduler import Scheduler
+from ..values.launch import LaunchFacts
+from ..values.machine import Machine, Machines
+from ..wire.channel import CONTROL, RESULTS
+from ..wire.frames import KEPT, Frame, FrameKind
+from ..wire.task_channel import MessagePieces
+from .builder import TaskBuilder
+from .dialler import CommandEnds, Dialler
+from .gang import Gang
+from .head.messages import CallMessage, GangMessage, HeadConfig, pack_call
+from .head.place import HeadPlace
+from .head.plain import load_plain
+from .head.requests import Requests
+from .head_link import HeadLink, HeadRepair, NoWidth
+from .hosted_parts import (
+    HostedActors,
+    HostedCallers,
+    HostedChannels,
+    HostedMembers,
+    HostedNodes,
+    HostedQuestions,
+    HostedShared,
+    HostedStreams,
+)
+from .hosted_values import HostedValues
+from .ledger import Ledger
+from .lender import Lender
+from .link import Readable
+from .liveness import Liveness
+from .log_router import LineSink
+from .reader import Reader
+from .task_events import TaskCounts
+from .tasks import Task, TaskFailure, cannot_send
+from .threads import in_words, report
+
+_DIAL_S = 20.0
+_START_S = 60.0
+"""Longest wait in seconds until the head has reached all nodes."""
+_ASK_S = 5.0
+_END_S = 10.0
+_MESSAGE_LIMIT = 256 << 20
+
+_engines: weakref.WeakSet[HostedEngine] = weakref.WeakSet()
+
+
+class HostedEngine:
+    """Engine (see `skyward.engine.engine`) whose scheduler runs in a head.
+
+    Args:
+        config: Configuration of the head.
+        place: Starts and ends the process of the head.
+        lines: Destination of the calls' output.
+        emit: Takes events.
+    """
+
+    def __init__(
+        self, config: HeadConfig, place: HeadPlace, *, lines: LineSink | None = None, emit: Emit = ignore
+    ) -> None:
+        self._config = config
+        self._place = place
+        self._lines = lines
+        self._emit = emit
+        self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
+        self._shown: dict[int, Callable[[], None]] = {}
+        """Functions that wait until the last line of a gang is shown, by gang."""
+        self._pieces: dict[tuple[int, int], MessagePieces] = {}
+        self._link: HeadLink | None = None
+        self._source: Machines | None = None
+        self.ledger = ledger = Ledger(Scheduler(config.kept), itertools.count(2, 2))
+        self.requests = requests = Requests(self._tell, self._later, slow=self._verbs())
+        self.nodes = HostedNodes(ledger, requests)
+        self.members = HostedMembers(requests)
+        self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
+        self.streams = HostedStreams(ledger, self._forget)
+        self.questions = HostedQuestions(requests)
+        self.channels = HostedChannels(ledger, {})
+        self.shared = HostedShared(requests)
+        self.values = HostedValues(ledger, requests, ledger.numbers.__next__)
+        self.actors = HostedActors(ledger, requests)
+        self.builder = TaskBuilder(
+            ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, config.default_timeout_s
+        )
+        self._lender = Lender(lambda kind, number, body: self._tell(kind, number, body), ledger.machines.get)
+        self._liveness = Liveness()
+        self._repair = HeadRepair(ledger, self._liveness, config.lease_s, self._head_lost)
+        self.handlers: dict[int, Callable[[Readable, Frame], Any]] = self._frames()
+        """Handlers of the head's frames, by kind."""
+        self._reader = Reader(
+            ledger,
+            self,
+            self._repair,
+            self._repair,
+            NoWidth(),
+            self._liveness,
+            stop=self._stop_abandoned,
+            died=self._die,
+        )
+        self.values.soon = self.actors.soon = self._reader.soon
+
+    # Life -----------------------------------------------------------------------------------------------------------
+
+    def start(self, machines: list[Machine], source: Machines) -> None:
+        raise_file_limit()
+        self._source = source
+        self.ledger.machines.update((machine.node, machine) for machine in machines)
+        argv = self._place.start(self._config)
+        dialler = Dialler(functools.partial(CommandEnds, argv), role="client", pool=self._config.pool, node=0)
+        ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, self._liveness.times)
+        dialler.channel.attach(ends, facts["received"])
+        link = self._link = HeadLink(facts, dialler)
+        link.named_by = self.values.named
+        for part in (self.nodes, self.streams, self.channels, self.values, self.actors):
+            part.link = link
+        with self.ledger.lock:
+            self.ledger.is_open = True
+            self._repair.watch(link)
+        self._reader.start()
+        _engines.add(self)
+        self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
+
+    @property
+    def was_started(self) -> bool:
+        """Return False: the agents end by the word of who has their machines, not by that of the head."""
+        return False
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        refuse_to_wait("closing the pool")
+        ledger = self.ledger
+
+        def is_idle() -> bool:
+            return not ledger.is_open or not (ledger.tasks or ledger.gangs)
+
+        with ledger.idle:
+            if timeout_s is None:
+                interrupts.wait_for(lambda slice_s: ledger.idle.wait_for(is_idle, slice_s))
+            elif not ledger.idle.wait_for(is_idle, timeout_s):
+                return False
+        return not ledger.is_open or bool(self.requests.ask("wait_idle", timeout_s))
+
+    def cancel_all(self, reason: SkywardError | None = None) -> None:
+        with self.ledger:
+            tasks, gangs = list(self.ledger.tasks.values()), list(self.ledger.gangs.values())
+        error = reason or _closed_early()
+        _fail(tasks, gangs, error)
+        # The newest first: otherwise each cancelled one makes room for another, which is cancelled on its node.
+        for task in sorted(tasks, key=lambda task: -task.id):
+            self.cancel(task.id)
+        for gang in gangs:
+            self.cancel_gang(gang.id)
+        if self._link is not None and self.ledger.is_open:
+            with contextlib.suppress(SkywardError, TimeoutError):  # the head is gone, and everything with it
+                self.requests.ask("cancel_all", timeout_s=_END_S)
+
+    def wait_stopped(self) -> bool:
+        try:
+            return bool(self.requests.ask("wait_stopped", timeout_s=self._config.cancel_grace_s + 2))
+        except (SkywardError, TimeoutError):  # the head is gone
+            return False
+
+    def close(self) -> None:
+        self._ask_counts()
+        if self.ledger.is_open:
+            with contextlib.suppress(SkywardError, TimeoutError):
+                self.requests.ask("close", timeout_s=_END_S)
+        self._end(_closed_early())
+        self._reader.join()
+        self._lender.close()
+        self._release()
+
+    def _end(self, error: SkywardError) -> None:
+        """Fail everything that is open, and let the I/O thread end."""
+        with self.ledger:
+            tasks, gangs = self.ledger.close_all()
+            self.channels.close()
+            self.values.close()
+            self.actors.stop()
+        self.requests.close(error)
+        _fail(tasks, gangs, error)
+        self.ledger.watcher.wake()
+
+    def _release(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._place.stop()
+        self.ledger.watcher.close()
+        interrupts.restore()
+        _engines.discard(self)
+
+    def _head_lost(self, why: str) -> None:
+        """End the engine, because its scheduler is gone, and with it what the calls became."""
+        self._end(NodeLost(f"head of the pool: is gone ({why}); open the pool again, and send the calls again", node=0))
+
+    def _die(self, cause: BaseException) -> None:
+        error = InternalError(f"I/O thread of the pool: died of {type(cause).__name__}: {cause}; report this bug")
+        error.__cause__ = cause
+        self._end(error)
+
+    def forget_in_child(self) -> None:
+        """Close the descriptors and the pool in a forked child of the client."""
+        self.ledger.forget_in_child()
+        if self._link is not None:
+            self._link.channel.close_in_child()
+        with contextlib.suppress(OSError):  # closed before the fork
+            self.ledger.watcher.close_in_child()
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None, after_s: float = 0.0) -> None:
+        message = CallMessage(
+            name=task.name,
+            function=task.function.digest,
+            head=tuple(task.head),
+            options=pack_options(task.options),
+            nodes=nodes,
+            timeout_s=task.timeout_s,
+            expected_ns=task.expected_ns,
+            may_move=task.may_move,
+            handles_loss=task.handles_loss,
+            calls=task.calls,
+            in_bulk=task.in_bulk,
+            after_s=after_s,
+        )
+        with self.ledger:
+            self.ledger.require_open()
+            self.ledger.tasks[task.id] = task
+            if not self._send(task, message):
+                self._forget(task)
+
+    def submit_gang(self, gang: Gang) -> None:
+        more = GangMessage(LaunchFacts.of(gang.launch), gang.launch_bytes, gang.some_of, gang.ranks_per_node)
+        message = CallMessage(
+            name=gang.name,
+            function=gang.function.digest,
+            head=tuple(gang.head),
+            options=pack_options(gang.options),
+            nodes=gang.nodes,
+            gang=more,
+        )
+        with self.ledger:
+            self.ledger.require_open()
+            self.ledger.gangs[gang.id] = gang
+            if not self._send(gang, message):
+                self._forget_gang(gang)
+
+    def _send(self, call: Task | Gang, message: CallMessage) -> bool:
+        """Send a call. Return False if there is no room for that, and fail the call."""
+        link = self._link
+        assert link is not None
+        body = pack_call(message, call.payload.body)
+        actor = call.actor if isinstance(call, Task) else 0
+        try:
+            link.send_call(call.id, body, call.function, call.payload, behind=actor)
+        except OSError as error:
+            failure = cannot_send(repr(call.name), error)
+            fail = call.on_failed if isinstance(call, Task) else call.future.settle_error
+            self.ledger.after.append(lambda: fail(failure))
+            return False
+        self.ledger.dirty.add(link)
+        return True
+
+    def cancel(self, task_id: int) -> None:
+        with self.ledger:
+            task = self.ledger.tasks.get(task_id)
+            if task is not None:
+                task.is_cancelled = True
+                self._uncall(task_id)
+                self._forget(task)
+
+    def cancel_gang(self, gang_id: int) -> None:
+        with self.ledger:
+            gang = self.ledger.gangs.get(gang_id)
+            if gang is not None:
+                gang.is_cancelled = True
+                self._uncall(gang_id)
+                self._forget_gang(gang)
+
+    def _uncall(self, number: int) -> None:
+        if self._link is not None:
+            self._link.tell_of(number, FrameKind.UNCALL)
+            self.ledger.dirty.add(self._link)
+
+    def abandon(self, task_id: int) -> None:
+        self._reader.abandon(task_id)
+
+    def _stop_abandoned(self, task_id: int) -> None:
+        task = self.ledger.tasks.get(task_id)
+        if hasattr(task, "stream"):
+            self.streams.close(task_id)
+        else:
+            self.cancel(task_id)
+
+    def _forget(self, task: Task) -> None:
+        self.ledger.tasks.pop(task.id, None)
+        self._forget_call(task)
+
+    def _forget_gang(self, gang: Gang) -> None:
+        self.ledger.gangs.pop(gang.id, None)
+        self._forget_call(gang)
+
+    def _forget_call(self, call: Task | Gang) -> None:
+        link = self._link
+        if link is not None:
+            link.ended(call.id, call.function, call.payload)
+            if link.channel.has_output:
+                self.ledger.dirty.add(link)
+        if not self.ledger.tasks and not self.ledger.gangs:
+            self.ledger.idle.notify_all()
+
+    # Frames of the head, with the ledger locked ---------------------------------------------------------------------
+
+    def _frames(self) -> dict[int, Callable[[Readable, Frame], Any]]:
+        plain: dict[int, Callable[[Frame], Any]] = {
+            FrameKind.SENT: self._on_sent,
+            FrameKind.OUTCOME: self._on_outcome,
+            FrameKind.IN_CREDIT: self._on_input_credit,
+            FrameKind.HELD: self.values.on_held,
+            FrameKind.LOG: self._on_line,
+            FrameKind.EVENT: self._on_event,
+            FrameKind.FACTS: self._on_facts,
+            FrameKind.REQUEST: self.requests.on_frame,
+            FrameKind.REPLY: self.requests.on_frame,
+            **self._lender.handlers,
+        }
+        handlers: dict[int, Callable[[Readable, Frame], Any]] = {
+            kind: functools.partial(_without_link, handle) for kind, handle in plain.items()
+        }
+        return handlers | {
+            FrameKind.RESULT: self._on_value,
+            FrameKind.PART: self._on_value,
+            FrameKind.ITEM: self._on_value,
+            FrameKind.FETCHED: self.values.on_fetched,
+            FrameKind.CHANNEL: self.channels.on_open,
+            FrameKind.MESSAGE: self.channels.on_frame,
+            FrameKind.TAKEN: self.channels.on_frame,
+            FrameKind.END_CHANNEL: self.channels.on_frame,
+        }
+
+    def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
+        """Fail the task of a frame whose handler raised, so that its caller does not wait forever."""
+        report(error)
+        task = self.ledger.tasks.get(frame.ident)
+        if task is None:
+            return
+        failure = InternalError(f"{task.name!r}: its outcome could not be handled, {in_words(error)}; report this bug")
+        failure.__cause__ = error
+        self._forget(task)
+        self.ledger.after.append(lambda: task.on_failed(failure))
+
+    def _on_sent(self, frame: Frame) -> None:
+        task, gang = self.ledger.tasks.get(frame.ident), self.ledger.gangs.get(frame.ident)
+        if task is not None:
+            task.attempt += 1
+            task.on_sent()
+        elif gang is not None:
+            gang.future.set_running()
+
+    def _on_value(self, link: Readable, frame: Frame) -> None:
+        """Take a value, a part of one, or an item. It is received even if nobody waits for it, with its blobs."""
+        assert isinstance(link, HeadLink)
+        received = self.values.received(link, frame) if frame.flags & KEPT else link.received(frame)
+        self.values.taken(frame.ident)
+        task, gang = self.ledger.tasks.get(frame.ident), self.ledger.gangs.get(frame.ident)
+        if gang is not None:
+            gang.values[frame.lane] = received
+        if frame.kind == FrameKind.RESULT:
+            link.take_blobs(frame.ident)
+        if task is not None:
+            takers = {FrameKind.RESULT: task.on_result, FrameKind.PART: task.on_part, FrameKind.ITEM: task.on_item}
+            self._later(functools.partial(takers[FrameKind(frame.kind)], received))
+            if frame.kind == FrameKind.RESULT:
+                self._forget(task)
+
+    def _on_input_credit(self, frame: Frame) -> None:
+        task = self.ledger.tasks.get(frame.ident)
+        if task is not None:
+            self._later(lambda: task.on_input_credit(frame.lane))
+
+    def _on_outcome(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is None:
+            return
+        status, content = load_plain(message)
+        if isinstance(content, TaskFailure):
+            content = self._with_place(content)
+        task, gang = self.ledger.tasks.get(frame.ident), self.ledger.gangs.get(frame.ident)
+        if self._link is not None:
+            self._link.take_blobs(frame.ident)
+        if task is not None:
+            self._forget(task)
+            self._later(functools.partial(_end_task, task, status, content))
+        elif gang is not None:
+            self._forget_gang(gang)
+            gang.future.shown = self._shown.pop(gang.id, None)
+            if status == "gang failed":
+                failures, gang.past, gang.world_size = content
+                gang.failures = [(at, rank, self._failure(failure)) for at, rank, failure in failures]
+            self._later(functools.partial(_end_gang, gang, status, content))
+
+    def _failure(self, failure: TaskFailure | bytes) -> TaskFailure | BaseException:
+        return self._with_place(failure) if isinstance(failure, TaskFailure) else _error(failure)
+
+    def _with_place(self, failed: TaskFailure) -> TaskFailure:
+        """Note whether the node has files and packages of its own, which only this process knows."""
+        machine = self.ledger.machines.get(failed.node)
+        return dataclasses.replace(failed, is_elsewhere=machine is not None and bool(machine.channel))
+
+    def _on_line(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is None or self._lines is None:
+            return
+        line, part = load_plain(message)
+        shown = self._lines.put(line, Part[part])
+        task = self.ledger.tasks.get(line.call)
+        if task is not None:
+            task.shown = shown
+        elif line.call in self.ledger.gangs:
+            self._shown[line.call] = shown
+
+    def _on_event(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is not None:
+            event = load_plain(message)
+            self._later(lambda: self._emit(event))
+
+    def _on_facts(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is not None:
+            self.nodes.on_facts(message)
+
+    def _whole(self, frame: Frame) -> bytes | None:
+        """Return a message once its last piece is here."""
+        key = frame.kind, frame.ident
+        message = self._pieces.setdefault(key, MessagePieces(_MESSAGE_LIMIT)).add(frame.body, frame.lane)
+        if message is not None:
+            del self._pieces[key]
+        return message
+
+    def _tell(self, kind: int, number: int, body: bytes = b"", lane: int = 0, priority: int | None = None) -> None:
+        with self.ledger:
+            if self._link is not None:
+                is_lent = kind in self._lender.handlers
+                chosen = (RESULTS if is_lent else CONTROL) if priority is None else priority
+                self._link.channel.queue(kind, number, body, lane=lane, priority=chosen)
+                self.ledger.dirty.add(self._link)
+
+    def _later(self, action: Callable[[], object]) -> None:
+        """Call a function at the end of this block of the ledger, without the lock."""
+        self.ledger.after.append(action)
+
+    # Verbs of the head ----------------------------------------------------------------------------------------------
+
+    def _verbs(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "replace": self._replace,
+            "prepare_replacement": lambda node: self._machines().prepare_replacement(node),
+            "give_up": lambda node: self._machines().give_up(node),
+            "why_gone": lambda node: self._machines().why_gone(node),
+            "find_actor": self._find_actor,
+        }
+
+    def _machines(self) -> Machines:
+        assert self._source is not None
+        return self._source
+
+    def _replace(self, node: int) -> Machine | None:
+        machine = self._machines().replace(node)
+        if machine is None:
+            return None
+        with self.ledger:
+            self.ledger.machines[node] = machine
+        return _plain(machine)
+
+    def _find_actor(self, name: str) -> bytes:
+        payload = self.actors.find(name)
+        if payload.blobs:
+            raise InternalError(f"actor {name!r}: its handle is too large; report this bug")
+        return payload.body
+
+    # Monitoring -----------------------------------------------------------------------------------------------------
+
+    def counts(self) -> TaskCounts:
+        self._ask_counts()
+        return self._counts
+
+    def _ask_counts(self) -> None:
+        if self.ledger.is_open:
+            with contextlib.suppress(SkywardError, TimeoutError):  # the last known ones are better than none
+                self._counts = self.requests.ask("counts", timeout_s=_ASK_S)
+
+    def why_waiting(self, call: int) -> str:
+        return str(self.requests.ask("why_waiting", call))
+
+    def running(self) -> tuple[RunningTask, ...]:
+        running: tuple[RunningTask, ...] = self.requests.ask("running", timeout_s=_ASK_S)
+        return running
+
+    def tell_tasks(self, is_heard: bool) -> None:
+        self.requests.tell("tell_tasks", is_heard)
+
+
+def _without_link(handle: Callable[[Frame], Any], _: Readable, frame: Frame) -> None:
+    handle(frame)
+
+
+def _end_task(task: Task, status: str, content: Any) -> None:
+    if status == "failed":
+        task.on_error(content)
+    elif status == "lost":
+        task.on_lost(content)
+    else:
+        task.on_failed(_error(content))
+
+
+def _end_gang(gang: Gang, status: str, content: Any) -> None:
+    if status == "gang":
+        gang.future.settle(Undecoded(gang.value))
+    elif status == "gang failed":
+        gang.future.settle_error(Undecoded(gang.raise_error))
+    else:
+        gang.future.settle_error(_error(content))
+
+
+def _error(data: bytes) -> BaseException:
+    """Return an error that the head has made. It is one of ours."""
+    error: BaseException = pickle.loads(data)
+    return error
+
+
+def _plain(machine: Machine) -> Machine:
+    """Return a machine without what only this process can use."""
+    return dataclasses.replace(machine, channel=(), terminal=(), files=(), dial=None, offer=None, handle=None)
+
+
+def _closed_early() -> PoolClosed:
+    return PoolClosed("pool: closed before the call ended; wait for its value inside the `with` block")
+
+
+def _fail(tasks: Iterable[Task], gangs: Iterable[Gang], error: SkywardError) -> None:
+    """Fail all these tasks and gangs, without the lock."""
+    for task in tasks:
+        if not task.is_cancelled:
+            task.on_failed(error)
+    for gang in gangs:
+        gang.future.settle_error(error)
+
+
+def _forget_all_in_child() -> None:
+    for engine in list(_engines):
+        engine.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)

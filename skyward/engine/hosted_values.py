@@ -1,0 +1,228 @@
+"""Values that stay on nodes, as a client has them whose head holds them: references by number, and their bytes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..calls.futures import Future, refuse_to_wait, values_of
+from ..errors import InternalError, PoolClosed
+from ..values.ref import Elsewhere, Pickled, Ref, load
+from ..wire.blobs import DIGEST_SIZE, Blob
+from ..wire.channel import BLOBS
+from ..wire.frames import Frame, FrameKind
+from ..wire.payloads import Encoded
+from .head.plain import load_plain
+from .head.requests import Requests
+from .head_link import HeadLink, RemoteBlob
+from .ledger import Ledger
+from .link import Readable
+from .tasks import Received, cannot_send
+
+
+class HostedBlob(RemoteBlob, Elsewhere):
+    """Blob of a value that stays on nodes. When it is garbage-collected, the head forgets the reference.
+
+    Args:
+        digest: Name of the content.
+        size: Size in bytes.
+        number: The head's number of the reference.
+        values: Values that stay, of the same engine.
+    """
+
+    def __init__(self, digest: bytes, size: int, number: int, values: HostedValues) -> None:
+        super().__init__(digest, size, -1)
+        self._number = number
+        self._values = values
+
+    def here(self) -> None:
+        return None
+
+    def map(self) -> Any:
+        return self
+
+    def held(self, pickled: Pickled) -> HostedValue:
+        return HostedValue(pickled, self._values)
+
+    def __del__(self) -> None:
+        if getattr(self, "_number", 0):  # missing if the constructor was interrupted
+            self._values.forget_soon(self._number)
+
+
+class HostedReceived(Received):
+    """Value that stays on its node, in place of which a reference is made."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, body: bytes, blobs: tuple[Blob, ...], values: HostedValues) -> None:
+        super().__init__(body, blobs)
+        self.values = values
+
+    def decode(self) -> Ref[Any]:
+        parsed = self.parsed
+        data = None if parsed.pickle_is_blob else bytes(parsed.pickle)
+        return Ref(HostedValue(Pickled(data, self.blobs), self.values))
+
+
+@dataclass(frozen=True, eq=False)
+class HostedValue:
+    """Value behind a reference; see `Held`."""
+
+    pickled: Pickled
+    values: HostedValues = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        sizes: list[int] = [blob.size for blob in self.pickled.buffers]
+        return len(self.pickled.data or b"") + sum(sizes)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return self.values.nodes_of(self.pickled.buffers)
+
+    def get(self) -> Any:
+        blobs = self.values.fetch(self.pickled.buffers)
+        return load(self.pickled.data, *(pickle.PickleBuffer(blob.map()) for blob in blobs))
+
+
+class HostedValues:
+    """References of a client to values that stay. Thread-safe, except the handlers of frames.
+
+    Args:
+        ledger: Shared state of the client's engine.
+        requests: Requests to the head.
+        next_number: Returns a number that nothing else has.
+    """
+
+    def __init__(self, ledger: Ledger, requests: Requests, next_number: Callable[[], int]) -> None:
+        self._ledger = ledger
+        self._requests = requests
+        self._next_number = next_number
+        self.link: HeadLink | None = None
+        self.soon: Callable[[Callable[[], object]], object] = lambda action: None
+        """Lets the I/O thread do something soon; for finalizers."""
+        self._held: dict[int, dict[bytes, HostedBlob]] = {}
+        """References that have come for a task's value, which follows."""
+        self._fetches: dict[int, dict[bytes, Future[Blob]]] = {}
+
+    def put(self, payload: Encoded, nodes: tuple[int, ...]) -> Ref[Any]:
+        """Make a reference of a packed value, and send its blobs to `nodes`.
+
+        Raises:
+            PoolClosed: The pool is closed.
+            UsageError: This process has no room to send a blob.
+        """
+        refuse_to_wait("put()")
+        own = {blob.digest: blob for blob in payload.blobs if not isinstance(blob, RemoteBlob)}
+        sent = tuple(own.values())
+        with self._ledger:
+            self._ledger.require_open()
+            link = self._link()
+            try:
+                for blob in sent:
+                    link.hold_blob(blob)
+            except OSError as error:
+                raise cannot_send("put()", error) from error
+            self._ledger.dirty.add(link)
+            names = [(blob.digest, blob.size) for blob in payload.blobs]
+            made = self._requests.begin("put", names, nodes, priority=BLOBS)
+        try:
+            places = made.result()
+        finally:
+            with self._ledger:
+                link.release_blobs(sent)
+        blobs = tuple(HostedBlob(*place, self) for place in places)
+        return HostedReceived(payload.body, blobs, self).decode()
+
+    def _link(self) -> HeadLink:
+        if self.link is None:
+            raise PoolClosed("pool: not open yet; use it inside its `with` block")
+        return self.link
+
+    def nodes_of(self, blobs: tuple[Blob, ...]) -> tuple[int, ...]:
+        """Return the nodes that have all of these blobs; none if there are no blobs."""
+        if not blobs or not self._ledger.is_open:
+            return ()
+        nodes: tuple[int, ...] = self._requests.ask("nodes_of", tuple(blob.digest for blob in blobs))
+        return nodes
+
+    def fetch(self, blobs: tuple[Blob, ...]) -> list[Blob]:
+        """Get the bytes of blobs, and wait for them.
+
+        Raises:
+            RefLost: No node has one of them.
+            PoolClosed: The pool is closed, and its nodes are gone.
+        """
+        if not blobs:
+            return []
+        refuse_to_wait("ref.get()")
+        wanted: dict[bytes, Future[Blob]] = {blob.digest: Future() for blob in blobs}
+        with self._ledger:
+            self._ledger.require_open()
+            number = self._next_number()
+            self._fetches[number] = dict(wanted)
+            # With the priority of blobs: this very blob may be on its way to the head.
+            self._link().channel.queue(FrameKind.FETCH, number, b"".join(wanted), priority=BLOBS)
+            self._ledger.dirty.add(self._link())
+        arrived = dict(zip(wanted, values_of(list(wanted.values())), strict=True))
+        return [arrived[blob.digest] for blob in blobs]
+
+    def forget_soon(self, number: int) -> None:
+        """Tell the head that a reference is gone. Takes no lock, because finalizers call it."""
+        self.soon(lambda: self._forget(number))
+
+    def _forget(self, number: int) -> None:
+        with self._ledger:
+            if self.link is not None and self._ledger.is_open:
+                # Behind the calls that took the reference along.
+                self.link.channel.queue(FrameKind.UNHELD, number, priority=BLOBS)
+                self._ledger.dirty.add(self.link)
+
+    # With the ledger locked -----------------------------------------------------------------------------------------
+
+    def on_held(self, frame: Frame) -> None:
+        """Take the references in the value of a task, which follows."""
+        blobs = [HostedBlob(*place, self) for place in load_plain(frame.body)]
+        self._held.setdefault(frame.ident, {}).update({blob.digest: blob for blob in blobs})
+
+    def named(self, task: int, digest: bytes) -> Blob | None:
+        """Return a blob of a value that refers to it by name."""
+        return self._held.get(task, {}).get(digest)
+
+    def taken(self, task: int) -> None:
+        """Forget the references that came for a value which has been taken."""
+        self._held.pop(task, None)
+
+    def received(self, link: HeadLink, frame: Frame) -> Received:
+        """Take a value that stays on its node."""
+        plain = link.received(frame)
+        return HostedReceived(plain.body, plain.blobs, self)
+
+    def on_fetched(self, link: Readable, frame: Frame) -> None:
+        assert isinstance(link, HeadLink)
+        digest = frame.body[:DIGEST_SIZE]
+        waiting = self._fetches.get(frame.ident, {})
+        future = waiting.pop(digest, None)
+        blob = link.take_blobs(frame.ident).get(digest)
+        if not waiting:
+            self._fetches.pop(frame.ident, None)
+        if future is None:
+            return
+        if frame.lane:
+            error = pickle.loads(frame.body[DIGEST_SIZE:])
+            self._ledger.after.append(lambda: future.settle_error(error))
+        elif blob is None:
+            lost = InternalError("ref: its bytes did not come; report this bug")
+            self._ledger.after.append(lambda: future.settle_error(lost))
+        else:
+            self._ledger.after.append(lambda: future.settle(blob))
+
+    def close(self) -> None:
+        """Fail those who wait for a blob."""
+        self.soon = lambda action: None
+        fetches, self._fetches = list(self._fetches.values()), {}
+        error = PoolClosed("pool: closed before a kept value had come; read it inside the `with` block")
+        for future in [future for waiting in fetches for future in waiting.values()]:
+            self._ledger.after.append(lambda future=future: future.settle_error(error))  # type: ignore[misc]
