@@ -111,7 +111,7 @@ class HostedEngine:
         self.builder = TaskBuilder(
             ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, config.default_timeout_s
         )
-        self._lender = Lender(lambda kind, number, body: self._tell(kind, number, body), ledger.machines.get)
+        self._lender = Lender(self._tell, ledger.machines.get)
         self._liveness = Liveness()
         self._repair = HeadRepair(ledger, self._liveness, config.lease_s, self._head_lost)
         self.handlers: dict[int, Callable[[Readable, Frame], Any]] = self._frames()
@@ -166,7 +166,10 @@ class HostedEngine:
                 interrupts.wait_for(lambda slice_s: ledger.idle.wait_for(is_idle, slice_s))
             elif not ledger.idle.wait_for(is_idle, timeout_s):
                 return False
-        return not ledger.is_open or bool(self.requests.ask("wait_idle", timeout_s))
+        try:
+            return not ledger.is_open or bool(self.requests.ask("wait_idle", timeout_s))
+        except SkywardError:  # the head is gone, and with it everything to wait for
+            return True
 
     def cancel_all(self, reason: SkywardError | None = None) -> None:
         with self.ledger:

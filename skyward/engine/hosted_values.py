@@ -114,6 +114,9 @@ class HostedValues:
             PoolClosed: The pool is closed.
             UsageError: This process has no room to send a blob.
         """
+        if not payload.blobs:
+            self._ledger.require_open()
+            return HostedReceived(payload.body, (), self).decode()
         refuse_to_wait("put()")
         own = {blob.digest: blob for blob in payload.blobs if not isinstance(blob, RemoteBlob)}
         sent = tuple(own.values())

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from ..calls.active import PoolLike, pop_active, push_active
 from ..console.activity import ActorWork, Counts
@@ -47,12 +47,17 @@ _log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
+EngineKind = Literal["direct", "head"]
+"""Place of a pool's scheduler."""
+
 _WANT_OF_ROOM = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.E2BIG, errno.EFBIG)
 )
 
 _START_S = 60.0
 """Seconds that a rented machine is assumed to take until its first call, before one was started."""
+_HEAD_LEASE_S = 30.0
+"""Seconds that a head goes on without its client."""
 _USAGE_S = 2.0
 """Seconds between two NodeUsage events of a node, while somebody listens."""
 
@@ -80,11 +85,12 @@ class PoolLife:
         logs: Destination of the calls' output.
         console: Display; see `ComputePool`.
         on_event: Receiver of the pool's events, or None.
+        engine: Place of the scheduler; see `ComputePool`.
     """
 
     _last_counts: TaskCounts | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keyword-only
         self,
         pool: _Pool,
         provider: Provider,
@@ -99,6 +105,7 @@ class PoolLife:
         logs: bool | LogSink,
         console: bool | None,
         on_event: Callable[[Event], object] | None,
+        engine: EngineKind = "direct",
     ) -> None:
         self._pool = weakref.ref(pool)
         self.provider = provider
@@ -109,6 +116,7 @@ class PoolLife:
         self._initializer = initializer
         self._default_timeout_s = default_timeout_s
         self._budget_usd = budget_usd
+        self._engine_kind = engine
         self._logs = logs
         self._lines: LogLines | None = None
         self._wants_console = console
@@ -331,6 +339,8 @@ class PoolLife:
         return packed_initializer(self._initializer)
 
     def _make_engine(self, initializer: bytes | None) -> Engine:
+        if self._engine_kind == "head":
+            return self._make_hosted(initializer)
         from ..engine.direct import DirectEngine
 
         return DirectEngine(
@@ -344,6 +354,26 @@ class PoolLife:
             default_timeout_s=self._default_timeout_s,
             direct_transfers=self.spec.direct_transfers,
         )
+
+    def _make_hosted(self, initializer: bytes | None) -> Engine:
+        """Make an engine whose scheduler is in a head on this machine."""
+        from ..engine.head.messages import HeadConfig
+        from ..engine.head.place import LocalHead, local_folder
+        from ..engine.hosted import HostedEngine
+
+        config = HeadConfig(
+            pool=self.name,
+            folder=local_folder(self.name),
+            cancel_grace_s=self.spec.cancel_grace_s,
+            lease_s=_HEAD_LEASE_S,
+            secrets=self.spec.image.secret_values(),
+            initializer=initializer,
+            kept=self.sizing.kept,
+            default_timeout_s=self._default_timeout_s,
+            direct_transfers=self.spec.direct_transfers,
+            starter=os.getpid(),
+        )
+        return HostedEngine(config, LocalHead(), lines=self._lines, emit=self.announcer.emit)
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:
         from .dispatch import Dispatch

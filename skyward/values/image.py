@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
@@ -225,8 +225,15 @@ class Image:
 
     def masker(self) -> Callable[[str], str]:
         """Return a function that replaces the image's secrets in a text with ***. Raises what `environment` raises."""
+        return masking(self._secrets())
+
+    def secret_values(self) -> tuple[str, ...]:
+        """Return the image's secrets in clear, for a process that masks them. Raises what `environment` raises."""
+        return tuple(secret.reveal() for secret in self._secrets())
+
+    def _secrets(self) -> Iterator[Secret]:
         passwords = (index.password for index in self.pip_indexes)
-        return masking(value for value in (*self.env.values(), *passwords) if isinstance(value, Secret))
+        return (value for value in (*self.env.values(), *passwords) if isinstance(value, Secret))
 
     def given_fields(self) -> tuple[str, ...]:
         """Return the names of the fields that differ from their defaults."""

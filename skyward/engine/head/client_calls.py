@@ -301,7 +301,7 @@ class ClientCalls:
     def _send_fetched(self, number: int, digest: bytes, blob: Blob | None, error: BaseException | None) -> None:
         try:
             if blob is not None:
-                self.link.tell_of_task(FrameKind.FETCHED, number, digest, (blob,))
+                self.link.tell_of_task(FrameKind.FETCHED, number, digest, (blob,), is_last=True)
                 return
         except OSError as failure:
             error = cannot_send("a kept value", failure)

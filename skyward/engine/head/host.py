@@ -34,7 +34,6 @@ from .requests import Answer, Requests
 
 _FIND_S = 30.0
 """Longest wait in seconds for the handle of a named actor, which only the client can pack."""
-_IDLE_S = 3600.0
 
 
 class Host:
@@ -185,7 +184,6 @@ class Host:
             "running": engine.running,
             "tell_tasks": engine.tell_tasks,
             "ask_usage": engine.nodes.ask_usage,
-            "refusal": engine.nodes.refusal,
             "call_named": engine.questions.call_named,
             "actor_work": engine.actors.work,
             "close_actor": lambda number, cancel: engine.actors.close(number, cancel=cancel),
@@ -208,7 +206,6 @@ class Host:
             "close_actors": engine.actors.close_all,
             "wait_idle": engine.wait_idle,
             "wait_stopped": engine.wait_stopped,
-            "close": self.ended.set,
         }
 
     def _later(self) -> Mapping[str, Callable[..., Any]]:
@@ -216,11 +213,16 @@ class Host:
             "start_actor": lambda answer, *fields: self._of_client().start_actor(answer, *fields),
             "actor_closed": lambda answer, number: self._of_client().actor_closed(answer, number),
             "shared": self._share,
+            "close": self._end,
         }
 
     def _of_client(self) -> ClientCalls:
         assert self._calls is not None
         return self._calls
+
+    def _end(self, answer: Answer) -> None:
+        answer("ok", None)  # leaves at the end of this block of the ledger, before anything is closed
+        self.ended.set()
 
     def _use(self, machines: list[Machine]) -> None:
         self.engine.use(machines, self._machines)

@@ -1,0 +1,34 @@
+"""Pools whose scheduler runs in a head: the shipped engine suites over channels that the client lends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import skyward as sky
+from skyward.testing import EngineSuite, ProcessEngineSuite
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(sky.Local(), engine="head", nodes=2, concurrency=2, cancel_grace_s=0.3, logs=False) as pool:
+        yield pool
+
+
+class TestProcesses(ProcessEngineSuite):
+    @pytest.fixture
+    def pool(self, processes: sky.ComputePool) -> sky.ComputePool:
+        return processes
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(sky.Local(), engine="head", nodes=2, concurrency=2, executor="thread", logs=False) as pool:
+        yield pool
+
+
+class TestThreads(EngineSuite):
+    @pytest.fixture
+    def pool(self, threads: sky.ComputePool) -> sky.ComputePool:
+        return threads
