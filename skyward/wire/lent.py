@@ -127,6 +127,9 @@ class LentStreams:
                 self._forget(stream)
         for stream in streams:
             stream.ended()
+        if self._thread is None:
+            self._wake_read.close()
+            self._wake_write.close()
         self._wake()
 
     def join(self) -> None:

@@ -43,7 +43,7 @@ class PassedEnds(Ends):
         self._stub.close()
 
 
-class Refused(Exception):
+class LinkRefused(Exception):
     """Refusal of a link. Its client gets the reason; `is_unknown`: its session does not exist here."""
 
     def __init__(self, reason: str, *, is_unknown: bool = False) -> None:
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 Welcome = Callable[[dict[str, Any], PassedEnds, Callable[[dict[str, Any]], None]], object]
-"""Takes a link: HELLO, the link, and a function that sends WELCOME with these facts. Raises Refused."""
+"""Takes a link: HELLO, the link, and a function that sends WELCOME with these facts. Raises LinkRefused."""
 
 
 class Door:
@@ -95,9 +95,9 @@ class Door:
             os.write(ends.write_fd, MAGIC)
             hello = _hello(ends, deadline)
             if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
-                raise Refused(f"protocol {hello['version']} of the client does not fit protocol {PROTOCOL_VERSION}")
+                raise LinkRefused(f"protocol {hello['version']} of the client does not fit protocol {PROTOCOL_VERSION}")
             self._welcome(hello, ends, partial(_send, ends, FrameKind.WELCOME))
-        except Refused as error:
+        except LinkRefused as error:
             with contextlib.suppress(OSError):  # it is gone
                 _send(ends, FrameKind.GOODBYE, {"reason": str(error), "is_unknown": error.is_unknown})
             ends.close()
@@ -131,7 +131,7 @@ def _passed(stub: socket.socket) -> tuple[int, int]:
 def _hello(ends: Ends, deadline: float) -> dict[str, Any]:
     length, kind, _, _, _ = HEADER.unpack(_read(ends, HEADER.size, deadline))
     if kind != FrameKind.HELLO or length > MAX_BODY:
-        raise Refused(f"frame of kind {kind} instead of HELLO")
+        raise LinkRefused(f"frame of kind {kind} instead of HELLO")
     hello: dict[str, Any] = json.loads(_read(ends, length, deadline))
     return hello
 

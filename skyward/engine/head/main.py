@@ -20,7 +20,7 @@ from typing import BinaryIO
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
 from .door import Door
-from .host import Host
+from .head import Head
 from .messages import HeadConfig
 from .plain import load_plain
 
@@ -61,17 +61,17 @@ def main() -> int:
 
 
 def _run(config: HeadConfig, listener: socket.socket, path: str, order: BinaryIO) -> int:
-    host = Host(config)
-    door = Door(listener, host.welcome)
-    host.engine.begin()
+    head = Head(config)
+    door = Door(listener, head.welcome)
+    head.engine.begin()
     door.open()
     _say(path)
     if config.starter:
-        threading.Thread(target=_wait_for_end, args=(order, host.ended), daemon=True).start()
-    while not host.ended.wait(_LOOK_S) and not host.is_left:
+        threading.Thread(target=_wait_for_end, args=(order, head.ended), daemon=True).start()
+    while not head.ended.wait(_LOOK_S) and not head.is_left:
         continue
     door.close()
-    host.close()
+    head.close()
     return 0
 
 

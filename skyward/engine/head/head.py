@@ -24,7 +24,7 @@ from ..direct import DirectEngine
 from ..link import Readable
 from .client_calls import ClientCalls
 from .client_link import ClientLink
-from .door import PassedEnds, Refused
+from .door import LinkRefused, PassedEnds
 from .lending import LentLinks
 from .messages import HeadConfig
 from .plain import dump_plain
@@ -36,7 +36,7 @@ _FIND_S = 30.0
 """Longest wait in seconds for the handle of a named actor, which only the client can pack."""
 
 
-class Host:
+class Head:
     """Engine of a head, with its one client."""
 
     def __init__(self, config: HeadConfig) -> None:
@@ -84,9 +84,9 @@ class Host:
         with contextlib.nullcontext() if client is None else client.reading, self._ledger:
             is_known = bool(self._token) and hello["token"] == self._token
             if "stripe" in hello or (hello.get("is_resumed") and not is_known):
-                raise Refused("this head does not know the session", is_unknown=True)
+                raise LinkRefused("this head does not know the session", is_unknown=True)
             if self._token and not is_known:
-                raise Refused("another client has this head")
+                raise LinkRefused("another client has this head")
             facts = {
                 "version": PROTOCOL_VERSION,
                 "pid": os.getpid(),
