@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from skyward.calls.named_options import pack_options
 from skyward.calls.options import CallOptions
 from skyward.engine.actors import Actors
 from skyward.engine.builder import TaskBuilder
@@ -53,7 +54,7 @@ def call(parts: Parts, nested_calls: NestedCalls, parent: int, **options: Any) -
         name="part",
         function=encode(len, Blob.snapshot).body,
         arguments=encode((((1, 2),), {}), Blob.snapshot).body,
-        options=pickle.dumps(CallOptions(**options)),
+        options=pack_options(CallOptions(**options)),
         launch=b"",
         kind=0,
         nodes=None,
