@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.limits import memory_bytes
-from ...events import Event
+from ...events import Event, NodeLost
 from ...values.machine import Machine
 from ...values.secret import Secret, masking
 from ...wire.channel import CONTROL, RESULTS
@@ -161,6 +161,8 @@ class Head:
 
     def _emit(self, event: Event) -> None:
         self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
+        if isinstance(event, NodeLost):
+            self._tell_facts()
 
     def _tell_facts(self) -> None:
         machines = self._ledger.machines
