@@ -15,7 +15,6 @@ import socket
 import struct
 import sys
 import threading
-from typing import BinaryIO
 
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
@@ -55,19 +54,19 @@ def main() -> int:
         _say(f"cannot start: {config.folder} cannot be used: {error.strerror or error}; free disk space")
         return 1
     try:
-        return _run(config, listener, path, order)
+        return _run(config, listener, path)
     finally:
         shutil.rmtree(config.folder, ignore_errors=True)
 
 
-def _run(config: HeadConfig, listener: socket.socket, path: str, order: BinaryIO) -> int:
+def _run(config: HeadConfig, listener: socket.socket, path: str) -> int:
     head = Head(config)
     door = Door(listener, head.welcome)
     head.engine.begin()
     door.open()
     _say(path)
     if config.starter:
-        threading.Thread(target=_wait_for_end, args=(order, head.ended), daemon=True).start()
+        threading.Thread(target=_wait_for_end, args=(head.ended,), daemon=True).start()
     while not head.ended.wait(_LOOK_S) and not head.is_left:
         continue
     door.close()
@@ -75,9 +74,10 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, order: BinaryIO
     return 0
 
 
-def _wait_for_end(order: BinaryIO, ended: threading.Event) -> None:
+def _wait_for_end(ended: threading.Event) -> None:
+    """Wait for the end of standard input. Not by its buffered reader, which the end of the process could not close."""
     with contextlib.suppress(OSError):
-        while order.read(4096):
+        while os.read(0, 4096):
             continue
     ended.set()
 
