@@ -171,8 +171,9 @@ class Dialler:
     and `stripes`, its number (the first channel is 0) and the total.
     """
 
-    def __init__(self, connect: Connect, *, role: str, pool: str, node: int) -> None:
+    def __init__(self, connect: Connect, *, role: str, pool: str, node: int, peer: str = "") -> None:
         self._node = node
+        self._peer = peer or f"agent of node {node}"
         self.channel = StreamChannel(checks_blobs=False)
         self._connect = connect
         self._hello: dict[str, Any] = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
@@ -292,17 +293,13 @@ class Dialler:
         self._skip_chatter(ends, deadline)
         length, kind, _, _, _ = HEADER.unpack(_read_exactly(ends, HEADER.size, deadline))
         if length > MAX_BODY:
-            raise InternalError(
-                f"agent of node {self._node}: invalid greeting, {length} bytes of kind {kind}; report this bug"
-            )
+            raise InternalError(f"{self._peer}: invalid greeting, {length} bytes of kind {kind}; report this bug")
         answer: dict[str, Any] = json.loads(_read_exactly(ends, length, deadline))
         if kind == FrameKind.WELCOME:
             return answer
         if answer.get("is_unknown"):
             raise Forgotten(answer["reason"])
-        raise InternalError(
-            f"agent of node {self._node}: refused the link, because {answer.get('reason', answer)}; open a new pool"
-        )
+        raise InternalError(f"{self._peer}: refused the link, because {answer.get('reason', answer)}; open a new pool")
 
     def _skip_chatter(self, ends: DialledEnds, deadline: float) -> None:
         window = _read_exactly(ends, len(MAGIC), deadline)
@@ -314,7 +311,7 @@ class Dialler:
                 raise EOFError(f"no greeting in the first {skipped} bytes of output")
 
     def _why(self, ends: DialledEnds, error: Exception) -> str:
-        why = f"agent of node {self._node}: does not answer ({error}); check the machine and its network"
+        why = f"{self._peer}: does not answer ({error}); check the machine and its network"
         return f"{why}\n{ends.said()}" if ends.said() else why
 
 

@@ -135,7 +135,9 @@ class HostedEngine:
         self._source = source
         self.ledger.machines.update((machine.node, machine) for machine in machines)
         argv = self._place.start(self._config)
-        dialler = Dialler(functools.partial(CommandEnds, argv), role="client", pool=self._config.pool, node=0)
+        dialler = Dialler(
+            functools.partial(CommandEnds, argv), role="client", pool=self._config.pool, node=0, peer="head"
+        )
         ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, self._liveness.times)
         dialler.channel.attach(ends, facts["received"])
         link = self._link = HeadLink(facts, dialler)

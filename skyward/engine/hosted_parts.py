@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from ..calls.futures import Future
 from ..console.activity import ActorWork
-from ..errors import PoolClosed, UsageError
+from ..errors import PoolClosed, SkywardError, UsageError
 from ..schedule.resources import PLAIN, Need
 from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
@@ -331,7 +332,8 @@ class HostedActors:
         self._requests.begin("forget_actor", number, priority=priority)
 
     def close_all(self) -> None:
-        self._requests.ask("close_actors")
+        with contextlib.suppress(SkywardError):  # the head is gone, and with it the actors
+            self._requests.ask("close_actors")
 
     def work(self) -> tuple[ActorWork, ...]:
         work: tuple[ActorWork, ...] = self._requests.ask("actor_work", timeout_s=_ASK_S)
