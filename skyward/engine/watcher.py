@@ -56,7 +56,8 @@ class Watcher:
             self._drop(fd)
         elif link is not None and fd not in self._blocked:
             self._blocked[fd] = link
-            self._set(fd, _READ)
+            # An epoll of several channels becomes readable when one of them takes more, and a pipe writable.
+            self._set(fd, _READ | _WRITE)
 
     def update(self, link: Readable) -> None:
         """Adapt the awaited events to the link's state: no input while a caller leads, output while it is blocked."""
