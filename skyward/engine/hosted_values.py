@@ -136,7 +136,7 @@ class HostedValues:
         finally:
             with self._ledger:
                 link.release_blobs(sent)
-        blobs = tuple(HostedBlob(*place, self) for place in places)
+        blobs = tuple(HostedBlob(digest, size, number, self) for digest, size, number in places)
         return HostedReceived(payload.body, blobs, self).decode()
 
     def _link(self) -> HeadLink:
@@ -187,7 +187,7 @@ class HostedValues:
 
     def on_held(self, frame: Frame) -> None:
         """Take the references in the value of a task, which follows."""
-        blobs = [HostedBlob(*place, self) for place in load_plain(frame.body)]
+        blobs = [HostedBlob(digest, size, number, self) for digest, size, number in load_plain(frame.body)]
         self._held.setdefault(frame.ident, {}).update({blob.digest: blob for blob in blobs})
 
     def named(self, task: int, digest: bytes) -> Blob | None:

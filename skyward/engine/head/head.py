@@ -10,6 +10,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ...core.limits import memory_bytes
@@ -61,7 +62,7 @@ class Head:
         )
         self._ledger = engine.ledger
         self._references = ClientReferences(engine.builder.next_id)
-        self._lent = LentLinks(engine.builder.next_id, lambda *frame: self._tell(*frame, RESULTS))
+        self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
         engine.nodes.opener.way_to = self._lent.way_to
         engine.nodes.on_up.append(lambda _: self._tell_facts())
         engine.actors.find = self._find_actor
@@ -118,8 +119,9 @@ class Head:
             FrameKind.REPLY: self._requests.on_frame,
         }
         assert isinstance(self._relay, RelayedChannels)
-        for kind in (FrameKind.MESSAGE, FrameKind.TAKEN, FrameKind.END_CHANNEL):
-            of_client[kind] = self._relay.on_client_frame
+        of_client |= dict.fromkeys(
+            (FrameKind.MESSAGE, FrameKind.TAKEN, FrameKind.END_CHANNEL), self._relay.on_client_frame
+        )
         handlers = self.engine.frame_handlers.handlers
         for kind, handle in of_client.items():
             handlers[kind] = _by_peer(client, handle, handlers.get(kind))

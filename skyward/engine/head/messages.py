@@ -89,4 +89,5 @@ def unpack_call(body: bytes) -> tuple[CallMessage, bytes]:
     """Return a message and the payload behind it."""
     end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     *parts, gang = load_plain(body[_LENGTH.size : end])
-    return CallMessage(*parts, None if gang is None else GangMessage(*gang)), body[end:]
+    parts.append(None if gang is None else GangMessage(*gang))
+    return CallMessage(*parts), body[end:]
