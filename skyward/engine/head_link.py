@@ -12,9 +12,10 @@ from ..wire.channel import BLOBS, CONTROL
 from ..wire.ends import Ends
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
-from .dialler import LINK_TIMES, Dialler, Forgotten
+from .dialler import Dialler, Forgotten
 from .ledger import Ledger
 from .link import NodeLink, Readable
+from .link_times import LINK_TIMES
 from .liveness import Liveness
 from .tasks import WireFunction
 from .threads import in_words, start_thread
