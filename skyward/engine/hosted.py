@@ -1,7 +1,7 @@
 """Engine whose scheduler runs in a head: the client sends it calls, and lends it the channels to the nodes.
 
-What a call is stays the same: tasks, gangs and actors are made here as for the direct engine, and what comes of them is
-decoded here, because only this process has the user's modules. Everything between is the head's (`engine.head`).
+Tasks, gangs and actors are made here as for the direct engine, and their outcomes are decoded here, because only this
+process has the user's modules. Everything between is the head's (`engine.head`).
 
 Threads: any thread may submit and cancel. One I/O thread reads the link to the head. One more passes on the bytes of
 the channels that are lent.
@@ -557,7 +557,7 @@ def _end_gang(gang: Gang, status: str, content: Any) -> None:
 
 
 def _error(data: bytes) -> BaseException:
-    """Return an error that the head has made. It is one of ours."""
+    """Return an error that the head has made, of one of skyward's classes."""
     error: BaseException = pickle.loads(data)
     return error
 

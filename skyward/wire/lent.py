@@ -4,12 +4,12 @@ The client lends its own channels to the nodes in this way: it runs the command 
 other end of the channel has a socket that stands for that command. Neither looks at the bytes.
 
     LENT_BYTES  some bytes, in order
-    LENT_TAKEN  u32: so many more bytes were passed on
+    LENT_TAKEN  u32: number of further bytes that were passed on
     END_LENT    the stream has ended; the body says more for those who care
 
 Each direction of a stream has at most `WINDOW_BYTES` on the way. So a node that does not read holds up only itself.
 
-One thread reads all descriptors. Whoever takes a frame off the channel writes its bytes at once, as far as they fit.
+One thread reads all descriptors. The thread that takes a frame off the channel writes its bytes at once, if they fit.
 """
 
 from __future__ import annotations

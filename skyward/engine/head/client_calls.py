@@ -1,6 +1,6 @@
 """Calls of the client, as the head runs them: each is a task, a gang or an actor like any other of an engine.
 
-What comes of a call goes to the client as it arrived: values and failures of the user's are never unpickled here.
+The outcome of a call goes to the client as it arrived: values and failures of the user's are never unpickled here.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ def _travelling(received: Received) -> tuple[Blob, ...]:
 
 
 def _plain(content: Any) -> Any:
-    """Return an exception of ours as bytes, and everything else as it is."""
+    """Return an exception of skyward as bytes, and everything else as it is."""
     if not isinstance(content, BaseException):
         return content
     data, reason = encode_exception(content)

@@ -137,7 +137,7 @@ class Head:
         return time.monotonic() - client.left_at > self._config.lease_s
 
     def close(self) -> None:
-        """End everything. What runs on the nodes ends with their leases, or with the client's word."""
+        """End everything. The agents end when the client tells them, or with their leases."""
         self._requests.close()
         self.engine.close()
         self._lent.close()

@@ -135,7 +135,8 @@ class Requests:
         if status == "error":
             data, reason = encode_exception(value)
             if data is None:
-                data, _ = encode_exception(InternalError(f"{in_words(value)} (cannot be sent: {reason})"))
+                told = f"{in_words(value)} (cannot be sent: {reason})"
+                data, _ = encode_exception(InternalError(told))  # words: ok, the error of another part
             value = data
         self._tell(FrameKind.REPLY, number, dump_plain((status, value)))
 
