@@ -87,7 +87,7 @@ class HostedNodes:
 
 
 class HostedMembers:
-    """Nodes of a pool of a fixed size. Pools that change theirs come later."""
+    """Nodes of a pool of a fixed size: `ComputePool` refuses this engine for pools that change theirs."""
 
     keeps: Callable[[int], bool] = staticmethod(lambda node: False)
 

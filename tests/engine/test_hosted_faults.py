@@ -11,12 +11,13 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import skyward as sky
 from skyward.engine.head.plain import dump_plain, load_plain
-from skyward.errors import InternalError, NodeLost
+from skyward.errors import InternalError, NodeLost, UsageError
 from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.machine import LogLine
 
@@ -180,3 +181,15 @@ def test_a_head_unpickles_nothing_of_the_users() -> None:
     assert load_plain(dump_plain(LogLine(text="x", stream="stdout", node=0, rank=None, task="f"))).text == "x"
     with pytest.raises(InternalError, match="refuses"):
         load_plain(pickle.dumps(Odd("no")))
+
+
+@pytest.mark.parametrize("options", [{"nodes": (1, 2)}, {"nodes": 2, "idle_timeout_s": 60.0}])
+def test_a_pool_that_changes_its_size_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="engine='head': needs a fixed number of nodes"):
+        sky.ComputePool(sky.Local(), engine="head", **options)
+
+
+def test_another_engine_is_refused_in_words() -> None:
+    engine: Any = "ray"
+    with pytest.raises(UsageError, match="engine='ray': not supported; use one of 'direct', 'head'"):
+        sky.ComputePool(sky.Local(), engine=engine)
