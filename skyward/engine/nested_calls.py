@@ -41,7 +41,7 @@ from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
 from .task_values import TaskValues
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
-from .threads import in_words
+from .threads import in_words, start_thread
 from .waiting_circles import refuse_circle
 
 _log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ class NestedCalls:
         self._values = values
         self.held = TaskValues(ledger, dispatcher)
         """Values that tasks have references to."""
+        self.finds_apart = False
+        """Whether a named actor is found by another process, which takes time."""
         dispatcher.handlers[Refuse] = self._refuse
         dispatcher.on_cancelled.append(self._ended)
         self._calls: dict[int, _OpenCall] = {}
@@ -237,7 +239,7 @@ class NestedCalls:
         try:
             request = NestedCall(*message_of(body, blobs))
             if request.kind == TaskRequest.FIND_ACTOR:
-                self._settle(call.number, "packed", self._actors.find(request.name))
+                self._find(call, request.name)
                 return
             if request.kind in (TaskRequest.PUT, TaskRequest.GET, TaskRequest.BRING):
                 (self._put if request.kind == TaskRequest.PUT else self._get)(call, request)
@@ -259,6 +261,18 @@ class NestedCalls:
             self._settle(call.number, "error", error)
         except BaseException as error:  # unpickling the user's values can raise anything
             self._settle(call.number, "error", _cannot_begin(in_words(error)))
+
+    def _find(self, call: _OpenCall, name: str) -> None:
+        """Answer with the handle of a named actor."""
+
+        def find() -> None:
+            self._settle(call.number, "packed", self._actors.find(name))
+
+        if self.finds_apart:
+            failed = partial(self._settle, call.number, "error")
+            start_thread(find, name="skyward-find", failed=failed)
+        else:
+            find()
 
     def _adopt(self, call: _OpenCall, parent: int) -> bool:
         """Tie a call to the task that made it. Return False if nobody waits for it any longer."""

@@ -66,6 +66,7 @@ class Head:
         engine.nodes.opener.way_to = self._lent.way_to
         engine.nodes.on_up.append(lambda _: self._tell_facts())
         engine.actors.find = self._find_actor
+        engine.nested_calls.finds_apart = True
         self._relay = engine.channels
         assert isinstance(self._relay, RelayedChannels)
         self._relay.tell = self._tell
