@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -22,9 +21,7 @@ from typing import Any
 
 from ..calls.futures import refuse_to_wait
 from ..calls.named_options import pack_options
-from ..calls.undecoded import Undecoded
 from ..console.activity import RunningTask
-from ..console.logs import Part
 from ..core import interrupts
 from ..core.limits import raise_file_limit
 from ..errors import InternalError, NodeLost, PoolClosed, SkywardError
@@ -33,16 +30,15 @@ from ..schedule.scheduler import Scheduler
 from ..values.launch import LaunchFacts
 from ..values.machine import Machine, Machines
 from ..wire.channel import CONTROL, RESULTS
-from ..wire.frames import KEPT, Frame, FrameKind
-from ..wire.task_channel import MessagePieces
+from ..wire.frames import FrameKind
 from .builder import TaskBuilder
 from .dialler import CommandEnds, Dialler
 from .gang import Gang
 from .head.messages import CallMessage, GangMessage, HeadConfig, pack_call
 from .head.place import HeadPlace
-from .head.plain import load_plain
 from .head.requests import Requests
 from .head_link import HeadLink, HeadRepair, NoWidth
+from .hosted_frames import HostedFrames
 from .hosted_parts import (
     HostedActors,
     HostedCallers,
@@ -56,13 +52,11 @@ from .hosted_parts import (
 from .hosted_values import HostedValues
 from .ledger import Ledger
 from .lender import Lender
-from .link import Readable
 from .liveness import Liveness
 from .log_router import LineSink
 from .reader import Reader
 from .task_events import TaskCounts
-from .tasks import Task, TaskFailure, cannot_send
-from .threads import in_words, report
+from .tasks import Task, cannot_send
 
 _DIAL_S = 20.0
 _START_S = 60.0
@@ -89,12 +83,7 @@ class HostedEngine:
     ) -> None:
         self._config = config
         self._place = place
-        self._lines = lines
-        self._emit = emit
         self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
-        self._shown: dict[int, Callable[[], None]] = {}
-        """Functions that wait until the last line of a gang is shown, by gang."""
-        self._pieces: dict[tuple[int, int], MessagePieces] = {}
         self._link: HeadLink | None = None
         self._source: Machines | None = None
         self.ledger = ledger = Ledger(Scheduler(config.kept), itertools.count(2, 2))
@@ -114,11 +103,29 @@ class HostedEngine:
         self._lender = Lender(self._tell, ledger.machines.get)
         self._liveness = Liveness()
         self._repair = HeadRepair(ledger, self._liveness, config.lease_s, self._head_lost)
-        self.handlers: dict[int, Callable[[Readable, Frame], Any]] = self._frames()
-        """Handlers of the head's frames, by kind."""
+        frames = HostedFrames(
+            ledger,
+            self.values,
+            lines=lines,
+            emit=emit,
+            forget=self._forget,
+            on_facts=self.nodes.on_facts,
+            plain={
+                **self._lender.handlers,
+                FrameKind.REQUEST: requests.on_frame,
+                FrameKind.REPLY: requests.on_frame,
+            },
+            others={
+                FrameKind.FETCHED: self.values.on_fetched,
+                FrameKind.CHANNEL: self.channels.on_open,
+                FrameKind.MESSAGE: self.channels.on_frame,
+                FrameKind.TAKEN: self.channels.on_frame,
+                FrameKind.END_CHANNEL: self.channels.on_frame,
+            },
+        )
         self._reader = Reader(
             ledger,
-            self,
+            frames,
             self._repair,
             self._repair,
             NoWidth(),
@@ -276,7 +283,7 @@ class HostedEngine:
             self.ledger.require_open()
             self.ledger.gangs[gang.id] = gang
             if not self._send(gang, message):
-                self._forget_gang(gang)
+                self._forget(gang)
 
     def _send(self, call: Task | Gang, message: CallMessage) -> bool:
         """Send a call. Return False if there is no room for that, and fail the call."""
@@ -308,7 +315,7 @@ class HostedEngine:
             if gang is not None:
                 gang.is_cancelled = True
                 self._uncall(gang_id)
-                self._forget_gang(gang)
+                self._forget(gang)
 
     def _uncall(self, number: int) -> None:
         if self._link is not None:
@@ -325,15 +332,12 @@ class HostedEngine:
         else:
             self.cancel(task_id)
 
-    def _forget(self, task: Task) -> None:
-        self.ledger.tasks.pop(task.id, None)
-        self._forget_call(task)
-
-    def _forget_gang(self, gang: Gang) -> None:
-        self.ledger.gangs.pop(gang.id, None)
-        self._forget_call(gang)
-
-    def _forget_call(self, call: Task | Gang) -> None:
+    def _forget(self, call: Task | Gang) -> None:
+        """Forget a call that has ended, or that nobody waits for. Needs the ledger's lock."""
+        if isinstance(call, Gang):
+            self.ledger.gangs.pop(call.id, None)
+        else:
+            self.ledger.tasks.pop(call.id, None)
         link = self._link
         if link is not None:
             link.ended(call.id, call.function, call.payload)
@@ -342,134 +346,7 @@ class HostedEngine:
         if not self.ledger.tasks and not self.ledger.gangs:
             self.ledger.idle.notify_all()
 
-    # Frames of the head, with the ledger locked ---------------------------------------------------------------------
-
-    def _frames(self) -> dict[int, Callable[[Readable, Frame], Any]]:
-        plain: dict[int, Callable[[Frame], Any]] = {
-            FrameKind.SENT: self._on_sent,
-            FrameKind.OUTCOME: self._on_outcome,
-            FrameKind.IN_CREDIT: self._on_input_credit,
-            FrameKind.HELD: self.values.on_held,
-            FrameKind.LOG: self._on_line,
-            FrameKind.EVENT: self._on_event,
-            FrameKind.FACTS: self._on_facts,
-            FrameKind.REQUEST: self.requests.on_frame,
-            FrameKind.REPLY: self.requests.on_frame,
-            **self._lender.handlers,
-        }
-        handlers: dict[int, Callable[[Readable, Frame], Any]] = {
-            kind: functools.partial(_without_link, handle) for kind, handle in plain.items()
-        }
-        return handlers | {
-            FrameKind.RESULT: self._on_value,
-            FrameKind.PART: self._on_value,
-            FrameKind.ITEM: self._on_value,
-            FrameKind.FETCHED: self.values.on_fetched,
-            FrameKind.CHANNEL: self.channels.on_open,
-            FrameKind.MESSAGE: self.channels.on_frame,
-            FrameKind.TAKEN: self.channels.on_frame,
-            FrameKind.END_CHANNEL: self.channels.on_frame,
-        }
-
-    def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
-        """Fail the task of a frame whose handler raised, so that its caller does not wait forever."""
-        report(error)
-        task = self.ledger.tasks.get(frame.ident)
-        if task is None:
-            return
-        failure = InternalError(f"{task.name!r}: its outcome could not be handled, {in_words(error)}; report this bug")
-        failure.__cause__ = error
-        self._forget(task)
-        self.ledger.after.append(lambda: task.on_failed(failure))
-
-    def _on_sent(self, frame: Frame) -> None:
-        task, gang = self.ledger.tasks.get(frame.ident), self.ledger.gangs.get(frame.ident)
-        if task is not None:
-            task.attempt += 1
-            task.on_sent()
-        elif gang is not None:
-            gang.future.set_running()
-
-    def _on_value(self, link: Readable, frame: Frame) -> None:
-        """Take a value, a part of one, or an item. It is received even if nobody waits for it, with its blobs."""
-        assert isinstance(link, HeadLink)
-        received = self.values.received(link, frame) if frame.flags & KEPT else link.received(frame)
-        self.values.taken(frame.ident)
-        task, gang = self.ledger.tasks.get(frame.ident), self.ledger.gangs.get(frame.ident)
-        if gang is not None:
-            gang.values[frame.lane] = received
-        if frame.kind == FrameKind.RESULT:
-            link.take_blobs(frame.ident)
-        if task is not None:
-            takers = {FrameKind.RESULT: task.on_result, FrameKind.PART: task.on_part, FrameKind.ITEM: task.on_item}
-            self._later(functools.partial(takers[FrameKind(frame.kind)], received))
-            if frame.kind == FrameKind.RESULT:
-                self._forget(task)
-
-    def _on_input_credit(self, frame: Frame) -> None:
-        task = self.ledger.tasks.get(frame.ident)
-        if task is not None:
-            self._later(lambda: task.on_input_credit(frame.lane))
-
-    def _on_outcome(self, frame: Frame) -> None:
-        message = self._whole(frame)
-        if message is None:
-            return
-        status, content = load_plain(message)
-        if isinstance(content, TaskFailure):
-            content = self._with_place(content)
-        task, gang = self.ledger.tasks.get(frame.ident), self.ledger.gangs.get(frame.ident)
-        if self._link is not None:
-            self._link.take_blobs(frame.ident)
-        if task is not None:
-            self._forget(task)
-            self._later(functools.partial(_end_task, task, status, content))
-        elif gang is not None:
-            self._forget_gang(gang)
-            gang.future.shown = self._shown.pop(gang.id, None)
-            if status == "gang failed":
-                failures, gang.past, gang.world_size = content
-                gang.failures = [(at, rank, self._failure(failure)) for at, rank, failure in failures]
-            self._later(functools.partial(_end_gang, gang, status, content))
-
-    def _failure(self, failure: TaskFailure | bytes) -> TaskFailure | BaseException:
-        return self._with_place(failure) if isinstance(failure, TaskFailure) else _error(failure)
-
-    def _with_place(self, failed: TaskFailure) -> TaskFailure:
-        """Note whether the node has files and packages of its own, which only this process knows."""
-        machine = self.ledger.machines.get(failed.node)
-        return dataclasses.replace(failed, is_elsewhere=machine is not None and bool(machine.channel))
-
-    def _on_line(self, frame: Frame) -> None:
-        message = self._whole(frame)
-        if message is None or self._lines is None:
-            return
-        line, part = load_plain(message)
-        shown = self._lines.put(line, Part[part])
-        task = self.ledger.tasks.get(line.call)
-        if task is not None:
-            task.shown = shown
-        elif line.call in self.ledger.gangs:
-            self._shown[line.call] = shown
-
-    def _on_event(self, frame: Frame) -> None:
-        message = self._whole(frame)
-        if message is not None:
-            event = load_plain(message)
-            self._later(lambda: self._emit(event))
-
-    def _on_facts(self, frame: Frame) -> None:
-        message = self._whole(frame)
-        if message is not None:
-            self.nodes.on_facts(message)
-
-    def _whole(self, frame: Frame) -> bytes | None:
-        """Return a message once its last piece is here."""
-        key = frame.kind, frame.ident
-        message = self._pieces.setdefault(key, MessagePieces(_MESSAGE_LIMIT)).add(frame.body, frame.lane)
-        if message is not None:
-            del self._pieces[key]
-        return message
+    # To the head -----------------------------------------------------------------------------------------------------
 
     def _tell(self, kind: int, number: int, body: bytes = b"", lane: int = 0, priority: int | None = None) -> None:
         with self.ledger:
@@ -532,34 +409,6 @@ class HostedEngine:
 
     def tell_tasks(self, is_heard: bool) -> None:
         self.requests.tell("tell_tasks", is_heard)
-
-
-def _without_link(handle: Callable[[Frame], Any], _: Readable, frame: Frame) -> None:
-    handle(frame)
-
-
-def _end_task(task: Task, status: str, content: Any) -> None:
-    if status == "failed":
-        task.on_error(content)
-    elif status == "lost":
-        task.on_lost(content)
-    else:
-        task.on_failed(_error(content))
-
-
-def _end_gang(gang: Gang, status: str, content: Any) -> None:
-    if status == "gang":
-        gang.future.settle(Undecoded(gang.value))
-    elif status == "gang failed":
-        gang.future.settle_error(Undecoded(gang.raise_error))
-    else:
-        gang.future.settle_error(_error(content))
-
-
-def _error(data: bytes) -> BaseException:
-    """Return an error that the head has made, of one of skyward's classes."""
-    error: BaseException = pickle.loads(data)
-    return error
 
 
 def _plain(machine: Machine) -> Machine:

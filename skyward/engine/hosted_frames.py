@@ -1,0 +1,219 @@
+"""Handlers of the frames by which a head tells its client what comes of its calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ..calls.undecoded import Undecoded
+from ..console.logs import Part
+from ..errors import InternalError
+from ..events import Emit
+from ..wire.frames import KEPT, Frame, FrameKind
+from ..wire.task_channel import MessagePieces
+from .gang import Gang
+from .head.plain import load_plain
+from .head_link import HeadLink
+from .hosted_values import HostedValues
+from .ledger import Ledger
+from .link import Readable
+from .log_router import LineSink
+from .tasks import Task, TaskFailure
+from .threads import in_words, report
+
+_MESSAGE_LIMIT = 256 << 20
+
+Handler = Callable[[Readable, Frame], Any]
+PlainHandler = Callable[[Frame], Any]
+
+
+class HostedFrames:
+    """Table of handlers by kind of frame. They are called with the ledger locked.
+
+    Args:
+        ledger: Shared state of the client's engine.
+        values: References to values that stay on nodes.
+        lines: Destination of the calls' output.
+        emit: Takes events.
+        forget: Removes a call from the ledger.
+        on_facts: Takes the facts of the nodes.
+        plain: Further handlers that need the frame only, by kind.
+        others: Further handlers, by kind.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        values: HostedValues,
+        *,
+        lines: LineSink | None,
+        emit: Emit,
+        forget: Callable[[Task | Gang], object],
+        on_facts: Callable[[bytes], object],
+        plain: Mapping[int, PlainHandler],
+        others: Mapping[int, Handler],
+    ) -> None:
+        self._ledger = ledger
+        self._values = values
+        self._lines = lines
+        self._emit = emit
+        self._forget = forget
+        self._on_facts = on_facts
+        self._shown: dict[int, Callable[[], None]] = {}
+        """Functions that wait until the last line of a gang is shown, by gang."""
+        self._pieces: dict[tuple[int, int], MessagePieces] = {}
+        without_link: dict[int, PlainHandler] = {
+            FrameKind.SENT: self._on_sent,
+            FrameKind.IN_CREDIT: self._on_input_credit,
+            FrameKind.HELD: values.on_held,
+            FrameKind.LOG: self._on_line,
+            FrameKind.EVENT: self._on_event,
+            FrameKind.FACTS: self._on_facts_frame,
+            **plain,
+        }
+        self.handlers: dict[int, Handler] = {
+            **{kind: partial(_without_link, handle) for kind, handle in without_link.items()},
+            FrameKind.RESULT: self._on_value,
+            FrameKind.PART: self._on_value,
+            FrameKind.ITEM: self._on_value,
+            FrameKind.OUTCOME: self._on_outcome,
+            **others,
+        }
+        """Handlers by kind of frame. Frames of other kinds are ignored, because newer heads may send them."""
+
+    def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
+        """Fail the task of a frame whose handler raised, so that its caller does not wait forever."""
+        report(error)
+        task = self._ledger.tasks.get(frame.ident)
+        if task is None:
+            return
+        failure = InternalError(f"{task.name!r}: its outcome could not be handled, {in_words(error)}; report this bug")
+        failure.__cause__ = error
+        self._forget(task)
+        self._later(lambda: task.on_failed(failure))
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def _on_sent(self, frame: Frame) -> None:
+        task, gang = self._ledger.tasks.get(frame.ident), self._ledger.gangs.get(frame.ident)
+        if task is not None:
+            task.attempt += 1
+            task.on_sent()
+        elif gang is not None:
+            gang.future.set_running()
+
+    def _on_value(self, link: Readable, frame: Frame) -> None:
+        """Take a value, a part of one, or an item. It is received even if nobody waits for it, with its blobs."""
+        assert isinstance(link, HeadLink)
+        received = self._values.received(link, frame) if frame.flags & KEPT else link.received(frame)
+        self._values.taken(frame.ident)
+        task, gang = self._ledger.tasks.get(frame.ident), self._ledger.gangs.get(frame.ident)
+        if gang is not None:
+            gang.values[frame.lane] = received
+        if frame.kind == FrameKind.RESULT:
+            link.take_blobs(frame.ident)
+        if task is None:
+            return
+        if frame.kind == FrameKind.RESULT:
+            self._later(partial(task.on_result, received))
+            self._forget(task)
+        else:
+            self._later(partial(task.on_part if frame.kind == FrameKind.PART else task.on_item, received))
+
+    def _on_input_credit(self, frame: Frame) -> None:
+        task = self._ledger.tasks.get(frame.ident)
+        if task is not None:
+            self._later(lambda: task.on_input_credit(frame.lane))
+
+    def _on_outcome(self, link: Readable, frame: Frame) -> None:
+        """Take any other end of a call than its value."""
+        assert isinstance(link, HeadLink)
+        message = self._whole(frame)
+        if message is None:
+            return
+        link.take_blobs(frame.ident)
+        status, content = load_plain(message)
+        task, gang = self._ledger.tasks.get(frame.ident), self._ledger.gangs.get(frame.ident)
+        if task is not None:
+            self._forget(task)
+            self._later(partial(self._end_task, task, status, content))
+        elif gang is not None:
+            self._forget(gang)
+            gang.future.shown = self._shown.pop(gang.id, None)
+            self._later(partial(self._end_gang, gang, status, content))
+
+    def _end_task(self, task: Task, status: str, content: Any) -> None:
+        if status == "failed":
+            task.on_error(self._with_place(content))
+        elif status == "lost":
+            task.on_lost(content)
+        else:
+            task.on_failed(_error(content))
+
+    def _end_gang(self, gang: Gang, status: str, content: Any) -> None:
+        if status == "gang":
+            gang.future.settle(Undecoded(gang.value))
+        elif status == "gang failed":
+            failures, gang.past, gang.world_size = content
+            gang.failures = [(at, rank, self._failure(failure)) for at, rank, failure in failures]
+            gang.future.settle_error(Undecoded(gang.raise_error))
+        else:
+            gang.future.settle_error(_error(content))
+
+    def _failure(self, failure: TaskFailure | bytes) -> TaskFailure | BaseException:
+        return self._with_place(failure) if isinstance(failure, TaskFailure) else _error(failure)
+
+    def _with_place(self, failed: TaskFailure) -> TaskFailure:
+        """Note whether the node has files and packages of its own, which only this process knows."""
+        machine = self._ledger.machines.get(failed.node)
+        return dataclasses.replace(failed, is_elsewhere=machine is not None and bool(machine.channel))
+
+    # Everything else --------------------------------------------------------------------------------------------------
+
+    def _on_line(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is None or self._lines is None:
+            return
+        line, part = load_plain(message)
+        shown = self._lines.put(line, Part[part])
+        task = self._ledger.tasks.get(line.call)
+        if task is not None:
+            task.shown = shown
+        elif line.call in self._ledger.gangs:
+            self._shown[line.call] = shown
+
+    def _on_event(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is not None:
+            event = load_plain(message)
+            self._later(lambda: self._emit(event))
+
+    def _on_facts_frame(self, frame: Frame) -> None:
+        message = self._whole(frame)
+        if message is not None:
+            self._on_facts(message)
+
+    def _whole(self, frame: Frame) -> bytes | None:
+        """Return a message once its last piece is here."""
+        key = frame.kind, frame.ident
+        message = self._pieces.setdefault(key, MessagePieces(_MESSAGE_LIMIT)).add(frame.body, frame.lane)
+        if message is not None:
+            del self._pieces[key]
+        return message
+
+    def _later(self, action: Callable[[], object]) -> None:
+        """Call a function at the end of this block of the ledger, without the lock."""
+        self._ledger.after.append(action)
+
+
+def _without_link(handle: PlainHandler, _: Readable, frame: Frame) -> None:
+    handle(frame)
+
+
+def _error(data: bytes) -> BaseException:
+    """Return an error that the head has made, of one of skyward's classes."""
+    error: BaseException = pickle.loads(data)
+    return error
