@@ -243,6 +243,8 @@ class HostedEngine:
         self.ledger.forget_in_child()
         if self._link is not None:
             self._link.channel.close_in_child()
+        self._lender.forget_in_child()
+        self._place.forget_in_child()
         with contextlib.suppress(OSError):  # closed before the fork
             self.ledger.watcher.close_in_child()
 

@@ -41,6 +41,8 @@ class Lender:
         self._machine = machine
         self._streams = LentStreams(tell, "skyward-lent")
         self._ended_by_head: set[int] = set()
+        self._commands: set[CommandEnds] = set()
+        """Ends of the commands that run."""
         self.handlers: dict[int, Callable[[Frame], object]] = {
             FrameKind.LEND: self._on_lend,
             FrameKind.LENT_BYTES: lambda frame: self._streams.on_bytes(frame.ident, frame.body),
@@ -64,6 +66,7 @@ class Lender:
         if machine is None:
             raise Unreachable(f"node {node}: is being replaced; try again later", node=None)
         ends = CommandEnds(command_to(machine))
+        self._commands.add(ends)
         if not self._streams.bind(number, ends.fileno(), partial(self._ended, number, ends)):
             self._ended(number, ends)
 
@@ -80,6 +83,7 @@ class Lender:
 
     def _close(self, number: int, ends: CommandEnds) -> None:
         """End the command of a channel, and tell the head how it ended, unless the head has ended it."""
+        self._commands.discard(ends)
         if number in self._ended_by_head:
             self._ended_by_head.discard(number)
             ends.finish(time.monotonic() + _FINISH_S)
@@ -91,6 +95,13 @@ class Lender:
 
     def _say_end(self, number: int, code: int | None, said: str) -> None:
         self._tell(FrameKind.END_LENT, number, json.dumps({"code": code, "said": said}).encode())
+
+    def forget_in_child(self) -> None:
+        """Close the descriptors in a fork of this process."""
+        self._streams.forget_in_child()
+        for ends in self._commands:
+            ends.close_in_child()
+        self._commands.clear()
 
     def close(self) -> None:
         """End all channels. Idempotent."""

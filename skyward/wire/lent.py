@@ -132,6 +132,17 @@ class LentStreams:
             self._wake_write.close()
         self._wake()
 
+    def forget_in_child(self) -> None:
+        """Close the descriptors in a fork of this process. No lock is taken: its holder may not exist there."""
+        self._lock = threading.Lock()
+        self._is_closed = True
+        self._streams, self._by_fd = {}, {}
+        poll, self._poll = self._poll, None
+        if hasattr(poll, "close"):
+            poll.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
     def join(self) -> None:
         """Wait for the thread, once it was told to end."""
         if self._thread is not None and self._thread is not threading.current_thread():

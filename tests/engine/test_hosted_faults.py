@@ -142,6 +142,33 @@ def test_everything_ends_with_a_client_that_is_killed(tmp_path: Path) -> None:
     _wait_until_gone(pids)
 
 
+def test_a_fork_of_the_client_holds_nothing_open(tmp_path: Path) -> None:
+    script = f"""
+        import os, sys, time
+        import skyward as sky
+        sys.path.insert(0, {os.getcwd()!r})
+        with sky.ComputePool(sky.Local(), engine="head", nodes=2, logs=False) as pool:
+            sky.compute(abs)(-1) @ pool
+            fork = os.fork()
+            if not fork:
+                time.sleep(600)
+            print(fork, *pool.agent_pids().values(), flush=True)
+            time.sleep(600)
+    """
+    client = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
+    assert client.stdout is not None
+    fork, *pids = (int(pid) for pid in client.stdout.readline().split())
+    try:
+        pids += [_head_of(client.pid), *_links_to_head(client.pid), *_links_to_nodes(client.pid)]
+        client.kill()
+        client.wait()
+        _wait_until_gone(pids)
+        assert _is_alive(fork)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        client.stdout.close()
+
+
 def test_retries_go_by_the_names_of_classes(pool: sky.ComputePool, tmp_path: Path) -> None:
     class Local(Odd):
         pass

@@ -35,6 +35,10 @@ class HeadPlace(Protocol):
         """End the process, if it has not ended. Idempotent."""
         ...
 
+    def forget_in_child(self) -> None:
+        """Let go of the process in a fork of this one."""
+        ...
+
 
 def local_folder(pool: str) -> str:
     """Return a folder for a head on this machine, which does not exist yet."""
@@ -77,8 +81,20 @@ class LocalHead:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        try:
+        try:  # the end of its input tells it to end
             process.wait(_END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def forget_in_child(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # no descriptor is left, or a pipe is closed at this moment
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:  # another thread may have held the file's lock, so it is not closed here
+                    os.dup2(nothing, pipe.fileno(), inheritable=False)
+            os.close(nothing)
+        process.returncode = 0  # not a child of the fork
