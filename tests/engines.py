@@ -8,13 +8,20 @@ import skyward as sky
 from skyward.engine.direct import DirectEngine
 from skyward.values.ref import held_by
 
-__all__ = ["engine_of", "is_moving"]
+__all__ = ["engine_of", "hosted_pool", "is_moving"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
     engine, _ = pool._life.running()  # users never hold the engine, so no public name leads to it
     assert isinstance(engine, DirectEngine)
     return engine
+
+
+def hosted_pool(**options: Any) -> sky.ComputePool:
+    """Return a pool on this machine whose scheduler runs in a head."""
+    pool = sky.ComputePool(sky.Local(), **options)
+    pool._life.is_hosted = True  # users have no option for it yet
+    return pool
 
 
 def is_moving(pool: sky.ComputePool, ref: sky.Ref[Any]) -> bool:

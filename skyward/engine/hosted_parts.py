@@ -28,7 +28,7 @@ from .ledger import Ledger
 from .link import NodeLink, resources_of
 from .live_actor import LiveActor
 from .nodes import supply_of
-from .shared_state import OutcomeFuture, ProgramRequests
+from .shared_state import OutcomeFuture, SharedRequests
 from .task_channels import TaskChannels
 from .tasks import StreamTask, Task, cannot_send
 
@@ -237,7 +237,7 @@ class HostedChannels(TaskChannels):
         return self.link
 
 
-class HostedShared(ProgramRequests):
+class HostedShared(SharedRequests):
     """Shared state of the pool, which the head holds."""
 
     def __init__(self, requests: Requests) -> None:

@@ -42,7 +42,7 @@ OutcomeFuture = concurrent.futures.Future[_Outcome]
 """Future of the status and value of an answer."""
 
 
-class ProgramRequests:
+class SharedRequests:
     """Requests of the program that opened the pool. `ask` and `ask_async` are thread-safe."""
 
     def begin(self, request: StoreRequest) -> tuple[int, OutcomeFuture]:
@@ -114,7 +114,7 @@ class ProgramRequests:
         interrupts.wait_for(is_over)
 
 
-class SharedState(ProgramRequests):
+class SharedState(SharedRequests):
     """Shared state of one pool. Channels of tasks need the ledger's lock; everything else is thread-safe."""
 
     def __init__(self, ledger: Ledger) -> None:

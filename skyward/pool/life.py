@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..calls.active import PoolLike, pop_active, push_active
 from ..console.activity import ActorWork, Counts
@@ -46,9 +46,6 @@ if TYPE_CHECKING:  # `_import_engine` imports them while the machines start
 _log = logging.getLogger(__name__)
 
 V = TypeVar("V")
-
-EngineKind = Literal["direct", "head"]
-"""Place of a pool's scheduler."""
 
 _WANT_OF_ROOM = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.E2BIG, errno.EFBIG)
@@ -85,12 +82,11 @@ class PoolLife:
         logs: Destination of the calls' output.
         console: Display; see `ComputePool`.
         on_event: Receiver of the pool's events, or None.
-        engine: Place of the scheduler; see `ComputePool`.
     """
 
     _last_counts: TaskCounts | None = None
 
-    def __init__(  # noqa: PLR0913  # keyword-only
+    def __init__(
         self,
         pool: _Pool,
         provider: Provider,
@@ -105,7 +101,6 @@ class PoolLife:
         logs: bool | LogSink,
         console: bool | None,
         on_event: Callable[[Event], object] | None,
-        engine: EngineKind = "direct",
     ) -> None:
         self._pool = weakref.ref(pool)
         self.provider = provider
@@ -116,7 +111,8 @@ class PoolLife:
         self._initializer = initializer
         self._default_timeout_s = default_timeout_s
         self._budget_usd = budget_usd
-        self._engine_kind = engine
+        self.is_hosted = False
+        """Whether the scheduler runs in a head. Users have no option for it: on this machine it brings them nothing."""
         self._logs = logs
         self._lines: LogLines | None = None
         self._wants_console = console
@@ -339,7 +335,7 @@ class PoolLife:
         return packed_initializer(self._initializer)
 
     def _make_engine(self, initializer: bytes | None) -> Engine:
-        if self._engine_kind == "head":
+        if self.is_hosted:
             return self._make_hosted(initializer)
         from ..engine.direct import DirectEngine
 

@@ -20,7 +20,6 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "architecture": (None, "x86_64", "arm64"),
     "console": (None, True, False),
     "direct_transfers": (True, False),
-    "engine": ("direct", "head"),
     "on_idle": ("rest", "close"),
 }
 _ABOVE_ZERO = {
@@ -73,10 +72,6 @@ def check_options(options: Mapping[str, Any]) -> None:
         if not is_legal(options[field]):
             raise _refusal(field, options[field], f"{problem}; {advice}")
     validate_allocation(options["allocation"])
-    is_fixed = Nodes.of(options["nodes"]).is_fixed and options["idle_timeout_s"] is None
-    if options["engine"] == "head" and not is_fixed:
-        problem = "needs a fixed number of nodes; pass nodes=4, for example, and no idle_timeout_s"
-        raise _refusal("engine", options["engine"], problem)
 
 
 def _refusal(field: str, value: object, problem: str) -> UsageError:

@@ -33,7 +33,7 @@ from ..values.pinned import refuse_to_keep
 from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
 from .cost import Forecast, forecast
-from .life import EngineKind, PoolLife
+from .life import PoolLife
 from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
 from .scaler import Sizing
@@ -99,8 +99,6 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         max_inflight: Most calls of a map that are sent or running at once; None for two per slot.
         direct_transfers: Send kept values straight from node to node, if both have private addresses. False: through
             this program, inside the links to the nodes.
-        engine: "direct" places the calls in this program. "head" places them in a process of its own, which uses this
-            program's channels to the nodes. The pool then has a fixed number of nodes.
         max_hourly_cost: Highest price of the whole pool, in USD per hour; None for no limit.
         budget_usd: Highest cost of the whole pool in USD, from its first machine to the end of its last; None for no
             limit. Machines that would exceed it even if returned at once are not launched. At 80 % a `BudgetWarning` is
@@ -159,7 +157,6 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         default_timeout_s: float | None = None,
         max_inflight: int | None = None,
         direct_transfers: bool = True,
-        engine: EngineKind = "direct",
         max_hourly_cost: float | None = None,
         budget_usd: float | None = None,
         volumes: Mapping[str, Volume | str] | None = None,
@@ -209,7 +206,6 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             logs=logs,
             console=console,
             on_event=on_event,
-            engine=engine,
         )
         self._sender = PoolSender(
             self._life.sending,

@@ -8,11 +8,12 @@ import pytest
 
 import skyward as sky
 from skyward.testing import EngineSuite, ProcessEngineSuite
+from tests.engines import hosted_pool
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(sky.Local(), engine="head", nodes=2, concurrency=2, cancel_grace_s=0.3, logs=False) as pool:
+    with hosted_pool(nodes=2, concurrency=2, cancel_grace_s=0.3, logs=False) as pool:
         yield pool
 
 
@@ -24,7 +25,7 @@ class TestProcesses(ProcessEngineSuite):
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(sky.Local(), engine="head", nodes=2, concurrency=2, executor="thread", logs=False) as pool:
+    with hosted_pool(nodes=2, concurrency=2, executor="thread", logs=False) as pool:
         yield pool
 
 

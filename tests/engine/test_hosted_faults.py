@@ -11,15 +11,15 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import skyward as sky
 from skyward.engine.head.plain import dump_plain, load_plain
-from skyward.errors import InternalError, NodeLost, UsageError
+from skyward.errors import InternalError, NodeLost
 from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.machine import LogLine
+from tests.engines import hosted_pool
 
 _LIMIT_S = 60.0
 
@@ -73,7 +73,7 @@ class Odd(Exception):
 
 @pytest.fixture
 def pool() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(sky.Local(), engine="head", nodes=2, concurrency=2, logs=False) as pool:
+    with hosted_pool(nodes=2, concurrency=2, logs=False) as pool:
         yield pool
 
 
@@ -112,7 +112,7 @@ def test_a_head_that_is_killed_fails_its_calls(tmp_path: Path) -> None:
         appear(tmp_path / "began")
         time.sleep(600)
 
-    with sky.ComputePool(sky.Local(), engine="head", nodes=2, logs=False) as pool:
+    with hosted_pool(nodes=2, logs=False) as pool:
         future = sky.compute(wait)() > pool
         wait_for(tmp_path / "began")
         agents = list(pool.agent_pids().values())
@@ -125,9 +125,10 @@ def test_a_head_that_is_killed_fails_its_calls(tmp_path: Path) -> None:
 def test_everything_ends_with_a_client_that_is_killed(tmp_path: Path) -> None:
     script = f"""
         import sys, time
-        import skyward as sky
         sys.path.insert(0, {os.getcwd()!r})
-        with sky.ComputePool(sky.Local(), engine="head", nodes=2, logs=False) as pool:
+        import skyward as sky
+        from tests.engines import hosted_pool
+        with hosted_pool(nodes=2, logs=False) as pool:
             print(*(sky.compute(__import__("os").getppid)() @ pool), *pool.agent_pids().values(), flush=True)
             time.sleep(600)
     """
@@ -145,9 +146,10 @@ def test_everything_ends_with_a_client_that_is_killed(tmp_path: Path) -> None:
 def test_a_fork_of_the_client_holds_nothing_open(tmp_path: Path) -> None:
     script = f"""
         import os, sys, time
-        import skyward as sky
         sys.path.insert(0, {os.getcwd()!r})
-        with sky.ComputePool(sky.Local(), engine="head", nodes=2, logs=False) as pool:
+        import skyward as sky
+        from tests.engines import hosted_pool
+        with hosted_pool(nodes=2, logs=False) as pool:
             sky.compute(abs)(-1) @ pool
             fork = os.fork()
             if not fork:
@@ -198,7 +200,7 @@ def test_output_arrives_whole_and_masked_before_the_value() -> None:
         print("first")
         print("the token is", os.environ["TOKEN"])
 
-    with sky.ComputePool(sky.Local(), engine="head", image=image, logs=lines.append) as pool:
+    with hosted_pool(image=image, logs=lines.append) as pool:
         sky.compute(talk)() >> pool
         assert [line.text for line in lines] == ["first", "the token is ***"]
         assert {(line.node, line.task, line.stream) for line in lines} == {(0, "talk", "stdout")}
@@ -208,15 +210,3 @@ def test_a_head_unpickles_nothing_of_the_users() -> None:
     assert load_plain(dump_plain(LogLine(text="x", stream="stdout", node=0, rank=None, task="f"))).text == "x"
     with pytest.raises(InternalError, match="refuses"):
         load_plain(pickle.dumps(Odd("no")))
-
-
-@pytest.mark.parametrize("options", [{"nodes": (1, 2)}, {"nodes": 2, "idle_timeout_s": 60.0}])
-def test_a_pool_that_changes_its_size_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="engine='head': needs a fixed number of nodes"):
-        sky.ComputePool(sky.Local(), engine="head", **options)
-
-
-def test_another_engine_is_refused_in_words() -> None:
-    engine: Any = "ray"
-    with pytest.raises(UsageError, match="engine='ray': not supported; use one of 'direct', 'head'"):
-        sky.ComputePool(sky.Local(), engine=engine)

@@ -92,7 +92,6 @@ class Head:
             facts = {
                 "version": PROTOCOL_VERSION,
                 "pid": os.getpid(),
-                "first_number": 2,
                 "memory_bytes": memory_bytes(),
                 "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             }

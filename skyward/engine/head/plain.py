@@ -12,7 +12,7 @@ from ...errors import InternalError
 _OURS = "skyward"
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class _OwnUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         root = module.partition(".")[0]
         if root != _OURS and root not in sys.stdlib_module_names:
@@ -26,7 +26,7 @@ def load_plain(data: bytes) -> Any:
     Raises:
         InternalError: There is something of the user's in it.
     """
-    return _PlainUnpickler(io.BytesIO(data)).load()
+    return _OwnUnpickler(io.BytesIO(data)).load()
 
 
 def dump_plain(value: Any) -> bytes:
