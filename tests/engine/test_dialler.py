@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from skyward.engine.dialler import Dialler, Forgotten
+from skyward.engine.dialler import CommandEnds, Dialler, Forgotten
 from skyward.wire.frames import FrameKind, pack
 from skyward.wire.stream import MAGIC
 
@@ -22,7 +23,8 @@ exec sleep 60
 
 def test_agent_is_gone_if_the_stub_says_so_before_it_reads_the_hello(tmp_path: Path) -> None:
     (tmp_path / "greeting").write_bytes(MAGIC + pack(FrameKind.WELCOME, body=json.dumps({"received": 0}).encode()))
-    dialler = Dialler(("sh", "-c", f"cd {tmp_path}\n{_STUB}"), role="client", pool="pool", node=0)
+    connect = partial(CommandEnds, ("sh", "-c", f"cd {tmp_path}\n{_STUB}"))
+    dialler = Dialler(connect, role="client", pool="pool", node=0)
     ends, facts = dialler.dial(20.0)
     ends.close()
     assert facts == {"received": 0}
