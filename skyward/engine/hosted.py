@@ -63,7 +63,6 @@ _START_S = 60.0
 """Longest wait in seconds until the head has reached all nodes."""
 _ASK_S = 5.0
 _END_S = 10.0
-_MESSAGE_LIMIT = 256 << 20
 
 _engines: weakref.WeakSet[HostedEngine] = weakref.WeakSet()
 

@@ -288,7 +288,10 @@ class ClientCalls:
         digests = [frame.body[at : at + DIGEST_SIZE] for at in range(0, len(frame.body), DIGEST_SIZE)]
         blobs = tuple(blob for digest in digests if (blob := self.references.named(digest)) is not None)
         if len(blobs) < len(digests):
-            raise InternalError("head: the client has no reference to a value that it asks for; report this bug")
+            unknown = InternalError("head: the client has no reference to a value that it asks for; report this bug")
+            for digest in digests:  # somebody waits for each
+                self._send_fetched(frame.ident, digest, None, unknown)
+            return
         for digest, future in zip(digests, self.engine.values.begin_fetch(blobs), strict=True):
 
             def fetched(done: Any, digest: bytes = digest) -> None:

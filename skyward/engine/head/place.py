@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
-from typing import Protocol
+from typing import IO, Protocol
 
 from ...core.ownership import runtime_folder
 from ...core.process import PACKAGE_ROOT
@@ -17,6 +18,8 @@ from .messages import HeadConfig
 from .plain import dump_plain
 
 _FOLDER = "skyward"
+_ANSWER_S = 60.0
+"""Longest wait in seconds for the process to say where it listens."""
 _END_S = 5.0
 
 
@@ -45,6 +48,12 @@ def local_folder(pool: str) -> str:
     return os.path.join(runtime_folder(_FOLDER), f"{pool}-head-{os.urandom(3).hex()}")
 
 
+def _answer(output: IO[bytes]) -> str:
+    """Return the line that a head prints when it has started; empty if it has none."""
+    is_there = bool(select.select([output], [], [], _ANSWER_S)[0])
+    return output.readline().decode(errors="replace").strip() if is_there else ""
+
+
 class LocalHead:
     """Head on this machine, which ends with this process."""
 
@@ -67,10 +76,10 @@ class LocalHead:
         with contextlib.suppress(BrokenPipeError):  # it died; the missing answer says so
             process.stdin.write(LENGTH.pack(len(order)) + order)
             process.stdin.flush()
-        line = process.stdout.readline().decode(errors="replace").strip()
+        line = _answer(process.stdout)
         if not line.startswith(os.sep):
             self.stop()
-            raise ProviderError(f"head: {line or 'died while it started'}; see its standard error")
+            raise ProviderError(f"head: {line or 'did not start'}; see its standard error")
         return attach.command(sys.executable, PACKAGE_ROOT, line)
 
     def stop(self) -> None:

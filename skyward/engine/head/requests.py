@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -151,8 +150,18 @@ class Requests:
         elif isinstance(value, TaskFailure):
             self._after(partial(future.settle_error, UndecodedFailure(value)))
         else:
-            self._after(partial(future.settle_error, pickle.loads(value)))
+            self._after(partial(future.settle_error, _error_of(value)))
 
     def _tell(self, kind: int, number: int, message: bytes, priority: int = CONTROL) -> None:
         for lane, piece in pieces_of(message):
             self._send(kind, number, piece, lane, priority)
+
+
+def _error_of(data: bytes) -> BaseException:
+    """Unpickle an error of the other side. A provider of the user's may raise one that only the client can unpickle."""
+    try:
+        error: BaseException = load_plain(data)
+    except Exception as refused:
+        text = f"request: failed with an error that cannot be read here ({in_words(refused)})"
+        return InternalError(text)  # words: ok, the error of another part
+    return error
