@@ -49,9 +49,10 @@ def local_folder(pool: str) -> str:
 
 
 def _answer(output: IO[bytes]) -> str:
-    """Return the line that a head prints when it has started; empty if it has none."""
-    is_there = bool(select.select([output], [], [], _ANSWER_S)[0])
-    return output.readline().decode(errors="replace").strip() if is_there else ""
+    """Return the line that a head prints when it has started, or why there is none."""
+    if not select.select([output], [], [], _ANSWER_S)[0]:
+        return f"did not start in {_ANSWER_S:g} s"
+    return output.readline().decode(errors="replace").strip() or "died while it started"
 
 
 class LocalHead:
@@ -79,7 +80,7 @@ class LocalHead:
         line = _answer(process.stdout)
         if not line.startswith(os.sep):
             self.stop()
-            raise ProviderError(f"head: {line or 'did not start'}; see its standard error")
+            raise ProviderError(f"head: {line}; see its standard error")
         return attach.command(sys.executable, PACKAGE_ROOT, line)
 
     def stop(self) -> None:
