@@ -107,6 +107,15 @@ def test_calls_go_on_when_a_lent_channel_breaks(pool: sky.ComputePool, tmp_path:
     assert [future.result(_LIMIT_S) for future in futures] == [0, 1]
 
 
+def test_nodes_outlive_their_lease_while_their_links_are_too_busy_for_pings() -> None:
+    with hosted_pool(lease_s=2.0, nodes=2, logs=False) as pool:
+        agents = pool.agent_pids()
+        until = time.monotonic() + 4.0
+        while time.monotonic() < until:
+            assert sky.compute(abs)(-1) @ pool == [1, 1]
+        assert pool.agent_pids() == agents
+
+
 def test_a_head_that_is_killed_fails_its_calls(tmp_path: Path) -> None:
     def wait() -> None:
         appear(tmp_path / "began")

@@ -139,6 +139,8 @@ class Agent:
             handler(frame)
         elif frame.kind == FrameKind.LEASE:
             self._lease.contact()
+        elif frame.kind == FrameKind.PING:  # a starter still counts: on a busy link PINGs are rare
+            self._lease.renew()
         elif frame.kind == FrameKind.HELLO:
             self._on_hello(session, frame)
         elif frame.kind == FrameKind.SHUTDOWN:

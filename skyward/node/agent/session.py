@@ -212,7 +212,7 @@ class Session:
         else:
             if self._channel.pings != self._pings:  # a pinging client is alive, so its ping renews the lease too
                 self._pings = self._channel.pings
-                self._on_frame(self, Frame(FrameKind.LEASE, 0, 0, 0, b""))
+                self._on_frame(self, Frame(FrameKind.PING, 0, 0, 0, b""))
             if self._channel.needs_flush:
                 self.flush()
         return True
