@@ -29,6 +29,7 @@ def threads() -> Iterator[sky.ComputePool]:
         yield pool
 
 
+@pytest.mark.slow  # beside the suite above it finds little: most of it is the same path
 class TestThreads(EngineSuite):
     @pytest.fixture
     def pool(self, threads: sky.ComputePool) -> sky.ComputePool:
