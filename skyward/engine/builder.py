@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..errors import UsageError
 from ..schedule.resources import UNIT
-from ..values.launch import GangLaunch, LaunchFacts, ProcessLaunch
 from ..wire.payloads import Encoded
 from ..wire.tasks import CallKind, Mode, TaskHead
 from .gang import Gang
 from .retries import Retries
 from .tasks import Task, WireFunction
+
+if TYPE_CHECKING:
+    from ..values.launch import ProcessLaunch
+    from ..values.launch_facts import GangLaunch, LaunchFacts
 
 TaskT = TypeVar("TaskT", bound=Task)
 

@@ -40,6 +40,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from ..calls.futures import refuse_to_wait
 from ..console.activity import RunningTask
@@ -61,7 +62,7 @@ from .kept_values import KeptValues
 from .leader import Leader
 from .ledger import Ledger
 from .link_repair import LinkRepair
-from .log_router import LineSink, LogRouter
+from .log_router import LogRouter
 from .members import Membership
 from .nested_calls import NestedCalls
 from .nodes import NodeLinks
@@ -76,6 +77,9 @@ from .task_events import TaskCounts, TaskEvents
 from .tasks import Task
 from .transfers import Transfers
 from .width import Width
+
+if TYPE_CHECKING:
+    from .log_router import LineSink
 
 _CANCELLED_AT_ONCE = 1000
 """Most calls to cancel under one hold of the lock: some milliseconds of work."""

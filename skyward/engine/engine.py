@@ -1,13 +1,14 @@
 """Contract of an engine: the seam between calls and the code that turns them into results.
 
-There is one engine, `direct`. Only the pool, which creates it, knows its class. Everything else above this layer sees
-these protocols. An engine without a fast path for waiting callers implements `WaitingCallers` with its ordinary path.
+There are two engines: `direct`, and `hosted`, whose scheduler runs in a head. Only the pool, which creates one, knows
+its class. Everything else above this layer sees these protocols. An engine without a fast path for waiting callers
+implements `WaitingCallers` with its ordinary path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..calls.futures import Future
 from ..console.activity import ActorWork, RunningTask
@@ -16,7 +17,6 @@ from ..schedule.resources import Need
 from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
 from ..values.devices import Device, NodeResources
-from ..values.launch import GangLaunch
 from ..values.machine import Machine, Machines
 from ..values.ref import Ref
 from ..wire.payloads import Encoded
@@ -26,6 +26,9 @@ from .gang import Gang
 from .live_actor import LiveActor
 from .task_events import TaskCounts
 from .tasks import Task
+
+if TYPE_CHECKING:
+    from ..values.launch_facts import GangLaunch
 
 
 class NodeFacts(Protocol):

@@ -14,7 +14,7 @@ from ..calls.options import CallOptions
 from ..core.printable import printable
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
 from ..values.devices import Grant, share, shared_view
-from ..values.launch import GangLaunch, RankValues
+from ..values.launch import RankValues
 from ..values.topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
@@ -23,6 +23,7 @@ from .retries import Retries, has_retry_on, is_retried_on
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
 if TYPE_CHECKING:
+    from ..values.launch_facts import GangLaunch
     from .hangs import Hang, Late
 
 _FAIL_AGAIN = (

@@ -17,7 +17,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..calls.futures import refuse_to_wait
 from ..calls.named_options import pack_options
@@ -27,7 +27,7 @@ from ..core.limits import raise_file_limit
 from ..errors import InternalError, NodeLost, PoolClosed, SkywardError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
-from ..values.launch import LaunchFacts
+from ..values.launch_facts import LaunchFacts
 from ..values.machine import Machine, Machines
 from ..wire.channel import CONTROL, RESULTS
 from ..wire.frames import FrameKind
@@ -53,10 +53,12 @@ from .hosted_values import HostedValues
 from .ledger import Ledger
 from .lender import Lender
 from .liveness import Liveness
-from .log_router import LineSink
 from .reader import Reader
 from .task_events import TaskCounts
 from .tasks import Task, cannot_send
+
+if TYPE_CHECKING:
+    from .log_router import LineSink
 
 _DIAL_S = 20.0
 _START_S = 60.0

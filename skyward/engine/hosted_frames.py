@@ -6,7 +6,7 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..calls.undecoded import Undecoded
 from ..console.logs import Part
@@ -20,9 +20,11 @@ from .head_link import HeadLink
 from .hosted_values import HostedValues
 from .ledger import Ledger
 from .link import Readable
-from .log_router import LineSink
 from .tasks import Task, TaskFailure
 from .threads import in_words, report
+
+if TYPE_CHECKING:
+    from .log_router import LineSink
 
 _MESSAGE_LIMIT = 256 << 20
 

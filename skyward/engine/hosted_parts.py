@@ -15,7 +15,7 @@ from ..schedule.resources import PLAIN, Need
 from ..schedule.scaling import Demand
 from ..shared.messages import StoreRequest
 from ..values.devices import Device, NodeResources
-from ..values.launch import GangLaunch
+from ..values.launch_facts import GangLaunch
 from ..values.machine import Machine
 from ..wire.channel import CONTROL
 from ..wire.frames import FrameKind

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..console.displays import DisplayLine
 from ..console.logs import Part
@@ -60,12 +60,14 @@ class _Partial:
     """Current state of a progress bar."""
 
 
-class LineSink(Protocol):
-    """Destination of lines. It never waits."""
+if TYPE_CHECKING:  # a protocol takes memory in every client
 
-    def put(self, line: LogLine, part: Part = Part.LINE) -> Callable[[], None]:
-        """Take a line. Returns a function that waits until it was shown."""
-        ...
+    class LineSink(Protocol):
+        """Destination of lines. It never waits."""
+
+        def put(self, line: LogLine, part: Part = Part.LINE) -> Callable[[], None]:
+            """Take a line. Returns a function that waits until it was shown."""
+            ...
 
 
 class LogRouter:

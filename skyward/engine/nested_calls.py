@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from ..calls.futures import joined
-from ..calls.named_options import unpack_options
 from ..errors import InternalError, RefLost, SkywardError, UsageError
 from ..schedule.actions import Refuse
 from ..wire.blobs import DIGEST_SIZE, Blob, blob_digest, content_digest
@@ -245,6 +244,8 @@ class NestedCalls:
                 (self._put if request.kind == TaskRequest.PUT else self._get)(call, request)
                 return
             named = partial(self._named, request.parent)
+            from ..calls.named_options import unpack_options  # programs without calls in tasks do without
+
             packed_call = PackedCall(
                 request.name,
                 WireFunction(content_digest(request.function), payload_in(request.function, blobs, named)),

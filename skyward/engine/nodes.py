@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..events import Emit, NodeReady
 from ..schedule.resources import PLAIN, Need, Supply
 from ..values.devices import Device, NodeResources, describe
-from ..values.launch import GangLaunch
 from ..values.machine import Machine
 from ..values.topology import AcceleratorInfo
 from ..wire.frames import FrameKind
@@ -22,6 +22,9 @@ from .liveness import Liveness
 from .opener import Opener
 from .task_dispatcher import TaskDispatcher
 from .threads import report, start_thread
+
+if TYPE_CHECKING:
+    from ..values.launch_facts import GangLaunch
 
 _CONNECT_S = 20.0
 _FINISH_S = 3.0

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..calls.futures import this_thread
 from ..errors import InternalError
@@ -28,36 +28,35 @@ _MOST_AT_ONCE = 16
 """Most channels whose frames are handled under one hold of the lock: a fraction of a millisecond of work."""
 
 
-class FrameTable(Protocol):
-    """Handlers of frames, called with the ledger locked."""
+if TYPE_CHECKING:  # protocols take memory in every client
 
-    @property
-    def handlers(self) -> dict[int, Callable[[Readable, Frame], Any]]:
-        """Handlers by kind of frame. Frames of other kinds are ignored."""
-        ...
+    class FrameTable(Protocol):
+        """Handlers of frames, called with the ledger locked."""
 
-    def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
-        """Handle that the handler of a frame raised."""
-        ...
+        @property
+        def handlers(self) -> dict[int, Callable[[Readable, Frame], Any]]:
+            """Handlers by kind of frame. Frames of other kinds are ignored."""
+            ...
 
+        def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
+            """Handle that the handler of a frame raised."""
+            ...
 
-class LinkEnds(Protocol):
-    """Receiver of links that have ended. Called without the ledger's lock."""
+    class LinkEnds(Protocol):
+        """Receiver of links that have ended. Called without the ledger's lock."""
 
-    def link_gone(self, link: NodeLink, why: str) -> None: ...
+        def link_gone(self, link: NodeLink, why: str) -> None: ...
 
+    class LineEnds(Protocol):
+        """Receiver of the ends of all other channels. Called without the ledger's lock."""
 
-class LineEnds(Protocol):
-    """Receiver of the ends of all other channels. Called without the ledger's lock."""
+        def gone(self, line: Readable) -> None: ...
 
-    def gone(self, line: Readable) -> None: ...
+    class LinkWidth(Protocol):
+        """Measurement of links. Called with the ledger locked."""
 
-
-class LinkWidth(Protocol):
-    """Measurement of links. Called with the ledger locked."""
-
-    def measured(self, link: Readable) -> None: ...
-    def consider(self, link: Readable) -> None: ...
+        def measured(self, link: Readable) -> None: ...
+        def consider(self, link: Readable) -> None: ...
 
 
 class Reader:

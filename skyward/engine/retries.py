@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..calls.named_options import NamedOptions
 from ..calls.options import CallOptions
 from ..wire.failures import EncodedFailure
 
@@ -16,7 +15,7 @@ _JITTER = 0.5
 
 def has_retry_on(options: CallOptions) -> bool:
     """Return whether some exceptions of a call's function are retried."""
-    return bool(options.retry_on or (isinstance(options, NamedOptions) and options.retry_names))
+    return bool(options.retry_on or _names(options))
 
 
 def is_retried_on(options: CallOptions, failure: EncodedFailure, error: Callable[[], BaseException]) -> bool:
@@ -27,9 +26,16 @@ def is_retried_on(options: CallOptions, failure: EncodedFailure, error: Callable
         failure: The exception as it arrived.
         error: Unpickles it, which only a process does that has the user's classes.
     """
-    if isinstance(options, NamedOptions):
-        return not set(options.retry_names).isdisjoint(failure.classes)
-    return isinstance(error(), options.retry_on)
+    if options.retry_on:
+        return isinstance(error(), options.retry_on)
+    return not set(_names(options)).isdisjoint(failure.classes)
+
+
+def _names(options: CallOptions) -> tuple[str, ...]:
+    """Return the names of the classes, if these options came from a process with classes that this one lacks."""
+    from ..calls.named_options import NamedOptions  # only failures need it
+
+    return options.retry_names if isinstance(options, NamedOptions) else ()
 
 
 def pause_s(first_s: float, retry: int, draw: float) -> float:

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...values.launch import LaunchFacts
+from ...values.launch_facts import LaunchFacts
 from .plain import dump_plain, load_plain
 
 _LENGTH = struct.Struct("<I")

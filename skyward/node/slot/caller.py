@@ -24,7 +24,8 @@ from ...calls.graphs import Graphs
 from ...calls.named_options import pack_options
 from ...calls.undecoded import Undecoded
 from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError, UsageError
-from ...values.launch import LaunchFacts, RankValues
+from ...values.launch import RankValues
+from ...values.launch_facts import LaunchFacts
 from ...values.pinned import refuse_to_keep
 from ...values.ref import Ref, splice
 from ...wire.blobs import Blob
