@@ -79,7 +79,9 @@ class Lender:
         self._streams.on_end(frame.ident)
 
     def _ended(self, number: int, ends: CommandEnds) -> None:
-        start_thread(partial(self._close, number, ends), name="skyward-lend", failed=lambda error: ends.close())
+        start_thread(
+            partial(self._close, number, ends), name="skyward-lend", failed=partial(self._not_closed, number, ends)
+        )
 
     def _close(self, number: int, ends: CommandEnds) -> None:
         """End the command of a channel, and tell the head how it ended, unless the head has ended it."""
@@ -92,6 +94,10 @@ class Lender:
         code = ends.exit_code(_EXIT_S)
         ends.close()
         self._say_end(number, code, ends.said())
+
+    def _not_closed(self, number: int, ends: CommandEnds, error: BaseException) -> None:
+        ends.close()
+        self._say_end(number, None, in_words(error))
 
     def _say_end(self, number: int, code: int | None, said: str) -> None:
         self._tell(FrameKind.END_LENT, number, json.dumps({"code": code, "said": said}).encode())

@@ -231,6 +231,28 @@ class LentStreams:
             self._wake_write.send(b"\0")
 
     def _run(self) -> None:
+        try:
+            self._pass_on()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """End this thread, and all streams unless `close` has. The next stream that is bound gets another thread."""
+        with self._lock:
+            poll, self._poll = self._poll, None
+            streams = list(self._by_fd.values())
+            for stream in streams:
+                self._forget(stream)
+            self._thread = None if not self._is_closed else self._thread
+        for stream in streams:
+            stream.ended()
+        if hasattr(poll, "close"):
+            poll.close()
+        if self._is_closed:
+            self._wake_read.close()
+            self._wake_write.close()
+
+    def _pass_on(self) -> None:
         poll = select.epoll() if hasattr(select, "epoll") else select.poll()
         poll.register(self._wake_read.fileno(), select.POLLIN)
         with self._lock:
@@ -246,12 +268,6 @@ class LentStreams:
                     self._unblocked(fd)
                 if events & ~select.POLLOUT:
                     self._readable(fd)
-        with self._lock:
-            self._poll = None
-        if hasattr(poll, "close"):
-            poll.close()
-        self._wake_read.close()
-        self._wake_write.close()
 
     def _watch(self) -> None:
         """Wait for the right events of each descriptor."""

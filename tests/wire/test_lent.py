@@ -151,3 +151,26 @@ def test_an_idle_stream_costs_no_time(pair: _Pair) -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_streams_end_when_their_thread_raises_and_the_next_one_gets_another(pair: _Pair) -> None:
+    side = pair.sides[0]
+    real = side._readable  # no input can make the thread raise
+
+    def fail(fd: int) -> None:
+        raise MemoryError
+
+    side._readable = fail  # type: ignore[method-assign]
+    pair.ends[0].sendall(b"x")
+    assert pair.ended[0].wait(_LIMIT_S)
+    assert pair.ended[1].wait(_LIMIT_S)
+    side._readable = real  # type: ignore[method-assign]
+    outer, inner = socket.socketpair()
+    inner.setblocking(False)
+    outer.settimeout(_LIMIT_S)
+    side.open(2)
+    assert side.bind(2, inner.fileno(), inner.close)
+    side.on_bytes(2, b"more")
+    assert _read(outer, 4) == b"more"
+    outer.close()

@@ -82,11 +82,10 @@ class Door:
         while not self._is_closed:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                if not self._is_closed:  # out of descriptors, perhaps for a moment: the stub waits
+                start_thread(partial(self._greet, sock), name="skyward-greeting", failed=partial(_failed, sock))
+            except (OSError, MemoryError, RuntimeError):
+                if not self._is_closed:  # out of descriptors or threads, perhaps for a moment: the client dials again
                     time.sleep(_ACCEPT_PAUSE_S)
-                continue
-            start_thread(partial(self._greet, sock), name="skyward-greeting", failed=partial(_failed, sock))
 
     def _greet(self, stub: socket.socket) -> None:
         deadline = time.monotonic() + _GREETING_S

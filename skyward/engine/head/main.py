@@ -76,10 +76,12 @@ def _run(config: HeadConfig, listener: socket.socket, path: str) -> int:
 
 def _wait_for_end(ended: threading.Event) -> None:
     """Wait for the end of standard input. Not by its buffered reader, which the end of the process could not close."""
-    with contextlib.suppress(OSError):
-        while os.read(0, 4096):
-            continue
-    ended.set()
+    try:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                continue
+    finally:
+        ended.set()
 
 
 def _say(line: str) -> None:
