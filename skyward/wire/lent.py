@@ -15,6 +15,7 @@ One thread reads all descriptors. The thread that takes a frame off the channel 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -25,6 +26,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .frames import FrameKind
+
+_log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 1 << 20
 _REPORT_BYTES: Final = WINDOW_BYTES // 8
@@ -233,6 +236,8 @@ class LentStreams:
     def _run(self) -> None:
         try:
             self._pass_on()
+        except BaseException:  # even SystemExit: the links over these streams are made again
+            _log.exception("%s: its thread failed, so all its streams end", self._name)
         finally:
             self._end()
 

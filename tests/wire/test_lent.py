@@ -153,7 +153,6 @@ def test_an_idle_stream_costs_no_time(pair: _Pair) -> None:
     assert time.process_time() - before < 0.2
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_streams_end_when_their_thread_raises_and_the_next_one_gets_another(pair: _Pair) -> None:
     side = pair.sides[0]
     real = side._readable  # no input can make the thread raise
