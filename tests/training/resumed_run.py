@@ -7,11 +7,15 @@ Part `whole` trains 12 steps, logs at each second, evaluates at each fourth and 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    gc.disable()  # until all is imported: it stays
 
 import torch
 
@@ -80,4 +84,6 @@ def main(folder: Path, part: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.enable()
+    gc.freeze()
     main(Path(sys.argv[1]), sys.argv[2])

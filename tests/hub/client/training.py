@@ -7,6 +7,7 @@ hub is that of the environment.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras does without
+    gc.disable()  # until all is imported: it stays
 
 from skyward import hub
 from skyward.hub import HubLogger
@@ -62,6 +64,7 @@ def with_keras(folder: Path) -> None:
 
     from skyward.training import KerasCallbacks
 
+    leave_imports_alone()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)])
     model.compile(keras.optimizers.SGD(0.1), "mse")
     ours = KerasCallbacks([HubLogger(run_name="keras")], output_dir=folder, logging_steps=1)
@@ -69,10 +72,18 @@ def with_keras(folder: Path) -> None:
     model.fit(x, y, callbacks=[ours], verbose=0, validation_data=(x, y), batch_size=2, epochs=2, shuffle=False)
 
 
+def leave_imports_alone() -> None:
+    """Look for garbage again, except among what was imported."""
+    gc.enable()
+    gc.freeze()
+
+
 def main(part: str, folder: Path) -> None:
     if part == "keras":
         with_keras(folder)
-    elif part == "steered":
+        return
+    leave_imports_alone()
+    if part == "steered":
         logger = HubLogger(run_name="steered")
         train(folder, [logger, TakesItsTime()], max_steps=10_000, save_strategy="no", eval_strategy="no")
     elif part == "first":
