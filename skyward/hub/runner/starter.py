@@ -125,18 +125,20 @@ def fork_runners(descriptor: int) -> Path | None:
         importlib.import_module(f"skyward.{name}")
     gc.freeze()  # runners share this memory until they write to it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
-    with socket.socket(fileno=descriptor) as sock:
+    # A launcher that ends before it has read the last answer resets the connection.
+    with socket.socket(fileno=descriptor) as sock, suppress(ConnectionError):
         sock.send(_READY)
         while True:
             message, descriptors, _, _ = socket.recv_fds(sock, _MOST, 2)
             if not message:
-                return None
+                break
             pid = os.fork()
             if pid == 0:
                 return _become_runner(json.loads(message), *descriptors)
             for held in descriptors:
                 os.close(held)
             sock.send(b"%d" % pid)
+    return None
 
 
 def _become_runner(order: Mapping[str, Any], lock: int, log: int) -> Path:

@@ -41,9 +41,21 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 
 def starter_of(launcher: Launcher) -> int:
-    until(launcher.starters, LIMIT_S)
+    """Return the launcher's starter, once it waits for orders."""
+    until(lambda: [pid for pid in launcher.starters() if waits(pid)], LIMIT_S)
     (pid,) = launcher.starters()
     return pid
+
+
+def waits(starter: int) -> bool:
+    """Return whether a starter has imported everything: it sleeps, and leaves its children to the kernel."""
+    try:
+        lines = Path(f"/proc/{starter}/status").read_text().splitlines()
+    except OSError:  # it has just ended
+        return False
+    fields = dict(line.split(":", 1) for line in lines)
+    ignored = int(fields["SigIgn"], 16)
+    return bool(ignored >> signal.SIGCHLD - 1 & 1) and fields["State"].split()[0] == "S"
 
 
 def parent_of(pid: int) -> int:
@@ -75,6 +87,15 @@ def test_starter_that_was_killed_is_replaced_and_costs_no_job_an_attempt(launche
     assert job.result(LIMIT_S) == 5
     assert len(job.attempts) == 1
     assert starter_of(launcher) != killed
+
+
+def test_starter_ends_quietly_when_its_launcher_ends_without_reading_its_answer(tmp_path: Path) -> None:
+    starter = RunnerStarter(tmp_path / "log", os.environ)
+    until(lambda: waits(starter.pid), LIMIT_S)
+    starter._socket.close()
+    until(lambda: not starter.is_alive, LIMIT_S)
+    starter.close()
+    assert (tmp_path / "log").read_text() == ""
 
 
 def test_starter_that_stands_still_is_killed_and_starts_no_runner_later(
