@@ -164,6 +164,7 @@ def test_sweep_over_jobs_waits_for_its_launcher_to_be_upgraded(server: HubServer
         is_newer.set()
         with launcher_behind(url, tmp_path / "data"):
             assert sweep.wait(LIMIT_S).status == "completed"
+            assert driver.result(LIMIT_S) == {"sweep": sweep.id, "end": "completed"}  # a little after its sweep
     assert [(attempt.number, attempt.end, attempt.error) for attempt in driver.attempts] == [(1, "completed", "")]
 
 
