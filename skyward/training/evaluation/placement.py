@@ -6,6 +6,7 @@ evaluation ends at most one evaluation later than in the best schedule. Binding 
 worker was tried: one cold start made a worker look slow for minutes.
 
 Estimates only decide whether an evaluation takes an idle worker or waits for a faster one that will finish it sooner.
+It never waits for a worker without a measurement while another is idle.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ def place(
     for barred in waiting:
         allowed = [at for at, worker in enumerate(workers) if worker is not barred] or [0]
         ends = [slots[at][0] + costs[at] * confidences[at] for at in allowed]
+        if any(idle[at] > 0 for at in allowed):
+            # Nobody knows when a worker is free that has not finished an evaluation: it may still be starting.
+            ends = [
+                end if idle[at] > 0 or workers[at].is_known else math.inf
+                for at, end in zip(allowed, ends, strict=True)
+            ]
         if min(ends) == math.inf:
             at = min(allowed, key=lambda at: workers[at].suspended_until)
             is_now = idle[at] > 0

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.placement import choose, place
@@ -116,6 +116,7 @@ releases = st.lists(st.floats(0, 3), min_size=1, max_size=24).map(lambda gaps: l
 
 
 @given(releases, st.lists(truths, min_size=1, max_size=5))
+@example([0.0, 0.0], [Truth(evaluation_s=1.0), Truth(evaluation_s=1.0, cold_s=30.0)])
 def test_all_evaluations_end_within_one_evaluation_of_the_best_schedule(
     asked: list[float], workers: list[Truth]
 ) -> None:
