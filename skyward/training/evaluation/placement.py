@@ -48,8 +48,7 @@ def place(
         if any(idle[at] > 0 for at in allowed):
             # Nobody knows when a worker is free that has not finished an evaluation: it may still be starting.
             ends = [
-                end if idle[at] > 0 or workers[at].is_known else math.inf
-                for at, end in zip(allowed, ends, strict=True)
+                end if idle[at] > 0 or workers[at].is_known else math.inf for at, end in zip(allowed, ends, strict=True)
             ]
         if min(ends) == math.inf:
             at = min(allowed, key=lambda at: workers[at].suspended_until)
