@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
@@ -171,10 +170,11 @@ def test_nodes_end_when_the_client_becomes_another_program(sandbox: Sandbox) -> 
         """
 pool = sky.ComputePool(sky.Local(lease_s=60.0), nodes=2).start()
 pid() @ pool
+(here / "begun").touch()
 os.execv("/bin/sleep", ["sleep", "600"])
 """
     )
-    until(lambda: sandbox.pids("slot"))
+    sandbox.waits_for("begun")  # the slots themselves may be gone before anybody looks
     sandbox.proves_nothing_is_left(but=client.pid)
     client.kill()
 
