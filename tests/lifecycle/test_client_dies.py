@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
 
