@@ -291,10 +291,10 @@ class Dialler:
 
     def _greeting(self, ends: DialledEnds, deadline: float) -> dict[str, Any]:
         self._skip_chatter(ends, deadline)
-        length, kind, _, _, _ = HEADER.unpack(_read_exactly(ends, HEADER.size, deadline))
+        length, kind, _, _, _ = HEADER.unpack(ends.read_exactly(HEADER.size, deadline))
         if length > MAX_BODY:
             raise InternalError(f"{self._peer}: invalid greeting, {length} bytes of kind {kind}; report this bug")
-        answer: dict[str, Any] = json.loads(_read_exactly(ends, length, deadline))
+        answer: dict[str, Any] = json.loads(ends.read_exactly(length, deadline))
         if kind == FrameKind.WELCOME:
             return answer
         if answer.get("is_unknown"):
@@ -302,10 +302,10 @@ class Dialler:
         raise InternalError(f"{self._peer}: refused the link, because {answer.get('reason', answer)}; open a new pool")
 
     def _skip_chatter(self, ends: DialledEnds, deadline: float) -> None:
-        window = _read_exactly(ends, len(MAGIC), deadline)
+        window = ends.read_exactly(len(MAGIC), deadline)
         skipped = 0
         while window != MAGIC:
-            window = window[1:] + _read_exactly(ends, 1, deadline)
+            window = window[1:] + ends.read_exactly(1, deadline)
             skipped += 1
             if skipped > _CHATTER_LIMIT:
                 raise EOFError(f"no greeting in the first {skipped} bytes of output")
@@ -313,18 +313,3 @@ class Dialler:
     def _why(self, ends: DialledEnds, error: Exception) -> str:
         why = f"{self._peer}: does not answer ({error}); check the machine and its network"
         return f"{why}\n{ends.said()}" if ends.said() else why
-
-
-def _read_exactly(ends: DialledEnds, count: int, deadline: float) -> bytes:
-    poll = select.poll()
-    poll.register(ends.read_fd, select.POLLIN)
-    data = b""
-    while len(data) < count:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not poll.poll(left_s * 1000):
-            raise TimeoutError("timed out")  # words: ok, `_why` builds the message
-        piece = os.read(ends.read_fd, count - len(data))
-        if not piece:
-            raise EOFError("stream ended")
-        data += piece
-    return data

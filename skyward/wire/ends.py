@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from collections.abc import Sequence
 
 from .channel import ChannelClosed
@@ -35,6 +36,21 @@ class Ends:
     def write_fileno(self) -> int:
         """Return the descriptor to poll while `write_fd` takes no more; see `Stripes`."""
         return self.write_fd
+
+    def read_exactly(self, count: int, deadline: float) -> bytes:
+        """Read this many bytes of a greeting. Raises TimeoutError at the deadline (monotonic), EOFError at the end."""
+        poll = select.poll()
+        poll.register(self.read_fd, select.POLLIN)
+        data = b""
+        while len(data) < count:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000):
+                raise TimeoutError("timed out")  # words: ok, who greets says of whom
+            piece = os.read(self.read_fd, count - len(data))
+            if not piece:
+                raise EOFError("stream ended")
+            data += piece
+        return data
 
     def close(self) -> None:
         for fd in {self.read_fd, self.write_fd} - {-1}:

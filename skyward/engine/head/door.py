@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -128,26 +127,11 @@ def _passed(stub: socket.socket) -> tuple[int, int]:
 
 
 def _hello(ends: Ends, deadline: float) -> dict[str, Any]:
-    length, kind, _, _, _ = HEADER.unpack(_read(ends, HEADER.size, deadline))
+    length, kind, _, _, _ = HEADER.unpack(ends.read_exactly(HEADER.size, deadline))
     if kind != FrameKind.HELLO or length > MAX_BODY:
         raise LinkRefused(f"frame of kind {kind} instead of HELLO")
-    hello: dict[str, Any] = json.loads(_read(ends, length, deadline))
+    hello: dict[str, Any] = json.loads(ends.read_exactly(length, deadline))
     return hello
-
-
-def _read(ends: Ends, count: int, deadline: float) -> bytes:
-    poll = select.poll()
-    poll.register(ends.read_fd, select.POLLIN)
-    data = b""
-    while len(data) < count:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not poll.poll(left_s * 1000):
-            raise EOFError("no greeting in time")
-        piece = os.read(ends.read_fd, count - len(data))
-        if not piece:
-            raise EOFError("stream ended")
-        data += piece
-    return data
 
 
 def _send(ends: Ends, kind: int, fields: dict[str, Any]) -> None:
