@@ -53,10 +53,13 @@ with sky.ComputePool(sky.Local(), nodes=2) as pool:
     child = os.fork()
     if child == 0:
         say("closed for the child")
+        (here / "said").touch()
         while not (here / "may_end").exists():
             time.sleep(0.01)
         os._exit(0)
     pid() @ pool
+    while not (here / "said").exists():
+        time.sleep(0.01)
     say("open for the parent")
 (here / "may_end").touch()
 os.waitpid(child, 0)
