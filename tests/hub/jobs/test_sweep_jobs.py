@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from skyward import hub
@@ -19,7 +21,7 @@ from skyward.cli import main
 from skyward.errors import UsageError
 from skyward.hub.client import repeated
 from skyward.hub.client.trial import TrialTask, hub_reporter
-from tests.hub.jobs.hub_process import HubProcess
+from tests.hub.jobs.hub_process import HubProcess, is_runner
 from tests.hub.search import objectives
 from tests.hub.search.objectives import SPACE
 from tests.waiting import until
@@ -150,6 +152,62 @@ def test_members_of_a_population_that_are_jobs_go_on_from_checkpoints_of_each_ot
     for number, parent in copies:
         loaded = json.loads((tmp_path / "population" / f"trial-{number:05d}" / "state.json").read_text())["jobs"]
         assert loaded[-2:] == [jobs[f"population-{parent}"], jobs[f"population-{number}"]]
+
+
+def test_trial_whose_machine_dies_goes_on_from_its_checkpoint_on_another(tmp_path: Path) -> None:
+    steps = 6
+    sweep = hub.sweep(
+        objectives.save_each_step,
+        {"rate": [0.5, 0.25, 0.125]},
+        name="machine-dies",
+        on="jobs",
+        strategy="grid",
+        max_concurrent_trials=2,
+        base_config={"notes": str(tmp_path), "steps": steps},
+        keep_s=30.0,
+    )
+    driver = sweep.job
+    assert driver is not None
+    until(lambda: [len(steps_of(tmp_path, number)) for number in (0, 1)] == [4, 4], 60)
+    victim = steps_of(tmp_path, 0)[-1][1]
+    lost = kill_machine_of(victim)
+    until(lambda: len(steps_of(tmp_path, 0)) == 5, 60)
+    assert [pid for pid in lost if Path(f"/proc/{pid}/exe").exists()] == [], "two attempts of one job ran at once"
+    (tmp_path / "gate").touch()
+    assert sweep.wait(60).status == "completed"
+    for number in range(3):
+        again = [3] if number == 0 else []
+        taken = [step for step, _ in steps_of(tmp_path, number)]
+        assert taken == sorted([*range(steps), *again]), "it goes on behind its last checkpoint"
+    rates = {trial.number: trial.params["rate"] for trial in sweep.trials}
+    assert sorted(rates.values()) == [0.125, 0.25, 0.5], "each was asked once"
+    ends = {trial.number: (trial.state, trial.value) for trial in sweep.trials}
+    assert ends == {number: ("completed", (1 - rate) ** steps) for number, rate in rates.items()}
+    attempts = {job.name: [attempt.end for attempt in job.attempts] for job in sweep.jobs}
+    once = {f"machine-dies-{number}": ["completed"] for number in (1, 2)}
+    assert attempts == {"machine-dies-0": ["lost", "completed"], **once}
+    assert driver.result(60) == {"sweep": sweep.id, "end": "completed"}
+    assert len(driver.attempts) == 1
+
+
+def steps_of(notes: Path, trial: int) -> list[tuple[int, int]]:
+    """Return each step that a trial began, with the process that took it."""
+    path = notes / str(trial)
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+
+
+def kill_machine_of(pid: int) -> list[int]:
+    """Kill everything that runs on the node of a process, as a machine that dies does. Return the processes."""
+    top = psutil.Process(pid)
+    while not is_runner((above := top.parent() or top).pid):
+        assert above.pid != top.pid, "it has no runner above"
+        top = above
+    processes = [top, *top.children(recursive=True)]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    return [process.pid for process in processes]
 
 
 def test_reports_of_a_job_wait_for_a_hub_that_is_away(hub_process: HubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
