@@ -1,7 +1,7 @@
 """Stand-ins for machines with GPUs: an `nvidia-smi` that lists devices which do not exist.
 
 Put its folder first on the PATH of a node. The node then finds the devices as it finds real ones.
-The file `looks` beside it has a line for each search.
+The file `looks` beside it has a line for each search. The file `load` has the load that it reports each second.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ END
 {rows}
 END
 ;;
+*utilization.gpu*) while cat "$(dirname "$0")/load"; do sleep 1; done ;;
 *) exit 2 ;;
 esac
 """
@@ -48,6 +49,10 @@ def install_smi(folder: Path, gpus: Sequence[Gpu]) -> str:
         listing.append(f"GPU {number}: {gpu.name} (UUID: {uuid})")
         for at, profile in enumerate(gpu.instances):
             listing.append(f"  MIG {profile}     Device  {at}: (UUID: MIG-{number:08}-{at})")
+    load = [
+        f"{number}, {10 * number}, {1024 * number}, {gpu.memory_mib}, {40 + number}" for number, gpu in enumerate(gpus)
+    ]
+    (folder / "load").write_text("\n".join(load) + "\n")
     program = folder / "nvidia-smi"
     program.write_text(_PROGRAM.format(rows="\n".join(rows), listing="\n".join(listing)))
     program.chmod(0o755)

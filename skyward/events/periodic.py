@@ -16,6 +16,7 @@ class DeviceUsage:
         busy: Utilization in 0..1.
         memory_used_gib: Used device memory in GiB.
         memory_gib: Total device memory in GiB.
+        celsius: Temperature in degrees Celsius; 0 if the device does not tell it.
 
     Example:
         >>> DeviceUsage(index=0, busy=0.97, memory_used_gib=61.0, memory_gib=80.0).busy
@@ -26,6 +27,7 @@ class DeviceUsage:
     busy: float
     memory_used_gib: float
     memory_gib: float
+    celsius: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,4 +53,4 @@ def test_usage_reports_each_device_while_it_computes(device: Device, count: int,
 
 
 def test_output_of_nvidia_smi_is_parsed() -> None:
-    assert devices_of("0, 37, 1024, 81559\n")[0]["busy"] == 0.37
+    assert devices_of("0, 37, 1024, 81559, 40\n")[0]["busy"] == 0.37

@@ -7,7 +7,7 @@ import logging
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,10 +69,16 @@ class AttemptRun:
         launch: The launch.
         make_link: Makes a link to the hub with the attempt's token.
         cost_usd: Returns the cost of the pool since its beginning.
+        gpus: Returns a sample of the load of the pool's GPUs; empty if none is due.
     """
 
     def __init__(
-        self, folder: Path, launch: Mapping[str, Any], make_link: Callable[[], HubLink], cost_usd: Callable[[], float]
+        self,
+        folder: Path,
+        launch: Mapping[str, Any],
+        make_link: Callable[[], HubLink],
+        cost_usd: Callable[[], float],
+        gpus: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
     ) -> None:
         self._folder, self._launch = folder, launch
         self._spec: Mapping[str, Any] = launch["spec"]
@@ -90,6 +96,7 @@ class AttemptRun:
             on_order=lambda command, grace_s: self._orders.put((command, grace_s)),
             on_stale=lambda: self._orders.put(("stale", 0.0)),
             cost_usd=self.cost_usd,
+            gpus=gpus,
         )
 
     def cost_usd(self) -> float:

@@ -64,15 +64,16 @@ class HubLink:
         saved_at: int | None = None,
         note: str = "",
         saves: Sequence[Mapping[str, Any]] = (),
+        gpus: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """Send a sign of life with news of saves, and return the hub's order.
+        """Send a sign of life with news of saves and GPUs, and return the hub's order.
 
         Raises:
             Stale: The attempt is over.
             HubUnreachable: There was no answer.
         """
         state = {"is_running": is_running, "cost_usd": cost_usd, "saved_at": saved_at, "note": note[:_NOTE]}
-        body = {**state, "saves": list(saves), "protocol": PROTOCOL}
+        body = {**state, "saves": list(saves), "gpus": list(gpus), "protocol": PROTOCOL}
         order: dict[str, Any] = self._ask(lambda: self._connection.json("POST", self.path("beat"), body))
         return order
 
@@ -141,6 +142,7 @@ class Reporter:
         on_order: Called with each new command, its number and its grace in seconds.
         on_stale: Called once, when the attempt is given up or the hub was silent for `FENCE_S`.
         cost_usd: Returns the cost so far.
+        gpus: Returns a sample of the load of its GPUs; empty if none is due. One that does not arrive is lost.
     """
 
     def __init__(
@@ -151,9 +153,11 @@ class Reporter:
         on_order: Callable[[str, float], None],
         on_stale: Callable[[], None],
         cost_usd: Callable[[], float],
+        gpus: Callable[[], Sequence[Mapping[str, Any]]],
     ) -> None:
         self._make_link, self._output = make_link, output
         self._on_order, self._on_stale, self._cost_usd = on_order, on_stale, cost_usd
+        self._gpus = gpus
         self.is_running = False
         self.note = ""
         """State of its machines in words, until they are ready."""
@@ -215,6 +219,7 @@ class Reporter:
             saved_at=self.saved_at,
             note="" if self.is_running else self.note,
             saves=saves,
+            gpus=self._gpus() if self.is_running else (),
         )
         with self._has_save:
             while self._saves and noted and self._saves[0][1]["number"] <= noted[-1][1]["number"]:

@@ -25,6 +25,7 @@ from ...calls.compute import PendingCompute
 from ...errors import HubUnreachable, NoCapacity, SkywardError, UsageError
 from ...events.base import Event
 from ...events.machine import PhaseOutput, PhaseStarted, PreemptionNotice
+from ...events.periodic import NodeUsage
 from ...pool.config import provider_of
 from ...pool.pool import ComputePool
 from ...training.checkpoint.fence import WRITER
@@ -35,6 +36,7 @@ from ..client.settings import JOB, URL, Address
 from ..model.jobs import AttemptEnd
 from .attempt_run import OUTPUT, AttemptOutcome, AttemptRun, in_words
 from .command import CANCEL_S
+from .gpu_samples import VISIBLE, GpuSamples, own_gpus
 from .launch_file import CHECKPOINT_DIR, CODE, LAUNCH, checkpoint_folder, read_launch, write_private
 from .packed_call import split_call
 from .reporter import HubLink, Stale, until_heard
@@ -45,7 +47,6 @@ NEXT_S = 5.0
 """Seconds for which the hub may hold the question for the next attempt."""
 GIVE_BACK_S = 60.0
 """Seconds for which the hub is told that kept machines are gone. Then it hears from the launcher that the runner is."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RETRY_S = 1.0
 _LATE_S = 60.0
 """Seconds beyond its time for which a runner that waits relies on the hub to end it."""
@@ -68,6 +69,7 @@ class JobRunner:
         self._cost_usd = 0.0
         self._idle_cost_usd = 0.0
         self._must_end = threading.Event()
+        self._gpus = GpuSamples()
         self._run = self._new_run()
 
     def run(self) -> int:
@@ -187,6 +189,7 @@ class JobRunner:
             image["env"] = {**image.get("env", {}), JOB: self._launch["job"]}
         if numbers := self._launch["devices"]:
             restrict(machines, nodes, numbers, image)
+        self._gpus.watch(own_gpus(self._launch))
         if spec["secrets"]:
             given = secrets_of(self._folder, self._launch["project"], spec["secrets"])
             image["env"] = {**image.get("env", {}), **given}
@@ -245,6 +248,7 @@ class JobRunner:
         (self._folder / OUTPUT).unlink()
         write_private(self._folder / LAUNCH, launch)
         self._launch = launch
+        self._gpus.begin()
         self._run = self._new_run()
         if self._must_end.is_set():
             self._run.abort()
@@ -260,7 +264,7 @@ class JobRunner:
     # Within -----------------------------------------------------------------------------------------------------------
 
     def _new_run(self) -> AttemptRun:
-        return AttemptRun(self._folder, self._launch, self._link, self._pool_cost)
+        return AttemptRun(self._folder, self._launch, self._link, self._pool_cost, self._gpus.take)
 
     def _pool_cost(self) -> float:
         return self._cost_usd if self._pool is None else max(self._cost_usd, self._pool.cost_usd)
@@ -269,9 +273,11 @@ class JobRunner:
         self._run.write_line(line)
 
     def _hear(self, event: Event) -> None:
-        """Save when a machine is about to go. Tell the hub what machines do before they are ready."""
+        """Save when a machine is about to go. Tell the hub how a machine starts, and how busy its GPUs are."""
         if isinstance(event, PreemptionNotice):
             self._run.save_before_loss(event.node, event.notice)
+        elif isinstance(event, NodeUsage):
+            self._gpus.add(event)
         elif isinstance(event, PhaseStarted | PhaseOutput) and not self._run.reporter.is_running:
             text = event.text if isinstance(event, PhaseOutput) else event.detail
             self._run.reporter.note = f"node {event.node}, {event.phase}{': ' if text else ''}{text}"

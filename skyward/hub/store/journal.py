@@ -155,6 +155,11 @@ def events_of(snapshot: ReadSnapshot, project: int, resource: str, limit: int) -
     return [EventRow(*row) for row in reversed(rows)]
 
 
+def drop_events(tx: Transaction, project: int, resource: str, last: int) -> None:
+    """Delete the events of one thing up to an id."""
+    tx.execute("DELETE FROM event WHERE resource = ? AND project = ? AND id <= ?", (resource, project, last))
+
+
 def decoded(text: str) -> object:
     """Decode the JSON of an entry."""
     return json.loads(text)

@@ -7,7 +7,6 @@ a vendor's library must not crash it.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 from collections.abc import Callable
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 _MIB_PER_GIB = 1024
 _BYTES_PER_GIB = 1024**3
 _KIB_PER_GIB = 1024 * 1024
-_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total,temperature.gpu"
 _LONGEST_LINE = 64 * 1024
 
 
@@ -29,8 +28,8 @@ class UsageMeter:
     """Reports the load at intervals, while it is requested. Only the agent's thread uses it.
 
     `tell` receives JSON: cpu (0..1 since the last report), cores, memory_used_gib, memory_gib, values_gib,
-    values_on_disk_gib, devices (index, busy, memory_used_gib, memory_gib of each). `blob_bytes` returns the bytes of
-    blobs in memory and on the disk.
+    values_on_disk_gib, devices (index, busy, memory_used_gib, memory_gib, celsius of each). `blob_bytes` returns the
+    bytes of blobs in memory and on the disk.
     """
 
     def __init__(
@@ -86,14 +85,12 @@ class UsageMeter:
     # Devices --------------------------------------------------------------------------------------------------------
 
     def _start_smi(self) -> None:
-        if not glob.glob("/dev/nvidia[0-9]*"):
-            return
-        import shutil  # only here: idle agents of most machines need neither
-        import subprocess
-
-        program = shutil.which("nvidia-smi")
+        paths = (os.path.join(folder, "nvidia-smi") for folder in os.get_exec_path())
+        program = next((path for path in paths if os.access(path, os.X_OK)), None)
         if program is None:
             return
+        import subprocess  # only here: agents of most machines need none
+
         every_s = str(max(1, round(self._interval_s)))
         try:
             self._smi = subprocess.Popen(
@@ -167,14 +164,15 @@ def devices_of(csv: str) -> list[dict[str, float]]:
     devices = []
     for line in csv.splitlines():
         cells = [_number(cell) for cell in line.split(",")]
-        if len(cells) == 4:
-            index, percent, used_mib, mib = cells
+        if len(cells) == 5:
+            index, percent, used_mib, mib, celsius = cells
             devices.append(
                 {
                     "index": index,
                     "busy": percent / 100,
                     "memory_used_gib": used_mib / _MIB_PER_GIB,
                     "memory_gib": mib / _MIB_PER_GIB,
+                    "celsius": celsius,
                 }
             )
     return devices

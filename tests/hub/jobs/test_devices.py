@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +31,34 @@ def test_two_jobs_on_one_node_and_a_gang_see_different_devices(
     pair = [hub.submit(devices(str(file)), accelerator="H100") for _ in range(2)]
     gang = hub.submit(devices(str(file)), accelerator=sky.accelerators.H100(count=2), nodes=2, on="all")
     until(lambda: [job.status for job in (*pair, gang)] == ["running"] * 3, 90)
+    own = {pair[0].id: {(0, 0)}, pair[1].id: {(0, 1)}, gang.id: {(0, 2), (0, 3), (1, 6), (1, 7)}}
+    for job, sample in samples_of(own_hub, set(own)).items():
+        listed = {(gpu["node"], gpu["gpu"]) for gpu in sample}
+        assert listed <= own[job]  # a node that told nothing yet is missing
+        assert listed
+        for gpu in sample:
+            number = gpu["gpu"]
+            load = {"busy": number / 10, "memory_used_gib": number, "celsius": 40 + number}
+            assert {name: gpu[name] for name in load} == pytest.approx(load)
     file.touch()
     assert [job.result(60) for job in pair] == ["0", "1"]
     assert gang.result(60) == ["2,3", "6,7"]
     own_hub.until_clean()
+
+
+def samples_of(process: HubProcess, jobs: set[str]) -> dict[str, list[dict[str, Any]]]:
+    """Follow the events of GPUs until each of these jobs has one, and return their first samples."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    headers = {"Last-Event-ID": "0"}
+    with process.client() as client, client.stream("GET", "/v1/events?kind=gpu", headers=headers) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                body = json.loads(line.removeprefix("data: "))["detail"]
+                found.setdefault(body["job"], body["gpus"])
+            if jobs <= found.keys():
+                break
+    return {job: found[job] for job in jobs}
 
 
 def test_other_machines_get_the_variable_by_their_image(monkeypatch: pytest.MonkeyPatch) -> None:

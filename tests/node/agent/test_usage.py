@@ -32,10 +32,10 @@ def test_memory_that_the_kernel_can_reclaim_counts_as_free() -> None:
 
 
 def test_devices_are_read_and_a_slice_without_figures_counts_as_zero() -> None:
-    text = "0, 97, 20480, 81920\n1, [N/A], [Insufficient Permissions], 81920\nNo devices were found\n"
+    text = "0, 97, 20480, 81920, 61\n1, [N/A], [Insufficient Permissions], 81920, [N/A]\nNo devices were found\n"
     assert devices_of(text) == [
-        {"index": 0.0, "busy": 0.97, "memory_used_gib": 20.0, "memory_gib": 80.0},
-        {"index": 1.0, "busy": 0.0, "memory_used_gib": 0.0, "memory_gib": 80.0},
+        {"index": 0.0, "busy": 0.97, "memory_used_gib": 20.0, "memory_gib": 80.0, "celsius": 61.0},
+        {"index": 1.0, "busy": 0.0, "memory_used_gib": 0.0, "memory_gib": 80.0, "celsius": 0.0},
     ]
 
 

@@ -46,6 +46,7 @@ async def beat(call: Call, request: job_wire.Beat) -> job_wire.OrderOut:
         note=request.note,
         protocol=request.protocol,
         saves=[msgspec.structs.asdict(note) for note in request.saves],
+        gpus=[msgspec.structs.asdict(sample) for sample in request.gpus],
     )
     return job_wire.OrderOut(order.command, order.number, order.grace_s, order.now)
 

@@ -224,8 +224,19 @@ class SaveNote(Struct):
     age_s: Amount = 0.0
 
 
+class GpuSample(Struct):
+    """Load of a GPU of an attempt: `node` counts its nodes from 0, and `gpu` the GPUs of that machine."""
+
+    node: Annotated[int, Meta(ge=0)]
+    gpu: Annotated[int, Meta(ge=0)]
+    busy: Annotated[float, Meta(ge=0, le=1)]
+    memory_used_gib: Amount = 0.0
+    memory_gib: Amount = 0.0
+    celsius: Amount = 0.0
+
+
 class Beat(Struct):
-    """Sign of life of a runner, with the saves that the hub may lack."""
+    """Sign of life of a runner, with the saves that the hub may lack, and now and then the load of its GPUs."""
 
     is_running: bool
     cost_usd: Amount = 0.0
@@ -233,6 +244,7 @@ class Beat(Struct):
     note: Annotated[str, Meta(max_length=1000)] = ""
     protocol: int = 1
     saves: Annotated[list[SaveNote], Meta(max_length=100)] = []
+    gpus: Annotated[list[GpuSample], Meta(max_length=1024)] = []
 
 
 class OrderOut(Struct):

@@ -24,6 +24,7 @@ from ...store.transaction import ReadSnapshot, Transaction
 from ..bell import Bell
 from ..calls import Service, require_no_run_token
 from ..receiving import receive_blob
+from .gpu_use import note_gpus
 from .jobs import need_job
 from .kept import CLOSE, close, give_back, kept_s, lose_kept
 from .life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost, note_idle_cost
@@ -159,6 +160,7 @@ class Attempts(Service):
         note: str = "",
         protocol: int = PROTOCOL,
         saves: Sequence[Mapping[str, Any]] = (),
+        gpus: Sequence[Mapping[str, Any]] = (),
     ) -> RunnerOrder:
         """Renew the lease of an attempt, and collect its command.
 
@@ -172,13 +174,14 @@ class Attempts(Service):
             note: State of its machines in words, until they are ready.
             protocol: Version of its messages.
             saves: Notes of its training about saves: `number`, `path`, `step`, `bytes`, `seconds` and `age_s`.
+            gpus: Load of its GPUs: `node`, `gpu`, `busy`, `memory_used_gib`, `memory_gib` and `celsius`.
 
         Raises:
             Refusal: The attempt is over, or another runner's.
         """
         actor.require(Right.WRITE)
         check_protocol(protocol)
-        beat = (is_running, cost_usd, saved_at, note, saves)
+        beat = (is_running, cost_usd, saved_at, note, saves, gpus)
         return await self.database.write(self._beat, actor, job_id, number, *beat)
 
     async def add_output(self, actor: Actor, job_id: str, number: int, start: int, body: bytes) -> int:
@@ -386,6 +389,7 @@ class Attempts(Service):
         saved_at: int | None,
         note: str,
         saves: Sequence[Mapping[str, Any]],
+        gpus: Sequence[Mapping[str, Any]],
     ) -> RunnerOrder:
         job, attempt = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
         attempt.heard_at = tx.now
@@ -397,6 +401,7 @@ class Attempts(Service):
             job.why = why
             jobs.update_job(tx, job)
         note_saves(tx, job, attempt, saves)
+        note_gpus(tx, job, attempt, gpus)
         if is_running and attempt.began_at is None:
             attempt.began_at = tx.now
             if job.state == JobState.STARTING:
