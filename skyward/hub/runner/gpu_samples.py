@@ -45,7 +45,7 @@ class GpuSamples:
             self._own = own
 
     def begin(self) -> None:
-        """Begin anew: another job uses the GPUs from now on."""
+        """Start again: another job uses the GPUs from now on."""
         with self._lock:
             self._loads, self._next_at = {}, math.inf
 
