@@ -7,7 +7,6 @@ import itertools
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
+from tests.hub.http.server_processes import free_port
 
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 
@@ -38,9 +39,7 @@ class PostgresServer:
         self.user = "postgres" if os.getuid() == 0 else getpass.getuser()  # it refuses to run as root
         self._account = pwd.getpwnam(self.user)
         self._numbers = itertools.count(1)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()  # tests start it again on it
         if os.getuid() == 0:
             os.chown(folder, self._account.pw_uid, self._account.pw_gid)
         self._run("initdb", "-D", self.data, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync")

@@ -10,6 +10,7 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from skyward.hub.store.blobs import Bucket
+from tests.hub.http.server_processes import free_port
 
 
 class S3Server:
@@ -17,7 +18,7 @@ class S3Server:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._port = 0
+        self._port = free_port()  # tests start it again on it
         self.start()
 
     @property
@@ -27,7 +28,6 @@ class S3Server:
     def start(self) -> None:
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
         self._server.start()
-        self._port = self._server.get_host_and_port()[1]
 
     def stop(self) -> None:
         self._server.stop()

@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.hub.http.server_processes import free_port
+
 TOKEN = "sky_1_secret"
 
 
@@ -70,7 +72,7 @@ class SmallHub:
 def small_hub(port: int = 0, hub: SmallHub | None = None) -> Iterator[SmallHub]:
     """Run a hub, perhaps one that ran before, until the block ends."""
     made = hub or SmallHub()
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler_of(made))
+    server = ThreadingHTTPServer(("127.0.0.1", port or free_port()), handler_of(made))
     server.daemon_threads = True
     made.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -37,21 +37,23 @@ def get(server: HubServer, path: str) -> Any:
         return json.load(answer)
 
 
-def nap(seconds: float, pid: Path | None = None) -> None:
-    if pid is not None:
-        pid.write_text(str(os.getpid()))
-    time.sleep(seconds)
+def nap(gate: Path | None = None) -> None:
+    """Take a moment, or all the time until a file is there."""
+    time.sleep(0.1)
+    if gate is not None:
+        until(gate.exists, 100)
 
 
-def test_a_pool_is_recorded_with_nodes_calls_and_end(server: HubServer) -> None:
+def test_a_pool_is_recorded_with_nodes_calls_and_end(server: HubServer, tmp_path: Path) -> None:
     with sky.ComputePool(sky.Local(), nodes=2, logs=False) as pool:
-        sky.compute(nap)(0.1) @ pool
+        sky.compute(nap)() @ pool
         with pytest.raises(ZeroDivisionError):
             sky.compute(divmod)(1, 0) >> pool
-        running = sky.compute(nap)(3.0) > pool
+        running = sky.compute(nap)(tmp_path / "gate") > pool
         until(lambda: [call for call in only(server)["calls"] if call["ended_at"] is None])
         assert only(server)["pool"]["state"] == "open"
-        running.result(20)
+        (tmp_path / "gate").touch()
+        running.result(60)
     until(lambda: only(server)["pool"]["state"] == "closed")
     history = only(server)
     assert (history["pool"]["nodes"], history["pool"]["calls"], history["pool"]["failed"]) == (2, 4, 1)

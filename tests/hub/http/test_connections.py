@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.hub.http.watched import WatchedServer
+from tests.waiting import until
 
 PATIENCE_S = 2.0
 IDLE = 10_000
@@ -98,7 +99,9 @@ def test_answer_that_nobody_reads_is_dropped(watched: WatchedServer) -> None:
         client.post(f"/v1/runs/{run}/artifacts", params={"key": "big"}, content=bytes(64 * 1024**2)).raise_for_status()
     with connect(watched) as connection:
         connection.sendall(head(watched, "Accept: */*", "GET", f"/v1/runs/{run}/artifacts/big"))
-        time.sleep(2 * PATIENCE_S)  # not for luck: this client reads nothing for longer than the hub waits
+        until(lambda: connection.recv(1, socket.MSG_PEEK), 60)
+        assert watched.holds(connection)
+        until(lambda: not watched.holds(connection), 60)  # this client reads nothing, and the hub waits no longer
         assert len(rest(connection)) < 64 * 1024**2
 
 

@@ -17,7 +17,7 @@ url, token, run, seed = sys.argv[1:]
 records = [["m", step, step, {"loss": step}] for step in range(2, 61)]
 batches = [(first, records[first - 2 : first + 3]) for first in range(2, 61, 5)] * 10
 random.Random(int(seed)).shuffle(batches)
-with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as client:
+with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60) as client:
     while batches:
         first, batch = batches.pop()
         body = {"client": "c", "first": first, "records": batch}
@@ -35,7 +35,7 @@ def test_batch_from_two_processes_ten_times_and_out_of_order_counts_once(
     owner.post(f"/v1/runs/{run}/batches", json=first).raise_for_status()
     command = [sys.executable, "-c", SEND, server.url, server.token, run]
     senders = [subprocess.Popen([*command, str(seed)]) for seed in (1, 2)]
-    assert [sender.wait(60) for sender in senders] == [0, 0]
+    assert [sender.wait(120) for sender in senders] == [0, 0]
     points = owner.get(f"/v1/runs/{run}/points?key=loss").raise_for_status().json()
     assert points["steps"] == list(range(2, 61))
     assert points["values"] == [float(step) for step in range(2, 61)]

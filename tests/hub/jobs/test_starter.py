@@ -19,7 +19,7 @@ from tests.hub.jobs.hub_process import is_runner
 from tests.hub.jobs.launcher_process import Launcher
 from tests.waiting import until
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

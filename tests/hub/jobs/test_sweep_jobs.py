@@ -43,12 +43,13 @@ def test_sweep_is_one_job_whose_trials_are_calls_to_its_pool() -> None:
 
 @pytest.mark.parametrize("ends_by", [signal.SIGKILL, signal.SIGTERM])
 def test_sweep_goes_on_when_its_runner_ends(ends_by: signal.Signals, hub_process: HubProcess, tmp_path: Path) -> None:
-    file = tmp_path / "notes"
-    config = {"file": str(file), "steps": 5}
+    file, gate = tmp_path / "notes", tmp_path / "gate"
+    config = {"file": str(file), "steps": 5, "gate": str(gate)}
     sweep = hub.sweep(objectives.note, SPACE, name=ends_by.name, base_config=config, max_trials=5, seed=2, nodes=1)
     until(lambda: file.exists() and file.read_text().count("end") >= 2, 120)
     for pid in hub_process.runner_pids():
         os.kill(pid, ends_by)
+    gate.touch()
     sweep.wait(150)
     trials = sweep.trials
     assert [(trial.number, trial.state) for trial in trials] == [(number, "completed") for number in range(5)]
@@ -90,7 +91,7 @@ def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
         "seed": 4,
         "max_trials": 6,
         "max_concurrent_trials": 2,
-        "base_config": {"file": str(tmp_path / "notes"), "steps": 10},
+        "base_config": {"file": str(tmp_path / "notes"), "steps": 10, "gate": str(tmp_path / "gate")},
     }
     (tmp_path / "alone.yaml").write_text(json.dumps({**form, "job": {"keep_s": 30.0}}))
     command = [sys.executable, "-m", "skyward", "hpo", "start", "--config", f"{tmp_path}/alone.yaml", "--on", "jobs"]
@@ -98,8 +99,9 @@ def test_sweep_over_jobs_goes_on_without_its_caller_its_driver_and_its_hub(
     (sweep,) = hub.sweeps("alone")
     driver = sweep.job
     assert driver is not None
-    until(lambda: lines_of(tmp_path / "notes")["begin"] >= 2, 60)
+    until(lambda: lines_of(tmp_path / "notes")["begin"] >= 2, 120)
     os.kill(runner_of(hub_process, driver), signal.SIGKILL)
+    (tmp_path / "gate").touch()
     until(lambda: len(driver.attempts) == 2 and lines_of(tmp_path / "notes")["end"] >= 3, 60)
     hub_process.kill()
     hub_process.start()
@@ -131,14 +133,15 @@ def test_members_of_a_population_that_are_jobs_go_on_from_checkpoints_of_each_ot
         strategy="pbt",
         population={"size": 2, "generations": 3, "ready_interval": 2, "truncation": 0.5},
         checkpoint_dir=tmp_path / "population",
-        base_config={"file": str(notes)},
+        base_config={"file": str(notes), "gate": str(tmp_path / "gate")},
         seed=1,
         keep_s=30.0,
     )
     driver = sweep.job
     assert driver is not None
-    until(lambda: lines_of(notes)["end"] >= 1, 60)
+    until(lambda: lines_of(notes)["end"] >= 1, 120)
     os.kill(runner_of(hub_process, driver), signal.SIGKILL)
+    (tmp_path / "gate").touch()
     assert sweep.wait(100).status == "completed"
     assert lines_of(notes) == {"end": 6}, "no interval was trained twice"
     states = {row["number"]: row["system_attrs"] for row in trial_rows(hub_process, sweep)}
@@ -259,7 +262,7 @@ def test_cancelled_sweep_ends_its_trials_and_goes_on_when_it_is_started_again(
         )
 
     sweep = start()
-    until(lambda: lines_of(notes)["begin"] == 2, 60)
+    until(lambda: lines_of(notes)["begin"] == 2, 120)
     driver = sweep.job
     assert driver is not None
     os.kill(runner_of(hub_process, driver), signal.SIGTERM)  # its machine shuts down

@@ -24,7 +24,7 @@ from tests.hub.search import objectives
 from tests.waiting import until
 
 Message = MutableMapping[str, Any]
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 _OF_ONE_WAY = (b"host", b"content-length", b"transfer-encoding")
 
 
@@ -160,7 +160,7 @@ def test_sweep_over_jobs_waits_for_its_launcher_to_be_upgraded(server: HubServer
             driver = sweep.job
             assert driver is not None
             until(lambda: "upgrade skyward there" in driver.why_waiting, LIMIT_S)
-            assert not driver.attempts[0].began_at
+            assert not any(attempt.began_at for attempt in driver.attempts)
         is_newer.set()
         with launcher_behind(url, tmp_path / "data"):
             assert sweep.wait(LIMIT_S).status == "completed"

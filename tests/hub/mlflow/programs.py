@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.hub.http.server_processes import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 OLD, NEW = "2.22.0", "3.17.2"
@@ -44,9 +45,7 @@ def mlflow_server(folder: Path, version: str = NEW, store: str | None = None) ->
         version: Version of MLflow.
         store: Address of its database, or its `mlruns` folder. None: a database in `folder`.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     where = ["--backend-store-uri", store or f"sqlite:///{folder}/mlflow.db"]
     where += ["--artifacts-destination", str(folder / "artifacts")]
     options = [*(["--enable-workspaces"] if version == NEW else []), "--workers", "1", "--port", str(port), *where]

@@ -11,6 +11,7 @@ from typing import Any
 
 import skyward as sky
 from skyward import hub
+from tests.waiting import until
 
 SPACE: dict[str, Any] = {"x": {"type": "uniform", "min": -2, "max": 2}, "kind": ["flat", "steep"]}
 
@@ -47,10 +48,15 @@ def die_once(trial: hub.Trial) -> float:
 
 
 def note(trial: hub.Trial) -> float:
-    """Write a line for each begin and end of a trial, and take some time."""
+    """Write a line for each begin and end of a trial, and take some time.
+
+    With a `gate`, only the first two trials end before that file is there.
+    """
     path = Path(trial["file"])
     with path.open("a") as file:
         file.write(f"begin {trial.number} {trial['x']!r}\n")
+    if trial.number >= 2:
+        wait_at_gate(trial)
     for step in range(trial["steps"]):
         time.sleep(0.1)
         trial.report(trial["x"] ** 2, step)
@@ -123,12 +129,24 @@ def make_way(trial: hub.Trial) -> float:
     return float(trial.attempt)
 
 
+def wait_at_gate(trial: hub.Trial) -> None:
+    """Wait until the file `gate` of a trial is there, if it has one."""
+    gate = trial.params.get("gate")
+    if gate is not None:
+        until(Path(gate).exists, 120)
+
+
 def member(trial: hub.Trial) -> float:
-    """Train an interval of a member of a population, from the file that another trial's job has saved."""
+    """Train an interval of a member of a population, from the file that another trial's job has saved.
+
+    With a `gate`, only the first interval of each member ends before that file is there.
+    """
     state: dict[str, Any] = {"x": 5.0, "jobs": []}
     if trial.load_from is not None:
         state = json.loads(Path(trial.load_from, "state.json").read_text())
     assert trial.steps is not None
+    if trial.load_from is not None:
+        wait_at_gate(trial)
     for step in range(*trial.steps):
         state["x"] -= trial["rate"] * state["x"]
         trial.report(state["x"], step)

@@ -16,12 +16,16 @@ from skyward.hub.store.database import Database
 from skyward.hub.store.leases import NotHeld, take_lease
 from skyward.hub.store.transaction import Transaction
 from tests.hub.postgres import PostgresServer
-from tests.waiting import until
 
 
 def mark(tx: Transaction) -> None:
     """Write something that a test finds again."""
     journal.add_audit(tx, 1, 1, "hub", None, "test.mark", "x", {})
+
+
+def age(tx: Transaction, seconds: int) -> None:
+    """Let a lease be so much older."""
+    tx.execute("UPDATE lease SET expires_at = expires_at - ?", (seconds * 1000,))
 
 
 def marks(database: Database) -> int:
@@ -30,7 +34,7 @@ def marks(database: Database) -> int:
 
 
 def test_one_leads_until_its_lease_ends_and_then_another_one(database: Database) -> None:
-    first, second = HubLeader(database, lasts_s=0.3), HubLeader(database, lasts_s=60)
+    first, second = HubLeader(database, lasts_s=60), HubLeader(database, lasts_s=60)
 
     def leads(candidate: HubLeader) -> bool:
         return asyncio.run(candidate.leads())
@@ -39,7 +43,8 @@ def test_one_leads_until_its_lease_ends_and_then_another_one(database: Database)
     asyncio.run(first.write(mark))
     with pytest.raises(NotHeld):
         asyncio.run(second.write(mark))
-    until(lambda: leads(second))  # the first one is heard of no more
+    database.write_and_wait(age, 61)  # the first one is heard of no more
+    assert leads(second)
     with pytest.raises(NotHeld):  # it believes that it leads, and its number is too small
         asyncio.run(first.write(mark))
     assert first.is_leading
@@ -69,7 +74,7 @@ def test_a_server_that_does_not_lead_stops(postgres: PostgresServer, postgres_te
 def test_a_server_that_stands_still_in_a_transaction_delays_the_others_for_a_while_only(
     postgres: PostgresServer, postgres_template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "IDLE_S", 1.0)
+    monkeypatch.setattr(writer, "IDLE_S", 3.0)
     url = postgres.new_database(postgres_template)
     still, other = Database(url), Database(url)
     is_inside, may_go_on = threading.Event(), threading.Event()
