@@ -50,7 +50,7 @@ def test_an_abort_reaches_all_ranks_at_one_step_and_status_shows_them_all(pool: 
     with ThreadPoolExecutor() as threads, _ended(pool):
         training = threads.submit(lambda: train() @ pool)
         control = pool.control("train")
-        until(lambda: len(control.status().ranks) == 2)
+        until(lambda: len(control.status().ranks) == 2, 120)
         status = control.status()
         assert status.world_size == 2
         assert [rank["rank"] for rank in status.ranks] == [0, 1]

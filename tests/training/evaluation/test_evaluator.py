@@ -427,7 +427,7 @@ def test_the_timeline_shows_copies_transfers_workers_and_waits() -> None:
     with by_hand(hand, timeline=timeline, max_pending=1, on_backpressure="block") as evaluator:
         for at in (0, 1):
             evaluator.submit(state(), step=at + 1)
-            threading.Timer(0.02, hand.end, (at, {})).start()
+            threading.Timer(0.5, hand.end, (at, {})).start()  # training comes to its wait before
     tracks = timeline.tracks()
     assert {"training", "snapshot", "transfer", "hand"} == set(tracks) - {"queue"}
     assert [each.args["step"] for each in tracks["hand"]] == [1, 2]

@@ -71,7 +71,10 @@ class SeatedDispatcher(abc.ABC):
         self._running: dict[Future[Any], _Task] = {}
         self._free: list[Seat] = [self._new_seat(number) for number in range(slots)]
         self._threads: set[threading.Thread] = set()
-        """Threads to join in `close`; those of abandoned jobs are not among them, because they may never end."""
+        """Threads to join in `close`, and some that have ended.
+
+        Those of abandoned jobs are not among them, because they may never end.
+        """
         self._is_closed = False
         self._changed = threading.Condition()
 
@@ -135,7 +138,7 @@ class SeatedDispatcher(abc.ABC):
             thread = threading.Thread(
                 target=self._serve, args=(self._free.pop(),), name="skyward-evaluation", daemon=True
             )
-            self._threads.add(thread)
+            self._threads = {each for each in self._threads if each.is_alive()} | {thread}
             thread.start()
 
     def _serve(self, seat: Seat) -> None:
@@ -144,15 +147,12 @@ class SeatedDispatcher(abc.ABC):
             with self._changed:
                 if not self._queue:
                     self._free.append(seat)
-                    self._threads.discard(me)
                     return
                 task = self._queue.popleft()
                 self._running[task.future] = task
                 task.seat, task.thread = seat, me
             if not self._run(task, seat):
                 seat.close()
-                with self._changed:
-                    self._threads.discard(me)
                 return
 
     def _run(self, task: _Task, seat: Seat) -> bool:

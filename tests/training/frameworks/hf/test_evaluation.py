@@ -336,7 +336,7 @@ def test_an_evaluation_that_fails_is_a_row_and_training_goes_on(
 ) -> None:
     ends = threading.Event()
     wrong = {**LINE, "eval_fn": eval_fn, "eval_payload": ends}
-    beside = SakuraHFCallback(**wrong, gate="always", timeout_s=0.2)
+    beside = SakuraHFCallback(**wrong, gate="always", timeout_s=0.2 if eval_fn is endless else 60.0)
     made = trainer(tmp_path, beside)
     made.train()
     ends.set()
