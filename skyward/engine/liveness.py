@@ -21,6 +21,7 @@ from .link_times import LINK_TIMES, LinkTimes
 class _State:
     ping_s: float
     dead_s: float
+    measure_s: float
     pinged_at: float
     asked_at: float | None = None
     """Time of the oldest PING without an answer; None: there is none."""
@@ -39,7 +40,9 @@ class Liveness:
     def watch(self, link: NodeLink, lease_s: float, now: float) -> None:
         """Check a link from now on, until `forget`, and measure its round trip at once."""
         dead_s = min(self.times.dead_s, lease_s / 2)
-        self._links[link] = _State(min(self.times.ping_s, dead_s / 4), dead_s, now)
+        # A PING renews the lease, and on a busy link nothing else does.
+        measure_s = min(self.times.measure_s, lease_s / 4)
+        self._links[link] = _State(min(self.times.ping_s, dead_s / 4), dead_s, measure_s, now)
         link.channel.ping()
         self._set_interval()
 
@@ -72,7 +75,7 @@ class Liveness:
                 dead.append(link)
                 continue
             silent_s = now - heard_at
-            if now - state.pinged_at >= (state.ping_s if silent_s >= state.ping_s else self.times.measure_s):
+            if now - state.pinged_at >= (state.ping_s if silent_s >= state.ping_s else state.measure_s):
                 state.pinged_at = now
                 state.asked_at = state.asked_at or now
                 link.channel.ping()

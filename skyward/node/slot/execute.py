@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import math
 import os
-import struct
 import threading
 import time
 from collections import deque
@@ -44,7 +44,9 @@ calls count as begun."""
 _OURS = os.path.join(PACKAGE_ROOT, "skyward") + os.sep
 _OWN = frozenset({Blob})
 """Blobs that were made here. All others belong to references."""
-_counter = 0
+_counter = itertools.count(1)
+_names = 0, b""
+"""This process, and the first half of the names of its results."""
 
 
 class Cancelled(BaseException):
@@ -79,10 +81,12 @@ class Guard(Protocol):
 
 def put_result_blob(data: memoryview) -> Blob:
     """Store a result. Not named by content: no result is sent twice, and hashing costs a third of a copy's time."""
-    # The counter is unique in this process, and with the pid on the node.
-    global _counter
-    _counter += 1
-    return Blob.unnamed(data.cast("B"), struct.pack("<QQ", os.getpid(), _counter))
+    global _names
+    owner, first = _names
+    if owner != os.getpid():  # also in a fork
+        first = os.urandom(8)  # not the number of the process, which one on another node may have too
+        _names = os.getpid(), first
+    return Blob.unnamed(data.cast("B"), first + next(_counter).to_bytes(8, "little"))
 
 
 @dataclass(slots=True)
