@@ -17,9 +17,9 @@ def engine_of(pool: sky.ComputePool) -> DirectEngine:
     return engine
 
 
-def hosted_pool(lease_s: float = 5.0, **options: Any) -> sky.ComputePool:
-    """Return a pool on this machine whose scheduler runs in a head."""
-    pool = sky.ComputePool(sky.Local(lease_s=lease_s), **options)
+def hosted_pool(provider: Any = None, *, lease_s: float = 5.0, **options: Any) -> sky.ComputePool:
+    """Return a pool whose scheduler runs in a head: beside its first node; by default all are on this machine."""
+    pool = sky.ComputePool(provider or sky.Local(lease_s=lease_s), **options)
     pool._life.is_hosted = True  # users have no option for it yet
     return pool
 

@@ -232,7 +232,9 @@ class HostedEngine:
 
     def _head_lost(self, why: str) -> None:
         """End the engine, because its scheduler is gone, and with it what the calls became."""
-        self._end(NodeLost(f"head of the pool: is gone ({why}); open the pool again, and send the calls again", node=0))
+        text = f"head of the pool: is gone ({why}); open the pool again, and send the calls again"
+        error = self.ledger.ended_by = NodeLost(text, node=0)
+        self._end(error)
 
     def _die(self, cause: BaseException) -> None:
         error = InternalError(f"I/O thread of the pool: died of {type(cause).__name__}: {cause}; report this bug")
@@ -416,7 +418,9 @@ class HostedEngine:
 
 def _plain(machine: Machine) -> Machine:
     """Return a machine without what only this process can use."""
-    return dataclasses.replace(machine, channel=(), terminal=(), files=(), dial=None, offer=None, handle=None)
+    return dataclasses.replace(
+        machine, channel=(), terminal=(), files=(), dial=None, login=None, offer=None, handle=None
+    )
 
 
 def _closed_early() -> PoolClosed:

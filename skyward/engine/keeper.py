@@ -20,10 +20,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from ..core.process import PACKAGE_ROOT
-from ..values.machine import Machine
 
 _END_LIMIT_S = 3.0
 _REAP_LIMIT_S = 600.0
@@ -34,6 +33,17 @@ sys.path[:] = sys.argv[3:]
 from skyward.engine.keeper_process import main
 main(int(sys.argv[1]), int(sys.argv[2]))
 """
+
+
+class Leased(Protocol):
+    """Process on another machine whose lease needs renewals: a node's agent, or a head."""
+
+    @property
+    def socket_path(self) -> str: ...
+    @property
+    def channel(self) -> tuple[str, ...]: ...
+    @property
+    def lease_s(self) -> float: ...
 
 
 class Keeper:
@@ -59,7 +69,7 @@ class Keeper:
                 cls._instance = Keeper()
             return cls._instance
 
-    def watch(self, machine: Machine) -> None:
+    def watch(self, machine: Leased) -> None:
         """Renew the node's lease from now on, and stop the node when this process dies."""
         order = {
             "op": "watch",
@@ -71,7 +81,7 @@ class Keeper:
             self._watched[_key(machine)] = order
             self._tell(order)
 
-    def forget(self, machine: Machine) -> None:
+    def forget(self, machine: Leased) -> None:
         """Stop watching a node that its pool has stopped. The keeper ends with the last of its orders."""
         with self._lock:
             if self._watched.pop(_key(machine), None) is not None:
@@ -176,7 +186,7 @@ class Keeper:
                 time.sleep(_RESTART_PAUSE_S)
 
 
-def _key(machine: Machine) -> str:
+def _key(machine: Leased) -> str:
     """Return a key for a machine. The path of its socket is not enough, because hosts may use the same path."""
     return "\0".join((machine.socket_path, *machine.channel))
 

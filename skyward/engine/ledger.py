@@ -16,6 +16,7 @@ Rules that keep this safe:
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import threading
@@ -23,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..core import interrupts
-from ..errors import PoolClosed
+from ..errors import PoolClosed, SkywardError
 from ..schedule.scheduler import Scheduler
 from ..values.machine import Machine
 from ..wire.channel import ChannelClosed
@@ -103,9 +104,13 @@ class Ledger:
         self.is_open = False
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
+        self.ended_by: SkywardError | None = None
+        """Reason why the engine has ended before it was closed."""
 
     def require_open(self) -> None:
-        """Raise PoolClosed unless calls are accepted."""
+        """Raise PoolClosed, or the reason why the engine has ended by itself, unless calls are accepted."""
+        if not self.is_open and self.ended_by is not None:
+            raise copy.copy(self.ended_by)  # every caller has a traceback of its own
         if not self.is_open:
             raise PoolClosed("pool: closed; make calls inside its `with` block")
 

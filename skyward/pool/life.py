@@ -54,7 +54,7 @@ _WANT_OF_ROOM = frozenset(
 _START_S = 60.0
 """Seconds that a rented machine is assumed to take until its first call, before one was started."""
 _HEAD_LEASE_S = 30.0
-"""Seconds that a head goes on without its client."""
+"""Seconds that a head on this machine goes on without its client."""
 _USAGE_S = 2.0
 """Seconds between two NodeUsage events of a node, while somebody listens."""
 
@@ -175,7 +175,7 @@ class PoolLife:
         engine: Engine | None = None
         try:
             launched = self._launch(machines, presence)
-            engine = self._make_engine(initializer)
+            engine = self._make_engine(initializer, launched)
             self._connect(engine, launched, machines)
         except BaseException as error:  # Ctrl-C too
             self._undo_start(engine, error)
@@ -334,9 +334,9 @@ class PoolLife:
 
         return packed_initializer(self._initializer)
 
-    def _make_engine(self, initializer: bytes | None) -> Engine:
+    def _make_engine(self, initializer: bytes | None, launched: list[Machine]) -> Engine:
         if self.is_hosted:
-            return self._make_hosted(initializer)
+            return self._make_hosted(initializer, launched[0])
         from ..engine.direct import DirectEngine
 
         return DirectEngine(
@@ -351,25 +351,28 @@ class PoolLife:
             direct_transfers=self.spec.direct_transfers,
         )
 
-    def _make_hosted(self, initializer: bytes | None) -> Engine:
-        """Make an engine whose scheduler is in a head on this machine."""
+    def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:
+        """Make an engine whose scheduler is in a head beside a node; on this machine, if the node has no login."""
         from ..engine.head.messages import HeadConfig
-        from ..engine.head.place import LocalHead, local_folder
+        from ..engine.head.place import LocalHead, NodeHead, folder_for
         from ..engine.hosted import HostedEngine
 
+        is_here = machine.login is None
         config = HeadConfig(
             pool=self.name,
-            folder=local_folder(self.name),
+            folder=folder_for(self.name, machine),
             cancel_grace_s=self.spec.cancel_grace_s,
-            lease_s=_HEAD_LEASE_S,
+            lease_s=_HEAD_LEASE_S if is_here else machine.lease_s,
             secrets=self.spec.image.secret_values(),
             initializer=initializer,
             kept=self.sizing.kept,
             default_timeout_s=self._default_timeout_s,
             direct_transfers=self.spec.direct_transfers,
-            starter=os.getpid(),
+            starter=os.getpid() if is_here else 0,
+            node_folder="" if is_here else machine.folder,
         )
-        return HostedEngine(config, LocalHead(), lines=self._lines, emit=self.announcer.emit)
+        place = LocalHead() if is_here else NodeHead(machine)
+        return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit)
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:
         from .dispatch import Dispatch

@@ -46,10 +46,9 @@ _FIRST_PAUSE_S = 0.2
 _RUNTIME_FAILED = (125, 126, 127)
 """Exit codes of podman and docker when they cannot run a command. Source: podman-run(1), Exit Status."""
 _NO_CONNECTION = 255
+_OUTSIDE = "node.agent.outside"
 _ARCHITECTURES = {"aarch64": "arm64"}
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[1:{count}]; from skyward.node.agent.{module} import {name}; sys.exit({name}())"
-)
+_BOOT = "import sys; sys.path[:] = sys.argv[1:{count}]; from skyward.{module} import {name}; sys.exit({name}())"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteNodeHandle:
-    """Handle of a remote Machine: everything that its shutdown needs."""
+    """Handle of a remote Machine: everything that its shutdown needs. It is the machine's `login` too."""
 
     connection: Connection = field(repr=False)
     watchdog: int
@@ -81,26 +80,47 @@ class RemoteNodeHandle:
     python: tuple[str, ...]
     """Command of the agent's interpreter."""
     path: tuple[str, ...]
+    root: str
+    """Folder of our package on the machine."""
     place: Place
     container: Container | None = None
+
+    def run(
+        self,
+        module: str,
+        name: str,
+        arguments: Sequence[str] = (),
+        *,
+        input: bytes | None = None,  # noqa: A002  # as in subprocess.run
+        timeout_s: float,
+        mark: str = "",
+    ) -> SSHResult:
+        """Run a function of skyward; see `NodeLogin`."""
+        line = python_line(self.python, self.path, name, arguments, module=module)
+        line = marked(line, mark) if mark else line
+        line = self.container.inside(line) if self.container else line
+        return self.connection.run(line, input=input, timeout_s=timeout_s)
+
+    def channel_to(self, socket_path: str) -> tuple[str, ...]:
+        """Return a command to a socket; see `NodeLogin`."""
+        *before, python = self.python
+        line = "exec " + shlex.join([*before, *attach.command(python, self.root, socket_path)])
+        return tuple(self.connection.argv(self.container.inside(line) if self.container else line))
 
 
 def end_agent(node: RemoteNodeHandle, by_itself_s: float) -> None:
     """Let a node that was told to end exit by itself for some seconds, then kill it. Raises what `run` raises."""
     arguments = (str(node.watchdog), node.started, node.folder, str(by_itself_s))
-    line = python_line(node.python, node.path, "end", arguments)
-    if node.container is None:
-        node.connection.run(line, timeout_s=_END_LIMIT_S)
-        return
-    node.connection.run(node.container.inside(line), timeout_s=_END_LIMIT_S)
-    remove = remove_command(node.container.runtime, [node.container.folder])
-    node.connection.run(remove, timeout_s=_END_LIMIT_S)
+    node.run(_OUTSIDE, "end", arguments, timeout_s=_END_LIMIT_S)
+    if node.container is not None:
+        remove = remove_command(node.container.runtime, [node.container.folder])
+        node.connection.run(remove, timeout_s=_END_LIMIT_S)
 
 
 def python_line(
-    python: Sequence[str], path: Sequence[str], name: str, arguments: Sequence[str] = (), *, module: str = "outside"
+    python: Sequence[str], path: Sequence[str], name: str, arguments: Sequence[str] = (), *, module: str = _OUTSIDE
 ) -> str:
-    """Build a line of sh that runs a function of a module of `skyward.node.agent` on the machine."""
+    """Build a line of sh that runs a function of a module of skyward on the machine."""
     boot = _BOOT.format(count=len(path) + 1, module=module, name=name)
     return "exec " + shlex.join([*python, "-S", "-E", "-s", "-c", boot, *path, *arguments])
 
@@ -424,12 +444,21 @@ class NodeSetup:
     def _made(
         self, connection: Connection, ready: Ready, reply: dict[str, Any], container: Container | None
     ) -> Machine:
-        command = attach.command(ready.agent_python, reply["root"], reply["socket"])
-        channel = "exec " + shlex.join(command)
-        files = python_line((ready.agent_python,), ready.agent_path, "serve", (ready.cwd,), module="file_server")
+        files = python_line(
+            (ready.agent_python,), ready.agent_path, "serve", (ready.cwd,), module="node.agent.file_server"
+        )
         files = marked(files, os.path.basename(ready.folder))
-        if container:
-            channel, files = container.inside(channel), container.inside(files)
+        handle = RemoteNodeHandle(
+            connection=connection,
+            watchdog=reply["pid"],
+            started=reply["started"],
+            folder=ready.folder,
+            python=(ready.agent_python,),
+            path=ready.agent_path,
+            root=reply["root"],
+            place=self._place,
+            container=container,
+        )
         return Machine(
             node=self.node,
             socket_path=reply["socket"],
@@ -443,18 +472,10 @@ class NodeSetup:
             slots=self._orders.spec.concurrency,
             lease_s=self._orders.lease_s,
             interface=reply["interface"],
-            channel=tuple(connection.argv(channel)),
+            channel=handle.channel_to(reply["socket"]),
             terminal=tuple(connection.terminal()),
             dial=connection.dial,
-            files=tuple(connection.argv(files)),
-            handle=RemoteNodeHandle(
-                connection=connection,
-                watchdog=reply["pid"],
-                started=reply["started"],
-                folder=ready.folder,
-                python=(ready.agent_python,),
-                path=ready.agent_path,
-                place=self._place,
-                container=container,
-            ),
+            files=tuple(connection.argv(container.inside(files) if container else files)),
+            login=handle,
+            handle=handle,
         )

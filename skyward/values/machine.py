@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..accelerators import Accelerator
 from ..core.frozenmap import FrozenMap
@@ -14,6 +14,9 @@ from .allocation import AllocationStrategy
 from .image import DEFAULT_IMAGE, Image
 from .topology import Peer
 from .volume import Volume
+
+if TYPE_CHECKING:  # most processes need no SSH
+    from ..ssh import SSHResult
 
 
 def _nothing() -> None:
@@ -94,6 +97,40 @@ class Offer:
     entry: int = 0
 
 
+class NodeLogin(Protocol):
+    """Login on a node, as the user of its agent and with the agent's interpreter. Thread-safe."""
+
+    def run(
+        self,
+        module: str,
+        name: str,
+        arguments: Sequence[str] = (),
+        *,
+        input: bytes | None = None,  # noqa: A002  # as in subprocess.run
+        timeout_s: float,
+        mark: str = "",
+    ) -> SSHResult:
+        """Run a function of a module of skyward's as a program, and wait for its end.
+
+        Args:
+            module: The module, without "skyward.".
+            name: The function, which returns the exit code.
+            arguments: Further arguments. Everybody on the machine can read them.
+            input: Standard input, which nobody else can read.
+            timeout_s: Seconds until it is killed.
+            mark: Name of the folder whose removal kills the process; see `bootstrap.scripts.marked`.
+
+        Raises:
+            TimeoutError: It ran longer.
+            SkywardError: The machine cannot be reached.
+        """
+        ...
+
+    def channel_to(self, socket_path: str) -> tuple[str, ...]:
+        """Return a command like `Machine.channel` to a socket on the node that takes descriptors as an agent's does."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Node with a running agent. `handle` belongs to the provider; everything else is plain data.
@@ -122,6 +159,8 @@ class Machine:
     """Local command that serves one transfer of files on the node, over its standard input and output."""
     dial: Callable[[int], socket.socket] | None = field(default=None, compare=False, repr=False)
     """Function that connects to a port on the node's loopback, from any thread. None if there is no way there."""
+    login: NodeLogin | None = field(default=None, compare=False, repr=False)
+    """Way to run our programs on the node; None if it is this machine."""
     offer: Offer | None = None
     """Offer that it was rented by; None if it is not rented."""
     handle: Any = field(default=None, compare=False, repr=False)

@@ -128,6 +128,8 @@ def test_a_head_that_is_killed_fails_its_calls(tmp_path: Path) -> None:
         os.kill(_head_of(os.getpid()), signal.SIGKILL)
         with pytest.raises(NodeLost, match="head of the pool"):
             future.result(_LIMIT_S)
+        with pytest.raises(NodeLost, match="head of the pool"):
+            sky.compute(abs)(-1) >> pool
     _wait_until_gone(agents)
 
 

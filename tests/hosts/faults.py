@@ -43,7 +43,7 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Role = Literal["standby", "watchdog", "agent", "zygote", "slot", "stub", "sshd"]
+Role = Literal["standby", "watchdog", "agent", "zygote", "slot", "stub", "sshd", "head"]
 
 EPSILON_S = 12.0
 """Seconds beyond a lease until all of a node must be gone; a loaded machine is slow to kill."""
@@ -62,6 +62,7 @@ def pids(host: Host, role: Role) -> list[Process]:
     agents = {pid for pid in nodes if parents[pid] in watchdogs}
     zygotes = {pid for pid in workers if parents[pid] in agents}
     stubs = {p.pid for p in alive if "agent/attach.py" in p.command and p.command.startswith("/")}
+    heads = {p.pid for p in alive if "skyward.engine.head.main" in p.command}
     found: dict[Role, set[int]] = {
         "standby": {pid for pid in nodes if parents[pid] not in nodes},  # not a child that the agent has just forked
         "watchdog": watchdogs,
@@ -69,6 +70,8 @@ def pids(host: Host, role: Role) -> list[Process]:
         "zygote": zygotes,
         "slot": {pid for pid in workers if parents[pid] in zygotes},
         "stub": stubs,
+        # Like an agent, a head has two parents.
+        "head": {pid for pid in heads if parents[pid] in heads and parents[parents[pid]] in heads},
         # The process of a log-in is a child of the listening one.
         "sshd": {p.pid for p in alive if p.name == "sshd" and re.match(r"sshd: \w+@", p.command)},
     }

@@ -6,7 +6,6 @@ To its client a head is as an agent to its head: functions and blobs are sent on
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Callable, Iterator
 
 from ...errors import InternalError
@@ -44,8 +43,6 @@ class ClientLink(Readable):
         """Blobs with the number of times that the client has sent them."""
         self._bulky: set[int] = set()
         """Tasks that have sent a blob: their next frames must stay behind it."""
-        self.left_at = 0.0
-        """Time at which the last link ended, by the monotonic clock."""
 
     # Links ----------------------------------------------------------------------------------------------------------
 
@@ -69,7 +66,6 @@ class ClientLink(Readable):
         """Wait for the client to come back over another link."""
         with self._ledger:
             ends = self.detach()
-            self.left_at = time.monotonic()
         if ends is not None:
             ends.close()
         return True

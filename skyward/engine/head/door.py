@@ -1,7 +1,7 @@
 """Door of a head: its socket, the stubs that connect to it, and the greeting of each link.
 
 A client reaches a head as it reaches an agent: a stub passes two descriptors (`node.agent.attach`). HELLO and WELCOME
-say what either side has received.
+say what either side has received. A keeper comes the same way, renews the lease of the head, and can end it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 _GREETING_S = 20.0
 """Seconds for a stub and its client to say who they are."""
+_KEEPER_S = 60.0
+"""Longest silence in seconds of a keeper, which sends something each 15 s or more often."""
 _ACCEPT_PAUSE_S = 1.0
 
 
@@ -59,12 +61,22 @@ class Door:
 
     Args:
         listener: The socket.
-        welcome: Takes links.
+        welcome: Takes links of clients.
+        renewed: Called when a keeper renews the lease.
+        ended: Called when a keeper ends the head.
     """
 
-    def __init__(self, listener: socket.socket, welcome: Welcome) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        welcome: Welcome,
+        renewed: Callable[[], object],
+        ended: Callable[[], object],
+    ) -> None:
         self._listener = listener
         self._welcome = welcome
+        self._renewed = renewed
+        self._ended = ended
         self._is_closed = False
 
     def open(self) -> None:
@@ -94,7 +106,10 @@ class Door:
             hello = _hello(ends, deadline)
             if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
                 raise LinkRefused(f"protocol {hello['version']} of the client does not fit protocol {PROTOCOL_VERSION}")
-            self._welcome(hello, ends, partial(_send, ends, FrameKind.WELCOME))
+            if hello["role"] == "keeper":
+                self._hear(ends)
+            else:
+                self._welcome(hello, ends, partial(_send, ends, FrameKind.WELCOME))
         except LinkRefused as error:
             with contextlib.suppress(OSError):  # it is gone
                 _send(ends, FrameKind.GOODBYE, {"reason": str(error), "is_unknown": error.is_unknown})
@@ -102,6 +117,25 @@ class Door:
         except BaseException:
             ends.close()
             raise
+
+    def _hear(self, keeper: PassedEnds) -> None:
+        """Hear a keeper until its link ends."""
+        try:
+            while True:
+                deadline = time.monotonic() + _KEEPER_S
+                length, kind, _, _, _ = HEADER.unpack(keeper.read_exactly(HEADER.size, deadline))
+                if length > MAX_BODY:
+                    raise LinkRefused(f"frame of {length} bytes")
+                body = keeper.read_exactly(length, deadline)
+                if kind == FrameKind.LEASE:
+                    self._renewed()
+                elif kind == FrameKind.PING:
+                    os.write(keeper.write_fd, pack(FrameKind.PONG, body=body))
+                elif kind == FrameKind.SHUTDOWN:
+                    self._ended()
+                    return
+        finally:
+            keeper.close()
 
 
 def _failed(stub: socket.socket, error: BaseException) -> None:

@@ -21,7 +21,9 @@ from ...wire.channel import CONTROL, RESULTS
 from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.stream import StreamChannel
 from ...wire.task_channel import pieces_of
+from ..dialler import CommandEnds, Connect
 from ..direct import DirectEngine
+from ..lender import command_to
 from ..link import Readable
 from .client_calls import ClientCalls
 from .client_link import ClientLink
@@ -43,7 +45,8 @@ class Head:
     def __init__(self, config: HeadConfig) -> None:
         self._config = config
         self.ended = threading.Event()
-        """Set once the client has asked the head to end."""
+        """Set once the client or its keeper has asked the head to end."""
+        self._renewed_at = 0.0
         self._token = ""
         self._client: ClientLink | None = None
         self._calls: ClientCalls | None = None
@@ -63,7 +66,7 @@ class Head:
         self._ledger = engine.ledger
         self._references = ClientReferences(engine.builder.next_id)
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
-        engine.nodes.opener.way_to = self._lent.way_to
+        engine.nodes.opener.way_to = self._way_to
         engine.nodes.on_up.append(lambda _: self._tell_facts())
         engine.actors.find = self._find_actor
         engine.nested_calls.finds_apart = True
@@ -129,12 +132,28 @@ class Head:
         self._ledger.watcher.wake()
 
     @property
+    def contact_at(self) -> float:
+        """Time at which the client or its keeper was heard last, by the monotonic clock; 0: never."""
+        client = self._client
+        return self._renewed_at if client is None else max(self._renewed_at, client.channel.heard_at)
+
+    def renew(self) -> None:
+        """Note that a keeper was heard."""
+        self._renewed_at = time.monotonic()
+
+    @property
     def is_left(self) -> bool:
-        """Return whether the client has been away for longer than the lease."""
+        """Return whether client and keeper have been away for longer than the lease."""
         client = self._client
         if client is None or client.channel.is_attached:
             return False
-        return time.monotonic() - client.left_at > self._config.lease_s
+        return time.monotonic() - self.contact_at > self._config.lease_s
+
+    def _way_to(self, machine: Machine) -> Connect:
+        """Return the function that opens a link to an agent: on this machine by its socket, else through the client."""
+        if machine.folder == self._config.node_folder:
+            return partial(CommandEnds, command_to(machine))
+        return self._lent.way_to(machine)
 
     def close(self) -> None:
         """End everything. The agents end when the client tells them, or with their leases."""

@@ -3,7 +3,9 @@
     python -I -c "...main()" < length and pickled HeadConfig
 
 Standard output gets one line: the path of the socket, or the reason why there is none. The head ends when its client
-asks for that, when its client has been away for longer than the lease, and with its standard input.
+or keeper asks for that, and when both have been away for longer than the lease. A head that its client has started on
+its own machine ends with its standard input. Any other has a watchdog (`node.agent.watchdog`), which ends it with all
+processes below it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 
 from ...core.limits import raise_file_limit
 from ...core.ownership import make_private_folder
+from ...node.agent.watchdog import Lease, guard
 from .door import Door
 from .head import Head
 from .messages import HeadConfig
@@ -53,22 +56,28 @@ def main() -> int:
         shutil.rmtree(config.folder, ignore_errors=True)
         _say(f"cannot start: {config.folder} cannot be used: {error.strerror or error}; free disk space")
         return 1
+    if not config.starter:
+        lease = Lease(config.lease_s)
+        return guard(lambda: _run(config, listener, path, lease), lease, config.folder)
     try:
         return _run(config, listener, path)
     finally:
         shutil.rmtree(config.folder, ignore_errors=True)
 
 
-def _run(config: HeadConfig, listener: socket.socket, path: str) -> int:
+def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | None = None) -> int:
     head = Head(config)
-    door = Door(listener, head.welcome)
+    door = Door(listener, head.welcome, head.renew, head.ended.set)
     head.engine.begin()
     door.open()
     _say(path)
     if config.starter:
         threading.Thread(target=_wait_for_end, args=(head.ended,), daemon=True).start()
+    renewed_at = 0.0
     while not head.ended.wait(_LOOK_S) and not head.is_left:
-        continue
+        if lease is not None and head.contact_at > renewed_at:
+            renewed_at = head.contact_at
+            lease.renew()
     door.close()
     head.close()
     return 0

@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """Configuration of a head. It ends after `lease_s` seconds without its client."""
+    """Configuration of a head. It ends after `lease_s` seconds without its client and keeper."""
 
     pool: str
     folder: str
@@ -32,7 +32,9 @@ class HeadConfig:
     default_timeout_s: float | None = None
     direct_transfers: bool = True
     starter: int = 0
-    """Process on this machine that holds the head's standard input for its life; 0: none."""
+    """Process on this machine that holds the head's standard input for its life; 0: none, a watchdog has the lease."""
+    node_folder: str = ""
+    """Folder of the node on the same machine, whose agent the head reaches without its client; empty: there is none."""
 
 
 class CallMessage(NamedTuple):

@@ -7,12 +7,16 @@ import os
 import select
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import IO, Protocol
 
 from ...core.ownership import runtime_folder
 from ...core.process import PACKAGE_ROOT
-from ...errors import ProviderError
+from ...errors import ProviderError, SkywardError
 from ...node.agent import attach
+from ...node.agent.outside import reply_of
+from ...values.machine import Machine
+from ..keeper import Keeper
 from .main import BOOT, LENGTH
 from .messages import HeadConfig
 from .plain import dump_plain
@@ -43,9 +47,10 @@ class HeadPlace(Protocol):
         ...
 
 
-def local_folder(pool: str) -> str:
-    """Return a folder for a head on this machine, which does not exist yet."""
-    return os.path.join(runtime_folder(_FOLDER), f"{pool}-head-{os.urandom(3).hex()}")
+def folder_for(pool: str, machine: Machine) -> str:
+    """Return a folder for a head beside a node, on its machine or this one. It does not exist yet."""
+    base = os.path.dirname(machine.folder) if machine.login is not None else runtime_folder(_FOLDER)
+    return os.path.join(base, f"{pool}-head-{os.urandom(3).hex()}")
 
 
 def _answer(output: IO[bytes]) -> str:
@@ -108,3 +113,65 @@ class LocalHead:
                     os.dup2(nothing, pipe.fileno(), inheritable=False)
             os.close(nothing)
         process.returncode = 0  # not a child of the fork
+
+
+class NodeHead:
+    """Head beside a node's agent on another machine. It ends with its lease, which this process and its keeper renew.
+
+    Args:
+        machine: The node's machine, which has a login.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        assert machine.login is not None
+        self._node = machine.node
+        self._login = machine.login
+        self._leased: _Leased | None = None
+
+    def start(self, config: HeadConfig) -> tuple[str, ...]:
+        done = self._login.run(
+            "engine.head.outside",
+            "start",
+            (config.folder,),
+            input=dump_plain(config),
+            timeout_s=_ANSWER_S,
+            mark=os.path.basename(config.folder),
+        )
+        if done.code:
+            raise ProviderError(
+                f"head: did not start on the machine of node {self._node}: {done.error_text}; mend that, and open the "
+                "pool again",
+                retryable=True,
+            )
+        reply = reply_of(done.text)
+        path = reply["socket"]
+        leased = self._leased = _Leased(
+            socket_path=path,
+            channel=self._login.channel_to(path),
+            lease_s=config.lease_s,
+            process=(str(reply["pid"]), reply["started"], config.folder),
+        )
+        Keeper.of_this_process().watch(leased)
+        return leased.channel
+
+    def stop(self) -> None:
+        leased, self._leased = self._leased, None
+        if leased is None:
+            return
+        Keeper.of_this_process().forget(leased)
+        with contextlib.suppress(SkywardError, TimeoutError, OSError):  # its lease ends it
+            self._login.run("node.agent.outside", "end", (*leased.process, f"{_END_S:g}"), timeout_s=2 * _END_S)
+
+    def forget_in_child(self) -> None:
+        self._leased = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leased:
+    """Head as its keeper sees it."""
+
+    socket_path: str
+    channel: tuple[str, ...]
+    lease_s: float
+    process: tuple[str, str, str]
+    """Its outermost process, the start of that, and its folder."""

@@ -34,7 +34,6 @@ from .watchdog import remove_node
 
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 1.0
-_LOG_NAME = "agent.log"
 _LOG_TAIL = 4000
 _SIOCGIFADDR = 0x8915
 _BOOT = """
@@ -59,24 +58,10 @@ def start() -> int:
         sys.stderr.write(f"the node's folder {config.folder} was removed, so nobody waits for this agent")
         return 1
     os.makedirs(config.cwd, mode=0o700, exist_ok=True)
-    log = os.open(os.path.join(config.folder, _LOG_NAME), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    process = subprocess.Popen(
-        [*_out_of_the_session(), sys.executable, "-S", "-E", "-s", "-c", _BOOT, *sys.path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        cwd="/",
-        env=_environment(),
-        start_new_session=True,
-    )
-    line, accelerators = _first_lines(process, pickle.dumps(config))
-    if not line.startswith(os.sep):
-        sys.stderr.write(f"the agent {line or _end_of(process, log)}")
-        _kill_all(process.pid)
-        process.wait()
-        remove_node(config.folder)
+    started = start_apart("agent", _BOOT, pickle.dumps(config), config.folder, lines=2)
+    if started is None:
         return 1
-    reply = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
+    reply, accelerators = started
     reply |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
     reply |= json.loads(accelerators)
     reply |= {"unlinked": unlinked(config.folder)} if config.volumes else {}
@@ -84,23 +69,59 @@ def start() -> int:
     return 0
 
 
-def _first_lines(process: subprocess.Popen[bytes], order: bytes) -> tuple[str, str]:
-    """Read the agent's first two lines, which it prints once it listens; empty if it fails before."""
+def start_apart(
+    name: str, boot: str, order: bytes, folder: str, *, lines: int = 1
+) -> tuple[dict[str, Any], str] | None:
+    """Start a process that outlives this login.
+
+    Args:
+        name: Name of the process, for errors and its log.
+        boot: Its program, which gets `sys.path` as arguments.
+        order: Its standard input.
+        folder: Its folder, which exists.
+        lines: Number of lines that it prints once it listens, 1 or 2. The first is the path of its socket.
+
+    Returns:
+        {pid, started, socket, root} and the second line. None if it did not come up: then nothing of it is left, and
+        standard error says why.
+    """
+    log = os.open(os.path.join(folder, f"{name}.log"), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    process = subprocess.Popen(
+        [*_out_of_the_session(), sys.executable, "-S", "-E", "-s", "-c", boot, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        cwd="/",
+        env=_environment(),
+        start_new_session=True,
+    )
+    line, *more = _first_lines(process, order, lines)
+    if line.startswith(os.sep):
+        known = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
+        return known, "".join(more)
+    sys.stderr.write(f"the {name} {line or _end_of(process, log)}")
+    _kill_all(process.pid)
+    process.wait()
+    remove_node(folder)
+    return None
+
+
+def _first_lines(process: subprocess.Popen[bytes], order: bytes, count: int) -> list[str]:
+    """Read the first lines of a process, which it prints once it listens; empty if it fails before."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # the agent has died; the empty line below tells
+    with contextlib.suppress(BrokenPipeError):  # it has died; the empty line below tells
         process.stdin.write(order)
         process.stdin.close()
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     if not poll.poll(_START_LIMIT_S * 1000):
-        return "", ""
-    line = process.stdout.readline().decode().strip()
-    return line, process.stdout.readline().decode().strip()
+        return [""]
+    return [process.stdout.readline().decode().strip() for _ in range(count)]
 
 
 def _end_of(process: subprocess.Popen[bytes], log: int) -> str:
-    """Describe the end of an agent that never listened."""
+    """Describe the end of a process that never listened."""
     code = None
     with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs; its log says how far it came
         code = process.wait(_END_LIMIT_S)

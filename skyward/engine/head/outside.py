@@ -1,0 +1,36 @@
+"""Starts a head from a login on its machine, so that it outlives the login.
+
+python -S -E -s -c "...start()" FOLDER < pickled HeadConfig      prints one line of JSON, see `start_apart`
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ...core.ownership import make_private_folder
+from ...errors import SkywardError
+from ...node.agent.outside import start_apart
+from .main import LENGTH
+
+_BOOT = """
+import sys
+sys.path[:] = sys.argv[1:]
+from skyward.engine.head.main import main
+sys.exit(main())
+"""
+
+
+def start() -> int:
+    """Start a head in a new private folder. Its configuration holds secrets, so no file and no argument has them."""
+    order, folder = sys.stdin.buffer.read(), sys.argv[-1]
+    try:
+        make_private_folder(folder)
+    except (OSError, SkywardError) as error:
+        sys.stderr.write(f"the head has no folder: {error}")
+        return 1
+    started = start_apart("head", _BOOT, LENGTH.pack(len(order)) + order, folder)
+    if started is None:
+        return 1
+    sys.stdout.write(json.dumps(started[0]) + "\n")
+    return 0

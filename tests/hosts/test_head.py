@@ -1,0 +1,224 @@
+"""Pools on hosts whose scheduler runs in a head beside the first node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NodeLost
+from skyward.values.machine import LogLine
+from tests.engines import hosted_pool
+from tests.hosts.bed import ROOT, Bed
+from tests.hosts.faults import EPSILON_S, Place, client_processes, gang_of, kill, nothing_runs_on, pids
+from tests.hosts.host import Host
+from tests.hosts.index import PackageIndex
+from tests.relay import Relay
+from tests.waiting import until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
+
+SECRET = f"secret-{os.urandom(8).hex()}"
+LEASE_S = 15.0
+DELAY_S = 0.05
+
+# Calls travel by value, because this module is not on the nodes.
+where = sky.compute(lambda: os.uname().nodename)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headed:
+    pool: sky.ComputePool
+    place: Place
+    line: Relay
+    """Relay between the client and the host of the head."""
+    lines: list[LogLine] = field(default_factory=list)
+
+
+@pytest.fixture(scope="class")
+def headed(bed: Bed, hosts: Callable[[int], list[Host]], package_index: PackageIndex) -> Iterator[Headed]:
+    place = Place(bed=bed, index=package_index, hosts=hosts(3))
+    first, *others = place.hosts
+    with contextlib.closing(Relay((first.address, 22))) as line:
+        config = bed.folder / "head.config"
+        there = f"Host head\n HostName {line.host}\n Port {line.port}\n HostKeyAlias {first.name}\n"
+        config.write_text(f"{there}Match all\n Include {bed.ssh_config}\n")
+        provider = sky.SSH(hosts=["head", *(host.name for host in others)], config_file=str(config), lease_s=LEASE_S)
+        image = sky.Image(pip_index_url=package_index.simple, env={"TOKEN": sky.Secret("TOKEN", value=SECRET)})
+        lines: list[LogLine] = []
+        with hosted_pool(provider, image=image, nodes=3, concurrency=2, logs=lines.append) as pool:
+            yield Headed(pool=pool, place=place, line=line, lines=lines)
+        nothing_runs_on(place.hosts)
+
+
+class TestOpenPool:
+    """Tests that share one pool."""
+
+    def test_calls_of_all_kinds(self, headed: Headed) -> None:
+        @sky.compute
+        def doubled(items: Iterator[int]) -> Iterator[bytes]:
+            for item in items:
+                yield bytes([item]) * 500_000
+
+        pool, names = headed.pool, [host.name for host in headed.place.hosts]
+        assert where() @ pool == names
+        assert gang_of(lambda: os.uname().nodename)() @ pool == names
+        assert [len(item) for item in doubled(iter(range(5))) >> pool] == [500_000] * 5
+        assert pool.map(lambda n: n * n, range(2000)) == [n * n for n in range(2000)]
+        with pytest.raises(ZeroDivisionError):
+            sky.compute(lambda: 1 // 0)() >> pool
+
+    def test_calls_of_tasks_bring_large_values_of_all_nodes(self, headed: Headed) -> None:
+        pool, large = headed.pool, gang_of(lambda: os.uname().nodename.encode() * 100_000)
+
+        @sky.compute
+        def nested() -> tuple[list[bytes], list[str]]:
+            return [value[:5] for value in large() @ pool], where() @ pool
+
+        names = [host.name for host in headed.place.hosts]
+        assert nested() >> pool == ([name.encode() for name in names], names)
+
+    def test_output_is_masked_and_no_secret_lies_about(self, headed: Headed) -> None:
+        headed.lines.clear()
+        sky.compute(lambda: print("the token is", os.environ["TOKEN"]))() >> headed.pool.node(1)
+        assert [(line.text, line.node) for line in headed.lines] == [("the token is ***", 1)]
+        first = headed.place.hosts[0]
+        assert len(pids(first, "head")) == 1
+        assert not [process for process in first.processes() if SECRET in process.command]
+        (socket,) = first.run("find", "/tmp", "-name", "head.sock").stdout.split()
+        assert first.run("stat", "-c", "%a", os.path.dirname(socket)).stdout.strip() == "700"
+        assert first.run("sh", "-c", f"grep -rlsF -D skip {SECRET} /tmp /root/.cache/skyward || true").stdout == ""
+
+    def test_calls_go_on_when_every_link_breaks(self, headed: Headed) -> None:
+        pool = headed.pool
+        agents = pool.agent_pids()
+
+        def wait(path: str) -> bytes:
+            while not os.path.exists(path):
+                time.sleep(0.01)
+            os.remove(path)
+            return b"x" * 3_000_000
+
+        path = f"/root/go-{os.getpid()}"
+        futures = [sky.compute(wait)(path) > pool.node(node) for node in range(3)]
+        until(lambda: all(future.running() for future in futures))
+        for host in headed.place.hosts:
+            kill(host, "sshd")
+        for host in headed.place.hosts:
+            host.write(path, "")
+        assert [len(future.result(60)) for future in futures] == [3_000_000] * 3
+        assert pool.agent_pids() == agents
+
+    def test_calls_go_on_after_a_cut_shorter_than_the_lease(self, headed: Headed) -> None:
+        pool = headed.pool
+        agents = pool.agent_pids()
+
+        @sky.compute
+        def slow(number: int) -> int:
+            time.sleep(0.02)
+            return number
+
+        futures = [slow(number) > pool for number in range(600)]
+        until(futures[20].done)
+        with headed.place.hosts[0].link_cut():
+            time.sleep(LEASE_S / 3)
+        assert [future.result(60) for future in futures] == list(range(600))
+        assert pool.agent_pids() == agents
+
+    def test_a_call_of_a_task_beside_the_head_does_not_wait_for_a_distant_client(self, headed: Headed) -> None:
+        first = headed.pool.node(0)
+
+        @sky.compute
+        def nested(times: int) -> list[float]:
+            took = []
+            for _ in range(times):
+                began = time.monotonic()
+                where() >> first
+                took.append(time.monotonic() - began)
+            return took
+
+        headed.line.set_delay(DELAY_S)
+        try:
+            took = sorted(nested(11) >> first)
+            began = time.monotonic()
+            where() >> first
+            assert time.monotonic() - began >= 2 * DELAY_S, "the client is distant"
+        finally:
+            headed.line.set_delay(0.0)
+        assert took[5] < DELAY_S
+
+
+def test_a_head_that_is_killed_fails_its_calls_and_leaves_nothing(place: Callable[[int], Place]) -> None:
+    here = place(2)
+    with hosted_pool(here.ssh(LEASE_S), image=here.image, nodes=2, logs=False) as pool:
+        future = sky.compute(time.sleep)(600) > pool
+        until(future.running)
+        mine = max(pids(here.hosts[0], "head"), key=lambda process: process.pid)
+        os.kill(mine.outside_pid, signal.SIGKILL)
+        with pytest.raises(NodeLost, match="head of the pool"):
+            future.result(60)
+        with pytest.raises(NodeLost, match="head of the pool"):
+            where() >> pool
+    nothing_runs_on(here.hosts)
+
+
+PROGRAM = """
+import sys, time
+import skyward as sky
+from tests.engines import hosted_pool
+
+hosts, config, index, lease_s = sys.argv[1:]
+provider = sky.SSH(hosts=hosts.split(), config_file=config, lease_s=float(lease_s))
+with hosted_pool(provider, nodes=3, image=sky.Image(pip_index_url=index), logs=False) as pool:
+    future = sky.compute(time.sleep)(600) > pool
+    while not future.running():
+        time.sleep(0.01)
+    print("running", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("keeper", ["lives", "dies too"])
+def test_a_killed_client_leaves_nothing(
+    bed: Bed, hosts: Callable[[int], list[Host]], package_index: PackageIndex, runtime: Path, keeper: str
+) -> None:
+    three, lease_s = hosts(3), 600.0 if keeper == "lives" else 4.0
+    script = runtime / "client.py"
+    script.write_text(PROGRAM)
+    names = " ".join(host.name for host in three)
+    client = subprocess.Popen(
+        [sys.executable, script, names, bed.ssh_config, package_index.simple, str(lease_s)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(runtime), "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    assert client.stdout is not None
+    try:
+        assert client.stdout.readline() == "running\n"
+        assert pids(three[0], "head")
+        (watching,) = client_processes(runtime)["keeper"]
+        if keeper == "dies too":
+            os.kill(watching, signal.SIGSTOP)  # else it would do its work in an instant
+        client.kill()
+        if keeper == "dies too":
+            os.kill(watching, signal.SIGKILL)
+        # The head ends with its lease. Until then it renews that of the node beside it.
+        nothing_runs_on(three, (0.0 if keeper == "lives" else 2 * lease_s) + EPSILON_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(client.pid, signal.SIGKILL)
+        client.wait()
+        client.stdout.close()
+        for pid in [pid for found in client_processes(runtime).values() for pid in found]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
