@@ -177,6 +177,14 @@ class TrainerControl:
     """Log after this step."""
     should_abort_without_save: bool = False
     """End at once, without a last save or evaluation. Set `should_training_stop` too."""
+    must_save: bool = field(default=False, init=False, repr=False)
+    """The save of this step was requested beside the schedule's request, so it must not be skipped. Do not set it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The schedule sets the flag first. A callback that sets it once more could not be told from the schedule.
+        if name == "should_save":
+            self.__dict__["must_save"] = bool(value) and self.__dict__.get(name, False)
+        self.__dict__[name] = value
 
     def stop(self) -> None:
         """Request the end of training. A checkpoint is saved first, unless `save_strategy="no"`.

@@ -220,10 +220,24 @@ def test_the_documentation_lists_every_event() -> None:
 
 
 def test_a_control_converts_to_a_number_and_back() -> None:
-    for bits in range(64):
+    for bits in range(128):
         control = TrainerControl()
         control.set_flags(bits)
         assert control.flags() == bits
+
+
+def test_order_to_save_on_one_rank_counts_on_all_of_them_at_a_scheduled_step() -> None:
+    ordered, other = TrainerControl(), TrainerControl()
+    for control in (ordered, other):
+        control.should_save = True  # the schedule
+    assert not ordered.must_save
+    ordered.should_save = True
+    bits = ordered.flags() | other.flags()
+    for control in (ordered, other):
+        control.set_flags(bits)
+        assert control.must_save
+        control.should_save = False
+        assert control == TrainerControl()
 
 
 def test_an_abort_clears_the_flags_that_would_save() -> None:

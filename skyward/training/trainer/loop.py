@@ -154,10 +154,11 @@ class TrainingLoop:
         if is_cut_short and args.save_strategy != "no" and saver.begun_at != run.state.global_step:
             run.control.should_save = not run.control.should_abort_without_save
         if run.control.should_save:
-            # Only a save that save_steps alone requests may be skipped while the writer is busy.
+            # Only a save that save_steps alone requests may be skipped while the writer is busy. An order to save that
+            # falls on such a step sets `must_save` on one rank, and on all when they agree.
             is_last = run.control.should_training_stop or run.has_all_steps
             is_of_best = run.state.best_global_step == run.state.global_step
-            saver.save(is_needed=is_last or is_of_best or not is_scheduled)
+            saver.save(is_needed=is_last or is_of_best or run.control.must_save or not is_scheduled)
             run.agree()
 
     def _make_up_evaluation(self) -> None:

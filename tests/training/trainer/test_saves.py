@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,23 @@ def test_a_busy_writer_skips_saves_that_only_the_cadence_requests(tmp_path: Path
     steps = steps_in(tmp_path)
     assert steps[0] == 1
     assert not {2, 3} & set(steps), "the writer was at step 1"
-    assert {4, 8, 9} <= set(steps)
+    assert {4, 7, 8, 9} <= set(steps)
+
+
+@pytest.mark.parametrize("event", ["on_step_begin", "on_step_end", "on_log"])
+def test_an_order_to_save_at_a_scheduled_step_waits_for_the_busy_writer(tmp_path: Path, event: str) -> None:
+    """The writer is at step 1 until the order of step 3 waits for it, so step 2 is skipped and step 3 is not."""
+
+    def order(state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 3 - (event == "on_step_begin"):
+            control.should_save = True
+            threading.Timer(0.2, (tmp_path / "open").touch).start()
+
+    run(tmp_path, max_steps=4, save_steps=1, async_save=True, save_on_busy="skip", logging_steps=1,
+        callbacks=[Gated(tmp_path / "open"), callback(**{event: order})],
+    )  # fmt: skip
+    steps = steps_in(tmp_path)
+    assert (steps[0], 2 in steps, 3 in steps) == (1, False, True)
 
 
 class Slow(Line):
