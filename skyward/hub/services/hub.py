@@ -118,7 +118,7 @@ class Hub:
     async def start(self) -> None:
         """Make the first user, and begin the work that no request asks for."""
         await self.people.prepare(self.owner)
-        await self.leader.leads()  # the first sweep, which renews it, is seconds away
+        await self.leader.begin()  # the first sweep, which renews the lead, is seconds away
         self._tasks = [
             asyncio.create_task(self._sweep(), name="skyward-hub-sweeper"),
             asyncio.create_task(self.live.follow(), name="skyward-hub-follower"),

@@ -33,7 +33,7 @@ class Write(Protocol):
 
 
 class HubLeader:
-    """Candidate for the leadership of one database. With SQLite, whose only process it is, it always leads.
+    """Candidate for the leadership of one database. With SQLite, whose only process this is, it leads from `begin` on.
 
     Args:
         database: The database that the candidates share.
@@ -50,6 +50,15 @@ class HubLeader:
     def is_leading(self) -> bool:
         """True if `leads` last said so."""
         return self._fence is not None
+
+    async def begin(self) -> bool:
+        """Take the lead as the first candidate of this process, if it is free, and tell whether it was.
+
+        With SQLite it is free: only one process has the database open, so any other that held the lead has ended.
+        """
+        if not self._database.is_postgresql:
+            await self._database.write(leases.end_lease, _NAME)
+        return await self.leads()
 
     async def leads(self) -> bool:
         """Take or renew the lead, and tell whether this candidate has it. Call it each few seconds."""

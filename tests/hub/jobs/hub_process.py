@@ -55,10 +55,7 @@ class HubProcess:
         self.process.wait()
 
     def restart(self) -> None:
-        """End it as an upgrade does, and start it with the variables of this process. Its runners go on.
-
-        It gives its lead up, so the next one need not wait 15 s for the end of a lease, as after `kill`.
-        """
+        """End it as an upgrade does, and start it with the variables of this process. Its runners go on."""
         self.process.terminate()
         self.process.wait(LIMIT_S)
         self.start()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +56,39 @@ def test_one_leads_until_its_lease_ends_and_then_another_one(database: Database)
     assert marks(database) == 2
     asyncio.run(second.resign())
     assert (leads(first), leads(second)) == (True, False)
+
+
+LEAD_AND_WAIT = """
+import asyncio, sys
+from skyward.hub.services.hub import Hub
+from skyward.hub.store.database import Database
+
+async def lead():
+    hub = Hub(Database(sys.argv[1]), None)
+    await hub.start()
+    print(hub.leader.is_leading, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(lead())
+"""
+
+
+def test_next_hub_on_sqlite_leads_at_once_when_the_one_before_was_killed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/hub.db"
+    with subprocess.Popen([sys.executable, "-c", LEAD_AND_WAIT, url], stdout=subprocess.PIPE, text=True) as before:
+        assert before.stdout is not None
+        assert before.stdout.readline() == "True\n"
+        before.kill()
+
+    async def leads() -> bool:
+        hub = Hub(Database(url), None)
+        await hub.start()
+        is_leading = hub.leader.is_leading
+        await hub.leader.write(mark)
+        await hub.close()
+        return is_leading
+
+    assert asyncio.run(leads())
 
 
 @pytest.mark.timeout(60)
