@@ -272,7 +272,7 @@ def messages(_: Path) -> Any:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             Parallel(n_jobs=2, verbose=verbose, batch_size=1, pre_dispatch="all")(
-                delayed(time.sleep)(0.1)
+                delayed(time.sleep)(0.5)
                 for _ in range(12)  # long enough that all are sent before the first ends
             )
         found.append([plain(out.getvalue()), plain(err.getvalue())])

@@ -325,7 +325,7 @@ def test_a_rank_that_raises_is_the_error_though_the_others_wait_for_it(pool: Com
     begin = time.monotonic()
     with pytest.raises(LookupError, match="bad batch") as raised:
         work() @ pool
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     notes = "\n".join(raised.value.__notes__)
     assert f"rank {failing}" in notes
     assert f"Rank {failing} of 4 failed first" in notes
@@ -348,7 +348,7 @@ def test_a_rank_that_raises_after_the_others_are_done_is_the_error(
     begin = time.monotonic()
     with pytest.raises(LookupError, match="late"):
         work() @ pool
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -364,7 +364,7 @@ def test_a_killed_rank_is_named(pool: ComputePool, failing: int) -> None:
     begin = time.monotonic()
     with pytest.raises(SlotLost, match=f"rank {failing}") as raised:
         work() @ pool
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     assert (raised.value.signal, raised.value.node) == (signal.SIGKILL, failing)
 
 
@@ -433,7 +433,7 @@ def test_a_stuck_gang_is_gone_when_it_is_cancelled(pool: ComputePool, tmp_path: 
     future = sky.compute(sky.integrations.jax(processes_per_node=2)(stuck))() > pool
     until(lambda: len(list(tmp_path.iterdir())) == 2)
     assert future.cancel()
-    until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()), within_s=10)
+    until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()))
 
 
 def test_a_missing_rank_is_named(pool: ComputePool) -> None:

@@ -62,7 +62,7 @@ def where(_: int) -> tuple[int, int]:
 
 def span(_: int) -> tuple[float, float]:
     start = time.monotonic()
-    time.sleep(0.05)
+    time.sleep(0.15)  # longer than the way of a call to its slot, on a busy machine too
     return start, time.monotonic()
 
 
@@ -193,14 +193,19 @@ def test_an_input_that_fails_when_all_its_calls_have_ended_raises(on_pool: sky.C
 def test_input_is_read_as_calls_end(on_pool: sky.ComputePool, tmp_path: Path) -> None:
     read = []
 
+    def wait() -> None:
+        until((tmp_path / "go").exists)
+
     def numbers() -> Iterator[Any]:
         for i in range(100):
             read.append(i)
-            yield delayed(hold)(tmp_path / str(i), 0.01)
+            yield delayed(wait)()
 
     results = Parallel(pre_dispatch=6, batch_size=1, return_as="generator")(numbers())
     assert len(read) <= 6 + SLOTS
+    (tmp_path / "go").touch()
     assert len(list(results)) == 100
+    assert len(read) == 100
 
 
 class FarPool:
@@ -447,7 +452,7 @@ def test_ctrl_c_in_a_terminal_ends_the_calls_and_everything_else(tmp_path: Path,
     try:
         until(lambda: len(list(folder.glob("began-*"))) == SLOTS)
         os.killpg(child.pid, signal.SIGINT)
-        _, err = child.communicate(timeout=40)
+        _, err = child.communicate(timeout=100)
     finally:
         child.kill()
     assert child.returncode == -signal.SIGINT

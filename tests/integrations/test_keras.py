@@ -409,7 +409,7 @@ def test_a_rank_that_raises_within_fit_is_the_error_though_the_others_wait(
     begin = time.monotonic()
     with pytest.raises(ValueError, match="bad batch") as raised:
         fit() @ pool
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert "Rank 1 of 2 failed first" in "\n".join(raised.value.__notes__)
 
 

@@ -318,7 +318,7 @@ def test_a_worker_that_raises_is_the_error_though_the_others_wait_for_it(pool: C
     begin = time.monotonic()
     with pytest.raises(ValueError, match="bad batch") as raised:
         work() @ pool
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     assert "Rank 1 of 2 failed first" in "\n".join(raised.value.__notes__)
 
 
@@ -337,7 +337,7 @@ def test_a_gang_whose_workers_do_not_meet_ends_at_its_timeout(pool: ComputePool)
     begin = time.monotonic()
     with pytest.raises(TaskTimeout, match="timeout_s=1"):
         work().with_options(timeout_s=1) @ pool
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,4 +193,4 @@ def test_the_processes_of_a_data_loader_end_with_their_rank(pool: ComputePool, t
             load() @ pool
     pids = [int(path.name) for path in tmp_path.iterdir()]
     assert len(pids) == (2 if how == "cancelled" else 4)
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), within_s=10)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

@@ -336,5 +336,5 @@ def test_a_rank_that_raises_in_a_step_is_the_error_though_the_others_wait_for_it
     begin = time.monotonic()
     with pytest.raises(ValueError, match="bad batch") as raised:
         fail() @ pool
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert "Rank 1 of 2 failed first" in "\n".join(raised.value.__notes__)
