@@ -199,6 +199,7 @@ class PoolScaler:
             with self._changed:
                 if asked > self._answered:
                     self._answered, self._error = asked, error
+                    self._used_at = self._clock()  # new nodes may have come later than an idle timeout allows
                     self._changed.notify_all()
                 if self._asked == self._answered and not self._is_stopped:
                     self._changed.wait(self._pause_s())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -371,14 +372,39 @@ def test_an_idle_pool_of_a_fixed_size_rests_and_comes_back_whole() -> None:
     assert set(sizes) <= {(2, 0), (0, 2), (1, 2), (2, 1), (1, 0)}
 
 
-def test_a_pool_with_min_0_rents_at_its_first_call() -> None:
+def test_a_pool_with_min_0_rents_at_its_first_call(tmp_path: Path) -> None:
     with sky.ComputePool(sky.Local(), nodes=(0, 2), idle_timeout_s=0.3, logs=False, console=False) as pool:
         assert rests(pool)
         assert pool.nodes == 0
         assert place() @ pool == [(0, 1, 1)]
+        until(lambda: rests(pool))
+        running = hold(tmp_path / "go") > pool
+        until((tmp_path / "running-0").exists)
         assert pool.nodes == 1
+        (tmp_path / "go").touch()
+        assert running.result(30) == 0
         until(lambda: rests(pool))
         assert place() >> pool == (0, 1, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(sky.Local):
+    """Provider whose further machines take longer than the pools' idle timeout."""
+
+    seconds: float
+
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        if 0 not in nodes:
+            time.sleep(self.seconds)
+        return super().launch(spec, offers, pool, nodes, emit)
+
+
+def test_the_idle_timeout_begins_when_the_nodes_that_were_asked_for_are_there() -> None:
+    with sky.ComputePool(Slow(seconds=4.0), nodes=(1, 2), idle_timeout_s=3.0, logs=False, console=False) as pool:
+        pool.scale(2)
+        time.sleep(1.2)  # several looks at the pool
+        assert pool.nodes == 2
+        until(lambda: pool.nodes == 1)
 
 
 def test_an_idle_pool_closes_if_its_user_says_so() -> None:

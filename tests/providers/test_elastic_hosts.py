@@ -24,7 +24,7 @@ def test_a_pool_grows_to_a_second_host_and_gives_it_back(sshds: Hosts) -> None:
         any_of=[sshds.ssh("host0"), sshds.ssh()],
         selection="first",
         nodes=(1, 2),
-        idle_timeout_s=1.0,
+        idle_timeout_s=3.0,
         logs=False,
         console=False,
         on_event=events.append,
@@ -46,7 +46,7 @@ def test_a_pool_grows_to_a_second_host_and_gives_it_back(sshds: Hosts) -> None:
 
 
 def test_a_value_moves_to_the_host_that_stays(sshds: Hosts) -> None:
-    pool = sky.ComputePool(sshds.ssh(), nodes=(1, 2), idle_timeout_s=1.0, logs=False, console=False)
+    pool = sky.ComputePool(sshds.ssh(), nodes=(1, 2), idle_timeout_s=3.0, logs=False, console=False)
     with pool:
         pool.scale(2)
         other = block(6).keep() >> pool.node(0)
