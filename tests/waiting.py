@@ -16,7 +16,8 @@ __all__ = ["lines_of", "open_files", "prepare_httpx", "until"]
 def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     """Return when `condition()` is true. Raises AssertionError at the deadline.
 
-    It looks again 0.005 s later at first and up to 0.1 s later in a long wait, because many looks ask a server.
+    The deadline ends a hang, and a busy machine takes long to start processes. It looks again 0.005 s later at first
+    and up to 0.1 s later in a long wait, because many looks ask a server.
     """
     began = time.monotonic()
     while not condition():

@@ -42,7 +42,7 @@ def test_beyond_the_limit_the_least_recently_used_environments_are_removed(scrat
     try:
         last = environment_of(make_ready(scratch, Image(pip_index_url=index.url), limit_gib=0.001))
     finally:
-        process.communicate(b"\n", timeout=20)
+        process.communicate(b"\n", timeout=60)
     assert not oldest.exists()
     assert (used / "ready.json").exists()
     assert (recent / "ready.json").exists()
@@ -88,7 +88,7 @@ def test_clearing_keeps_used_environments_and_reports_the_removed_ones(scratch: 
     try:
         cleared = clear_cache(scratch)  # of this pool only one of the two environments is in use
     finally:
-        process.communicate(b"\n", timeout=20)
+        process.communicate(b"\n", timeout=60)
     assert cleared.kept == (str(environment_of(kept)),)
     assert Path(kept.python).exists()
 

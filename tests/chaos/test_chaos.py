@@ -40,7 +40,8 @@ class LocalFaults:
         self._faults = Faults(pool)
 
     def __call__(self, fault: Fault, struck: Struck) -> None:
-        with contextlib.suppress(UsageError, ProcessLookupError):  # the node is being replaced
+        # The node is being replaced, or the process has just ended.
+        with contextlib.suppress(UsageError, ProcessLookupError, FileNotFoundError):
             agent = self._faults.agent(fault.node)
             slots = self._faults.slots(fault.node)
             self._strike(fault.kind, agent, slots, struck)
@@ -78,16 +79,17 @@ def kill_first(newborn: Callable[[], list[int]]) -> None:
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         for pid in newborn():
-            if "skyward.node.agent.main" in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
-                return
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended: a child of a task
+                if "skyward.node.agent.main" in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+                    return
         time.sleep(0.002)
 
 
 def nothing_is_left(marker: str) -> None:
     """Wait until no process of the pool runs. End and report the ones that do."""
     try:
-        until(lambda: not processes_with(marker), within_s=12)
+        until(lambda: not processes_with(marker), within_s=60)
     except AssertionError:
         left = processes_with(marker)
         for pid in left:

@@ -212,6 +212,6 @@ def test_every_job_ends_as_it_should_and_nothing_is_left_whatever_dies(
         wrong = [problem for expected in submitted for problem in check(expected, tmp_path)]
         assert not wrong, "\n".join([*wrong, "The faults were:", *injector.struck.faults])
         process.until_clean()
-    until(lambda: not processes_with(marker), 30)
+    until(lambda: not processes_with(marker), 60)
     garbage = subprocess.run([sys.executable, "-m", "skyward", "gc"], capture_output=True, text=True, check=True)
     assert "removed" not in garbage.stdout, garbage.stdout

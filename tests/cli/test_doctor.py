@@ -48,7 +48,7 @@ def test_the_probe_of_the_kernel_leaks_no_descriptor() -> None:
     mine = psutil.Process()
     before = mine.num_fds()
     examine_host()
-    assert mine.num_fds() == before
+    assert mine.num_fds() <= before  # fewer, if leftovers of other tests are collected meanwhile
 
 
 def test_every_user_extra_of_the_metadata_is_shown_and_no_developer_extra() -> None:

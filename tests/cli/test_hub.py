@@ -25,7 +25,7 @@ def start(folder: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str,
 def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> int:
     process.send_signal(number)
     with process:
-        return process.wait(30)
+        return process.wait(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -20,6 +20,8 @@ from skyward.cli import main
 from skyward.state import live
 from skyward.state.journal import Owner
 from skyward.state.live import LiveNode, LivePool
+from skyward.state.outputs import read_output
+from tests.waiting import until
 
 PROGRAM = """
 import time
@@ -61,6 +63,8 @@ def program() -> Iterator[subprocess.Popen[str]]:
         assert started.stdout is not None
         while started.stdout.readline() not in ("open\n", ""):
             pass
+        # A value waits only a moment for the output before it.
+        until(lambda: len(list(read_output(live.find("train").pool))) == 2)
         yield started
         if started.poll() is None:
             started.kill()
@@ -107,7 +111,7 @@ def test_down_ends_a_pool_and_its_program_reports_it(
     assert capsys.readouterr().out.endswith(": its program closed it\n")
     assert live.live_pools() == []
     assert not any(os.path.exists(node.socket_path) for node in nodes)
-    assert program.wait(30) == 1
+    assert program.wait(60) == 1
     assert program.stderr is not None
     assert "PoolClosed: the pool was ended by `skyward down train`" in program.stderr.read()
 
@@ -162,7 +166,7 @@ def test_logs_follows_until_the_pool_is_closed(program: subprocess.Popen[str]) -
         program.kill()
         program.wait()
         assert reader.stdout.read() == "[node 0] second\n"
-        assert reader.wait(20) == 0
+        assert reader.wait(60) == 0
 
 
 def announced(*nodes: LiveNode, provider: str = "ssh") -> None:
@@ -185,7 +189,7 @@ def announced(*nodes: LiveNode, provider: str = "ssh") -> None:
 def skyward(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.run(
-        [sys.executable, "-m", "skyward", *arguments], capture_output=True, text=True, timeout=30, env=env, check=False
+        [sys.executable, "-m", "skyward", *arguments], capture_output=True, text=True, timeout=60, env=env, check=False
     )
 
 
@@ -272,7 +276,7 @@ def test_gc_dry_run_removes_nothing(capsys: pytest.CaptureFixture[str], monkeypa
 def test_the_command_starts_quickly_and_imports_no_provider() -> None:
     code = "import sys; from skyward.cli import build_parser; build_parser(); print(*sys.modules)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=env, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env, check=True)
     assert not {"skyward.pool.pool", "skyward.providers", "boto3", "cloudpickle"} & set(done.stdout.split())
 
 

@@ -137,10 +137,10 @@ def test_nodes_whose_agents_are_stopped_end_by_their_lease(sandbox: Sandbox) -> 
         "with sky.ComputePool(sky.Local(lease_s=1.0), nodes=2) as pool:\n    hang_with_detached_children() @ pool"
     )
     sandbox.waits_for("begun")
+    started = time.monotonic()  # the lease measures contact, and the last one may be as old as the stop
     for agent in sandbox.pids("agent"):
         os.kill(agent, signal.SIGSTOP)
     client.kill()
-    started = time.monotonic()
     sandbox.proves_nothing_is_left()
     assert time.monotonic() - started > 0.3, "the lease cannot have ended them"
 
@@ -181,17 +181,17 @@ os.execv("/bin/sleep", ["sleep", "600"])
 def test_a_script_that_never_closes_its_pool_exits_promptly_and_leaves_nothing(sandbox: Sandbox) -> None:
     client = sandbox.client(
         """
-pool = sky.ComputePool(sky.Local(), nodes=2).start()
+from skyward.providers import local
+local._END_LIMIT_S = 300  # a client that waited for this would not end in time
+pool = sky.ComputePool(sky.Local(lease_s=300), nodes=2).start()
 print((pid() >> pool) > 0)
 future = hang() > pool
 say("end")
 """
     )
     client.says("end")
-    started = time.monotonic()
-    code, _ = client.ends(10)
+    code, _ = client.ends()
     assert code == 0, client.errors
-    assert time.monotonic() - started < 3
     sandbox.proves_nothing_is_left()
 
 

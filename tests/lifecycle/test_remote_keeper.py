@@ -75,7 +75,7 @@ with sky.ComputePool(Relayed(lease_s=8.0), nodes=2, logs=False) as pool:
     )
     client.says("ready")
     sandbox.kills("keeper")
-    assert client.ends(40) == (0, [])
+    assert client.ends() == (0, [])
     sandbox.proves_nothing_is_left()
 
 
@@ -175,7 +175,7 @@ say("end")
 """
     )
     client.says("end")
-    code, _ = client.ends(10)
+    code, _ = client.ends()
     assert code == 0, client.errors
     sandbox.proves_nothing_is_left()
 
@@ -186,7 +186,7 @@ def test_an_interrupted_client_leaves_nothing(sandbox: Sandbox) -> None:
     )
     sandbox.waits_for("begun")
     client.send(signal.SIGINT, to_group=True)  # as a terminal does: the commands of the links must not get it
-    code, _ = client.ends(15)
+    code, _ = client.ends()
     assert code != 0
     assert "KeyboardInterrupt" in client.errors
     sandbox.proves_nothing_is_left()
