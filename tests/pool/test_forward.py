@@ -11,6 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PoolClosed, UsageError
+from tests.ssh.server import free_port
 from tests.waiting import until
 
 LIMIT_S = 30.0
@@ -68,13 +69,6 @@ def connect(port: sky.ForwardedPort) -> socket.socket:
     return socket.create_connection(port.address, LIMIT_S)
 
 
-def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        number: int = probe.getsockname()[1]
-        return number
-
-
 def is_ended(connection: socket.socket) -> bool:
     with connection:
         try:
@@ -125,7 +119,7 @@ def test_a_port_ends_with_its_pool() -> None:
         port.close()
     with pytest.raises(PoolClosed):
         pool.forward(remote)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("skyward-port")]
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("skyward-port")])
 
 
 def test_wrong_ports_are_named(pool: sky.ComputePool) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from random import SystemRandom
 
 import pytest
 
@@ -23,11 +24,16 @@ def make_key(path: Path) -> Path:
     return path
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """Return a port of the loopback on which nobody listens, to be taken later.
+
+    The kernel gives it to no other socket meanwhile, and skyward to no gang.
+    """
+    for port in SystemRandom().sample(range(10_000, 20_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("all these ports are taken")
 
 
 class Server:
@@ -43,7 +49,7 @@ class Server:
         self.folder = folder
         self.name = name
         self.user = getpass.getuser()
-        self.port = _free_port()
+        self.port = free_port()
         self.key = make_key(folder / "user_key")
         self.host_key = make_key(folder / "host_key")
         self.authorized = folder / "authorized_keys"
