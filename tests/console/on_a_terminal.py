@@ -93,17 +93,17 @@ class Program:
         self.frames.append(self.screen.lines)
         return bool(data)
 
-    def until(self, condition: Callable[[Screen], object], within_s: float = 30.0) -> None:
+    def until(self, condition: Callable[[Screen], object], within_s: float = 60.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition(self.screen):
             assert time.monotonic() < deadline, "\n".join(self.screen.all_lines)
             if not self.read():
                 assert condition(self.screen), "it ended: " + "\n".join(self.screen.all_lines)
 
-    def until_seen(self, text: str, within_s: float = 30.0) -> None:
+    def until_seen(self, text: str, within_s: float = 60.0) -> None:
         self.until(lambda screen: any(text in line for line in screen.all_lines), within_s)
 
-    def wait(self, within_s: float = 30.0) -> int:
+    def wait(self, within_s: float = 60.0) -> int:
         """Wait until the program and every other process on the terminal have ended.
 
         Returns its exit status, negative for a signal.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -157,14 +158,15 @@ def test_a_prompt_and_typed_text_stay_complete() -> None:
 
 
 def test_it_redraws_only_changes_at_most_eight_times_a_second() -> None:
-    """Count frames and bytes over four seconds."""
+    """Count frames and bytes over four seconds, or more on a busy machine."""
     with program("time.sleep(4)") as one:
         one.until_seen("slots busy")
-        begin, frames = len(one.output), len(one.frames)
+        began, begin, frames = time.monotonic(), len(one.output), len(one.frames)
         one.until_seen("after")
         one.wait()
-        assert len(one.frames) - frames < 4.5 * 8
-        assert len(one.output) - begin < 4 * 1500
+        seconds = max(4.0, time.monotonic() - began)
+        assert len(one.frames) - frames < (seconds + 0.5) * 8
+        assert len(one.output) - begin < seconds * 1500
 
 
 @pytest.mark.parametrize(
@@ -242,6 +244,7 @@ attack(HOW) >> pool
 def test_ctrl_c_restores_the_terminal_before_the_traceback() -> None:
     with program("wait_for_ever()") as one:
         one.until_seen("slots busy")
+        one.until_seen("waiting")
         one.type(b"\x03")
         assert one.wait() in (1, -signal.SIGINT)
         assert_given_back(one)
@@ -266,16 +269,18 @@ def test_another_size_is_followed() -> None:
 
 
 def test_no_color_is_respected() -> None:
-    with program("time.sleep(1)", env={"NO_COLOR": "1"}) as one:
+    with program("wait_for_ever()", env={"NO_COLOR": "1"}) as one:
+        one.until_seen(RULE)
+        one.type(b"\n")
         assert one.wait() == 0
-        assert any(RULE in line for frame in one.frames for line in frame)
         assert not re.search(rb"\x1b\[[1-9][\d;]*m", one.output)
 
 
 def test_a_terminal_without_unicode_gets_none() -> None:
-    with program("time.sleep(3)", env={"PYTHONIOENCODING": "ascii"}) as one:
+    with program("wait_for_ever()", env={"PYTHONIOENCODING": "ascii"}) as one:
+        one.until_seen("-- demo -- local | 2 of 2 ready")
+        one.type(b"\n")
         assert one.wait() == 0
-        assert any("-- demo -- local | 2 of 2 ready" in line for frame in one.frames for line in frame)
         assert one.output.isascii()
 
 
