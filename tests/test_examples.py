@@ -289,7 +289,7 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
 # A limit for one that hangs. An example that takes 20 s alone has taken 110 s on two cores with ten other processes.
 pytestmark = pytest.mark.timeout(300)
 # Paths of modules that the processes of an example import before any other.
-FIRST_IMPORTED = {"49_ray": ROOT / "tests" / "lean"}
+FIRST_IMPORTED = {"49_ray": [ROOT / "tests" / "lean"]}
 DATA = tempfile.TemporaryDirectory(prefix="sky-data-")
 """Folder of the examples' volumes."""
 SLOW = {
@@ -310,9 +310,9 @@ def examples() -> list[Any]:
 @functools.cache
 def run_example(path: Path) -> subprocess.CompletedProcess[str]:
     warnings = ",".join(("error", *FOREIGN_WARNINGS.get(path.stem, ())))
-    environment = {**os.environ, "PYTHONWARNINGS": warnings, "PYTHONUNBUFFERED": "1", "XDG_DATA_HOME": DATA.name}
-    if path.stem in FIRST_IMPORTED:
-        environment["PYTHONPATH"] = str(FIRST_IMPORTED[path.stem])
+    folders = [ROOT / "tests" / "lines", *FIRST_IMPORTED.get(path.stem, ())]
+    environment = {**os.environ, "PYTHONWARNINGS": warnings, "XDG_DATA_HOME": DATA.name}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
     return subprocess.run(
         [sys.executable, path], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
