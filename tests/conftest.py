@@ -81,6 +81,13 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture
+def patient_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let values wait for the output before them as long as a busy machine needs: no reader stalls here."""
+    for limit in ("_STALLED_S", "_SLOW_S"):
+        monkeypatch.setattr(f"skyward.console.outlet.{limit}", 20.0)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("promises", "rest"), help="only the tests of `make test`, or only all others")
     parser.addoption("--progress-file", help="a file to keep the number of finished tests and the failures in")

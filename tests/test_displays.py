@@ -12,6 +12,8 @@ import pytest
 
 import skyward as sky
 
+pytestmark = pytest.mark.usefixtures("patient_output")
+
 
 class Table:
     """An object with several forms."""

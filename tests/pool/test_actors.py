@@ -107,7 +107,7 @@ class Model(sky.ActorBase):
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(provider=sky.Local(lease_s=30), nodes=2, logs=False, cancel_grace_s=0.5) as pool:
+    with sky.ComputePool(provider=sky.Local(lease_s=30), nodes=2, logs=False, cancel_grace_s=30) as pool:
         yield pool
 
 

@@ -86,7 +86,7 @@ class Tally(sky.ActorBase):
 
 @pytest.fixture(scope="module")
 def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
-    return sky_pools(nodes=2, concurrency=1, logs=False, cancel_grace_s=0.5)
+    return sky_pools(nodes=2, concurrency=1, logs=False, cancel_grace_s=30)
 
 
 @pytest.fixture
@@ -94,6 +94,13 @@ def tally(pool: sky.ComputePool) -> Iterator[Tally]:
     made = Tally() >> pool
     yield made
     made.close()
+
+
+@pytest.fixture
+def no_others(pool: sky.ComputePool) -> None:
+    """Wait for the end of actors that other tests have dropped."""
+    gc.collect()
+    until(lambda: count_actors(pool) == 0, LIMIT_S)
 
 
 def count_actors(pool: sky.ComputePool) -> int:
@@ -152,6 +159,7 @@ def test_a_handle_that_comes_back_is_the_one_that_was_sent(pool: sky.ComputePool
 # The life of what a task holds --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_others")
 def test_an_actor_lives_as_long_as_a_task_that_holds_it(pool: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
     def later(tally: Tally) -> int:
@@ -159,26 +167,26 @@ def test_an_actor_lives_as_long_as_a_task_that_holds_it(pool: sky.ComputePool, t
         until((tmp_path / "go").exists, LIMIT_S)
         return tally.add(1) >> pool
 
-    before = count_actors(pool)
     future = later(Tally(5) >> pool) > pool
     until((tmp_path / "began").exists, LIMIT_S)
     gc.collect()
-    assert count_actors(pool) == before + 1
+    assert count_actors(pool) == 1
     (tmp_path / "go").touch()
     assert future.result(LIMIT_S) == 6
-    until(lambda: count_actors(pool) == before, LIMIT_S)
+    until(lambda: count_actors(pool) == 0, LIMIT_S)
 
 
+@pytest.mark.usefixtures("no_others")
 def test_an_actor_lives_as_long_as_one_whose_constructor_got_it(pool: sky.ComputePool) -> None:
-    before = count_actors(pool)
     outer = Tally(0, Tally(5) >> pool) >> pool
     gc.collect()
     assert outer.ask_other(1, pool) >> pool == 6
-    assert count_actors(pool) == before + 2
+    assert count_actors(pool) == 2
     outer.close()
-    until(lambda: count_actors(pool) == before, LIMIT_S)
+    until(lambda: count_actors(pool) == 0, LIMIT_S)
 
 
+@pytest.mark.usefixtures("no_others")
 def test_a_handle_without_an_actor_says_so(pool: sky.ComputePool) -> None:
     kept = Tally(0) >> pool
     holder: Any = sky.actor(list)() >> pool

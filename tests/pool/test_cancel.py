@@ -23,6 +23,13 @@ from tests.waiting import lines_of, until
 
 @pytest.fixture(scope="module")
 def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
+    # A busy machine may not schedule an interrupted slot for seconds, and a killed one would note nothing.
+    return sky_pools(nodes=1, concurrency=2, logs=False, cancel_grace_s=30)
+
+
+@pytest.fixture
+def impatient(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
+    """Pool that soon kills a call that goes on."""
     return sky_pools(nodes=1, concurrency=2, logs=False, cancel_grace_s=0.4)
 
 
@@ -111,17 +118,18 @@ def test_a_queued_call_never_runs(pool: sky.ComputePool, tmp_path: Path) -> None
 
 
 def test_a_call_that_ignores_the_interrupt_is_killed_after_the_grace_period(
-    pool: sky.ComputePool, tmp_path: Path
+    impatient: sky.ComputePool, tmp_path: Path
 ) -> None:
-    future = deaf(tmp_path / "pid") > pool
+    future = deaf(tmp_path / "pid") > impatient
     pid = began(tmp_path / "pid")
     started = time.monotonic()
     assert future.cancel()
-    until(lambda: is_gone(pid), within_s=5)
+    until(lambda: is_gone(pid))
     assert time.monotonic() - started > 0.35
+    assert sky.compute(abs)(-1) >> impatient == 1
 
 
-def test_processes_started_by_a_killed_call_are_killed_too(pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_processes_started_by_a_killed_call_are_killed_too(impatient: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
     def starts_another(notes: Path) -> None:
         import subprocess
@@ -130,11 +138,11 @@ def test_processes_started_by_a_killed_call_are_killed_too(pool: sky.ComputePool
         (notes.parent / "child").write_text(f"{child.pid}\n")
         deaf.local(notes)
 
-    future = starts_another(tmp_path / "pid") > pool
+    future = starts_another(tmp_path / "pid") > impatient
     began(tmp_path / "pid")
     child = began(tmp_path / "child")
     future.cancel()
-    until(lambda: is_gone(child), within_s=5)
+    until(lambda: is_gone(child))
 
 
 def test_a_call_that_swallows_the_interrupt_delivers_no_value(pool: sky.ComputePool, tmp_path: Path) -> None:
@@ -356,7 +364,7 @@ def test_many_waiting_calls_are_cancelled_at_once_and_signals_are_handled_meanwh
             is_over.set()
             presses.join()
             signal.signal(signal.SIGUSR1, before)
-    assert took < 2.0  # a search in the queue for each of them takes minutes
+    assert took < 20  # a search in the queue for each of them takes minutes
     assert len(answered) > 2
     assert isinstance(running.exception(timeout=0), sky.errors.PoolClosed)
     assert all(isinstance(future.exception(timeout=0), sky.errors.PoolClosed) for future in futures)

@@ -167,21 +167,22 @@ class TestPool:
         assert cloud.servers == {}
 
     def test_a_pool_is_closed_before_its_budget_is_spent_and_open_calls_say_why(self, cloud: FakeCloud) -> None:
-        faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=6.0)  # these seconds are kept for the end
-        cheaper = CloudByTheSecond(FastClock(), faults=faults, catalogue=[offer(360.0)])
+        # The money lasts for a minute, and all but four seconds of it are kept for the end.
+        faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=56.0)
+        cheaper = CloudByTheSecond(FastClock(), faults=faults, catalogue=[offer(60.0)])
         pool = pool_on(cheaper, budget_usd=1.0)
         events = pool.events()
         with pytest.raises(BudgetExceeded, match="budget_usd=1"), pool:
             sky.compute(nap)(60) >> pool
         assert cheaper.billed() == []
-        assert 0.3 < pool.cost_usd < 1.0
+        assert 0.05 < pool.cost_usd < 1.0
         (warning,) = [event for event in events if isinstance(event, BudgetWarning)]
         assert warning.budget_usd == 1.0
         with pytest.raises(BudgetExceeded):
             sky.compute(abs)(-1) >> pool
 
     def test_calls_after_the_budget_is_spent_raise_the_same_error(self, cloud: FakeCloud) -> None:
-        with pool_on(cloud, budget_usd=5.0) as pool:
+        with pool_on(cloud, budget_usd=12.0) as pool:  # it lasts longer than a start on a busy machine
             until(lambda: not pool.is_active)
             with pytest.raises(BudgetExceeded):
                 sky.compute(abs)(-1) >> pool

@@ -137,7 +137,7 @@ def test_the_end_of_the_pool_ends_a_transfer(tmp_path: Path, way: str) -> None:
             pool.close()
         with pytest.raises(PoolClosed):
             transfer.result(20)
-    assert not readers(tmp_path)
+    until(lambda: not readers(tmp_path))
     with pytest.raises(PoolClosed):
         pool.upload(tmp_path / "here", tmp_path / "there")
 

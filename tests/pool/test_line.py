@@ -22,6 +22,8 @@ from skyward.values.machine import LogLine
 from tests.engines import engine_of
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("patient_output")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _travelling() -> Iterator[None]:

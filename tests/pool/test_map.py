@@ -23,7 +23,7 @@ from tests.waiting import lines_of, until
 
 @pytest.fixture(scope="module")
 def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
-    return sky_pools(nodes=2, concurrency=2, logs=False, cancel_grace_s=0.4)
+    return sky_pools(nodes=2, concurrency=2, logs=False, cancel_grace_s=30)
 
 
 @pytest.fixture
@@ -34,11 +34,19 @@ def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
 
 
 @pytest.fixture(scope="module")
-def far() -> Iterator[sky.ComputePool]:
-    """Pool with a node that is 60 ms away, there and back."""
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sky.ComputePool]:
+    """Pool with a node that is 60 ms away, there and back, and whose two slots run."""
+    folder = tmp_path_factory.mktemp("far")
     with sky.ComputePool(Relayed(delay_s=0.03), nodes=1, concurrency=2, logs=False) as pool:
-        assert sky.compute(abs)(-1) >> pool == 1
+        assert len(set(sky.gather(*(sky.compute(meet)(folder, number, 2) for number in range(2))) >> pool)) == 2
         yield pool
+
+
+def meet(folder: Path, number: int, count: int) -> int:
+    """Wait until so many processes run this. Returns the process."""
+    (folder / str(number)).touch()
+    until(lambda: len(os.listdir(folder)) == count)
+    return os.getpid()
 
 
 def square(x: int) -> int:
@@ -130,12 +138,7 @@ class TestValues:
         assert results == {n: [x * x for x in range(n, n + 200)] for n in range(4)}
 
     def test_calls_run_on_all_slots(self, pool: sky.ComputePool, tmp_path: Path) -> None:
-        def meet(me: int) -> int:
-            (tmp_path / str(me)).touch()
-            until(lambda: len(os.listdir(tmp_path)) == 4)
-            return os.getpid()
-
-        assert len(set(pool.map(meet, range(4)))) == 4
+        assert len(set(pool.map(lambda number: meet(tmp_path, number, 4), range(4)))) == 4
 
     @pytest.mark.parametrize("chunk", [0, -1, 1.5, True, "big", None])
     def test_a_wrong_chunk_is_refused(self, pool: sky.ComputePool, chunk: Any) -> None:
@@ -183,7 +186,7 @@ class TestErrors:
         started = time.monotonic()
         with pytest.raises(KeyError, match="early"):
             pool.map(wait_or_fail, range(50))
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 50  # the calls beside it would wait for a minute
         assert len(os.listdir(tmp_path)) < 20
 
     @pytest.mark.parametrize("chunk", ["auto", 1, 4])
@@ -251,8 +254,8 @@ class TestErrors:
         assert got == [0, 1, 4]
 
     def test_a_timeout_applies_to_each_call_and_not_to_the_chunk(self, pool: sky.ComputePool) -> None:
-        nap = sky.compute(timeout_s=1.0)(time.sleep)
-        assert pool.map(nap, [0.06] * 20, chunk=20) == [None] * 20
+        nap = sky.compute(timeout_s=2.0)(time.sleep)
+        assert pool.map(nap, [0.06] * 40, chunk=40) == [None] * 40
 
     def test_retry_on_runs_only_the_failed_call_again(self, pool: sky.ComputePool, tmp_path: Path) -> None:
         @sky.compute(retries=1, retry_on=OSError)
@@ -463,6 +466,9 @@ class TestChunksAreEnded:
     """A chunk that takes longer than it should is ended between two calls, and its rest is cut again."""
 
     def test_calls_that_turn_slow_are_shared_by_all_slots(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        meeting = tmp_path / "meeting"
+        meeting.mkdir()
+
         def call(x: int) -> int:
             if x < 2000:
                 return 0
@@ -471,6 +477,7 @@ class TestChunksAreEnded:
                 file.write("ran\n")
             return os.getpid()
 
+        assert len(set(pool.map(lambda number: meet(meeting, number, 4), range(4)))) == 4  # all slots run
         ran_in = pool.map(call, range(2300))[2000:]
         assert max(ran_in.count(pid) for pid in set(ran_in)) < 200
         assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(2000, 2300))
@@ -507,7 +514,7 @@ class TestFar:
                 file.write("ran\n")
             return os.getpid()
 
-        count = int(1.2 / seconds)
+        count = int(2.4 / seconds)
         ran_in = far.map(call, range(count))
         assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(count))
         assert max(ran_in.count(pid) for pid in set(ran_in)) < 0.8 * count
@@ -528,9 +535,9 @@ class TestFar:
         assert sum(isinstance(value, SlotLost) for value in values) < 10
 
     def test_a_time_limit_applies_to_each_call(self, far: sky.ComputePool) -> None:
-        @sky.compute(timeout_s=0.5)
+        @sky.compute(timeout_s=1.0)
         def call(x: int) -> int:
             time.sleep(0.005)
             return x
 
-        assert far.map(call, range(60)) == list(range(60))
+        assert far.map(call, range(450)) == list(range(450))  # each slot works for longer than that

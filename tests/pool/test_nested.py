@@ -353,7 +353,7 @@ class TestEnds:
             assert not running.done()
 
         call = sky.compute(parent)()
-        future = (call.with_timeout(3) if how == "is late" else call) > pool.node(0)
+        future = (call.with_timeout(6) if how == "is late" else call) > pool.node(0)
         until(lambda: lines_of(began))
         if how == "is cancelled":
             future.cancel()

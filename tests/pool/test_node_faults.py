@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -64,7 +63,7 @@ def test_a_huge_print_in_a_thread_slot_arrives_whole() -> None:
     assert "".join(line.text for line in heard) == "y" * 400_000 + "z" * 400_000
 
 
-def test_only_the_slot_that_sends_an_invalid_frame_is_killed(pool: sky.ComputePool) -> None:
+def test_only_the_slot_that_sends_an_invalid_frame_is_killed(pool: sky.ComputePool, tmp_path: Path) -> None:
     @sky.compute
     def garble() -> None:
         from skyward.node.slot.link import Link
@@ -74,14 +73,13 @@ def test_only_the_slot_that_sends_an_invalid_frame_is_killed(pool: sky.ComputePo
 
         Link.send_payload = send  # type: ignore[method-assign]
 
-    @sky.compute
-    def nap() -> None:
-        time.sleep(0.3)
-
     agents = pool.agent_pids()
-    other = pool.submit(nap())  # while a call is open, the next goes by way of the agent, which reads the answer
+    # While a call is open, the next goes by way of the agent, which reads the answer.
+    other = pool.submit(sky.compute(until)((tmp_path / "go").exists))
+    garbled = pool.submit(garble())
+    (tmp_path / "go").touch()
     with pytest.raises(SlotLost):
-        pool.submit(garble()).result()
+        garbled.result()
     assert other.result() is None
     assert one() >> pool == 1
     assert pool.agent_pids() == agents

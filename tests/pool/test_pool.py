@@ -166,7 +166,7 @@ class TestGather:
         started = time.monotonic()
         with pytest.raises(ValueError, match="early"):
             (later(tmp_path / "never", 1) & fail()) >> pool
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 40  # the call beside it would wait for a minute
         assert double(1) >> pool == 2
 
 

@@ -86,7 +86,7 @@ def test_if_the_program_has_opened_every_file_only_calls_that_need_one_fail(tmp_
             while errors[0] is None or errors[2] is None:  # a thread of the pool may close one that it had open
                 open_all(opened)
                 futures = [total(np.ones(40_000)) > p, double(1) > p, large(2_000_000) > p, double(2) > p]
-                errors = [f.exception(timeout=30) for f in futures]
+                errors = [f.exception(timeout=80) for f in futures]
             assert isinstance(errors[0], sky.errors.UsageError), errors[0]
             assert "total" in str(errors[0]) and "ulimit -n" in str(errors[0]), errors[0]
             assert isinstance(errors[2], OSError) and errors[2].errno == errno.EMFILE, errors[2]
@@ -121,7 +121,7 @@ def test_a_distant_node_with_few_files_fails_only_the_call_that_needs_many() -> 
             for count in (20, 60, 100):
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files + 80, open_files + 80))
                 arrays = [np.full(40_000, 1.0 + i + 1000 * count) for i in range(count)]
-                error = (totals(*arrays) > p).exception(timeout=30)
+                error = (totals(*arrays) > p).exception(timeout=80)
                 if count == 20:
                     assert error is None, error
                 else:
@@ -191,15 +191,15 @@ def test_without_processes_a_lost_slot_is_made_again_when_there_are_some(control
         with pool(nodes=2, concurrency=2) as p:
             assert [double(i) >> p for i in range(4)] == [0, 2, 4, 6]
             limit(1)
-            refused = (start() > p).exception(timeout=30)
+            refused = (start() > p).exception(timeout=80)
             assert isinstance(refused, BlockingIOError), refused
-            assert isinstance((die() > p).exception(timeout=30), sky.errors.SlotLost)
-            assert [f.result(timeout=30) for f in [double(i) > p for i in range(8)]] == [2 * i for i in range(8)]
+            assert isinstance((die() > p).exception(timeout=80), sky.errors.SlotLost)
+            assert [f.result(timeout=80) for f in [double(i) > p for i in range(8)]] == [2 * i for i in range(8)]
             # It may meet the slot that cannot be started.
             call = total.with_options(retries=20)(np.ones(4 << 20))
-            assert (call > p).result(timeout=30) == 4 << 20
+            assert (call > p).result(timeout=80) == 4 << 20
             limit("max")
-            assert [f.result(timeout=30) for f in [double(i) > p for i in range(40)]] == [2 * i for i in range(40)]
+            assert [f.result(timeout=80) for f in [double(i) > p for i in range(40)]] == [2 * i for i in range(40)]
         """,
         prefix=joining(control_group),
     )
@@ -239,7 +239,7 @@ def test_calls_go_on_with_full_temporary_and_state_folders(small_disk: Path) -> 
                 while True:
                     file.write(bytes(65536))
                     file.flush()
-            assert [f.result(timeout=30) for f in [say(i) > p for i in range(20)]] == list(range(20))
+            assert [f.result(timeout=80) for f in [say(i) > p for i in range(20)]] == list(range(20))
             assert list(p.map(double, range(1000))) == list(range(0, 2000, 2))
             assert total(np.ones(4 << 20)) >> p == 4 << 20
             assert (large(2_000_000) >> p).size == 2_000_000

@@ -318,7 +318,7 @@ class TestEnds:
                 graph.result()
 
         call = sky.compute(outer)()
-        future = (call.with_timeout(5) if how == "is late" else call) > pool
+        future = (call.with_timeout(8) if how == "is late" else call) > pool
         until(lambda: lines_of(began), within_s=60)
         if how == "is cancelled":
             future.cancel()
@@ -388,7 +388,7 @@ class TestEnds:
 
             future = sky.compute(outer)(tmp_path / "lines") > pool.node(0)
             until(lambda: lines_of(tmp_path / "lines"), within_s=60)
-            assert blobs(pool, 1) == 1
+            until(lambda: blobs(pool, 1) == 1)
             Faults(pool).kill_node(0)
             assert isinstance(future.exception(60), sky.errors.NodeLost)
             until(lambda: is_clean(pool))

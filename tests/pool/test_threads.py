@@ -16,6 +16,8 @@ import pytest
 import skyward as sky
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("patient_output")
+
 
 @pytest.fixture(scope="module")
 def heard() -> list[sky.LogLine]:

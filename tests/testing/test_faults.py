@@ -56,7 +56,7 @@ def test_a_chosen_slot_is_killed_with_a_chosen_signal(pool: sky.ComputePool, fau
         pid = int(file.read())
     node = next(n for n in range(2) if pid in faults.slots(n))
     assert faults.kill_slot(node, pid=pid, number=signal.SIGSEGV) == pid
-    error = future.exception(20)
+    error = future.exception(60)
     assert isinstance(error, SlotLost)
     assert error.signal == signal.SIGSEGV
 
@@ -101,5 +101,5 @@ def test_a_call_sent_to_a_killed_node_fails(pool: sky.ComputePool, faults: Fault
     while len(os.listdir(str(tmp_path))) < 2:
         pass
     faults.kill_node(0)
-    lost = [f.exception(20) for f in futures if not f.cancel()]
+    lost = [f.exception(60) for f in futures if not f.cancel()]
     assert all(isinstance(error, NodeLost) and error.node == 0 for error in lost)
