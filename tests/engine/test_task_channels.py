@@ -179,15 +179,17 @@ def test_no_wait_is_without_an_end(pool: sky.ComputePool) -> None:
             waiting.result(LIMIT_S)
 
 
-def test_the_end_of_the_pool_ends_its_channels() -> None:
-    def wait() -> None:
+def test_the_end_of_the_pool_ends_its_channels(tmp_path: Path) -> None:
+    def wait(sent: Path) -> None:
         sky.channel("open").send(b"here")
+        sent.touch()
         time.sleep(LIMIT_S)
 
     pool = sky.ComputePool(sky.Local(), logs=False, cancel_grace_s=0.3)
     pool.start()
-    _ = sky.compute(wait)() > pool
+    _ = sky.compute(wait)(tmp_path / "sent") > pool
     here = pool.channel("open", LIMIT_S)
+    until((tmp_path / "sent").exists)
     pool.close(cancel=True)
     assert list(here) == [b"here"]
 

@@ -104,7 +104,7 @@ def test_a_pool_may_send_all_values_through_the_program() -> None:
 
 
 def test_a_value_whose_only_node_dies_on_the_way_is_lost() -> None:
-    provider = Watched(lease_s=2.0)
+    provider = Watched(lease_s=30.0)
     with sky.ComputePool(provider, nodes=3, logs=False) as pool:
         one = numbers(1).keep() >> pool.node(1)
         two = numbers(2).keep() >> pool.node(1)
@@ -144,7 +144,7 @@ def test_a_value_that_has_come_since_a_task_asked_for_it_is_not_sent_again(parts
     with parts.ledger:
         kept = parts.values.kept_on(parts.ledger.links[0], encode(bytes(SIZE), Blob.kept).body)
     (future,) = parts.values.begin_fetch(kept.blobs, 0)
-    assert future.result(1) is None
+    assert future.result(60) is None
     assert agent.kinds() == []
 
 
@@ -156,7 +156,7 @@ def test_a_task_reads_a_value_through_the_program_if_it_must(reason: str) -> Non
     with sky.ComputePool(provider, nodes=2, logs=False, direct_transfers=is_direct, on_event=events.append) as pool:
         assert numbers_of_refs(pool.node(1), 3) >> pool.node(0) == [0.0, 1.0, 2.0] * 2
         assert numbers_of_refs(pool.node(0)) >> pool.node(1) == [0.0] * 2
-        assert {event[:2] for event in rerouted(events)} == ({(1, 0), (0, 1)} if is_direct else set())
+        until(lambda: {event[:2] for event in rerouted(events)} == ({(1, 0), (0, 1)} if is_direct else set()))
 
 
 @pytest.mark.parametrize("killed", ["the node of the value", "the node of the task"])
