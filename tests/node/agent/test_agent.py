@@ -215,7 +215,7 @@ def test_an_agent_that_cannot_make_its_folder_reports_it(tmp_path: Path) -> None
         [sys.executable, "-S", "-c", code, *sys.path],
         input=pickle.dumps(config),
         capture_output=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert ended.returncode == 1

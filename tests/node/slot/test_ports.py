@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import socket
@@ -51,6 +52,7 @@ def test_any_failure_to_make_a_lock_is_reported_and_leaves_no_descriptor(
         place.touch()
     elif trouble == "a broken link":
         place.symlink_to(tmp_path / "nowhere")
+    gc.collect()  # leftovers of other tests do not count
     before = os.listdir("/proc/self/fd")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if trouble == "no descriptors":
@@ -63,7 +65,7 @@ def test_any_failure_to_make_a_lock_is_reported_and_leaves_no_descriptor(
             ports.hold(20_000)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # fewer, if leftovers of other tests were collected
     assert not (tmp_path / "nowhere").exists()
 
 
