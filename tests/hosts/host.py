@@ -349,7 +349,7 @@ class Host:
         assert self.is_on, f"{self.name} is off"
         children = Path(f"/proc/{self._pid}/task/{self._pid}/children")
         found: list[str] = []
-        until(lambda: found.extend(children.read_text().split()) or found, within_s=10)  # type: ignore[func-returns-value]
+        until(lambda: found.extend(children.read_text().split()) or found, within_s=60)  # type: ignore[func-returns-value]
         return int(found[0])
 
     def _has_lost_power(self) -> bool:

@@ -100,5 +100,6 @@ def test_an_operation_on_shared_state_is_one_round_trip(far: Far) -> None:
     with far.pool("openssh") as pool:
         took = sorted(operate(10) >> pool)
         # The first operation of each kind opens a connection to the agent on its host, which costs no round trip.
-        assert 2 * DELAY_S <= took[5] < 3 * DELAY_S
+        assert took[0] >= 2 * DELAY_S
+        assert took[1] < 4 * DELAY_S, "each of them would take two round trips"
         assert pool.counter("n").value() == 10

@@ -192,10 +192,10 @@ def test_a_clock_that_is_an_hour_wrong_changes_nothing(place: Places, ledger_of:
     call = noted(ledger.path, 0.05)
     host.set_clock(offset_s)
     try:
-        with here.pool(lease_s=3.0, concurrency=2) as pool:
+        with here.pool(lease_s=8.0, concurrency=2) as pool:
             assert abs((now() >> pool) - time.time() - offset_s) < 600
             agents = pool.agent_pids()
-            futures = {n: ledger.submit(call(n) > pool, n) for n in range(160)}  # four seconds: beyond the lease
+            futures = {n: ledger.submit(call(n) > pool, n) for n in range(400)}  # ten seconds: beyond the lease
             until(lambda: len(ledger.ran()) >= 20)
             host.set_clock(-offset_s)  # two hours, for what begins from now on: the next link
             kill(host, "sshd")

@@ -141,16 +141,16 @@ def test_a_gang_fails_as_one_or_goes_on(place: Places, ledger_of: NewLedger, rol
     gang = gang_of(rank)
     is_broken_link = role in ON_THE_WAY
     with here.pool() as pool, ThreadPoolExecutor(1) as threads:
-        outcome = threads.submit(lambda: gang(2.0 if is_broken_link else 600.0) @ pool)
+        outcome = threads.submit(lambda: gang(4.0 if is_broken_link else 600.0) @ pool)
         until(lambda: outcome.done() or len(ledger.ran()) == 2)
         assert not outcome.done(), outcome.exception()
         idle = len(pids(here.hosts[0], "slot")) - 1
         kill(here.hosts[1], role)
         if is_broken_link:
-            assert outcome.result(30) == [0, 1]
+            assert outcome.result(100) == [0, 1]
         else:
             with pytest.raises(NodeLost if role in OF_THE_NODE else SlotLost, match="node 1"):
-                outcome.result(30)
+                outcome.result(100)
             until(lambda: len(pids(here.hosts[0], "slot")) <= idle)  # the other rank is ended
         recovered(pool)
         assert gang(0.0) @ pool == [0, 1]

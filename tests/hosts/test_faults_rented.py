@@ -187,7 +187,7 @@ def test_a_machine_that_never_boots_ends_the_start_and_both(
     began = time.monotonic()
     with pytest.raises((Unreachable, NodeError)):
         pool_on(ec2, package_index, provision_timeout_s=15.0).start()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150
     until(lambda: ec2.left() == [], GONE_S)
 
 

@@ -20,7 +20,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
 
-NOTICED_S = 20.0
+NOTICED_S = 40.0
 
 
 @pytest.fixture(params=["openssh", "paramiko"])
@@ -60,14 +60,14 @@ def test_a_link_that_stays_cut_is_noticed_in_seconds_and_reopened(new_host: NewH
     with connected(host, transport) as connection, echo(connection) as process:
         with host.link_cut():
             began = time.monotonic()
-            process.wait(60)
+            process.wait(90)
             assert time.monotonic() - began < NOTICED_S
             assert process.returncode == 255
         # For a moment the kernel may still report that there is no route.
-        until(lambda: subprocess.run(connection.argv("true"), timeout=20, check=False).returncode == 0)
+        until(lambda: subprocess.run(connection.argv("true"), timeout=60, check=False).returncode == 0)
         with echo(connection) as again:
             say(again, b"again\n")
-        assert connection.run("echo on", timeout_s=20).text == "on"
+        assert connection.run("echo on", timeout_s=60).text == "on"
 
 
 def test_a_link_that_is_cut_for_a_moment_goes_on(new_host: NewHost, transport: Transport) -> None:
@@ -86,7 +86,7 @@ def test_a_pool_runs_on_a_host_behind_another(
     provider = sky.SSH(hosts=[hidden.name], jump=jump.name, config_file=str(bed.ssh_config), transport=transport)
     with sky.ComputePool(provider=provider, nodes=1, console=False) as pool:
         assert sky.compute(lambda: __import__("socket").gethostname())() >> pool == hidden.name
-    until(lambda: not hidden.started_processes(), 10)
+    until(lambda: not hidden.started_processes(), 30)
 
 
 @pytest.mark.parametrize("user", ["root", "dev"])
@@ -99,4 +99,4 @@ def test_an_agent_outlives_the_log_in_if_logind_kills_leftovers(bed: Bed, new_ho
         group = sky.compute(lambda: Path("/proc/self/cgroup").read_text())() >> pool
         assert "session" not in group
         assert sky.compute(lambda: 42)() >> pool == 42
-    until(lambda: not [p for p in host.started_processes() if "skyward" in p.command], 10)
+    until(lambda: not [p for p in host.started_processes() if "skyward" in p.command], 30)

@@ -48,6 +48,7 @@ def test_a_value_goes_from_host_to_host_and_by_the_program_if_it_must(place: Cal
             assert summary(kept) >> pool.node(1) == (3, SIZE)
         finally:
             one.show_to_all()
+        until(lambda: any(isinstance(e, ValueRerouted) for e in events))
         assert [(e.source, e.node, e.size_bytes) for e in events if isinstance(e, ValueRerouted)] == [(0, 1, SIZE)]
         assert received(here) - before > SIZE
 

@@ -137,7 +137,7 @@ def test_calls_maps_and_streams_work(sshds: Hosts, transport: Transport) -> None
         assert sky.compute(len)(b"x" * 3_000_000) >> pool == 3_000_000
         with pytest.raises(ZeroDivisionError):
             sky.compute(lambda: 1 / 0)() >> pool
-    until(lambda: not agents_of(sshds), 5)
+    until(lambda: not agents_of(sshds), 30)
 
 
 def test_nothing_is_left_behind_except_the_cache(sshds: Hosts, runtime: Path) -> None:
@@ -149,8 +149,8 @@ def test_nothing_is_left_behind_except_the_cache(sshds: Hosts, runtime: Path) ->
         assert double(1) >> pool == 2
     assert not Path(f"/proc/{detached}").exists()
     assert not folder.exists()
-    until(lambda: not agents_of(sshds), 5)  # a shell that was to lead the keeper to an agent that is gone
-    until(lambda: not [server for server in sshds.servers if server.sessions()], 5)
+    until(lambda: not agents_of(sshds), 30)  # a shell that was to lead the keeper to an agent that is gone
+    until(lambda: not [server for server in sshds.servers if server.sessions()], 30)
     assert not list(runtime.glob("skyward-ssh-*/*"))
 
 
@@ -267,14 +267,15 @@ def test_a_gang_trains_over_two_hosts(sshds: Hosts, bridge: sky.Image) -> None:
 def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(sshds: Hosts) -> None:
     sshds.servers[1].stop()
     events: list[Event] = []
-    with pytest.raises(Unreachable, match=r"host1.*\(tried for 1 s\)"):
-        sky.ComputePool(provider=sshds.ssh(), nodes=2, provision_timeout_s=1.0, on_event=events.append).start()
+    with pytest.raises(Unreachable, match=r"host1.*\(tried for 6 s\)"):
+        # The other host answers within that time, also on a busy machine.
+        sky.ComputePool(provider=sshds.ssh(), nodes=2, provision_timeout_s=6.0, on_event=events.append).start()
     assert not agents_of(sshds)
     assert not folders_of(started_name(events))
 
 
 def test_a_spare_host_replaces_one_that_does_not_answer(sshds: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 1.0)  # no option: only tests wait for nobody
+    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 6.0)  # no option: only tests wait for nobody
     sshds.servers[0].stop()
     with sky.ComputePool(provider=sshds.ssh(), nodes=1) as pool:
         assert double(21) >> pool == 42
@@ -370,9 +371,9 @@ def test_ctrl_c_at_any_time_leaves_nothing(sshds: Hosts, tmp_path: Path, phase: 
         says(process, phase)
         os.killpg(process.pid, signal.SIGINT)
         threading.Thread(target=process.communicate, daemon=True).start()
-        assert process.wait(30) != 0
-    until(lambda: not agents_of(sshds), 10)
-    until(lambda: not folders_of(pool), 5)
+        assert process.wait(50) != 0
+    until(lambda: not agents_of(sshds), 30)
+    until(lambda: not folders_of(pool), 30)
 
 
 def test_a_killed_client_leaves_nothing(sshds: Hosts, tmp_path: Path) -> None:
@@ -380,9 +381,9 @@ def test_a_killed_client_leaves_nothing(sshds: Hosts, tmp_path: Path) -> None:
         pool = says(process, "pool-")
         says(process, "hanging")
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(10)
-    until(lambda: not agents_of(sshds), 15)
-    until(lambda: not folders_of(pool), 5)
+        process.wait(30)
+    until(lambda: not agents_of(sshds), 30)
+    until(lambda: not folders_of(pool), 30)
     until(lambda: not [server for server in sshds.servers if server.sessions()], 40)
 
 
@@ -410,10 +411,10 @@ def test_an_agent_that_dies_alone_is_replaced(sshds: Hosts) -> None:
     with sky.ComputePool(provider=sshds.ssh(), nodes=2, on_event=events.append) as pool:
         first = pid() @ pool
         os.kill(pool.agent_pids()[1], signal.SIGKILL)
-        until(lambda: any(type(event).__name__ == "NodeLost" for event in events), 20)
+        until(lambda: any(type(event).__name__ == "NodeLost" for event in events))
         until(lambda: sorted(pool.agent_pids()) == [0, 1], 60)
         assert (pid() @ pool)[1] != first[1]
-    until(lambda: not agents_of(sshds), 5)
+    until(lambda: not agents_of(sshds), 30)
 
 
 def test_killed_connection_processes_are_replaced_and_nothing_is_lost(
@@ -450,6 +451,6 @@ def test_a_rented_machine_whose_watchdog_never_starts_is_not_used(sshds: Hosts, 
     places = [sshds.ssh(sshds.names[0])._places[0]]  # a rented place without a cloud that rents it
     events: list[Event] = []
     missing = str(tmp_path / "lease")
-    with pytest.raises(ProviderError, match=f"watchdog.* did not start: {missing} is missing after 1 s.*cloud-init"):
-        remote.bring_up(places, PoolSpec(), "mine", [0], events.append, lease_s=60, lease_file=missing, connect_s=1.0)
+    with pytest.raises(ProviderError, match=f"watchdog.* did not start: {missing} is missing after 6 s.*cloud-init"):
+        remote.bring_up(places, PoolSpec(), "mine", [0], events.append, lease_s=60, lease_file=missing, connect_s=6.0)
     assert next(event.reason for event in events if isinstance(event, PhaseFailed)).startswith("host0")
