@@ -56,7 +56,7 @@ class Notebook:
     def begin(self, code: str) -> str:
         return str(self.client.execute(code))
 
-    def finish(self, request: str, limit_s: float = 30) -> Cell:
+    def finish(self, request: str, limit_s: float = 60) -> Cell:
         cell = Cell()
         while True:
             message = self.client.get_iopub_msg(timeout=limit_s)

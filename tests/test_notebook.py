@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 
-def eventually(claim: Callable[[], bool], limit_s: float = 30) -> bool:
+def eventually(claim: Callable[[], bool], limit_s: float = 60) -> bool:
     """Return whether the condition becomes true in time."""
     deadline = time.monotonic() + limit_s
     while not claim():
@@ -51,7 +51,7 @@ def is_alive(pid: int) -> bool:
 def executed() -> Any:
     """Return the example notebook after all its cells ran."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
-    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     return notebook
 
 
@@ -236,7 +236,7 @@ def test_the_console_is_one_line_that_follows_the_pool() -> None:
         "pool.close()",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])  # type: ignore[no-untyped-call]
-    nbclient.NotebookClient(notebook, timeout=60).execute()
+    nbclient.NotebookClient(notebook, timeout=120).execute()
     (line,) = notebook.cells[0].outputs
     assert line.output_type == "display_data"
     assert re.fullmatch(r"demo: local, 1 node · ready after [\d.]+ s · closed( · 1 call)?", line.data["text/plain"])
@@ -246,7 +246,7 @@ def test_the_console_is_one_line_that_follows_the_pool() -> None:
 def test_a_local_pool_shows_nothing_by_itself() -> None:
     code = "import skyward as sky\nwith sky.ComputePool(sky.Local()) as pool:\n    pass"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])  # type: ignore[no-untyped-call]
-    nbclient.NotebookClient(notebook, timeout=60).execute()
+    nbclient.NotebookClient(notebook, timeout=120).execute()
     assert notebook.cells[0].outputs == []
 
 
@@ -324,6 +324,7 @@ def test_maps_and_bars_of_tasks_stay_in_place_below_their_cell(notebook: Noteboo
     assert states[-1]["text/plain"] == ""  # its last state is a line of the output
     assert len(re.findall("epochs:", cell.text)) == 1
     assert re.search(r"epochs: 100%.*25/25", cell.text)
+    notebook.run("import skyward.console.notebook as views; views._CALM_S = 60.0")  # of a busy machine
     assert notebook.run("pool.map(abs, [1]);").displays == {}
 
 
