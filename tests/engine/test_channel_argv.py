@@ -13,7 +13,7 @@ from tests.channels import Relayed
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[sky.ComputePool]:
-    with sky.ComputePool(Relayed(), nodes=2, concurrency=2, cancel_grace_s=30, logs=False) as pool:
+    with sky.ComputePool(Relayed(), nodes=2, concurrency=2, cancel_grace_s=3, logs=False) as pool:
         yield pool
 
 

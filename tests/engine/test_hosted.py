@@ -13,7 +13,7 @@ from tests.engines import hosted_pool
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[sky.ComputePool]:
-    with hosted_pool(nodes=2, concurrency=2, cancel_grace_s=30, logs=False) as pool:
+    with hosted_pool(nodes=2, concurrency=2, cancel_grace_s=3, logs=False) as pool:
         yield pool
 
 

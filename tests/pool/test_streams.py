@@ -21,7 +21,7 @@ from tests.waiting import lines_of, until
 
 @pytest.fixture(scope="module")
 def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
-    return sky_pools(nodes=1, concurrency=2, logs=False, cancel_grace_s=30)
+    return sky_pools(nodes=1, concurrency=2, logs=False, cancel_grace_s=3)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from skyward.testing import EngineSuite, ProcessEngineSuite
 class TestLocalProcesses(ProcessEngineSuite):
     @pytest.fixture
     def pool(self, sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
-        return sky_pools(nodes=2, concurrency=2, cancel_grace_s=30, logs=False)
+        return sky_pools(nodes=2, concurrency=2, cancel_grace_s=3, logs=False)
 
 
 class TestLocalThreads(EngineSuite):
