@@ -399,7 +399,7 @@ class Slow(sky.Local):
         return super().launch(spec, offers, pool, nodes, emit)
 
 
-def test_the_idle_timeout_begins_when_the_nodes_that_were_asked_for_are_there() -> None:
+def test_the_idle_timeout_begins_when_the_new_nodes_are_there() -> None:
     with sky.ComputePool(Slow(seconds=4.0), nodes=(1, 2), idle_timeout_s=3.0, logs=False, console=False) as pool:
         pool.scale(2)
         time.sleep(1.2)  # several looks at the pool

@@ -43,7 +43,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sky.ComputePool]:
 
 
 def meet(folder: Path, number: int, count: int) -> int:
-    """Wait until so many processes run this. Returns the process."""
+    """Wait until `count` processes run this. Returns the process."""
     (folder / str(number)).touch()
     until(lambda: len(os.listdir(folder)) == count)
     return os.getpid()
