@@ -43,7 +43,7 @@ PARTS: dict[str, Groups] = {
         "hub": promises.HUB,
     },
     # Groups begin in this order. Groups that another one waits for come first, then the longest: two cores would idle
-    # beside a long one that began late.
+    # beside a long one that began late. The last ones are short, so that all end within a minute.
     "rest": {
         "rented": tuple(f"tests/hosts/test_{name}.py" for name in ("ec2", "faults_rented", "main_job", "pools")),
         "faults": tuple(
@@ -53,17 +53,19 @@ PARTS: dict[str, Groups] = {
         "training": ("tests/training",),
         "hub": ("tests/hub",),
         "core": ("tests",),
-        "integrations": ("tests/integrations",),
         "examples": ("tests/test_examples.py",),
         "jobs": ("tests/hub/jobs",),
-        "machines": ("tests/providers", "tests/ssh"),
-        "processes": ("tests/bootstrap", "tests/lifecycle"),
+        "integrations": ("tests/integrations",),
+        "machines": ("tests/providers",),
+        "processes": ("tests/lifecycle",),
         "pages": ("tests/hub/ui", "tests/test_browser.py", "tests/test_notebook_in_browser.py"),
+        "environments": ("tests/bootstrap",),
+        "ssh": ("tests/ssh",),
     },
 }
 # A browser drops its connections whenever a network interface comes or goes, and tests of hosts make many of them.
 # Tests of machines and processes watch leases of seconds: they begin when fewer hosts boot.
-AFTER = {"pages": ("hosts", "faults", "rented"), "machines": ("rented",), "processes": ("rented",)}
+AFTER = {"pages": ("hosts", "faults", "rented"), "machines": ("rented",), "processes": ("rented",), "ssh": ("rented",)}
 # Tests wait for processes, and those of hosts for much else: five groups keep two cores busy. More groups would end
 # later, since the last ones would be long, and fail tests that look at the clock.
 AT_ONCE = 5
