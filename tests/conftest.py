@@ -63,6 +63,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Threads of OpenBLAS spin too, for 2**n cycles, and 4 is the smallest n that it takes. Three fits of scikit-learn
 # beside other tests took 7.7 s of processor time instead of 2.9.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+# JAX compiles many small functions in each process and calls each a few times. Without most of XLA's optimizations that
+# takes half the processor time. Some examples keep them (test_examples.py).
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # Modules that the tests import stay. Looking through their millions of objects for garbage, over and over, took most of
 # the processor time of tests with Hugging Face's Trainer, which asks for it.

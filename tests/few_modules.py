@@ -1,12 +1,16 @@
-"""Fewer modules for nodes: a pool sends all of this repository, most of which the tasks of its tests never import."""
+"""Fewer modules for nodes: of this repository, which a pool sends, and of those that frameworks import."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+LEAN = Path(__file__).with_name("lean")
+"""Folder of frameworks that import less of what else is installed. It is for the front of a path."""
 
 # Folders that no task imports in the tests of hosts, of providers and of the hub's jobs on hosts.
 NOT_SENT = (
@@ -25,3 +29,11 @@ def few_modules(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder))
         yield
+
+
+@contextlib.contextmanager
+def lean_frameworks() -> Iterator[None]:
+    """Let the nodes of pools on this machine find the frameworks of `LEAN`."""
+    sys.path.insert(0, str(LEAN))
+    yield
+    sys.path.remove(str(LEAN))

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.few_modules import LEAN
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
 GUIDES = sorted((ROOT / "guides").glob("*.md"))
@@ -288,8 +290,8 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
 }
 # A limit for one that hangs. An example that takes 20 s alone has taken 110 s on two cores with ten other processes.
 pytestmark = pytest.mark.timeout(300)
-# Paths of modules that the processes of an example import before any other.
-FIRST_IMPORTED = {"49_ray": [ROOT / "tests" / "lean"]}
+# The frameworks of all other examples are those of `LEAN`, which import less.
+WITH_ALL_INSTALLED = ("04_sharding", "07_grid_search", "22_same_callbacks", "34_hub_frameworks")
 DATA = tempfile.TemporaryDirectory(prefix="sky-data-")
 """Folder of the examples' volumes."""
 SLOW = {
@@ -310,9 +312,11 @@ def examples() -> list[Any]:
 @functools.cache
 def run_example(path: Path) -> subprocess.CompletedProcess[str]:
     warnings = ",".join(("error", *FOREIGN_WARNINGS.get(path.stem, ())))
-    folders = [ROOT / "tests" / "lines", *FIRST_IMPORTED.get(path.stem, ())]
+    folders = [ROOT / "tests" / "lines", *([] if path.stem in WITH_ALL_INSTALLED else [LEAN])]
     environment = {**os.environ, "PYTHONWARNINGS": warnings, "XDG_DATA_HOME": DATA.name}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    if path.stem in WITH_ALL_INSTALLED:
+        environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
     return subprocess.run(
         [sys.executable, path], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.few_modules import LEAN
+
+LEAN_MODULES = ("specified_samples",)
+"""The frameworks of all other modules find everything that is installed."""
 
 
 def run_checks(checks: dict[str, Callable[[], None]], wanted: list[str]) -> None:
@@ -33,6 +39,7 @@ def failures_of(module: str, timeout_s: float) -> dict[str, str | None]:
     done = subprocess.run(
         [sys.executable, "-m", f"tests.acceptance.{module}"],
         cwd=Path(__file__).parents[2],
+        env=os.environ | ({"PYTHONPATH": str(LEAN)} if module in LEAN_MODULES else {}),
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -24,6 +24,7 @@ from skyward.integrations.keras import KerasBackend, KerasIntegration
 from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
 from skyward.values.launch import ProcessLaunch
+from tests.few_modules import lean_frameworks
 from tests.integrations.test_tensorflow import rank
 
 BACKENDS: tuple[KerasBackend, ...] = ("jax", "torch", "tensorflow")
@@ -46,7 +47,7 @@ def keras_pool(folder: Path) -> Iterator[ComputePool]:
     Its environment is wrong about Keras.
     """
     image = sky.Image(env={"KERAS_BACKEND": "numpy"})
-    with sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
         yield pool
 
 

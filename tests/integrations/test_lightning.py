@@ -21,6 +21,7 @@ from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
 from skyward.values.launch import Integration
 from skyward.values.topology import Rank
+from tests.few_modules import lean_frameworks
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -38,7 +39,7 @@ def lightning_pool() -> Iterator[ComputePool]:
     A Slurm job's variables must not matter.
     """
     image = sky.Image(env={"SLURM_NTASKS": "7", "SLURM_JOB_NAME": "train", "SLURM_PROCID": "3"})
-    with sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
         yield pool
 
 

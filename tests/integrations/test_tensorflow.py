@@ -26,6 +26,7 @@ from skyward.integrations.tensorflow import TensorFlowIntegration
 from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
 from skyward.values.topology import Peer, Rank
+from tests.few_modules import lean_frameworks
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def tensorflow_pool(folder: Path) -> Iterator[ComputePool]:
     behind_a_proxy = sky.Image(
         env={"http_proxy": "http://127.0.0.1:9"}
     )  # nothing listens there; gRPC would use it anyway
-    with sky.ComputePool(sky.Local(), nodes=2, image=behind_a_proxy) as pool:
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, image=behind_a_proxy) as pool:
         yield pool
 
 

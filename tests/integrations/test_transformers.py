@@ -23,12 +23,14 @@ from skyward.integrations.transformers import TransformersIntegration
 from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
 from skyward.values.topology import Rank
+from tests.few_modules import lean_frameworks
 
 
 @pytest.fixture(scope="module")
 def transformers_pool() -> Iterator[ComputePool]:
     """Open one pool for the whole file, so that its nodes import the framework once."""
-    with sky.ComputePool(sky.Local(), nodes=2, image=sky.Image(env={"HF_HUB_OFFLINE": "1"})) as pool:
+    image = sky.Image(env={"HF_HUB_OFFLINE": "1"})
+    with lean_frameworks(), sky.ComputePool(sky.Local(), nodes=2, image=image) as pool:
         yield pool
 
 

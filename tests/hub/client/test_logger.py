@@ -17,6 +17,7 @@ from skyward.errors import UsageError
 from skyward.hub import HubLogger
 from skyward.training import HFCallbacks, LightningCallbacks, TrainerCallback
 from skyward.training.checkpoint.manifest import MANIFEST
+from tests.few_modules import LEAN
 from tests.training.checkpoint.crew import WARM, warm_process
 from tests.training.frameworks import same_records
 
@@ -135,7 +136,7 @@ def test_other_frameworks_are_recorded_too(server: SmallHub, tmp_path: Path, nam
 
 
 def test_keras_is_recorded_too(server: SmallHub, tmp_path: Path) -> None:
-    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    environment = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(LEAN)}
     command = [sys.executable, "-m", "tests.hub.client.training", "keras", str(tmp_path)]
     subprocess.run(command, env=environment, check=True, timeout=100)
     run_id = only_run(server)

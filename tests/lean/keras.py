@@ -1,0 +1,5 @@
+"""Becomes the real keras, which finds fewer optional libraries: see without_companions.py."""
+
+from without_companions import become
+
+become(__name__)
