@@ -163,8 +163,7 @@ def _launcher(arguments: argparse.Namespace) -> int:
     launcher = Launcher(address, data / "launcher", arguments.machines)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: launcher.stop())
-    launcher.run()
-    return 0
+    return 0 if launcher.run() else 1
 
 
 def _show_runs(folder: str, greeting: Welcome) -> None:

@@ -77,10 +77,19 @@ class Launcher:
         """Folders of ended runners whose output is with the hub."""
         self._is_over = threading.Event()
 
-    def run(self) -> None:
-        """Serve the hub until `stop`. Its runners go on."""
+    def run(self) -> bool:
+        """Serve the hub until `stop`. Its runners go on.
+
+        It ends by itself, with a line in the log, when its folder is removed: it knows none of its runners then.
+
+        Returns:
+            Whether it was told to stop.
+        """
         connection = HubConnection(self._address)
         while not self._is_over.is_set():
+            if not self._lock.is_in_place:
+                _log.error("data=%r: the folder was removed; start the launcher again", str(self._attempts.parent))
+                break
             try:
                 self._obey(self._poll(connection))
             except HubError as error:
@@ -88,12 +97,14 @@ class Launcher:
                 self._is_over.wait(_RETRY_S)
             except Exception:
                 # A full disk or a broken answer must not end the launcher for good.
-                _log.exception("an order of the hub failed; it is tried again")
-                self._is_over.wait(_RETRY_S)
+                if self._lock.is_in_place:
+                    _log.exception("an order of the hub failed; it is tried again")
+                    self._is_over.wait(_RETRY_S)
         connection.close()
         if self._starter is not None:
             self._starter.close()
         self._lock.release()
+        return self._is_over.is_set()
 
     def stop(self) -> None:
         """Let `run` return, within `WAIT_S`."""

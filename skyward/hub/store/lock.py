@@ -37,6 +37,7 @@ class ProcessLock:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -52,6 +53,14 @@ class ProcessLock:
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the locked file is still at its path: somebody may have removed it, and made another one."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Let another process in. Calling it again does nothing."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +15,12 @@ import httpx
 import pytest
 
 from skyward import hub
+from skyward.hub.client.settings import Address
+from skyward.hub.runner.launcher import Launcher as FolderLauncher
 from skyward.hub.services.jobs import scheduler
+from skyward.hub.store.lock import ProcessLock
 from skyward.testing.hub import HubServer
+from tests.hub.http.server_processes import free_port
 from tests.hub.jobs.calls import runs_of, save_when_told, wait_for
 from tests.hub.jobs.hub_process import is_runner
 from tests.hub.jobs.launcher_process import Launcher
@@ -48,6 +55,26 @@ def test_killed_launcher_costs_a_running_job_nothing(launcher: Launcher, tmp_pat
     file.write_text("went on")
     assert job.result(LIMIT_S) == "went on"
     assert (len(runs_of(file)), [attempt.end for attempt in job.attempts]) == (1, ["completed"])
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_launcher_whose_folder_was_removed_says_so_in_one_line_and_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_made_again: bool
+) -> None:
+    folder, ends = tmp_path / "launcher", queue.SimpleQueue[bool]()
+    nowhere = Address(url=f"http://127.0.0.1:{free_port()}", token=None, project="default")
+    first = FolderLauncher(nowhere, folder)
+    thread = threading.Thread(target=lambda: ends.put(first.run()), daemon=True)
+    thread.start()
+    until(lambda: "did not answer" in caplog.text, 20)
+    shutil.rmtree(folder)
+    if is_made_again:
+        folder.mkdir()
+        ProcessLock(folder / "launcher.lock").release()
+    assert ends.get(timeout=20) is False
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage() == f"data={str(folder)!r}: the folder was removed; start the launcher again"
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_launcher_sends_the_output_of_a_runner_that_was_killed(launcher: Launcher, tmp_path: Path) -> None:
