@@ -71,6 +71,7 @@ class MachineSetRecord:
     Attributes:
         is_draining: Running jobs end, and none begin.
         full_until: Time in milliseconds until which the provider is known to have no machines; 0 for none.
+        older_until: Time in milliseconds until which its launchers are taken for too old for some jobs; 0 for none.
         jobs: Job of the project that asks -> number of its nodes here.
         used_nodes: Nodes that jobs of any project use.
         used_devices: Devices that jobs of any project use.
@@ -81,6 +82,7 @@ class MachineSetRecord:
     spec: MachineSetSpec
     is_draining: bool = False
     full_until: int = 0
+    older_until: int = 0
     jobs: Mapping[str, int] = field(default_factory=dict)
     used_nodes: int = 0
     used_devices: int = 0

@@ -23,6 +23,7 @@ from .values import (
     PolicyName,
     Priority,
     Stranded,
+    with_newer_launchers,
 )
 from .victims import choose, may_leave
 
@@ -168,9 +169,12 @@ class _Decision:
         self._wait(job, line, limit or line.refusal)
 
     def _line(self, job: HubJob) -> _Line:
-        key = (job.shape, job.project, job.user, job.priority, job.is_preemptible)
+        key = (job.shape, job.project, job.user, job.priority, job.is_preemptible, job.needs_newer)
         if key not in self._lines:
             suited = [room for room in self._rooms.values() if room.machines.suits(job.shape, job.project)]
+            if job.needs_newer:  # machines whose launcher is too old are the last resort: it may be replaced
+                newer = with_newer_launchers((room.machines for room in suited), self._now)
+                suited = [self._rooms[machines.name] for machines in newer] or suited
             suited.sort(key=lambda room: (room.machines.usd_per_hour, room.machines.name))
             self._lines[key] = _Line(job, tuple(suited), self._limits.money(job))
         return self._lines[key]

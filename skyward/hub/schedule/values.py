@@ -6,7 +6,7 @@ Times are seconds since 1970, durations are seconds, money is USD.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
@@ -132,6 +132,7 @@ class MachineSet:
         down: Numbers of nodes that cannot be used now.
         warm: Node -> the image and project that its idle machine is kept for.
         full_until: Time until which the provider is known to have no machines.
+        older_until: Time until which its launchers are taken for too old for jobs that need a newer one.
     """
 
     name: str
@@ -150,6 +151,7 @@ class MachineSet:
     down: frozenset[int] = frozenset()
     warm: Mapping[int, str] = field(default_factory=dict)
     full_until: float = 0.0
+    older_until: float = 0.0
 
     @property
     def most_nodes(self) -> int:
@@ -180,6 +182,17 @@ class MachineSet:
         )
 
 
+def with_newer_launchers(sets: Iterable[MachineSet], now: float) -> list[MachineSet]:
+    """Return the sets that begin jobs, and whose launchers are not known to be too old for some of them.
+
+    Example:
+        >>> old = MachineSet(name="old", nodes=1, older_until=60.0)
+        >>> [one.name for one in with_newer_launchers([old, MachineSet(name="new", nodes=1)], now=0.0)]
+        ['new']
+    """
+    return [machines for machines in sets if not machines.is_draining and machines.older_until <= now]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubJob:
     """A job that waits, or that an attempt runs.
@@ -194,6 +207,7 @@ class HubJob:
         priority: Priority within the project.
         is_preemptible: It may be told to save and make way.
         warm: Image and project that a kept machine must have to be reused.
+        needs_newer: It needs a launcher of the newest version.
         budget_usd: Most that the job may cost.
         spent_usd: Cost so far.
     """
@@ -207,6 +221,7 @@ class HubJob:
     priority: Priority = Priority.MEDIUM
     is_preemptible: bool = False
     warm: str = ""
+    needs_newer: bool = False
     budget_usd: float = _FOREVER
     spent_usd: float = 0.0
 

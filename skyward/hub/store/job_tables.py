@@ -168,6 +168,7 @@ machine_set = Table(
     Column("is_draining", Boolean, nullable=False),
     Column("full_until", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("older_until", BigInteger),  # a launcher too old for some jobs was seen, see services.jobs.protocol
 )
 
 device_use = Table(

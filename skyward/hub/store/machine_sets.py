@@ -12,10 +12,17 @@ from .transaction import ReadSnapshot, Transaction
 
 def machine_sets(snapshot: ReadSnapshot) -> list[MachineSetRecord]:
     """Return all machine sets by name."""
-    rows = snapshot.execute("SELECT body, is_draining, full_until FROM machine_set ORDER BY name").fetchall()
+    rows = snapshot.execute(
+        "SELECT body, is_draining, full_until, older_until FROM machine_set ORDER BY name"
+    ).fetchall()
     return [
-        MachineSetRecord(spec=MachineSetSpec(**json.loads(body)), is_draining=bool(draining), full_until=full_until)
-        for body, draining, full_until in rows
+        MachineSetRecord(
+            spec=MachineSetSpec(**json.loads(body)),
+            is_draining=bool(draining),
+            full_until=full_until,
+            older_until=older_until or 0,
+        )
+        for body, draining, full_until, older_until in rows
     ]
 
 
@@ -37,6 +44,13 @@ def set_draining(tx: Transaction, name: str, is_draining: bool) -> bool:
 def set_full(tx: Transaction, name: str, until: int) -> None:
     """Note until when the provider of a set is known to have no machines."""
     tx.execute("UPDATE machine_set SET full_until = ? WHERE name = ?", (until, name))
+
+
+def set_older(tx: Transaction, name: str, until: int) -> None:
+    """Note until when the launchers of a set are taken for too old for some jobs. 0: they are not."""
+    tx.execute(
+        "UPDATE machine_set SET older_until = ? WHERE name = ? AND COALESCE(older_until, 0) <> ?", (until, name, until)
+    )
 
 
 def remove_machines(tx: Transaction, name: str) -> bool:

@@ -298,6 +298,26 @@ class TestSets:
         assert placed(snapshot) == {}
         assert "the provider or its launcher has none until" in why(snapshot, "a")
 
+    @pytest.mark.parametrize("nodes", [0, 1])
+    def test_machines_whose_launcher_is_too_old_are_the_last_resort_of_jobs_that_need_a_newer_one(
+        self, nodes: int
+    ) -> None:
+        old = replace(LAB, name="a", older_until=NOW + 600.0)
+        new = replace(LAB, name="b", usd_per_hour=1.0)
+        one = replace(job("one", nodes=nodes), needs_newer=True)
+
+        def sets(*machines: MachineSet, job: HubJob = one, attempts: tuple[JobAttempt, ...] = ()) -> list[str]:
+            made = decide(JobsSnapshot(machines=machines, waiting=(job,), attempts=attempts), NOW)
+            return [placement.machines for placement in made.placements]
+
+        assert sets(old, new) == ["b"]
+        assert sets(old, new, job=replace(one, needs_newer=False)) == ["a"]
+        assert sets(replace(old, older_until=NOW), new) == ["a"], "the launcher may be another one by now"
+        assert sets(old) == ["a"]
+        assert sets(old, replace(new, is_draining=True)) == ["a"]
+        busy = tuple(running(job(f"r{node}"), node, on="b") for node in range(4))
+        assert sets(old, new, attempts=busy) == ([] if nodes else ["b"]), "it waits for machines that can run it"
+
     def test_a_drained_set_begins_nothing(self) -> None:
         snapshot = JobsSnapshot(machines=(replace(LAB, is_draining=True),), waiting=(job("a"),))
         assert why(snapshot, "a") == "waits for 8 devices: the machines begin no jobs, because they are drained"

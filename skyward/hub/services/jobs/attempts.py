@@ -28,7 +28,7 @@ from .gpu_use import note_gpus
 from .jobs import need_job
 from .kept import CLOSE, close, give_back, kept_s, lose_kept
 from .life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost, note_idle_cost
-from .protocol import check_protocol, explain_older, needs_newer, understands
+from .protocol import check_protocol, explain_older, needs_newer, note_newest, understands
 from .saves import note_saves
 
 SILENT_S = 60.0
@@ -315,6 +315,7 @@ class Attempts(Service):
                     kill.append(key)
             elif _is_free(job, attempt, machines):
                 if understands(protocol, job.decoded_spec()):
+                    note_newest(tx, protocol, attempt.machines)
                     start.append(self._claim(tx, actor, launcher, job, attempt))
                 elif not needs_newer(job):
                     explain_older(tx, launcher, job, attempt)

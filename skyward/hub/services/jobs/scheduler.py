@@ -32,6 +32,7 @@ from ...schedule import (
     decide,
 )
 from ...schedule.shares import decayed
+from ...schedule.values import with_newer_launchers
 from ...store import attempts, identities, job_quotas, jobs, machine_sets
 from ...store.attempts import AttemptRow
 from ...store.jobs import JobRow
@@ -41,7 +42,7 @@ from ...store.transaction import ReadSnapshot, Transaction
 from .device_numbers import assign_devices
 from .kept import KeptMachines, give_back, lose_kept
 from .life import enter, finish_attempt, lease_s, lose_runner, release_attempt, shape_of, stop_attempt
-from .protocol import needs_newer, release_from_older
+from .protocol import needs_newer, needs_newest, release_from_older
 from .saves import tell_late_saves
 from .triggers import pull_triggers
 
@@ -263,6 +264,7 @@ def _machine_set(record: MachineSetRecord, warm: Mapping[int, str]) -> MachineSe
         is_draining=record.is_draining,
         warm=warm,
         full_until=record.full_until / 1000,
+        older_until=record.older_until / 1000,
     )
 
 
@@ -328,6 +330,7 @@ def _hub_job(job: JobRow, names: Mapping[int, str], spent_usd: float = 0.0) -> H
         priority=Priority(job.priority),
         is_preemptible=spec.is_preemptible,
         warm=job.warm or "",
+        needs_newer=needs_newest(spec),
         budget_usd=math.inf if spec.budget_usd is None else spec.budget_usd,
         spent_usd=job.cost + spent_usd,
     )
@@ -386,7 +389,8 @@ def _end_lost_attempts(tx: Transaction, leads_since: int) -> None:
 
 def _release_unserved(tx: Transaction, leads_since: int) -> None:
     """Take machines back from attempts that no launcher takes, so that their jobs are placed elsewhere."""
-    known = {record.spec.name for record in machine_sets.machine_sets(tx)}
+    sets = machine_sets.machine_sets(tx)
+    known = {record.spec.name for record in sets}
     for job, attempt in attempts.active_attempts(tx, for_update=tx.for_update):
         if job.state != JobState.RESERVED or attempt.launcher is not None:
             continue
@@ -394,14 +398,22 @@ def _release_unserved(tx: Transaction, leads_since: int) -> None:
         if attempt.machines not in known:
             release_attempt(tx, job, attempt)
         elif needs_newer(job):
-            if waits_ms > _NOTED_S * 1000:
-                release_from_older(tx, job, attempt)
+            has_others = _suit_with_newer_launchers(tx, sets, job)
+            if has_others or waits_ms > _NOTED_S * 1000:
+                release_from_older(tx, job, attempt, has_others=has_others)
         elif not attempt.obstacles and waits_ms > START_S * 1000:
             machine_sets.set_full(tx, attempt.machines, tx.now + int(UNSERVED_S * 1000))
             release_attempt(tx, job, attempt)
         elif not attempt.obstacles and waits_ms > _NOTED_S * 1000 and not job.why:
             why = f"no launcher has taken it yet: run `skyward hub launcher` where machines {attempt.machines!r} are"
             jobs.set_reasons(tx, [(why, job.has_turn, job.pk)])
+
+
+def _suit_with_newer_launchers(tx: Transaction, sets: Sequence[MachineSetRecord], job: JobRow) -> bool:
+    """Return whether a job that needs a newer launcher may be placed on machines that are not known to lack one."""
+    shape, project = shape_of(job.decoded_spec()), str(identities.name_of_project(tx, job.project))
+    newer = with_newer_launchers([_machine_set(record, {}) for record in sets], tx.now / 1000)
+    return any(machines.suits(shape, project) for machines in newer)
 
 
 def _end_lost_kept(tx: Transaction, leads_since: int) -> None:

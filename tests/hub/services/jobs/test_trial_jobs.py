@@ -127,6 +127,37 @@ def test_sweep_over_jobs_waits_for_a_launcher_that_knows_it_and_holds_no_machine
     assert [launch.job for launch in world.poll().start] == [trial]
 
 
+def test_sweep_over_jobs_goes_to_the_machines_whose_launcher_knows_it(world: World) -> None:
+    older, known = PROTOCOL - 1, dict[str, list[tuple[str, int]]]()
+    world.do(world.hub.capacity.declare(OWNER, replace(LOCAL, name="other", usd_per_hour=1.0)))
+
+    def poll(launcher: str, machines: str, protocol: int) -> list[str]:
+        world.pass_s(1)
+        own = known.setdefault(launcher, [])
+        poll = world.hub.attempts.poll(OWNER, launcher, machines=[machines], known=own, protocol=protocol)
+        started = world.do(poll).start
+        own += [(launch.job, launch.attempt) for launch in started]
+        return [launch.job for launch in started]
+
+    sweep = world.do(world.hub.hpo.start(ADA, "digits", "key", CONFIG)).sweep.id
+    driver = world.submit("digits", nodes=0, sweep=sweep, trials=asdict(SPEC))
+    assert poll("old", "local", older) == []
+    assert poll("new", "other", PROTOCOL) == [driver], "it is placed again at once"
+    world.beat(driver)
+    trial, other = start(world, driver).id, world.submit()
+    assert poll("old", "local", older) == [other]
+    assert poll("new", "other", PROTOCOL) == [trial], "nobody had to find out again"
+    world.pass_s(10)
+    last = start(world, driver, 1).id
+    assert poll("newer", "local", PROTOCOL) == []
+    assert poll("new", "other", PROTOCOL) == [last]
+    another = world.submit()
+    assert poll("newer", "local", PROTOCOL) == [another]
+    world.pass_s(1)
+    final = start(world, driver, 2).id
+    assert poll("newer", "local", PROTOCOL) == [final], "its launcher has shown that it is new"
+
+
 def test_driver_counts_for_no_quota_of_jobs(world: World) -> None:
     world.do(world.hub.quotas.set_job_quota(OWNER, "project", "default", JobQuotaSpec(jobs=1)))
     driver = submit_driver(world)
