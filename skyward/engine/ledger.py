@@ -51,6 +51,8 @@ class Ledger:
         """Condition that is notified when the last open call ends, or when `wait_idle` has fewer calls to wait for."""
         self.is_open = False
         """Whether calls are accepted, which is so from the start of the engine to its end."""
+        self.ended_by: SkywardError | None = None
+        """Reason why the engine has ended before it was closed."""
         self.scheduler = scheduler
         self.tasks: dict[int, Task] = {}
         self.gangs: dict[int, Gang] = {}
@@ -104,8 +106,6 @@ class Ledger:
         self.is_open = False
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
-        self.ended_by: SkywardError | None = None
-        """Reason why the engine has ended before it was closed."""
 
     def require_open(self) -> None:
         """Raise PoolClosed, or the reason why the engine has ended by itself, unless calls are accepted."""
