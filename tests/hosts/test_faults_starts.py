@@ -17,7 +17,7 @@ import skyward as sky
 from skyward.bootstrap.prepare import prepare
 from skyward.bootstrap.scripts import undo
 from skyward.errors import NodeLost
-from skyward.events import Event, NodeReplaced, PhaseStarted, ignore
+from skyward.events import Event, NodeReplaced, PhaseStarted, PoolReady, ignore
 from skyward.providers.node_setup import python_line
 from skyward.ssh import connect
 from skyward.ssh.connect import Transport
@@ -117,13 +117,15 @@ def test_a_pool_that_is_closed_while_it_replaces_a_node_leaves_nothing(lone: Pla
     is_replacing = threading.Event()
 
     def on_event(event: Event) -> None:
-        if isinstance(event, PhaseStarted) and event.phase == phase and killed:
+        if isinstance(event, PoolReady):
+            is_open.set()
+        elif isinstance(event, PhaseStarted) and event.phase == phase and is_open.is_set():
             is_replacing.set()
 
-    killed: list[int] = []
+    is_open = threading.Event()
     with lone.pool(on_event=on_event):
-        killed += kill(lone.hosts[0], "agent")
-        assert is_replacing.wait(30)
+        kill(lone.hosts[0], "agent")
+        assert is_replacing.wait(60)
 
 
 def test_an_agents_start_that_comes_too_late_starts_nothing(lone: Place) -> None:

@@ -151,10 +151,10 @@ def test_a_cut_link_is_silent_and_sent_bytes_arrive_when_it_is_back(echoing: tup
 
 
 def test_a_host_that_boots_slowly_answers_late(new_host: NewHost) -> None:
-    host = new_host(ssh_after_s=2.0)
-    until(lambda: "/bin/sleep 2" in {process.command for process in host.processes()})
+    host = new_host(ssh_after_s=8.0)  # long enough to be seen
+    until(lambda: "/bin/sleep 8" in {process.command for process in host.processes()})
     assert not host.answers_ssh()
-    assert host.wait_ssh().boot_s > 2
+    assert host.wait_ssh().boot_s > 8
 
 
 def test_a_boot_that_never_ends_never_answers(new_host: NewHost) -> None:

@@ -61,14 +61,15 @@ def _round_trip_s(connection: socket.socket) -> float:
 def test_a_round_trip_takes_twice_the_delay(relay: NewRelay, echo: int) -> None:
     line = relay("127.0.0.1", echo, delay_s=0.05)
     with _connect(line) as connection:
-        assert 0.1 <= min(_round_trip_s(connection) for _ in range(5)) < 0.13
+        assert 0.1 <= min(_round_trip_s(connection) for _ in range(5)) < 0.19  # twice as long would be 0.2
         line.set_delay(0)
-        assert min(_round_trip_s(connection) for _ in range(20)) < 0.01
+        assert min(_round_trip_s(connection) for _ in range(20)) < 0.05
 
 
 def test_a_long_line_is_not_a_narrow_one(relay: NewRelay, echo: int) -> None:
     size = 64 * 2**20
-    with _connect(relay("127.0.0.1", echo, delay_s=0.05)) as connection:
+
+    def bytes_per_s(connection: socket.socket) -> float:
         begun = time.perf_counter()
         sender = threading.Thread(target=connection.sendall, args=[bytes(size)])
         sender.start()
@@ -76,7 +77,11 @@ def test_a_long_line_is_not_a_narrow_one(relay: NewRelay, echo: int) -> None:
         while received < size:
             received += len(connection.recv(1 << 20))
         sender.join()
-        assert size / (time.perf_counter() - begun) > 50e6
+        return size / (time.perf_counter() - begun)
+
+    with _connect(relay("127.0.0.1", echo, delay_s=0.05)) as connection:
+        # A narrow line is never faster, and a busy machine is at times.
+        until(lambda: bytes_per_s(connection) > 50e6)
 
 
 def test_a_stalled_line_is_silent_and_loses_nothing(relay: NewRelay, echo: int) -> None:
@@ -99,7 +104,7 @@ def test_a_reset_line_is_noticed_at_both_ends(relay: NewRelay, echo: int) -> Non
         line.reset()
         with pytest.raises(ConnectionResetError):
             connection.recv(99)
-    assert line.count() == 0
+    until(lambda: line.count() == 0)
     with _connect(line) as connection:
         _round_trip_s(connection)
 
