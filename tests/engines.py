@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import skyward as sky
+from skyward.engine.dialler import CommandEnds
 from skyward.engine.direct import DirectEngine
+from skyward.engine.engine import Engine
+from skyward.engine.lender import command_to
+from skyward.engine.ray.links import RayWays
+from skyward.values.machine import Machine
 from skyward.values.ref import held_by
 
-__all__ = ["engine_of", "hosted_pool", "is_moving"]
+__all__ = ["engine_of", "hosted_pool", "is_moving", "ray_pool"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
@@ -28,3 +34,24 @@ def is_moving(pool: sky.ComputePool, ref: sky.Ref[Any]) -> bool:
     """Return whether a second node was told to keep a value."""
     (blob,) = held_by(ref).pickled.buffers
     return sum(blob in link.held for link in engine_of(pool).ledger.links.values()) == 2
+
+
+def ray_pool(**options: Any) -> tuple[sky.ComputePool, RayWays]:
+    """Return a pool on this machine whose links may go by Ray, and the ways that decide it."""
+    pool = sky.ComputePool(sky.Local(), **options)
+
+    def move(node: int) -> None:
+        engine_of(pool).link_repair.move(node)
+
+    ways = RayWays(lambda machine: partial(CommandEnds, command_to(machine)), move)
+    life = pool._life  # users have no option for it yet
+    make = life._make_engine
+
+    def make_by_ray(initializer: bytes | None, launched: list[Machine]) -> Engine:
+        engine = make(initializer, launched)
+        assert isinstance(engine, DirectEngine)
+        engine.nodes.opener.way_to = ways.way_to
+        return engine
+
+    life._make_engine = make_by_ray  # type: ignore[method-assign]
+    return pool, ways

@@ -75,23 +75,40 @@ class LinkRepair:
         if link.dialler is None:
             self._node_gone(link, Gone(reason=why))
             return
+        self._redial(link, why)
+
+    def move(self, node: int) -> None:
+        """Dial the link to a node again, because there is another way to it. Nobody is told of a lost link."""
+        with self._ledger:
+            link = self._ledger.links.get(node)
+        if link is not None and link.dialler is not None:
+            self._redial(link, "")
+
+    def _redial(self, link: NodeLink, why: str) -> None:
+        """Detach a link and dial it again.
+
+        Args:
+            link: A link with a dialler.
+            why: Why it is lost; empty if it is not.
+        """
         with self._ledger:
             # Several threads may see the end of one link. The first detaches it, and the others find it detached.
             if not self._ledger.is_open or not link.channel.is_attached:
                 return
             self._nodes.unwatch(link)
             ends = link.channel.release()  # closed by the thread: it waits for the command to die
-            self._task_events.link_lost(link.node, why)
+            if why:
+                self._task_events.link_lost(link.node, why)
             self._dispatcher.perform(self._ledger.scheduler.node_paused(link.node))
         start_thread(
-            lambda: self._reconnect(link, ends),
+            lambda: self._reconnect(link, ends, was_lost=bool(why)),
             name="skyward-reconnect",
             failed=lambda error: self._node_gone(
                 link, Gone(reason=f"its link could not be restored: {in_words(error)}")
             ),
         )
 
-    def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
+    def _reconnect(self, link: NodeLink, ends: Ends | None, *, was_lost: bool) -> None:
         """Redial the agent, in a separate thread, until its lease must have expired. Then the node is lost."""
         from .dialler import Forgotten  # nodes on this machine do without
 
@@ -117,7 +134,8 @@ class LinkRepair:
             link.follow()
             link.may_widen = bool(facts.get("can_stripe"))
             self._nodes.watch(link)
-            self._task_events.link_restored(link.node)
+            if was_lost:
+                self._task_events.link_restored(link.node)
             self._dispatcher.perform(self._ledger.scheduler.node_resumed(link.node))
         self._ledger.watcher.wake()
 

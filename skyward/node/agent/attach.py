@@ -15,21 +15,27 @@ _UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 
 
 def main(path: str) -> int:
-    import _socket
-
-    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        sock.connect(path)
+        sock = pass_on(path, 0, 1)
     except OSError as error:
         sys.stderr.write(f"skyward: no agent at {path}: {error.strerror}\n")
         return _UNAVAILABLE
-    # Headers of frames: | length u32 | kind u8 | flags u8 | lane u16 | ident u64 |
-    frames = b"".join(bytes(4) + bytes((_ATTACH, _HAS_FD)) + lane.to_bytes(2, "little") + bytes(8) for lane in (0, 1))
-    descriptors = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1))
-    sock.sendmsg([frames], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
     while sock.recv(4096):
         pass
     return 0
+
+
+def pass_on(path: str, read_fd: int, write_fd: int):  # type: ignore[no-untyped-def]  # its type would be an import
+    """Pass two descriptors to an agent as a new channel. Return the connection, which ends when the agent is done."""
+    import _socket
+
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    sock.connect(path)
+    # Headers of frames: | length u32 | kind u8 | flags u8 | lane u16 | ident u64 |
+    frames = b"".join(bytes(4) + bytes((_ATTACH, _HAS_FD)) + lane.to_bytes(2, "little") + bytes(8) for lane in (0, 1))
+    descriptors = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (read_fd, write_fd))
+    sock.sendmsg([frames], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
+    return sock
 
 
 def command(python: str, package_root: str, socket_path: str) -> tuple[str, ...]:

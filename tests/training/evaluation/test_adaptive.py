@@ -136,6 +136,7 @@ def _seconds_until_a_death_is_noticed(compute: AdaptiveCompute, folder: Path) ->
 def test_an_evaluation_that_kills_its_workers_is_reported_and_does_not_go_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # The pause of a second would be over before the second worker has died, on a busy machine.
     monkeypatch.setattr("skyward.training.evaluation.worker_score._PAUSE_S", (600.0, 600.0))
     with two_processes() as (compute, _):
         compute.add_worker(None)  # must not run it: it is this process

@@ -1,0 +1,179 @@
+"""The driver beside the head: it takes connections of the head, and carries each to the bridge of a node.
+
+The process reads its order from standard input, one line of JSON, and prints one line when it listens. It ends with its
+standard input. The head connects to its socket and sends one line of JSON:
+
+    {"prepare": "...", "node": "..."}    makes the bridge to an agent; the answer is {"ready": true} or {"why": "..."}
+    {"id": "...", "agent": "..."}    from then on the connection leads to that agent, if its bridge is ready
+    {"ended": "..."}    asks how the connection with this id ended; the answer is a line of JSON, {} if it has not
+
+An agent is named by the path of its socket. `node` is Ray's node there, which was started with a resource of that name.
+
+Every wait on Ray has a limit here: a driver without the right certificate waits for minutes, and raises nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections import OrderedDict
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from .bridge import Bridge
+from .carried import NO_AGENT, NOTHING, CarriedStreams, Ended, StreamBatch
+
+_CALLS: Final = 4
+"""Calls to a bridge at a time that bring it bytes."""
+_LISTENING: Final = 2
+"""Calls to a bridge at a time that wait for bytes of its agent."""
+_LISTEN_S: Final = 5.0
+_CALL_S: Final = 20.0
+"""Longest time for a bridge to answer beyond what it was told to wait."""
+_BEGIN_S: Final = 60.0
+"""Longest time for a bridge to start: Ray starts a process for it."""
+_REMEMBERED: Final = 1000
+"""Ends of connections that are known."""
+
+
+class _Agent:
+    """The bridge to one agent, and the streams that it carries. A lost bridge is followed by a new one."""
+
+    def __init__(self, agent: str) -> None:
+        self._agent = agent
+        self._streams: CarriedStreams | None = None
+        self._bridge: Any = None
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._beginning = asyncio.Lock()
+        self._count = 0
+
+    async def prepare(self, name: str) -> None:
+        """Start the bridge on a node of Ray, unless it is there. Raises RayError, TimeoutError."""
+        async with self._beginning:
+            if self._streams is not None:
+                return
+            affinity = NodeAffinitySchedulingStrategy(await _ray_node(name), soft=False)
+            options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": affinity}
+            bridge = ray.remote(Bridge).options(**options).remote(self._agent)
+            await asyncio.wait_for(bridge.exchange.remote(NOTHING, 0.0), _BEGIN_S)
+            self._bridge, self._streams = bridge, CarriedStreams()
+            self._do(self._send(bridge, self._streams))
+            for _ in range(_LISTENING):
+                self._do(self._listen(bridge, self._streams))
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ended:
+        """Carry a connection until it has ended."""
+        streams = self._streams
+        if streams is None:
+            return Ended(None, "no bridge is ready")
+        self._count += 1
+        ended = await streams.carry(self._count, reader, writer)
+        if ended.code == NO_AGENT:
+            self._lose(streams, ended.said)
+        return ended
+
+    def _do(self, job: Any) -> None:
+        task = asyncio.ensure_future(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def _send(self, bridge: Any, streams: CarriedStreams) -> None:
+        free = asyncio.Semaphore(_CALLS)
+        while self._streams is streams:
+            await free.acquire()
+            while not (batch := await streams.give(_LISTEN_S)).number:
+                if self._streams is not streams:
+                    return
+            self._do(self._exchange(bridge, streams, batch, 0.0, free))
+
+    async def _listen(self, bridge: Any, streams: CarriedStreams) -> None:
+        while self._streams is streams:
+            await self._exchange(bridge, streams, NOTHING, _LISTEN_S)
+
+    async def _exchange(
+        self,
+        bridge: Any,
+        streams: CarriedStreams,
+        batch: StreamBatch,
+        wait_s: float,
+        free: asyncio.Semaphore | None = None,
+    ) -> None:
+        try:
+            answer = await asyncio.wait_for(bridge.exchange.remote(batch, wait_s), wait_s + _CALL_S)
+        except (RayError, TimeoutError) as error:
+            self._lose(streams, f"the bridge to {self._agent} is lost ({error or 'no answer'})")
+            return
+        finally:
+            if free:
+                free.release()
+        await streams.take(answer)
+
+    def _lose(self, streams: CarriedStreams, said: str) -> None:
+        """Break all streams, and end the bridge. `prepare` starts another one."""
+        if self._streams is not streams:
+            return
+        self._streams = None
+        ray.kill(self._bridge)
+        streams.close(said)
+
+
+async def _ray_node(name: str) -> str:
+    """Return Ray's identifier of a node. Asked first, because Ray would wait for a node that is not there."""
+    nodes = await asyncio.wait_for(asyncio.to_thread(ray.nodes), _CALL_S)
+    for node in nodes:
+        if node["Alive"] and name in node["Resources"]:
+            return str(node["NodeID"])
+    raise RayError(f"Ray has no node {name}")  # words: ok, read by skyward
+
+
+class _Door:
+    """The socket that the head connects to."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, _Agent] = {}
+        self._ended: OrderedDict[str, Ended] = OrderedDict()
+
+    async def on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):  # the head has left
+            order = json.loads(await reader.readline() or b"{}")
+            if (ident := order.get("ended")) is not None:
+                ended = self._ended.get(ident)
+                writer.write(json.dumps(ended._asdict() if ended else {}).encode() + b"\n")
+                await writer.drain()
+            elif (agent := order.get("prepare")) is not None:
+                writer.write(json.dumps(await self._prepare(agent, order["node"])).encode() + b"\n")
+                await writer.drain()
+            elif (agent := self._agents.get(order.get("agent", ""))) is not None:
+                self._ended[order["id"]] = await agent.carry(reader, writer)
+                while len(self._ended) > _REMEMBERED:
+                    self._ended.popitem(last=False)
+        writer.close()
+
+    async def _prepare(self, agent: str, node: str) -> dict[str, object]:
+        try:
+            await self._agents.setdefault(agent, _Agent(agent)).prepare(node)
+        except (RayError, TimeoutError) as error:
+            return {"why": str(error) or "timed out"}
+        return {"ready": True}
+
+
+async def _main() -> None:
+    loop = asyncio.get_running_loop()
+    order = json.loads(await loop.run_in_executor(None, sys.stdin.buffer.readline))
+    ray.init(order["address"], namespace=order["pool"], log_to_driver=False, logging_level="ERROR")
+    os.umask(0o077)
+    async with await asyncio.start_unix_server(_Door().on_connection, order["socket"]):
+        sys.stdout.write(json.dumps({"listens": order["socket"]}) + "\n")
+        sys.stdout.flush()
+        await loop.run_in_executor(None, sys.stdin.buffer.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())
+    os._exit(0)  # Ray's own end waits for its processes, which the watchdog ends

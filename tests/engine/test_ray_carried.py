@@ -1,0 +1,151 @@
+"""Streams that numbered batches carry, with batches that overtake each other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyward.engine.ray.carried import BATCH_BYTES, CarriedStreams, Ended, Open, Opened, StreamBatch
+
+LIMIT_S = 60.0
+
+
+async def _open_pair() -> tuple[Opened, socket.socket]:
+    """Return one end of a socket for the streams, and the other end for the test."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    return Opened(reader, writer, writer.close), theirs
+
+
+class Carriers:
+    """Two ends of the streams. Batches move between them with delays, so calls overtake each other."""
+
+    def __init__(self, dice: random.Random, open_far: Open | None = None) -> None:
+        self._dice = dice
+        self.there: asyncio.Queue[socket.socket] = asyncio.Queue()
+        self.near, self.far = CarriedStreams(), CarriedStreams(open_far or self._open)
+        self._moving = [
+            asyncio.ensure_future(self._move(one, other))
+            for one, other in ((self.near, self.far), (self.far, self.near))
+            for _ in range(3)
+        ]
+
+    async def _open(self) -> Opened:
+        opened, theirs = await _open_pair()
+        self.there.put_nowait(theirs)
+        return opened
+
+    async def _move(self, one: CarriedStreams, other: CarriedStreams) -> None:
+        while True:
+            batch = await one.give(1.0)
+            assert len(batch.body) <= 2 * BATCH_BYTES
+            await asyncio.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.003)))
+            await other.take(batch)
+
+    async def begin(self, number: int) -> tuple[asyncio.Task[Ended], socket.socket]:
+        opened, theirs = await _open_pair()
+        return asyncio.ensure_future(self.near.carry(number, opened.reader, opened.writer)), theirs
+
+    def close(self) -> None:
+        for moving in self._moving:
+            moving.cancel()
+
+
+async def _read_all(sock: socket.socket) -> bytes:
+    data = b""
+    async with asyncio.timeout(LIMIT_S):
+        while piece := await asyncio.get_running_loop().sock_recv(sock, 65536):
+            data += piece
+    return data
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 400_000), min_size=1, max_size=3))
+def test_each_stream_brings_its_bytes_in_order_both_ways(seed: int, sizes: list[int]) -> None:
+    async def main() -> None:
+        dice = random.Random(seed)
+        loop, carriers = asyncio.get_running_loop(), Carriers(dice)
+        for number, size in enumerate(sizes):
+            there, back = dice.randbytes(size), dice.randbytes(size // 2)
+            carried, near = await carriers.begin(number)
+            far = await asyncio.wait_for(carriers.there.get(), LIMIT_S)
+            got = asyncio.ensure_future(_read_all(far))
+            answer = asyncio.ensure_future(_read_all(near))
+            await asyncio.gather(loop.sock_sendall(near, there), loop.sock_sendall(far, back))
+            near.shutdown(socket.SHUT_WR)
+            assert await got == there
+            far.shutdown(socket.SHUT_WR)
+            assert await answer == back
+            assert await carried == Ended(0, "")
+            near.close()
+            far.close()
+        carriers.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConnectionRefusedError("no agent"), 69),
+        (FileNotFoundError("no agent"), 69),
+        (PermissionError("no agent"), None),
+    ],
+)
+def test_an_end_that_cannot_be_opened_is_told(error: OSError, code: int | None) -> None:
+    async def refuse() -> Opened:
+        raise error
+
+    async def main() -> None:
+        carriers = Carriers(random.Random(0), refuse)
+        carried, near = await carriers.begin(1)
+        assert await carried == Ended(code, "no agent")
+        assert await _read_all(near) == b""
+        near.close()
+        carriers.close()
+
+    asyncio.run(main())
+
+
+def test_a_side_that_does_not_answer_ends_the_stream() -> None:
+    async def main() -> None:
+        opened, near = await _open_pair()
+        ended = await CarriedStreams().carry(1, opened.reader, opened.writer)
+        assert ended.code is None
+        near.close()
+
+    asyncio.run(main())
+
+
+def test_bytes_that_nobody_takes_hold_up_the_reading() -> None:
+    async def main() -> None:
+        streams = CarriedStreams()
+        opened, near = await _open_pair()
+        carried = asyncio.ensure_future(streams.carry(1, opened.reader, opened.writer))
+        sent = 0
+        with pytest.raises(TimeoutError):
+            while sent < 100 * BATCH_BYTES:
+                async with asyncio.timeout(0.2):
+                    await asyncio.get_running_loop().sock_sendall(near, bytes(BATCH_BYTES))
+                sent += BATCH_BYTES
+        assert sent < 100 * BATCH_BYTES
+        streams.close("the test ends")
+        assert await carried == Ended(None, "the test ends")
+        near.close()
+
+    asyncio.run(main())
+
+
+def test_an_empty_batch_takes_no_turn() -> None:
+    async def main() -> None:
+        streams = CarriedStreams()
+        assert await streams.give(0.01) == StreamBatch(0, b"")
+        await streams.take(StreamBatch(0, b""))
+
+    asyncio.run(main())
