@@ -140,6 +140,7 @@ def hf_fsdp2_skips(ranks: Any, folder: Path) -> Any:
         return score(model, rows)
 
     def has_ended() -> bool:
+        # The callback shows users only what has ended, and not whether more is to come.
         return not ours._evaluations.evaluator.pending
 
     class LetsGo(transformers.TrainerCallback):  # type: ignore[misc]
