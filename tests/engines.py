@@ -38,7 +38,7 @@ def is_moving(pool: sky.ComputePool, ref: sky.Ref[Any]) -> bool:
 
 def ray_pool(**options: Any) -> tuple[sky.ComputePool, RayWays]:
     """Return a pool on this machine whose links may go by Ray, and the ways that decide it."""
-    pool = sky.ComputePool(sky.Local(), **options)
+    pool = sky.ComputePool(sky.Local(lease_s=60.0), **options)  # a busy machine may take seconds to dial again
 
     def move(node: int) -> None:
         engine_of(pool).link_repair.move(node)

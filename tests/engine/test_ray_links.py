@@ -17,14 +17,28 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost
+from skyward.integrations.ray_cluster import RayClusterIntegration
 from skyward.testing import ProcessEngineSuite
 from skyward.testing.engine_suite import appear, wait_for
+from skyward.values.topology import Rank
 from tests.engines import ray_pool
 from tests.waiting import until
 
 LEAN = Path(__file__).parent.parent / "lean"
 """Path of a module that spares each process of Ray a second of work."""
 LIMIT_S = 60.0
+HEAD = Rank(
+    rank=0,
+    world_size=1,
+    local_rank=0,
+    local_world_size=1,
+    node=0,
+    node_rank=0,
+    nodes=1,
+    head_addr="127.0.0.1",
+    head_port=0,
+    local_addr="127.0.0.1",
+)
 
 
 class RayOfTests:
@@ -34,7 +48,8 @@ class RayOfTests:
         self.folder = folder
         self.driver = folder / "driver.sock"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self._environment = os.environ | token | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(LEAN)}
+        patience = RayClusterIntegration().environment(HEAD)
+        self._environment = os.environ | patience | token | {"PYTHONPATH": str(LEAN)}
         self._address = ""
         self._driving: subprocess.Popen[bytes] | None = None
 
