@@ -30,6 +30,7 @@ from .jobs.attempts import Attempts
 from .jobs.capacity import Capacity
 from .jobs.history import Histories
 from .jobs.jobs import NO_NOTICES, Jobs
+from .jobs.launchers import Launchers
 from .jobs.notices import Courier
 from .jobs.queue import Queue
 from .jobs.quotas import Quotas
@@ -104,6 +105,9 @@ class Hub:
         self.hpo = Hpo(database, on_change=record_change, jobs=self.jobs)
         self.attempts = Attempts(
             database, blobs, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
+        )
+        self.launchers = Launchers(
+            database, on_change=record_change, bell=self.bell, grace_s=self.scheduler.policy.grace_s
         )
         self.trial_jobs = TrialJobs(database, on_change=record_change, bell=self.bell)
         self.capacity = Capacity(database, on_change=record_change, bell=self.bell)

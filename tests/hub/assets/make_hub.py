@@ -174,7 +174,7 @@ async def add_job(hub: Hub, owner: Actor) -> None:
     await hub.jobs.submit(owner, later)
     assert await hub.leader.leads()
     await hub.scheduler.step()
-    (launch,) = (await hub.attempts.poll(owner, "here")).start
+    (launch,) = (await hub.launchers.poll(owner, "here")).start
     runner = await hub.access.actor_for(launch.token, None) if launch.token else owner
     await hub.attempts.beat(runner, job, 1, is_running=True, cost_usd=0.5)
     await hub.attempts.add_output(runner, job, 1, 0, b"step 1\n")

@@ -10,7 +10,7 @@ from ...model.capacity import MachineSetSpec
 from ...model.jobs import AttemptEnd
 from ...model.quotas import JobQuotaSpec
 from ...model.refusal import Reason, Refusal
-from ...services.jobs.attempts import Launch
+from ...services.jobs.launches import Launch
 from .. import files
 from ..routing import MIB, Call
 from . import job_wire, wire
@@ -21,7 +21,7 @@ OUTPUT_LIMIT = 4 * MIB
 
 
 async def poll(call: Call, request: job_wire.LauncherPoll) -> job_wire.LauncherOrdersOut:
-    orders = await call.hub.attempts.poll(
+    orders = await call.hub.launchers.poll(
         call.actor,
         call.path["name"],
         machines=request.machines,

@@ -1,4 +1,4 @@
-"""Attempts as launchers and runners see them: taken, started, followed by messages, and ended.
+"""Attempts as their runners see them: begun, followed by messages, and ended.
 
 Every message of a runner carries the number of its attempt, and the token that was made for it. One that is stale is
 refused with CONFLICT or MISSING, and its runner ends.
@@ -6,18 +6,15 @@ refused with CONFLICT or MISSING, and its runner ends.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...model.access import Actor, Right, Role
-from ...model.capacity import MachineSetSpec
-from ...model.jobs import BLOBS, PROTOCOL, AttemptEnd, JobSpec, JobState
+from ...model.access import Actor, Right
+from ...model.jobs import BLOBS, PROTOCOL, AttemptEnd, JobState
 from ...model.refusal import Reason, Refusal
-from ...model.tokens import new_token
-from ...store import artifacts, attempts, identities, jobs, machine_sets
+from ...store import artifacts, attempts, jobs, machine_sets
 from ...store.attempts import AttemptRow
 from ...store.jobs import JobRow
 from ...store.transaction import ReadSnapshot, Transaction
@@ -26,59 +23,15 @@ from ..calls import Service, require_no_run_token
 from ..receiving import receive_blob
 from .gpu_use import note_gpus
 from .jobs import need_job
-from .kept import CLOSE, close, give_back, kept_s, lose_kept
-from .life import announce, enter, finish_attempt, lease_s, lose_runner, machines_named, note_cost, note_idle_cost
-from .protocol import check_protocol, explain_older, needs_newer, note_newest, understands
+from .kept import CLOSE, close, give_back, kept_s
+from .launches import Launch, claim
+from .life import announce, enter, finish_attempt, machines_named, note_cost, note_idle_cost
+from .protocol import check_protocol
 from .saves import note_saves
 
-SILENT_S = 60.0
-"""Seconds of silence after which the launcher of a runner is told to kill it."""
 FULL_S = 60.0
 """Seconds for which a provider without machines is not asked again."""
 _LOOK_S = 1.0
-AttemptKey = tuple[str, int]
-"""Id of a job, and number of an attempt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """Everything that a runner needs to begin.
-
-    Attributes:
-        token: Its token; empty on a hub without authentication.
-        nodes: Numbers of its nodes within the set.
-        devices: Numbers of its devices on each of its nodes; empty for all.
-        keep_s: Seconds for which its runner waits with the machines for the next attempt; 0 for not at all.
-        code: SHA-256 of its code; empty for none.
-    """
-
-    job: str
-    attempt: int
-    name: str
-    project: str
-    token: str
-    spec: JobSpec
-    machines: MachineSetSpec
-    nodes: Sequence[int]
-    devices: Sequence[int] = ()
-    grace_s: float
-    keep_s: float = 0.0
-    code: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherOrders:
-    """Answer to a launcher.
-
-    Attributes:
-        start: Attempts whose runners it must start.
-        kill: Runners that are silent, and must be killed.
-        forget: Attempts that are over; when their process is gone, nothing needs their folder.
-    """
-
-    start: Sequence[Launch] = ()
-    kill: Sequence[AttemptKey] = ()
-    forget: Sequence[AttemptKey] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,53 +53,12 @@ class NextOrder:
 
 
 class Attempts(Service):
-    """Calls of launchers and runners."""
+    """Calls of runners."""
 
     def __init__(self, *arguments: Any, bell: Bell, grace_s: float = 300.0, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._bell = bell
         self._grace_s = grace_s
-        self._polls: dict[str, object] = {}
-        """Launcher -> its newest poll."""
-
-    async def poll(
-        self,
-        actor: Actor,
-        launcher: str,
-        *,
-        machines: Sequence[str] = (),
-        known: Collection[AttemptKey] = (),
-        gone: Collection[AttemptKey] = (),
-        wait_s: float = 0.0,
-        protocol: int = PROTOCOL,
-    ) -> LauncherOrders:
-        """Tell the hub which runners of a launcher live, and collect what it must do.
-
-        Args:
-            actor: An owner: launchers start jobs of all projects.
-            launcher: Its name, which no other one has.
-            machines: Names of the sets that it serves; empty for all.
-            known: Attempts whose process it has started, the dead ones among them.
-            gone: Those of `known` whose process is gone.
-            wait_s: Seconds to wait for something to do.
-            protocol: Version of its messages.
-        """
-        actor.require(Right.OWN)
-        check_protocol(protocol)
-        deadline = time.monotonic() + wait_s
-        poll = self._polls[launcher] = object()
-        while True:
-            seen = self._bell.count
-            told = (launcher, machines, protocol, set(known), set(gone))
-            # A launcher that was killed left its poll here, which knows nothing of what the next one has started.
-            if self._polls[launcher] is poll and await self.database.read(self._has_orders, *told):
-                orders = await self.database.write(self._poll, actor, *told)
-                if orders.start or orders.kill or orders.forget:
-                    return orders
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._bell.is_closed:
-                return LauncherOrders()
-            await self._bell.wait(seen, min(_LOOK_S, left_s))
 
     async def beat(
         self,
@@ -259,125 +171,7 @@ class Attempts(Service):
         actor.require(Right.WRITE)
         await self.database.write(self._give_back, actor, job_id, number, idle_cost_usd)
 
-    # Launchers --------------------------------------------------------------------------------------------------------
-
-    def _has_orders(
-        self,
-        snapshot: ReadSnapshot,
-        launcher: str,
-        machines: Sequence[str],
-        protocol: int,
-        known: set[AttemptKey],
-        gone: set[AttemptKey],
-    ) -> bool:
-        """Look whether a launcher has something to do, because most polls find nothing."""
-        own: set[AttemptKey] = set()
-        for job, attempt in attempts.active_attempts(snapshot):
-            key = _runner_key(snapshot, job, attempt)
-            if attempt.launcher == launcher:
-                own.add(key)
-                if key in gone or (key not in known) or self._is_silent(job, attempt, self.clock()):
-                    return True
-            elif _is_free(job, attempt, machines) and (
-                understands(protocol, job.decoded_spec()) or not needs_newer(job)
-            ):
-                return True
-        for job, runner in attempts.kept_attempts(snapshot):
-            if runner.launcher == launcher:
-                own.add(key := (job.id, runner.number))
-                is_gone = key in gone or key not in known
-                if runner.free_at is None and (is_gone or self._is_silent(job, runner, self.clock())):
-                    return True
-        return bool(known - own)
-
-    def _poll(
-        self,
-        tx: Transaction,
-        actor: Actor,
-        launcher: str,
-        machines: Sequence[str],
-        protocol: int,
-        known: set[AttemptKey],
-        gone: set[AttemptKey],
-    ) -> LauncherOrders:
-        start, kill, own = [], [], set()
-        for job, attempt in attempts.active_attempts(tx, for_update=tx.for_update):
-            key = _runner_key(tx, job, attempt)
-            if attempt.launcher == launcher:
-                own.add(key)
-                is_gone = key in gone or (key not in known and attempt.heard_at is not None)
-                if is_gone and job.state != JobState.LOST:
-                    lose_runner(tx, job, attempt, "runner: its process ended before its attempt did; see its log")
-                    tx.after_commit(self._bell.ring)
-                elif key not in known and attempt.heard_at is None:  # the answer with this attempt was lost
-                    start.append(self._claim(tx, actor, launcher, job, attempt))
-                elif self._is_silent(job, attempt, tx.now):
-                    kill.append(key)
-            elif _is_free(job, attempt, machines):
-                if understands(protocol, job.decoded_spec()):
-                    note_newest(tx, protocol, attempt.machines)
-                    start.append(self._claim(tx, actor, launcher, job, attempt))
-                elif not needs_newer(job):
-                    explain_older(tx, launcher, job, attempt)
-        kill += self._kept_orders(tx, launcher, known, gone, own)
-        return LauncherOrders(
-            start=[launch for launch in start if launch is not None], kill=kill, forget=sorted(known - own)
-        )
-
-    def _kept_orders(
-        self, tx: Transaction, launcher: str, known: set[AttemptKey], gone: set[AttemptKey], own: set[AttemptKey]
-    ) -> list[AttemptKey]:
-        """Look after the runners of a launcher that wait: add them to `own`, and return those that are silent."""
-        silent = []
-        for job, runner in attempts.kept_attempts(tx, for_update=tx.for_update):
-            if runner.launcher != launcher:
-                continue
-            own.add(key := (job.id, runner.number))
-            if key in gone or key not in known:
-                lose_kept(tx, runner, lease_s(tx, runner.machines))
-            elif runner.free_at is None and self._is_silent(job, runner, tx.now):
-                silent.append(key)
-        return silent
-
-    def _is_silent(self, job: JobRow, attempt: AttemptRow, now: int) -> bool:
-        if attempt.heard_at is None or job.state == JobState.LOST:
-            return False
-        return now - max(attempt.heard_at, self.listening_since) > SILENT_S * 1000
-
-    def _claim(
-        self, tx: Transaction, actor: Actor, launcher: str | None, job: JobRow, attempt: AttemptRow
-    ) -> Launch | None:
-        """Give an attempt to a launcher, with a token that acts as the job's user until the attempt is over."""
-        machines = machines_named(tx, attempt.machines)
-        if machines is None:
-            finish_attempt(tx, job, attempt, AttemptEnd.NO_CAPACITY, f"machines={attempt.machines}: the set is gone")
-            return None
-        if job.state == JobState.RESERVED:
-            enter(tx, job, JobState.STARTING)
-        if attempt.token is not None:
-            identities.delete_token(tx, attempt.token)
-        attempt.launcher, attempt.claimed_at, attempt.token = launcher, tx.now, None
-        text = ""
-        if actor.token is not None:
-            attempt.token, text = _make_token(tx, actor, job, attempt)
-        attempts.update_attempt(tx, attempt)
-        jobs.update_job(tx, job)
-        return Launch(
-            job=job.id,
-            attempt=attempt.number,
-            name=job.name,
-            project=str(identities.name_of_project(tx, job.project)),
-            token=text,
-            spec=job.decoded_spec(),
-            machines=machines,
-            nodes=attempt.node_numbers,
-            devices=attempt.device_numbers,
-            grace_s=self._grace_s,
-            keep_s=kept_s(job.decoded_spec(), machines) if job.warm else 0.0,
-            code=jobs.blobs_of(tx, job.pk).get("code", ("", 0))[0],
-        )
-
-    # Runners ----------------------------------------------------------------------------------------------------------
+    # Transactions -----------------------------------------------------------------------------------------------------
 
     def _beat(
         self,
@@ -468,7 +262,7 @@ class Attempts(Service):
         if job.state not in (JobState.RESERVED, JobState.STARTING):
             raise stale(job_id, number)
         tx.after_commit(self._bell.ring_quietly)
-        launch = self._claim(tx, actor, attempt.launcher, job, attempt)
+        launch = claim(tx, actor, attempt.launcher, job, attempt, self._grace_s)
         return NextOrder(launch=launch, is_over=launch is None)
 
     def _give_back(self, tx: Transaction, actor: Actor, job_id: str, number: int, idle_cost_usd: float) -> None:
@@ -504,12 +298,6 @@ def _need_runner(snapshot: ReadSnapshot, actor: Actor, job_id: str, number: int)
     return runner
 
 
-def _runner_key(snapshot: ReadSnapshot, job: JobRow, attempt: AttemptRow) -> AttemptKey:
-    """Return the attempt for which the runner of this one was started: launchers know it by that."""
-    found = None if attempt.runner is None else attempts.attempt_numbered(snapshot, attempt.runner)
-    return (job.id, attempt.number) if found is None else (found[0].id, found[1].number)
-
-
 def need_attempt(
     snapshot: ReadSnapshot, actor: Actor, job_id: str, number: int, *, for_update: str = ""
 ) -> tuple[JobRow, AttemptRow]:
@@ -541,35 +329,7 @@ def _check_runner(actor: Actor, job: JobRow, attempt: AttemptRow) -> None:
         raise stale(job.id, attempt.number)
 
 
-def _is_free(job: JobRow, attempt: AttemptRow, machines: Sequence[str]) -> bool:
-    """Return whether a launcher may take an attempt: its machines are free, and it serves them."""
-    is_served = not machines or attempt.machines in machines
-    is_new = job.state == JobState.RESERVED and attempt.runner is None
-    return is_new and is_served and not json.loads(attempt.waits_for)
-
-
 def _keep_result(tx: Transaction, actor: Actor, job_id: str, number: int, name: str, sha256: str, size: int) -> None:
     job, _ = need_attempt(tx, actor, job_id, number, for_update=tx.for_update)
     artifacts.add_blob(tx, job.project, sha256, size)
     jobs.set_blob(tx, job.pk, name, sha256, size)
-
-
-def _make_token(tx: Transaction, actor: Actor, job: JobRow, attempt: AttemptRow) -> tuple[str, str]:
-    account = identities.find_account(tx, actor.organization, job.owner)
-    if account is None or account.disabled_at is not None:
-        account = identities.find_account(tx, actor.organization, actor.user)
-    assert account is not None
-    token = new_token()
-    identities.add_token(
-        tx,
-        token.id,
-        token.sha256,
-        kind="job",
-        account=account.id,
-        name=f"job {job.id} attempt {attempt.number}",
-        project=job.project,
-        role=int(Role.RESEARCHER),
-        run=None,
-        expires_at=None,
-    )
-    return token.id, token.text

@@ -13,8 +13,9 @@ from skyward.hub.model.access import Actor, Role
 from skyward.hub.model.capacity import MachineSetSpec
 from skyward.hub.model.jobs import PROTOCOL, AttemptEnd, JobRecord, JobSpec
 from skyward.hub.services.hub import Hub
-from skyward.hub.services.jobs.attempts import Launch, LauncherOrders
 from skyward.hub.services.jobs.jobs import NewJob
+from skyward.hub.services.jobs.launchers import LauncherOrders
+from skyward.hub.services.jobs.launches import Launch
 from skyward.hub.store.database import Database
 from skyward.hub.store.folder_blobs import FolderBlobs
 from tests.hub.services.hubs import ADA
@@ -67,7 +68,7 @@ class World:
     ) -> LauncherOrders:
         known = list(self.launches)
         orders: LauncherOrders = self.do(
-            self.hub.attempts.poll(OWNER, launcher, known=known, gone=list(gone), protocol=protocol)
+            self.hub.launchers.poll(OWNER, launcher, known=known, gone=list(gone), protocol=protocol)
         )
         self.launches |= {(launch.job, launch.attempt): launch for launch in orders.start}
         for key in orders.forget:

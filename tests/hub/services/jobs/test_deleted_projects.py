@@ -42,6 +42,6 @@ def test_runner_of_the_version_before_is_heard_and_one_of_a_later_version_is_tol
     with pytest.raises(Refusal, match="protocol=4: this hub speaks versions 2 and 3; upgrade the hub's skyward"):
         world.do(world.hub.attempts.beat(ADA, job, 1, is_running=True, cost_usd=0.0, protocol=PROTOCOL + 1))
     with pytest.raises(Refusal, match="protocol=1: .*; upgrade skyward where the launcher runs"):
-        world.do(world.hub.attempts.poll(OWNER, "old", protocol=PROTOCOL - 2))
+        world.do(world.hub.launchers.poll(OWNER, "old", protocol=PROTOCOL - 2))
     world.end(job, AttemptEnd.COMPLETED)
     assert world.state(job) == "completed"

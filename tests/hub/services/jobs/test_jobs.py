@@ -13,8 +13,8 @@ from skyward.hub.model.access import Actor
 from skyward.hub.model.jobs import AttemptEnd, JobPriority, JobState
 from skyward.hub.model.quotas import JobQuotaRecord, JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
-from skyward.hub.services.jobs.attempts import SILENT_S
 from skyward.hub.services.jobs.jobs import KEPT_DAYS, NewJob
+from skyward.hub.services.jobs.launchers import SILENT_S
 from skyward.hub.services.jobs.scheduler import FENCE_S, START_S
 from skyward.hub.store.attempts import PIECE, read_output
 from skyward.hub.store.transaction import ReadSnapshot
@@ -191,11 +191,11 @@ def test_poll_of_a_killed_launcher_loses_no_runner_of_the_next_one(world: World)
 
     async def start_again() -> None:
         # It served other machines, so that it takes nothing itself.
-        killed = asyncio.create_task(world.hub.attempts.poll(OWNER, "here", machines=["other"], wait_s=0.5))
+        killed = asyncio.create_task(world.hub.launchers.poll(OWNER, "here", machines=["other"], wait_s=0.5))
         await asyncio.sleep(0)
         await world.hub.leader.leads()
         await world.hub.scheduler.step()
-        orders = await world.hub.attempts.poll(OWNER, "here", wait_s=10)
+        orders = await world.hub.launchers.poll(OWNER, "here", wait_s=10)
         assert [launch.job for launch in orders.start] == [job]
         await world.hub.attempts.beat(ADA, job, 1, is_running=True, cost_usd=0.0)
         await killed

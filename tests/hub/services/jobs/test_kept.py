@@ -10,7 +10,8 @@ from skyward.hub.model.capacity import MachineSetRecord
 from skyward.hub.model.jobs import AttemptEnd
 from skyward.hub.model.quotas import JobQuotaSpec
 from skyward.hub.model.refusal import Refusal
-from skyward.hub.services.jobs.attempts import SILENT_S, NextOrder
+from skyward.hub.services.jobs.attempts import NextOrder
+from skyward.hub.services.jobs.launchers import SILENT_S
 from skyward.hub.services.jobs.scheduler import FENCE_S
 from tests.hub.services.hubs import ADA, ADMIN
 from tests.hub.services.jobs.job_world import LOCAL, OWNER, World, both, pieces

@@ -134,7 +134,7 @@ def test_sweep_over_jobs_goes_to_the_machines_whose_launcher_knows_it(world: Wor
     def poll(launcher: str, machines: str, protocol: int) -> list[str]:
         world.pass_s(1)
         own = known.setdefault(launcher, [])
-        poll = world.hub.attempts.poll(OWNER, launcher, machines=[machines], known=own, protocol=protocol)
+        poll = world.hub.launchers.poll(OWNER, launcher, machines=[machines], known=own, protocol=protocol)
         started = world.do(poll).start
         own += [(launch.job, launch.attempt) for launch in started]
         return [launch.job for launch in started]
@@ -171,7 +171,7 @@ def test_token_of_a_driver_is_for_jobs_of_its_trials_only(world: World) -> None:
     sweep = world.do(world.hub.hpo.start(ADA, "digits", "key", CONFIG)).sweep.id
     driver = world.submit("digits", nodes=0, sweep=sweep, trials=asdict(SPEC))
     world.pass_s(1)
-    launches = world.do(world.hub.attempts.poll(replace(OWNER, token="of the launcher"), "here")).start
+    launches = world.do(world.hub.launchers.poll(replace(OWNER, token="of the launcher"), "here")).start
     token = replace(ADA, token=launches[0].token.split("_")[1])
     trial = start(world, driver, actor=token).id
     with pytest.raises(Refusal, match="attempt=1: is over, or has another runner"):
