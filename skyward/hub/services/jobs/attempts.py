@@ -22,7 +22,7 @@ from ..bell import Bell
 from ..calls import Service, require_no_run_token
 from ..receiving import receive_blob
 from .gpu_use import note_gpus
-from .jobs import need_job
+from .job_records import need_job
 from .kept import CLOSE, close, give_back, kept_s
 from .launches import Launch, claim
 from .life import announce, enter, finish_attempt, machines_named, note_cost, note_idle_cost

@@ -15,7 +15,7 @@ from ...store.database import Database
 from ...store.deliveries import DeliveryRow
 from ...store.transaction import ReadSnapshot
 from ..calls import require_no_run_token
-from .jobs import need_job
+from .job_records import need_job
 from .life import machines_named, shape_of
 
 MOST_EVENTS = 1_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...model.access import Actor, Right, Role
-from ...model.jobs import BLOBS, AttemptRecord, JobPriority, JobRecord, JobSpec, JobState
+from ...model.jobs import BLOBS, JobPriority, JobRecord, JobSpec, JobState
 from ...model.notices import NoticeRules
 from ...model.pages import Page, decode_token, encode_token
 from ...model.quotas import Limit, Quota
@@ -26,6 +26,7 @@ from ..leader import Write
 from ..receiving import receive_blob
 from ..sweeps import need_sweep
 from .command_checks import check_command, check_driver
+from .job_records import list_jobs, need_job, record_of, whole_job
 from .kept import close, warm_of
 from .life import cancel_job, end_trials, enter
 from .notices import check_notify
@@ -128,7 +129,7 @@ class Jobs(Service):
         require_no_run_token(actor)
         before = None if page_token is None else decode_token(page_token, (int,))[0]
         wanted = (actor.project, limit + 1, before, states, sweep, with_trials)
-        rows = await self.database.read(_listed, *wanted)
+        rows = await self.database.read(list_jobs, *wanted)
         token = encode_token([rows[limit - 1][0].pk]) if len(rows) > limit else None
         return Page([record_of(row, saved_at=saved_at) for row, saved_at in rows[:limit]], token)
 
@@ -136,7 +137,7 @@ class Jobs(Service):
         """Return a job with its attempts."""
         actor.require(Right.READ)
         require_no_run_token(actor)
-        return await self.database.read(_whole, actor, job_id)
+        return await self.database.read(whole_job, actor, job_id)
 
     async def cancel(self, actor: Actor, job_id: str) -> JobRecord:
         """End a job for good: at once if it waits, otherwise when its runner has ended its machines."""
@@ -239,7 +240,7 @@ class Jobs(Service):
             change(tx, row)
             self.on_change(tx, actor, action, f"job/{job_id}", {"name": row.name})
             tx.after_commit(self._bell.ring)
-            return _whole(tx, actor, job_id)
+            return whole_job(tx, actor, job_id)
 
         return await self.database.write(apply)
 
@@ -251,7 +252,7 @@ class Jobs(Service):
         require_no_driver(tx, actor)
         known = None if new.key is None else jobs.find_job_by_key(tx, actor.project, new.key)
         if known is not None:
-            return _whole(tx, actor, known.id)
+            return whole_job(tx, actor, known.id)
         row = JobRow(
             project=actor.project,
             id=uuid.uuid4().hex,
@@ -279,7 +280,7 @@ class Jobs(Service):
             sweeps.set_sweep_attrs(tx, sweep, {}, {sweeps.JOB: json.dumps(row.id)})
         self.on_change(tx, actor, "job.create", f"job/{row.id}", {"name": row.name, "nodes": new.spec.nodes})
         tx.after_commit(self._bell.ring)
-        return _whole(tx, actor, row.id)
+        return whole_job(tx, actor, row.id)
 
     def _close_runner(self, tx: Transaction, actor: Actor, job_id: str) -> None:
         """Let the machines that a job has left for others end, because its runner ends with its rows."""
@@ -301,20 +302,6 @@ class Jobs(Service):
         settle_dependencies(tx)  # those that wait for it must hear how it ended
         jobs.delete_job(tx, row.pk)
         self.on_change(tx, actor, "job.delete", f"job/{job_id}", {"name": row.name})
-
-
-def need_job(snapshot: ReadSnapshot, actor: Actor, job_id: str, *, for_update: str = "") -> JobRow:
-    """Return a job of the actor's project.
-
-    Raises:
-        Refusal: There is none.
-    """
-    row = jobs.find_job(snapshot, actor.project, job_id, for_update=for_update)
-    if row is None:
-        raise Refusal(
-            Reason.MISSING, f"job={job_id[:80]!r}: no such job in this project; see the list of jobs", field="job"
-        )
-    return row
 
 
 def _forget_old(tx: Transaction, before: int) -> int:
@@ -469,74 +456,3 @@ def _output(
     if attempt is None or attempt.output <= start:
         return row, attempt, b""
     return row, attempt, attempts.read_output(snapshot, attempt.pk, start)
-
-
-def _listed(snapshot: ReadSnapshot, *wanted: Any) -> list[tuple[JobRow, int | None]]:
-    """Return jobs, each with the time of its last checkpoint; see `jobs_before`."""
-    rows = jobs.jobs_before(snapshot, *wanted)
-    saves = attempts.last_saves(snapshot, [row.pk for row in rows])
-    return [(row, saves.get(row.pk)) for row in rows]
-
-
-def _whole(snapshot: ReadSnapshot, actor: Actor, job_id: str) -> JobRecord:
-    row = need_job(snapshot, actor, job_id)
-    results = [name for name in jobs.blobs_of(snapshot, row.pk) if name in BLOBS[2:]]
-    rows = attempts.attempts_of(snapshot, row.pk)
-    open_cost = sum(attempt.cost for attempt in rows if attempt.ended_at is None)
-    tried = [_attempt(attempt, _pool_of(snapshot, row, attempt)) for attempt in rows]
-    saved_at = max((attempt.saved_at for attempt in rows if attempt.saved_at is not None), default=None)
-    return record_of(row, tried, results, open_cost=open_cost, saved_at=saved_at)
-
-
-def record_of(
-    row: JobRow,
-    tried: Sequence[AttemptRecord] = (),
-    results: Sequence[str] = (),
-    *,
-    open_cost: float = 0.0,
-    saved_at: int | None = None,
-) -> JobRecord:
-    """Return a job as its user sees it. `open_cost` is the cost so far of an attempt that is not over."""
-    return JobRecord(
-        id=row.id,
-        name=row.name,
-        type=row.type,
-        user=row.owner,
-        state=JobState(row.state),
-        is_held=row.is_held,
-        priority=JobPriority(row.priority),
-        spec=row.decoded_spec(),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        why=row.why,
-        cost_usd=row.cost + open_cost,
-        attempt_count=row.attempts,
-        results=results,
-        attempts=tried,
-        saved_at=saved_at,
-    )
-
-
-def _pool_of(snapshot: ReadSnapshot, row: JobRow, attempt: AttemptRow) -> str:
-    """Return the name of an attempt's pool. A kept one has that of the job for which it was opened."""
-    first = None if attempt.runner is None else attempts.attempt_numbered(snapshot, attempt.runner)
-    return f"job-{(row if first is None else first[0]).id[:8]}"
-
-
-def _attempt(row: AttemptRow, pool: str) -> AttemptRecord:
-    return AttemptRecord(
-        number=row.number,
-        machines=row.machines,
-        nodes=row.node_numbers,
-        reserved_at=row.reserved_at,
-        began_at=row.began_at,
-        ended_at=row.ended_at,
-        end=row.outcome,
-        error=row.error,
-        cost_usd=row.cost,
-        output_bytes=row.output,
-        kept_until=row.kept_until,
-        idle_cost_usd=row.idle_cost or 0.0,
-        pool=pool,
-    )

@@ -17,7 +17,7 @@ from ...store.database import Database
 from ...store.jobs import JobRow
 from ...store.transaction import ReadSnapshot
 from ..calls import require_no_run_token
-from .jobs import record_of
+from .job_records import record_of
 from .life import shape_of
 from .scheduler import JobScheduler, make_snapshot
 

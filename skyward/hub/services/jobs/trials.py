@@ -15,7 +15,8 @@ from ...store.transaction import ReadSnapshot, Transaction
 from ..bell import Bell
 from ..calls import Service
 from .attempts import need_attempt
-from .jobs import begin_again, record_of
+from .job_records import record_of
+from .jobs import begin_again
 from .kept import warm_of
 from .triggers import prepare_waiting
 
