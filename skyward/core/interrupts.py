@@ -28,11 +28,16 @@ T = TypeVar("T")
 
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _LAST_STANDARD = 31
+_FAULTS = frozenset(
+    int(getattr(signal, name, 0)) for name in ("SIGILL", "SIGTRAP", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSTKFLT", "SIGSYS")
+)
+_NEVER_HANDLED = frozenset(int(getattr(signal, name, 0)) for name in ("SIGKILL", "SIGSTOP"))
 _SLICE_S = 0.25
 _MOST_SIGNALS = 3
-_STANDARD = tuple(number for number in _ALL if number <= _LAST_STANDARD)
-"""Signals whose handlers are read in every `hold`. Reading the rarely used real-time signals too would double the cost;
-they are read in the first hold and whenever another handler has changed."""
+_STANDARD = tuple(n for n in _ALL if n <= _LAST_STANDARD and n not in _FAULTS | _NEVER_HANDLED)
+"""Signals whose handlers are read in every `hold`. Those of faults and the real-time signals seldom have handlers of
+Python's, and reading them too would more than double the cost. They are read in the first hold and whenever another
+handler has changed."""
 _get_ident, _getsignal = threading.get_ident, _signal.getsignal
 _main = threading.main_thread().ident
 _depth = 0

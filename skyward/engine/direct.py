@@ -232,7 +232,7 @@ class DirectEngine:
             return ledger.idle.wait_for(is_idle, timeout_s)
 
     def cancel_all(self, reason: SkywardError | None = None) -> None:
-        with self.ledger.lock:
+        with self.ledger:
             open_tasks = [task for task in self.ledger.tasks.values() if not isinstance(task, RankTask)]
             gangs = list(self.ledger.gangs.values())
         error = reason or _closed_early()
@@ -320,8 +320,11 @@ class DirectEngine:
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None, after_s: float = 0.0) -> None:
+        is_plain = nodes is None and not after_s
+        if is_plain and not task.actor and task.options.need is None and self.ledger.arrive(task):
+            return
         with self.ledger:
-            if nodes is None and not after_s and self.leader.is_idle:
+            if is_plain and self.leader.is_idle:
                 self.leader.submit_unled(task)
             else:
                 self._dispatcher.submit(task, nodes, after_s=after_s)
@@ -357,14 +360,14 @@ class DirectEngine:
     # Monitoring -----------------------------------------------------------------------------------------------------
 
     def counts(self) -> TaskCounts:
-        with self.ledger.lock:
+        with self.ledger:
             busy, queued = self.ledger.scheduler.counts()
             ended, failed = self._task_events.calls_ended, self._task_events.calls_failed
             why = self.ledger.scheduler.why_oldest() if queued else ""
         return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed, why=why)
 
     def why_waiting(self, call: int) -> str:
-        with self.ledger.lock:
+        with self.ledger:
             if why := self.actors.why_waiting(call) or self.ledger.scheduler.why_waiting(call):
                 return why
             task = self.ledger.tasks.get(call)

@@ -10,6 +10,8 @@ Rules that keep this safe:
 - Outcomes reach the user's code (futures, done-callbacks) only from `after`. Under the lock that code could deadlock
   with another thread of the user's, or stop all other calls while it runs.
 - Callbacks of one block run in the order in which they were queued. Those of different threads have no order.
+- A task that would only wait behind others may be left in `arrivals` without the lock. Each block takes it in first and
+  last, so a block never misses one. Whoever asks about open tasks needs a block, not the bare lock.
 - Signals are held for the whole block, callbacks included. A KeyboardInterrupt between two changes would leave the
   scheduler and the tables at odds, and one between two callbacks would lose an outcome.
 """
@@ -21,6 +23,7 @@ import heapq
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..core import interrupts
@@ -70,6 +73,10 @@ class Ledger:
         """Nodes that are not there on purpose, and come when they are wanted."""
         self.watcher = Watcher()
         """Set of channels that the I/O thread waits for. Any thread may wake it."""
+        self.arrivals: deque[Task] = deque()
+        """Tasks to take in with the next block, in order."""
+        self.take_in: Callable[[Task], object]
+        """Function that takes a task in, and never raises. Set by the dispatcher."""
         self.dirty: set[Readable] = set()
         """Channels to flush at the end of the block."""
         self.after: list[Callable[[], object]] = []
@@ -85,21 +92,52 @@ class Ledger:
         interrupts.hold()
         self.lock.acquire()
         self._depth += 1
+        if self.arrivals and self._depth == 1:
+            self._take_in_all()
 
     def __exit__(self, *_: object) -> None:
         after: list[Callable[[], object]] = []
         try:
             try:
                 if self._depth == 1:
-                    self.flush()
-                    # Take the list under the lock: the next thread to enter starts with an empty one.
-                    after, self.after = self.after, after
+                    if self.arrivals:
+                        self._take_in_all()
+                    if self.dirty:
+                        self.flush()
+                    if self.after:
+                        # Take the list under the lock: the next thread to enter starts with an empty one.
+                        after, self.after = self.after, after
             finally:
                 self._depth -= 1
                 self.lock.release()
-            _call_each(after)
+            if after:
+                _call_each(after)
         finally:
             interrupts.let_go()
+
+    def arrive(self, task: Task) -> bool:
+        """Leave a task to the next block if it would wait behind others of its kind. Call it without the lock.
+
+        The task must be one that may go to any node without a role, and needs no resources of its own. Those before it
+        in the line cannot begin without an event, and the block of that event takes it in. So thousands of small calls
+        are taken in together, and their thread does not wait for the lock while the I/O thread holds it.
+
+        Returns:
+            Whether the task was left. False: submit it.
+        """
+        scheduler = self.scheduler
+        if not (scheduler.has_backlog and self.is_open):
+            return False
+        self.arrivals.append(task)
+        if not (scheduler.has_backlog and self.is_open):  # the line has become empty, perhaps before the task came
+            with self:
+                pass
+        return True
+
+    def _take_in_all(self) -> None:
+        arrivals, take_in = self.arrivals, self.take_in
+        while arrivals:
+            take_in(arrivals.popleft())
 
     def forget_in_child(self) -> None:
         """Close the ledger in a forked child. Do not take the lock: its holder may not exist in the child."""
@@ -163,7 +201,8 @@ class Ledger:
     def close_all(self) -> tuple[list[Task], list[Gang]]:
         """Stop accepting calls. Return the open tasks and gangs, which the caller must fail without the lock."""
         self.is_open = False
-        tasks, gangs = list(self.tasks.values()), list(self.gangs.values())
+        tasks, gangs = [*self.tasks.values(), *self.arrivals], list(self.gangs.values())
+        self.arrivals.clear()
         self.tasks.clear()
         self.gangs.clear()
         self.idle.notify_all()
@@ -182,6 +221,11 @@ class Ledger:
             heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (self.now() + delay_s, next(self.numbers), action, subject, attempt))
         self.watcher.wake()
+
+    @property
+    def has_deadlines(self) -> bool:
+        """Return whether there may be deadlines. Needs no lock."""
+        return bool(self._deadlines)
 
     def run_deadlines(self) -> float | None:
         """Run the deadlines that are due. Return the seconds until the next one; None if there is none."""

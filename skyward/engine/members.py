@@ -77,7 +77,7 @@ class Membership:
             return not (ledger.tasks or ledger.gangs or ledger.actors) and not any(map(self.keeps, ledger.links))
 
     def demand(self) -> Demand:
-        with self._ledger.lock:
+        with self._ledger:
             return self._ledger.scheduler.demand(self._ledger.resting)
 
     def expect(self, nodes: Iterable[int], slots: int) -> None:

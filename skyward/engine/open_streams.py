@@ -68,7 +68,7 @@ class OpenStreams:
 
     def close_all(self) -> None:
         """Close all generators, because nobody may ever read them to their end. Their readers get PoolClosed."""
-        with self._ledger.lock:
+        with self._ledger:
             streams = [task for task in self._ledger.tasks.values() if isinstance(task, StreamTask)]
         for task in streams:
             problem = f"{task.name!r}: the pool was closed before the generator was read to its end"

@@ -46,7 +46,7 @@ class OpenQuestions:
             ControlFailed: There is no such call.
             UsageError: There are several.
         """
-        with self._ledger.lock:
+        with self._ledger:
             calls = {
                 gang.id: gang.name
                 for gang in self._ledger.gangs.values()

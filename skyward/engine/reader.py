@@ -155,9 +155,11 @@ class Reader:
 
     def _run_deadlines(self) -> float | None:
         """Run due deadlines. Return the seconds until the next deadline or check; None if there is none."""
-        with self._ledger:
-            wait_s = self._ledger.run_deadlines()
-            check_s = self._liveness.interval_s
+        ledger, check_s = self._ledger, self._liveness.interval_s
+        if not ledger.has_deadlines:  # a call that adds one wakes this thread
+            return check_s
+        with ledger:
+            wait_s = ledger.run_deadlines()
             return min((s for s in (wait_s, check_s) if s is not None), default=None)
 
     def _check_links(self) -> None:

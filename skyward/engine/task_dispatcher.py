@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from ..schedule.actions import Action, FailTask, Recall, Send
@@ -64,6 +65,7 @@ class TaskDispatcher:
         self._task_events = task_events
         self._logs = logs
         self._grace_s = grace_s
+        ledger.take_in = self._take_in
         self.handlers: dict[type[Action], Callable[[Any], object]] = {
             Recall: lambda action: ledger.tell(action.node, FrameKind.RECALL, action.task),
         }
@@ -112,6 +114,14 @@ class TaskDispatcher:
             ledger.at(after_s, self._wake, task.id, task.attempt)
         else:
             self.perform(self._queue(task, nodes, parent), task if is_alone else None)
+
+    def _take_in(self, task: Task) -> None:
+        """Submit a task that was left to this block, whose caller has its future already."""
+        try:
+            self.submit(task, None)
+        except Exception as error:  # the pool was closed meanwhile
+            self._ledger.tasks.pop(task.id, None)
+            self._ledger.after.append(partial(task.on_failed, error))
 
     def _queue(self, task: Task, nodes: tuple[int, ...] | None, parent: int | None) -> list[Action]:
         return self._ledger.scheduler.submit(

@@ -27,7 +27,7 @@ from ..values.launch import ProcessLaunch
 from ..values.ref import splice
 from ..wire.blobs import BlobStore, content_digest
 from ..wire.frames import INLINE_LIMIT
-from ..wire.payloads import Encoded, PutBlob, copy_stays, encode, send_stays
+from ..wire.payloads import NO_ARGUMENTS, Encoded, PutBlob, copy_stays, encode, send_stays
 from ..wire.pull import PullRefused
 from ..wire.seen import SeenArrays
 
@@ -90,6 +90,8 @@ class Packer:
             ArgumentNotPicklable: An argument cannot be pickled. The error names it.
             NotRun: There are calls among the arguments, which have to run first.
         """
+        if not (args or kwargs):
+            return NO_ARGUMENTS
         put = self.put
         args, kwargs = splice(args, kwargs)
         try:

@@ -29,8 +29,10 @@ _TINY_TASK_NS = 1_000_000
 """Running mean, in nanoseconds, below which a slot gets several tasks in advance, so that one write carries many."""
 _TINY_WORK_NS = 2_000_000
 """Their work for each slot, in nanoseconds."""
-_TINY_AHEAD = 100
-"""Most of them for each slot."""
+_TINY_AHEAD = 400
+"""Most of them for each slot, when an event lets many be sent at once."""
+_MANY_AHEAD = 100
+"""Number of them that are sent one by one as they come. The others wait for an event, and then go together."""
 _LEAST_MEAN_NS = 100_000
 """Cost of the shortest task for its slot, overhead included."""
 _MEAN_WEIGHT = 0.2
@@ -238,6 +240,10 @@ class NodeTable:
             return max(_LEAST_AHEAD, slots)
         on_the_way = slots * round_trip_ns / max(self._mean_ns, _LEAST_MEAN_NS)
         return min(max(_LEAST_AHEAD, slots) + math.ceil(on_the_way), max(_MOST_AHEAD, slots))
+
+    def has_many_ahead(self, node: NodeEntry) -> bool:
+        """Return whether a node has so many tiny tasks that the next ones may wait for an event, to go together."""
+        return -node.room >= _MANY_AHEAD * node.slots and self._mean_ns < _TINY_TASK_NS
 
     # Room -----------------------------------------------------------------------------------------------------------
 

@@ -227,6 +227,10 @@ class Scheduler:
         if not self._waiting.count:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
             made.turn = FIRST_TURN
+            node = self._nodes.pick(group, made.turn, ahead=made.in_advance, in_bulk=in_bulk)
+            if node is not None and in_bulk and self._nodes.has_many_ahead(node):
+                self._order.wait_for_event(made, group)
+                return actions
             if self._place_task(made, group, actions):
                 return actions
         if is_rerun:
@@ -393,6 +397,11 @@ class Scheduler:
     def node_of(self, task: int) -> int | None:
         known = self._tasks.get(task)
         return None if known is None or known.node is None else known.node.id
+
+    @property
+    def has_backlog(self) -> bool:
+        """Return whether plain calls wait that may go to any node. Another one only waits behind them. Needs no lock."""
+        return self._waiting.has_line(self._nodes.open)
 
     @property
     def queued(self) -> int:

@@ -45,6 +45,10 @@ class WaitingLines:
         """All lines, in no particular order."""
         return self._by_key.values()
 
+    def has_line(self, key: Hashable) -> bool:
+        """Return whether entries wait in the line of that key."""
+        return key in self._by_key
+
     def append(self, entry: Entry, group: Group, *, is_urgent: bool = False) -> Line:
         """Add an entry at the end; an urgent one behind earlier urgent ones. Urgent entries have their own lines."""
         self._last += 1

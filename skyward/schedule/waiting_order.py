@@ -43,6 +43,12 @@ class WaitingOrder:
             self._nodes.hold(group)
         return line
 
+    def wait_for_event(self, task: TaskEntry, group: Group) -> None:
+        """Let a task wait alone in its line, as if it was blocked, although a node would take it in advance."""
+        line = self.wait(task, group)
+        line.is_ready = False
+        self.block(line, task)
+
     def stop_waiting(self, entry: Entry) -> None:
         """Take an entry out of its line, and lift what was reserved for it."""
         line = self._waiting.remove(entry)

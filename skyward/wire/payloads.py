@@ -60,6 +60,8 @@ class Encoded(NamedTuple):
 
 
 _NOTHING = HEAD.pack(0, 0, 0)
+NO_ARGUMENTS = Encoded(_NOTHING + pickle.dumps(((), {}), protocol=5))
+"""Arguments of all calls without any. It is shared, because each of thousands of open calls holds its payload."""
 
 
 def encode(
