@@ -29,7 +29,8 @@ T = TypeVar("T")
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _LAST_STANDARD = 31
 _FAULTS = frozenset(
-    int(getattr(signal, name, 0)) for name in ("SIGILL", "SIGTRAP", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSTKFLT", "SIGSYS")
+    int(getattr(signal, name, 0))
+    for name in ("SIGILL", "SIGTRAP", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSTKFLT", "SIGSYS")
 )
 _NEVER_HANDLED = frozenset(int(getattr(signal, name, 0)) for name in ("SIGKILL", "SIGSTOP"))
 _SLICE_S = 0.25

@@ -97,7 +97,7 @@ class FrameHandlers:
 
     def _on_result(self, link: Readable, frame: Frame) -> None:
         received = self._received_kept(link, frame) if frame.flags & KEPT else link.received(frame)
-        if received.is_in_memory and isinstance(link, DirectLine):
+        if isinstance(link, DirectLine) and received.is_in_memory:
             self._take_lent(link, frame.ident, received, partial(self._on_value, link.node, frame.ident))
         else:
             self._on_value(link.node, frame.ident, received)

@@ -27,12 +27,15 @@ _MOST_AHEAD = 1024
 """Most tasks on a node beyond its slots: 5,000 per second at a round trip of 200 ms. They wait in the agent."""
 _TINY_TASK_NS = 1_000_000
 """Running mean, in nanoseconds, below which a slot gets several tasks in advance, so that one write carries many."""
-_TINY_WORK_NS = 2_000_000
-"""Their work for each slot, in nanoseconds."""
-_TINY_AHEAD = 400
-"""Most of them for each slot, when an event lets many be sent at once."""
-_MANY_AHEAD = 100
-"""Number of them that are sent one by one as they come. The others wait for an event, and then go together."""
+_TINY_WORK_NS = 4_000_000
+"""Their work for each slot, in nanoseconds. The client's I/O thread may have to wait that long for the interpreter."""
+_LEAST_TINY_NS = _TINY_WORK_NS / 256
+"""Duration in nanoseconds below which a slot gets no more of them: 256."""
+_MANY_AHEAD = 8
+"""Number of them for each slot that are sent one by one as they come. More of them go together, after an event.
+
+If each was sent by itself, a node that is as fast as its client would never have more, and nothing would go together.
+"""
 _LEAST_MEAN_NS = 100_000
 """Cost of the shortest task for its slot, overhead included."""
 _MEAN_WEIGHT = 0.2
@@ -236,14 +239,16 @@ class NodeTable:
             return 0
         if not round_trip_ns:  # on this machine; a fast path, because this runs for each call
             if in_bulk and self._mean_ns < _TINY_TASK_NS:
-                return slots * min(int(_TINY_WORK_NS / max(self._mean_ns, 1.0)) + 1, _TINY_AHEAD)
+                # In powers of two, so that the number stays the same while the mean changes with each task.
+                tasks = int(_TINY_WORK_NS / max(self._mean_ns, _LEAST_TINY_NS))
+                return slots << tasks.bit_length() - 1
             return max(_LEAST_AHEAD, slots)
         on_the_way = slots * round_trip_ns / max(self._mean_ns, _LEAST_MEAN_NS)
         return min(max(_LEAST_AHEAD, slots) + math.ceil(on_the_way), max(_MOST_AHEAD, slots))
 
     def has_many_ahead(self, node: NodeEntry) -> bool:
-        """Return whether a node has so many tiny tasks that the next ones may wait for an event, to go together."""
-        return -node.room >= _MANY_AHEAD * node.slots and self._mean_ns < _TINY_TASK_NS
+        """Return whether a near node has so many tiny tasks that more of them may wait for an event, to go together."""
+        return -node.room >= _MANY_AHEAD * node.slots and self._mean_ns < _TINY_TASK_NS and not node.round_trip_ns
 
     # Room -----------------------------------------------------------------------------------------------------------
 

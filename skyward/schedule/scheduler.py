@@ -213,6 +213,13 @@ class Scheduler:
             in_bulk: Whether it may be one of many tiny tasks that are sent in advance. False: there are few of them.
         """
         are_shorter = expected_ns is not None and self._nodes.expect(expected_ns)
+        is_plain = nodes is None and need is None and parent is None and not (is_rerun or are_shorter)
+        if is_plain and (line := self._waiting.line_of(self._nodes.open)) is not None and not line.is_ready:
+            # Many calls wait like this one, and whatever keeps them keeps it too.
+            self._tasks[task] = made = TaskEntry(task, None, in_advance, in_bulk)
+            made.prefer = prefer
+            self._waiting.append_to(line, made)
+            return []
         # Nested calls are never sent in advance: behind a task that waits for them they would never start.
         made = TaskEntry(task, nodes, in_advance and parent is None and need is None, parent=parent, need=need)
         made.prefer, made.in_bulk = prefer, in_bulk
@@ -400,8 +407,11 @@ class Scheduler:
 
     @property
     def has_backlog(self) -> bool:
-        """Return whether plain calls wait that may go to any node. Another one only waits behind them. Needs no lock."""
-        return self._waiting.has_line(self._nodes.open)
+        """Return whether plain calls wait that may go to any node, so that another one would only wait behind them.
+
+        Needs no lock.
+        """
+        return self._waiting.line_of(self._nodes.open) is not None
 
     @property
     def queued(self) -> int:

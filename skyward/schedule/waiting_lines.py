@@ -45,9 +45,9 @@ class WaitingLines:
         """All lines, in no particular order."""
         return self._by_key.values()
 
-    def has_line(self, key: Hashable) -> bool:
-        """Return whether entries wait in the line of that key."""
-        return key in self._by_key
+    def line_of(self, key: Hashable) -> Line | None:
+        """Return the line of that key; None if nothing waits there. Needs no lock."""
+        return self._by_key.get(key)
 
     def append(self, entry: Entry, group: Group, *, is_urgent: bool = False) -> Line:
         """Add an entry at the end; an urgent one behind earlier urgent ones. Urgent entries have their own lines."""
@@ -56,6 +56,15 @@ class WaitingLines:
         line = self._line(entry, group)
         line.entries.append(entry)
         return line
+
+    def append_to(self, line: Line, task: TaskEntry) -> None:
+        """Add a task at the end of its line, like `append`."""
+        self._last += 1
+        task.turn = FIRST_TURN + self._last
+        task.line = line
+        line.entries.append(task)
+        line.count += 1
+        self.count += 1
 
     def append_left(self, entry: Entry, group: Group) -> Line:
         """Add an entry before all others."""

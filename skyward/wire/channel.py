@@ -21,7 +21,7 @@ _FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 _RECEIVE_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # macOS has no such flag; an int: enums are slow
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _BATCH_BYTES = 256 * 1024
-_BATCH_FRAMES = 64
+_BATCH_FRAMES = 1024
 
 
 class ChannelClosed(ConnectionError):

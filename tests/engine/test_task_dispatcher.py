@@ -103,3 +103,46 @@ def test_a_task_that_cannot_run_fails_with_the_loss_of_its_node(
     assert isinstance(raised, NodeLost | Preempted)
     assert (raised.node, raised.started) == (0, None)
     assert not parts.ledger.tasks
+
+
+def test_a_task_behind_others_is_left_to_the_next_block(parts: Parts) -> None:
+    agent = parts.add_node(slots=1)
+    assert not parts.ledger.arrive(parts.task()), "nothing waits, so it may begin"
+    first, second = parts.submit(), parts.submit()
+    late = [parts.task(), parts.task()]
+    assert all(parts.ledger.arrive(task) for task in late)
+    assert list(parts.ledger.tasks) == [first.id, second.id]
+    with parts.ledger:
+        assert list(parts.ledger.tasks) == [first.id, second.id, *(task.id for task in late)]
+        parts.dispatcher.finish(first, 0, elapsed_ns=1000)
+    sent = [frame.ident for frame in agent.received() if frame.kind == FrameKind.TASK]
+    assert sent == [first.id, second.id, *(task.id for task in late)]
+
+
+def test_a_task_that_comes_while_a_block_sends_the_last_one_is_not_left_behind(parts: Parts) -> None:
+    agent = parts.add_node(slots=1)
+    first, _ = parts.submit(), parts.submit()
+    late = parts.task()
+    with parts.ledger:
+        parts.dispatcher.finish(first, 0, elapsed_ns=1000)
+        parts.ledger.arrivals.append(late)  # as another thread that saw the second one wait
+    assert late.id in [frame.ident for frame in agent.received()]
+
+
+def test_a_task_that_was_left_fails_when_the_pool_is_closed(parts: Parts) -> None:
+    parts.add_node(slots=1)
+    parts.submit()
+    parts.submit()
+    early, late = parts.task(), parts.task()
+    assert parts.ledger.arrive(early)
+    with parts.ledger.lock:
+        tasks, _ = parts.ledger.close_all()
+    assert early in tasks
+    assert not parts.ledger.arrive(late)
+    parts.ledger.arrivals.append(late)  # as another thread that looked just before
+    with parts.ledger:
+        pass
+    ((kind, error),) = late.told
+    assert kind == "failed"
+    assert isinstance(error, PoolClosed)
+    assert not parts.ledger.tasks

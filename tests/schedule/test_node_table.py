@@ -82,7 +82,7 @@ def test_an_estimate_counts_only_if_it_is_shorter_than_the_measured_time() -> No
     assert nodes.most_ahead(kind) == 2
 
 
-@pytest.mark.parametrize(("mean_ns", "ahead"), [(5e6, 2), (5e5, 2 * 5), (1000.0, 2 * 400)])
+@pytest.mark.parametrize(("mean_ns", "ahead"), [(5e6, 2), (5e5, 2 * 8), (1000.0, 2 * 256)])
 def test_the_shorter_the_tasks_the_more_a_slot_has_in_advance(mean_ns: float, ahead: int) -> None:
     nodes = of(2)
     nodes.expect(mean_ns)

@@ -59,6 +59,17 @@ def test_short_tasks_are_sent_in_advance_and_long_ones_are_not() -> None:
     assert len(submit(long, 9)) == 1
 
 
+def test_many_tiny_tasks_wait_for_an_event_and_then_go_together() -> None:
+    scheduler = up(1)
+    scheduler.submit(-1, expected_ns=1000)
+    scheduler.finished(-1, 1000)
+    at_once = submit(scheduler, 300)
+    assert at_once == [Send(task, 0) for task in range(9)]
+    assert scheduler.has_backlog
+    assert scheduler.finished(0, 1000) == [Send(task, 0) for task in range(9, 258)]
+    assert scheduler.finished(1, 1000) == [Send(258, 0)]
+
+
 def test_nothing_is_sent_in_advance_before_the_length_of_a_task_is_known() -> None:
     near, far = up(1), up(1)
     far.set_round_trip(0, 100e6)
