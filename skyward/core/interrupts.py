@@ -29,8 +29,7 @@ T = TypeVar("T")
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _LAST_STANDARD = 31
 _FAULTS = frozenset(
-    int(getattr(signal, name, 0))
-    for name in ("SIGILL", "SIGTRAP", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGSTKFLT", "SIGSYS")
+    int(getattr(signal, f"SIG{name}", 0)) for name in ("ILL", "TRAP", "BUS", "FPE", "SEGV", "STKFLT", "SYS")
 )
 _NEVER_HANDLED = frozenset(int(getattr(signal, name, 0)) for name in ("SIGKILL", "SIGSTOP"))
 _SLICE_S = 0.25

@@ -22,6 +22,7 @@ _RECEIVE_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # macOS has no suc
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _BATCH_BYTES = 256 * 1024
 _BATCH_FRAMES = 1024
+"""Most frames in one write. A thread may wait for the interpreter after each, while another one computes."""
 
 
 class ChannelClosed(ConnectionError):
