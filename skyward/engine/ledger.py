@@ -11,7 +11,7 @@ Rules that keep this safe:
   with another thread of the user's, or stop all other calls while it runs.
 - Callbacks of one block run in the order in which they were queued. Those of different threads have no order.
 - A task that would only wait behind others may be left in `arrivals` without the lock. Each block takes it in first and
-  last, so a block never misses one. Whoever asks about open tasks needs a block, not the bare lock.
+  last, so a block never misses one. Questions about open tasks need a block, not the bare lock.
 - Signals are held for the whole block, callbacks included. A KeyboardInterrupt between two changes would leave the
   scheduler and the tables at odds, and one between two callbacks would lose an outcome.
 """

@@ -247,7 +247,7 @@ class NodeTable:
         return min(max(_LEAST_AHEAD, slots) + math.ceil(on_the_way), max(_MOST_AHEAD, slots))
 
     def has_many_ahead(self, node: NodeEntry) -> bool:
-        """Return whether a near node has so many tiny tasks that more of them may wait for an event, to go together."""
+        """Return whether a near node has enough tiny tasks for more of them to wait for an event, and go together."""
         return -node.room >= _MANY_AHEAD * node.slots and self._mean_ns < _TINY_TASK_NS and not node.round_trip_ns
 
     # Room -----------------------------------------------------------------------------------------------------------
