@@ -243,7 +243,8 @@ def test_a_worker_that_is_stopped_for_long_is_replaced(monkeypatch: pytest.Monke
 
 
 def test_a_worker_that_has_become_slow_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyward.training.evaluation.worker_score._PROBE_NOISE_S", 0.4)  # of a busy machine
+    for name in ("_NOISE_S", "_PROBE_NOISE_S"):  # of a busy machine
+        monkeypatch.setattr(f"skyward.training.evaluation.worker_score.{name}", 0.4)
     changing, steady = _Slow("changing"), _Slow("steady", delay_s=0.02)
     with AdaptiveCompute([changing, steady]) as compute:
         compute.start_health_probes(interval=0.01, timeout=20.0)
