@@ -255,6 +255,7 @@ class Actors:
         """Start the process of an actor, and make the object there."""
         ledger = self._ledger
         actor.node, actor.has_process = node, True
+        actor.moved(node)
         order = ActorOrder(lanes=actor.lanes, grant=actor.grant)
         ledger.tell(node, FrameKind.START_ACTOR, actor.number, pickle.dumps(order))
         task = actor.step(self._builder, actor.constructor, lambda error: self._constructed(actor, error))
@@ -329,6 +330,7 @@ class Actors:
             return
         actor.restarts_left -= 1
         node, actor.node = actor.node, None
+        actor.moved(None)
         back = [task for task in actor.sent.values() if task.id in actor.unbegun]
         for task in back:
             del actor.sent[task.id]

@@ -88,7 +88,12 @@ class HostedEngine:
         self._link: HeadLink | None = None
         self._source: Machines | None = None
         self.ledger = ledger = Ledger(Scheduler(config.kept), itertools.count(2, 2))
-        self.requests = requests = Requests(self._tell, self._later, slow=self._verbs())
+        self.requests = requests = Requests(
+            self._tell,
+            self._later,
+            verbs={"actor_moved": self._actor_moved},
+            slow=self._verbs(),
+        )
         self.nodes = HostedNodes(ledger, requests)
         self.members = HostedMembers(requests)
         self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
@@ -375,6 +380,9 @@ class HostedEngine:
             "why_gone": lambda node: self._machines().why_gone(node),
             "find_actor": self._find_actor,
         }
+
+    def _actor_moved(self, number: int, node: int | None) -> None:
+        self.actors.moved(number, node)
 
     def _machines(self) -> Machines:
         assert self._source is not None

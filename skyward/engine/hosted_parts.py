@@ -306,6 +306,12 @@ class HostedActors:
         else:
             actor.made.settle_error(error)
 
+    def moved(self, number: int, node: int | None) -> None:
+        """Note the node of an actor; None while it waits for one."""
+        actor = self._ledger.actors.get(number)
+        if actor is not None:
+            actor.node = node
+
     def _ended(self, actor: LiveActor, future: Any) -> None:
         error = future.exception()
         with self._ledger:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, values_of
 from ..errors import InternalError, PoolClosed
-from ..values.ref import Elsewhere, Pickled, Ref, load
+from ..values.ref import Elsewhere, Pickled, Ref
 from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS
 from ..wire.frames import Frame, FrameKind
@@ -17,6 +16,7 @@ from ..wire.payloads import Encoded
 from .head.plain import load_plain
 from .head.requests import Requests
 from .head_link import HeadLink, RemoteBlob
+from .kept_received import KeptReceived, KeptValue
 from .ledger import Ledger
 from .link import Readable
 from .tasks import Received, cannot_send
@@ -43,48 +43,12 @@ class HostedBlob(RemoteBlob, Elsewhere):
     def map(self) -> Any:
         return self
 
-    def held(self, pickled: Pickled) -> HostedValue:
-        return HostedValue(pickled, self._values)
+    def held(self, pickled: Pickled) -> KeptValue:
+        return KeptValue(pickled, self._values)
 
     def __del__(self) -> None:
         if getattr(self, "_number", 0):  # missing if the constructor was interrupted
             self._values.forget_soon(self._number)
-
-
-class HostedReceived(Received):
-    """Value that stays on its node, in place of which a reference is made."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, body: bytes, blobs: tuple[Blob, ...], values: HostedValues) -> None:
-        super().__init__(body, blobs)
-        self.values = values
-
-    def decode(self) -> Ref[Any]:
-        parsed = self.parsed
-        data = None if parsed.pickle_is_blob else bytes(parsed.pickle)
-        return Ref(HostedValue(Pickled(data, self.blobs), self.values))
-
-
-@dataclass(frozen=True, eq=False)
-class HostedValue:
-    """Value behind a reference; see `Held`."""
-
-    pickled: Pickled
-    values: HostedValues = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        sizes: list[int] = [blob.size for blob in self.pickled.buffers]
-        return len(self.pickled.data or b"") + sum(sizes)
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        return self.values.nodes_of(self.pickled.buffers)
-
-    def get(self) -> Any:
-        blobs = self.values.fetch(self.pickled.buffers)
-        return load(self.pickled.data, *(pickle.PickleBuffer(blob.map()) for blob in blobs))
 
 
 class HostedValues:
@@ -116,7 +80,7 @@ class HostedValues:
         """
         if not payload.blobs:
             self._ledger.require_open()
-            return HostedReceived(payload.body, (), self).decode()
+            return KeptReceived(payload.body, (), self).decode()
         refuse_to_wait("put()")
         own = {blob.digest: blob for blob in payload.blobs if not isinstance(blob, RemoteBlob)}
         sent = tuple(own.values())
@@ -137,7 +101,7 @@ class HostedValues:
             with self._ledger:
                 link.release_blobs(sent)
         blobs = tuple(HostedBlob(digest, size, number, self) for digest, size, number in places)
-        return HostedReceived(payload.body, blobs, self).decode()
+        return KeptReceived(payload.body, blobs, self).decode()
 
     def _link(self) -> HeadLink:
         if self.link is None:
@@ -201,7 +165,7 @@ class HostedValues:
     def received(self, link: HeadLink, frame: Frame) -> Received:
         """Take a value that stays on its node."""
         plain = link.received(frame)
-        return HostedReceived(plain.body, plain.blobs, self)
+        return KeptReceived(plain.body, plain.blobs, self)
 
     def on_fetched(self, link: Readable, frame: Frame) -> None:
         assert isinstance(link, HeadLink)

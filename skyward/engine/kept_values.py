@@ -12,7 +12,6 @@ has it (FETCH) and passes it on. On one machine only descriptors travel, so no b
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,16 +20,17 @@ from typing import Any
 
 from ..calls.futures import Future, refuse_to_wait, values_of
 from ..errors import PoolClosed, RefLost, UsageError
-from ..values.ref import Elsewhere, Pickled, Ref, load
+from ..values.ref import Elsewhere, Pickled, Ref
 from ..wire.blobs import DIGEST_SIZE, Blob
 from ..wire.channel import BLOBS
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
 from ..wire.tasks import references
+from .kept_received import KeptReceived, KeptValue
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher
-from .tasks import Received, cannot_send
+from .tasks import cannot_send
 from .transfers import Transfers
 
 _PREFERRED = 8
@@ -77,48 +77,6 @@ class KeptBlob(Blob, Elsewhere):
     def __del__(self) -> None:
         if getattr(self, "places", None):  # missing if the constructor was interrupted
             self._values.forget_soon(self.digest, tuple(self.holders))
-
-
-class KeptReceived(Received):
-    """Value that stays on its node, in place of which a reference is made."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, body: bytes, blobs: tuple[Blob, ...], values: KeptValues) -> None:
-        super().__init__(body, blobs)
-        self.values = values
-
-    def decode(self) -> Ref[Any]:
-        parsed = self.parsed
-        data = None if parsed.pickle_is_blob else bytes(parsed.pickle)
-        return Ref(KeptValue(Pickled(data, self.blobs), self.values))
-
-
-@dataclass(frozen=True, eq=False)
-class KeptValue:
-    """Value behind a reference of the program that opened the pool; see `Held`."""
-
-    pickled: Pickled
-    values: KeptValues = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        sizes: list[int] = [blob.size for blob in self.pickled.buffers]
-        return len(self.pickled.data or b"") + sum(sizes)
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        return self.values.nodes_of(self.pickled.buffers)
-
-    def get(self) -> Any:
-        buffers = [_bytes_of(blob) for blob in self.values.fetch(self.pickled.buffers)]
-        return load(self.pickled.data, *(pickle.PickleBuffer(buffer) for buffer in buffers))
-
-
-def _bytes_of(blob: Blob) -> Any:
-    """Return bytes of a blob that the caller may write to. The blob keeps its own."""
-    in_memory = blob.in_memory()
-    return blob.map() if in_memory is None else bytearray(in_memory)
 
 
 @dataclass(eq=False)
@@ -240,7 +198,7 @@ class KeptValues:
 
     # Under the lock -------------------------------------------------------------------------------------------------
 
-    def received(self, link: Readable, frame: Frame) -> Received:
+    def received(self, link: Readable, frame: Frame) -> KeptReceived:
         """Take a result that stays on its node."""
         assert isinstance(link, NodeLink)
         return self.kept_on(link, frame.body)

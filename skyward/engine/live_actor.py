@@ -72,6 +72,8 @@ class LiveActor(LineEnd):
     end_failure: BaseException | TaskFailure | None = None
     node: int | None = None
     """Node that it lives on; None while it waits for one."""
+    moved: Callable[[int | None], object] = lambda node: None
+    """Called with the node whenever that changes."""
     is_made: bool = False
     """Whether its constructor has returned, in the present process."""
     is_closing: bool = False

@@ -34,7 +34,8 @@ from .actors import Actors
 from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
 from .gangs import Gangs
-from .kept_values import KeptBlob, KeptReceived, KeptValues
+from .kept_received import KeptReceived
+from .kept_values import KeptBlob, KeptValues
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .task_dispatcher import TaskDispatcher

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from skyward.errors import InternalError, NodeLost
 from skyward.testing.engine_suite import appear, wait_for
 from skyward.values.machine import LogLine
 from tests.engines import hosted_pool
+from tests.waiting import until
 
 _LIMIT_S = 60.0
 
@@ -180,6 +182,23 @@ def test_a_fork_of_the_client_holds_nothing_open(tmp_path: Path) -> None:
     finally:
         os.kill(fork, signal.SIGKILL)
         client.stdout.close()
+
+
+def test_the_handle_of_an_actor_follows_it_to_another_node(pool: sky.ComputePool) -> None:
+    @sky.actor
+    class Wanderer:
+        def where(self) -> int:
+            info = sky.instance_info()
+            assert info is not None
+            return info.node
+
+    made: Any = Wanderer
+    actor = made.with_options(max_restarts=1)() >> pool
+    before = actor.where() >> pool
+    assert f"on node {before}" in repr(actor)
+    os.kill(pool.agent_pids()[before], signal.SIGKILL)
+    until(lambda: f"on node {1 - before}" in repr(actor))
+    assert actor.where() >> pool == 1 - before
 
 
 def test_retries_go_by_the_names_of_classes(pool: sky.ComputePool, tmp_path: Path) -> None:

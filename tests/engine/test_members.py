@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from skyward.engine.kept_values import KeptReceived
+from skyward.engine.kept_received import KeptReceived
 from skyward.errors import NodeLost
 from skyward.events import NodeLost as NodeLostEvent
 from skyward.node.slot.link import blob_body

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from ...calls.futures import Future
@@ -22,7 +23,8 @@ from ...wire.tasks import CallKind, TaskHead
 from ..builder import PackedCall
 from ..direct import DirectEngine
 from ..gang import Gang
-from ..kept_values import KeptBlob, KeptReceived
+from ..kept_received import KeptReceived
+from ..kept_values import KeptBlob
 from ..live_actor import LiveActor
 from ..retries import Retries
 from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
@@ -137,6 +139,8 @@ class ClientCalls:
     engine: DirectEngine
     link: ClientLink
     references: ClientReferences
+    actor_moved: Callable[[int, int | None], object]
+    """Tells the client the node of an actor."""
     handlers: dict[int, Callable[[Frame], object]] = field(init=False)
     """Handlers by kind of frame."""
 
@@ -244,6 +248,7 @@ class ClientCalls:
             memory_gib=memory_gib,
             max_restarts=message.max_restarts,
             restarts_left=message.max_restarts,
+            moved=partial(self.actor_moved, message.number),
             made=Promise(lambda status, value: answer(status, actor.node if status == "ok" else value)),
         )
         self.engine.actors.start(actor)

@@ -114,7 +114,12 @@ class Head:
 
     def _take(self, channel: StreamChannel) -> None:
         client = self._client = ClientLink(self._ledger, channel, self._references.named)
-        calls = self._calls = ClientCalls(engine=self.engine, link=client, references=self._references)
+        calls = self._calls = ClientCalls(
+            engine=self.engine,
+            link=client,
+            references=self._references,
+            actor_moved=partial(self._requests.tell, "actor_moved"),
+        )
         of_client: dict[int, Callable[[Frame], object]] = {
             **calls.handlers,
             **self._lent.handlers,
