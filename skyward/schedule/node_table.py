@@ -248,7 +248,7 @@ class NodeTable:
 
     def has_many_ahead(self, node: NodeEntry) -> bool:
         """Return whether a near node has enough tiny tasks for more of them to wait for an event, and go together."""
-        return -node.room >= _MANY_AHEAD * node.slots and self._mean_ns < _TINY_TASK_NS and not node.round_trip_ns
+        return self._mean_ns < _TINY_TASK_NS and -node.room >= _MANY_AHEAD * node.slots and not node.round_trip_ns
 
     # Room -----------------------------------------------------------------------------------------------------------
 

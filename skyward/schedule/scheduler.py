@@ -234,11 +234,11 @@ class Scheduler:
         if not self._waiting.count:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
             made.turn = FIRST_TURN
-            node = self._nodes.pick(group, made.turn, ahead=made.in_advance, in_bulk=in_bulk)
-            if node is not None and in_bulk and self._nodes.has_many_ahead(node):
-                self._order.wait_for_event(made, group)
-                return actions
-            if self._place_task(made, group, actions):
+            if (node := self._pick(made, group)) is not None:
+                if in_bulk and self._nodes.has_many_ahead(node):
+                    self._order.wait_for_event(made, group)
+                else:
+                    self._send(made, group, node, actions)
                 return actions
         if is_rerun:
             self._return(made)
@@ -474,12 +474,16 @@ class Scheduler:
         return actions
 
     def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
-        node = self._nodes.preferred(task.prefer, group, task.turn) if task.prefer else None
-        node = node or self._nodes.pick(group, task.turn, ahead=task.in_advance, in_bulk=task.in_bulk)
+        node = self._pick(task, group)
         if node is None:
             return False
         self._send(task, group, node, actions)
         return True
+
+    def _pick(self, task: TaskEntry, group: Group) -> NodeEntry | None:
+        """Return the node for a task; None if none has room for it."""
+        node = self._nodes.preferred(task.prefer, group, task.turn) if task.prefer else None
+        return node or self._nodes.pick(group, task.turn, ahead=task.in_advance, in_bulk=task.in_bulk)
 
     def _send(self, task: TaskEntry, group: Group, node: NodeEntry, actions: list[Action]) -> None:
         task.node = node
