@@ -208,8 +208,9 @@ def test_the_io_thread_survives_exceptions_of_its_callbacks(
     owners = {"watcher": engine.ledger.watcher, "liveness": engine.nodes.liveness}
     owner, method = called.split(".")
     with RaisingOnce(owners.get(owner) or getattr(engine, owner), method, error) as raising:
-        futures = [number(i) > pool for i in range(10)]
-        assert [future.result(20) for future in futures] == list(range(10))
+        # With a limit, because the thread looks at deadlines only if there are some.
+        futures = [number.with_options(timeout_s=60.0)(i) > pool for i in range(10)]
+        assert [future.result(60) for future in futures] == list(range(10))
         engine.ledger.watcher.wake()
         until(lambda: raising.has_raised)
     assert works(pool)
