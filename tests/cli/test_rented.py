@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,8 +41,10 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> Iterator[None]:
     """Make a user with a project that names the account."""
+    folder = tempfile.mkdtemp(prefix="s-", dir="/tmp")  # `gc` would find folders of other tests' pools
+    monkeypatch.setenv("TMPDIR", folder)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
@@ -51,6 +54,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> Non
         f'[providers.aws]\nendpoint_url = "{server}"\nami = "{AMI}"\nclient_cidr = "192.0.2.1/32"\n'
         '[pools.train]\nprovider = "aws"\nnodes = 2\nvcpus = 2\nallocation = "on-demand"\nbudget_usd = 1\n'
     )
+    yield
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
