@@ -24,6 +24,7 @@ from skyward.values.topology import Rank
 from tests.engines import ray_pool
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow  # Ray's processes start for half a minute of processor time
 LEAN = Path(__file__).parent.parent / "lean"
 """Path of a module that spares each process of Ray a second of work."""
 LIMIT_S = 60.0
