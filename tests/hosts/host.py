@@ -278,11 +278,13 @@ class Host:
         return (Path(f"/proc/{self._init()}/root") if self.is_on else self._root) / relative
 
     def write(self, inside: str, text: str, *, mode: int = 0o644) -> None:
-        """Write a file of it, as root, with the folders above it."""
+        """Write a file of it, as root, with the folders above it. It appears whole: a process there may wait for it."""
         path = self.path(inside)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(mode)
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(text)
+        new.chmod(mode)
+        new.replace(path)
 
     def read(self, inside: str) -> str:
         """Read a file of it."""
