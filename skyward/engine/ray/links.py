@@ -20,6 +20,8 @@ from ..threads import in_words, start_thread
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
+_CONNECT_S = 2.0
+"""Longest wait in seconds for the driver to take a connection. It is short: there is another way, and leases go on."""
 _PREPARE_S = 90.0
 """Longest wait in seconds for a bridge: the driver gives up earlier."""
 _AGAIN_S = 3.0
@@ -31,17 +33,16 @@ class RayEnds(DialledEnds):
 
     Args:
         driver: Path of the driver's socket.
-        node: Name of the node in Ray.
-        agent: Path of the agent's socket there.
+        agent: Path of the agent's socket on its node.
 
     Raises:
         Unreachable: There is no driver.
     """
 
-    def __init__(self, driver: str, node: str, agent: str) -> None:
+    def __init__(self, driver: str, agent: str) -> None:
         self._driver = driver
         self._ident = os.urandom(8).hex()
-        self._sock = _asked(driver, {"id": self._ident, "node": node, "agent": agent})
+        self._sock = _asked(driver, {"id": self._ident, "agent": agent})
         self._said = ""
         self.on_broken: Callable[[], object] = lambda: None
         """Called when the connection has ended and nobody says that there is no agent."""
@@ -145,7 +146,7 @@ class RayWays:
             driver = self._driver if machine.socket_path in self._ready else ""
         if driver:
             with contextlib.suppress(Unreachable):  # the driver has died
-                ends = RayEnds(driver, ray_name(machine), machine.socket_path)
+                ends = RayEnds(driver, machine.socket_path)
                 ends.on_broken = functools.partial(self._break, machine)
                 self.by_ray |= {machine.node}
                 return ends
@@ -207,12 +208,11 @@ def ray_name(machine: Machine) -> str:
 
 def _asked(driver: str, order: dict[str, object]) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(_CONNECT_S)
     try:
         sock.connect(driver)
         sock.sendall(json.dumps(order).encode() + b"\n")
     except OSError as error:
         sock.close()
-        raise Unreachable(
-            f"Ray's driver at {driver}: does not answer ({error.strerror}); see its log", node=None
-        ) from error
+        raise Unreachable(f"Ray's driver at {driver}: does not answer ({error}); see its log", node=None) from error
     return sock
