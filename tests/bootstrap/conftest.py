@@ -27,5 +27,15 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[ScratchNode]:
-    yield ScratchNode(tmp_path / "node")
+    yield from node(tmp_path / "node")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[ScratchNode]:
+    """A node without a uv."""
+    yield from node(tmp_path / "node", is_bare=True)
+
+
+def node(folder: Path, *, is_bare: bool = False) -> Iterator[ScratchNode]:
+    yield ScratchNode(folder, is_bare=is_bare)
     shutil.rmtree(f"/tmp/skyward-{os.getuid()}/test-0", ignore_errors=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from skyward.bootstrap.uv import client_uv
 from skyward.events import Event
 from skyward.ssh import SSHResult
 
@@ -21,10 +22,14 @@ __all__ = ["ScratchNode", "phases_of"]
 
 @dataclass
 class ScratchNode:
-    """Node that runs commands as sshd does: by `sh -c`, in their own session, without this process's environment."""
+    """Node that runs commands as sshd does: by `sh -c`, in their own session, without this process's environment.
+
+    It has a uv, unless `is_bare`. A bare node gets the client's uv, and unpacking that takes half a second.
+    """
 
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
+    is_bare: bool = False
     commands: list[str] = field(default_factory=list)
     sent: list[int] = field(default_factory=list)
     """Bytes of input, for each command."""
@@ -36,6 +41,9 @@ class ScratchNode:
         link = self.bin / f"python{minor}"
         if not link.exists():
             link.symlink_to(os.path.realpath(sys._base_executable))  # type: ignore[attr-defined]
+            uv = client_uv()
+            if uv is not None and not self.is_bare:
+                (self.bin / "uv").symlink_to(uv.path)
 
     @property
     def home(self) -> Path:

@@ -36,22 +36,22 @@ def run_slot(node: ScratchNode, ready: Ready, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_bare_machine_is_prepared_and_then_found_ready_in_one_round_trip(scratch: ScratchNode, index: Index) -> None:
+def test_a_bare_machine_is_prepared_and_then_found_ready_in_one_round_trip(bare: ScratchNode, index: Index) -> None:
     image = Image(pip=["beta"], pip_index_url=index.url, env={"NAME": "value"})
     events: list[Event] = []
-    ready = make_ready(scratch, image, events)
-    assert run_slot(scratch, ready, "import beta, skyward, xxhash, cloudpickle; print(beta.alpha.VALUE)") == "1"
+    ready = make_ready(bare, image, events)
+    assert run_slot(bare, ready, "import beta, skyward, xxhash, cloudpickle; print(beta.alpha.VALUE)") == "1"
     assert ready.python_version.startswith(f"{MINOR}.")
-    assert {"probe", "upload", "skyward", "packages"} <= set(phases_of(events, PhaseStarted))
+    assert {"probe", "upload", "uv", "skyward", "packages"} <= set(phases_of(events, PhaseStarted))
     assert phases_of(events, PhaseStarted) == phases_of(events, PhaseEnded)
     assert any("beta==1.0" in event.text for event in events if isinstance(event, PhaseOutput))
 
-    scratch.commands.clear()
+    bare.commands.clear()
     events.clear()
     began = time.monotonic()
-    assert make_ready(scratch, image, events) == ready
+    assert make_ready(bare, image, events) == ready
     assert time.monotonic() - began < 20
-    assert len(scratch.commands) == 1
+    assert len(bare.commands) == 1
     made = [event for event in events if isinstance(event, PhaseEnded) and not event.was_ready]
     assert [event.phase for event in made] == ["probe"]
 
@@ -158,11 +158,11 @@ def test_a_package_that_does_not_exist_fails_with_phase_node_last_lines_and_advi
     assert phases_of(events, PhaseFailed) == ["packages"]
 
 
-def test_an_attempt_after_a_failure_continues_where_it_stopped(scratch: ScratchNode, index: Index) -> None:
+def test_an_attempt_after_a_failure_continues_where_it_stopped(bare: ScratchNode, index: Index) -> None:
     with pytest.raises(BootstrapFailed):
-        make_ready(scratch, Image(pip=["no-such-package"], pip_index_url=index.url))
+        make_ready(bare, Image(pip=["no-such-package"], pip_index_url=index.url))
     events: list[Event] = []
-    make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url), events)
+    make_ready(bare, Image(pip=["alpha"], pip_index_url=index.url), events)
     ready = [event.phase for event in events if isinstance(event, PhaseEnded) and event.was_ready]
     assert ready == ["skyward"]
     assert "uv" not in phases_of(events, PhaseStarted)
@@ -193,12 +193,12 @@ def test_an_index_s_password_is_in_no_argument_and_no_message(scratch: ScratchNo
     assert left.stdout == ""
 
 
-def test_two_pools_prepare_one_machine_at_once(scratch: ScratchNode, index: Index) -> None:
+def test_two_pools_prepare_one_machine_at_once(bare: ScratchNode, index: Index) -> None:
     image = Image(pip=["beta"], pip_index_url=index.url)
     made: list[Ready] = []
 
     def make(pool: int) -> None:
-        made.append(prepare(scratch, image, emit=ignore, node=0, folder=f"test-0/{pool}"))
+        made.append(prepare(bare, image, emit=ignore, node=0, folder=f"test-0/{pool}"))
 
     threads = [threading.Thread(target=make, args=[pool]) for pool in range(3)]
     for thread in threads:
@@ -208,20 +208,18 @@ def test_two_pools_prepare_one_machine_at_once(scratch: ScratchNode, index: Inde
     assert len(made) == 3
     assert len({ready.python for ready in made}) == 1
     assert len({ready.folder for ready in made}) == 3
-    assert run_slot(scratch, made[0], "import beta; print('ok')") == "ok"
+    assert run_slot(bare, made[0], "import beta; print('ok')") == "ok"
 
 
-def test_a_killed_preparation_leaves_nothing_running_and_continues_next_time(
-    scratch: ScratchNode, index: Index
-) -> None:
+def test_a_killed_preparation_leaves_nothing_running_and_continues_next_time(bare: ScratchNode, index: Index) -> None:
     image = Image(pip=["alpha"], pip_index_url=index.url)
-    make_ready(scratch, Image(pip_index_url=index.url))
+    make_ready(bare, Image(pip_index_url=index.url))
     # This uv never ends and is found before ours.
-    uv = next(scratch.platform.glob("uv-[0-9]*"))
+    uv = next(bare.platform.glob("uv-[0-9]*"))
     kept = uv.with_name("kept")
     uv.rename(kept)
     uv.write_text(
-        f'#!/bin/sh\ncase "$*" in *user.txt*) echo $$ >{scratch.folder}/pid; sleep 1000;; esac\nexec {kept} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *user.txt*) echo $$ >{bare.folder}/pid; sleep 1000;; esac\nexec {kept} "$@"\n'
     )
     uv.chmod(0o700)
 
@@ -231,20 +229,20 @@ def test_a_killed_preparation_leaves_nothing_running_and_continues_next_time(
     def node_that_is_lost(command: str, **options: object) -> object:
         """Kill this end of the connection. The processes over there are not told."""
         if "guard.sh" not in command:
-            return scratch(command, **options)  # type: ignore[arg-type]
+            return bare(command, **options)  # type: ignore[arg-type]
         data = options["input"].read()  # type: ignore[attr-defined]
         process = subprocess.Popen(
             ["sh", "-c", command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=scratch.environment(),
+            env=bare.environment(),
             start_new_session=True,
         )
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(data)
         process.stdin.close()
-        until((scratch.folder / "pid").exists)
+        until((bare.folder / "pid").exists)
         process.stdout.close()
         orphans.append(process)
         raise Cut
@@ -256,14 +254,14 @@ def test_a_killed_preparation_leaves_nothing_running_and_continues_next_time(
     assert phases_of(events, PhaseFailed)
     (process,) = orphans
     process.wait(60)  # by itself: nobody listens to it
-    sleeper = int((scratch.folder / "pid").read_text())
+    sleeper = int((bare.folder / "pid").read_text())
     until(lambda: not Path(f"/proc/{sleeper}").exists())
-    assert list((scratch.cache / "tmp").iterdir()) == []
+    assert list((bare.cache / "tmp").iterdir()) == []
 
     uv.unlink()
     kept.rename(uv)
-    ready = make_ready(scratch, image)
-    assert run_slot(scratch, ready, "import alpha; print(alpha.VALUE)") == "2"
+    ready = make_ready(bare, image)
+    assert run_slot(bare, ready, "import alpha; print(alpha.VALUE)") == "2"
 
 
 def test_a_half_made_environment_is_made_again(scratch: ScratchNode, index: Index) -> None:
@@ -284,13 +282,13 @@ def test_an_environment_whose_python_is_gone_is_made_again(scratch: ScratchNode,
     assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "2"
 
 
-def test_the_time_limit_is_kept_and_named(scratch: ScratchNode, index: Index) -> None:
-    make_ready(scratch, Image(pip_index_url=index.url))
-    uv = next(scratch.platform.glob("uv-[0-9]*"))
+def test_the_time_limit_is_kept_and_named(bare: ScratchNode, index: Index) -> None:
+    make_ready(bare, Image(pip_index_url=index.url))
+    uv = next(bare.platform.glob("uv-[0-9]*"))
     uv.write_text('#!/bin/sh\n[ "$1" = --version ] && echo uv 99.0 || sleep 1000\n')
     began = time.monotonic()
     with pytest.raises(BootstrapFailed, match=r"packages failed.*timed out.*bootstrap_timeout_s") as caught:
-        make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url, bootstrap_timeout_s=8))
+        make_ready(bare, Image(pip=["alpha"], pip_index_url=index.url, bootstrap_timeout_s=8))
     assert time.monotonic() - began < 60
     assert caught.value.phase == "packages"
 
@@ -302,14 +300,14 @@ def test_a_python_missing_on_the_node_is_an_error_with_advice(scratch: ScratchNo
         make_ready(scratch, Image(python="3.99", pip_index_url=index.url))
 
 
-def test_a_python_missing_on_the_node_is_downloaded_by_uv(scratch: ScratchNode, index: Index) -> None:
+def test_a_python_missing_on_the_node_is_downloaded_by_uv(bare: ScratchNode, index: Index) -> None:
     """A stand-in answers for uv, because a test cannot download anything."""
-    make_ready(scratch, Image(pip_index_url=index.url))
-    uv = next(scratch.platform.glob("uv-[0-9]*"))
+    make_ready(bare, Image(pip_index_url=index.url))
+    uv = next(bare.platform.glob("uv-[0-9]*"))
     kept = uv.with_name("kept")
     uv.rename(kept)
-    python = next(scratch.bin.iterdir())
-    asked = scratch.folder / "asked"
+    python = next(bare.bin.iterdir())
+    asked = bare.folder / "asked"
     uv.write_text(
         f"""#!/bin/sh
 case "$1 $2" in
@@ -320,8 +318,8 @@ esac
 """
     )
     uv.chmod(0o700)
-    make_ready(scratch, Image(python="3.99", pip_index_url=index.url))
-    assert asked.read_text() == f"3.99 {scratch.platform}/python\n"
+    make_ready(bare, Image(python="3.99", pip_index_url=index.url))
+    assert asked.read_text() == f"3.99 {bare.platform}/python\n"
 
 
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -365,9 +363,9 @@ def test_a_login_shell_that_prints_does_no_harm(scratch: ScratchNode, index: Ind
     prepare(talking, Image(pip_index_url=index.url), emit=ignore, node=0, folder="test-0")  # type: ignore[arg-type]
 
 
-def test_nothing_that_is_made_is_readable_by_others(scratch: ScratchNode, index: Index) -> None:
-    ready = make_ready(scratch, Image(pip_index_url=index.url))
-    assert scratch.cache.stat().st_mode & 0o077 == 0
+def test_nothing_that_is_made_is_readable_by_others(bare: ScratchNode, index: Index) -> None:
+    ready = make_ready(bare, Image(pip_index_url=index.url))
+    assert bare.cache.stat().st_mode & 0o077 == 0
     assert os.stat(ready.folder).st_mode & 0o077 == 0
 
 
