@@ -14,7 +14,7 @@ from skyward.engine.ray.links import RayWays
 from skyward.values.machine import Machine
 from skyward.values.ref import held_by
 
-__all__ = ["engine_of", "hosted_pool", "is_moving", "ray_pool"]
+__all__ = ["engine_of", "hosted_pool", "is_moving", "raised_pool", "ray_pool"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
@@ -27,6 +27,13 @@ def hosted_pool(provider: Any = None, *, lease_s: float = 5.0, **options: Any) -
     """Return a pool whose scheduler runs in a head: beside its first node; by default all are on this machine."""
     pool = sky.ComputePool(provider or sky.Local(lease_s=lease_s), **options)
     pool._life.is_hosted = True  # users have no option for it yet
+    return pool
+
+
+def raised_pool(provider: Any, **options: Any) -> sky.ComputePool:
+    """Return a pool with a head which raises Ray on its nodes."""
+    pool = hosted_pool(provider, **options)
+    pool._life.is_on_ray = True  # users have no option for it yet
     return pool
 
 

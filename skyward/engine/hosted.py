@@ -59,6 +59,7 @@ from .tasks import Task, cannot_send
 
 if TYPE_CHECKING:
     from .log_router import LineSink
+    from .ray.raiser import RayRaiser
 
 _DIAL_S = 20.0
 _START_S = 60.0
@@ -77,13 +78,21 @@ class HostedEngine:
         place: Starts and ends the process of the head.
         lines: Destination of the calls' output.
         emit: Takes events.
+        raiser: Raises Ray to carry the links between the nodes; None: the client's channels carry them.
     """
 
     def __init__(
-        self, config: HeadConfig, place: HeadPlace, *, lines: LineSink | None = None, emit: Emit = ignore
+        self,
+        config: HeadConfig,
+        place: HeadPlace,
+        *,
+        lines: LineSink | None = None,
+        emit: Emit = ignore,
+        raiser: RayRaiser | None = None,
     ) -> None:
         self._config = config
         self._place = place
+        self._raiser = raiser
         self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
         self._link: HeadLink | None = None
         self._source: Machines | None = None
@@ -91,8 +100,8 @@ class HostedEngine:
         self.requests = requests = Requests(
             self._tell,
             self._later,
-            verbs={"actor_moved": self._actor_moved},
-            slow=self._verbs(),
+            verbs={"actor_moved": self._actor_moved, **(raiser.verbs if raiser else {})},
+            slow={**self._verbs(), **(raiser.slow_verbs if raiser else {})},
         )
         self.nodes = HostedNodes(ledger, requests)
         self.members = HostedMembers(requests)
@@ -163,6 +172,8 @@ class HostedEngine:
         self._reader.start()
         _engines.add(self)
         self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
+        if self._raiser is not None:
+            self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask)
 
     @property
     def was_started(self) -> bool:
@@ -218,6 +229,8 @@ class HostedEngine:
 
     def _end(self, error: SkywardError) -> None:
         """Fail everything that is open, and let the I/O thread end."""
+        if self._raiser is not None:
+            self._raiser.stop()
         with self.ledger:
             tasks, gangs = self.ledger.close_all()
             self.channels.close()
@@ -231,6 +244,8 @@ class HostedEngine:
         if self._link is not None:
             self._link.close()
         self._place.stop()
+        if self._raiser is not None:
+            self._raiser.close()
         self.ledger.watcher.close()
         interrupts.restore()
         _engines.discard(self)

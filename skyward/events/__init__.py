@@ -1,6 +1,6 @@
 """Events of a pool and its machines, for the console, `pool.events()` and `on_event=`.
 
-    pool       PoolStarted, PoolReady, PoolScaled, ScalingFailed, PoolClosed
+    pool       PoolStarted, PoolReady, PoolScaled, ScalingFailed, EngineUp, EngineLost, PoolClosed
     machine    InstanceLaunched, InstanceTerminated, NodeReady, NodeLost, NodeReplaced,
                LinkLost, LinkRestored, PreemptionNotice, ValueRerouted
     bootstrap  PhaseStarted, PhaseOutput, PhaseEnded, PhaseFailed
@@ -38,13 +38,15 @@ from .machine import (
     ValueRerouted,
 )
 from .periodic import BudgetWarning, CostUpdated, DeviceUsage, EventsDropped, NodeUsage
-from .pool import PoolClosed, PoolReady, PoolScaled, PoolStarted, ScalingFailed
+from .pool import EngineLost, EngineUp, PoolClosed, PoolReady, PoolScaled, PoolStarted, ScalingFailed
 
 __all__ = [
     "BudgetWarning",
     "CostUpdated",
     "DeviceUsage",
     "Emit",
+    "EngineLost",
+    "EngineUp",
     "Event",
     "EventsDropped",
     "InstanceLaunched",

@@ -65,6 +65,40 @@ class PoolClosed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineUp(Event):
+    """An engine carries the calls between the nodes of a pool, which were carried by the client until now.
+
+    Args:
+        engine: Name of the engine.
+        seconds: Time since its start.
+
+    Example:
+        >>> EngineUp(engine="ray", seconds=11.5).engine
+        'ray'
+    """
+
+    engine: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLost(Event):
+    """An engine between the nodes of a pool is gone, or did not come up. No call is lost: the client carries them.
+
+    Args:
+        engine: Name of the engine.
+        reason: Why, in words.
+
+    Example:
+        >>> EngineLost(engine="ray", reason="Ray on the head's machine has ended").engine
+        'ray'
+    """
+
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolScaled(Event):
     """A pool begins to grow, or has given nodes back.
 

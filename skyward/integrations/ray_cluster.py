@@ -30,12 +30,11 @@ from ..errors import MissingDependency, RendezvousFailed, SlotLost, UsageError
 from ..node.slot.ports import PortLocks, port_behind
 from ..node.slot.runtime import current_call
 from ..values.launch import Returns
+from ..values.ray_start import AGENTS, NO_METRICS, NO_REPORTS, PATIENCE, STARTED, TOKEN, start_command
 from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of
 from .rendezvous import MEETING_LIMIT_S, OPEN_PORTS, listen_at_head, past_the_proxy, wait_for_head
 
-_STARTED = "Ray runtime started"
-"""Line that `ray start` prints when its node belongs to the cluster."""
 _LEAST_STORE_GIB = 0.075
 """Ray refuses to start with a smaller object store (75 MiB)."""
 _TAIL = 2000
@@ -46,12 +45,6 @@ _AFTER_THE_CAUSE_S = 10.0
 """Seconds for which a rank keeps back that another one has failed. The gang reports the first error, and that one has
 the cause. It usually stops this rank meanwhile.
 """
-_PATIENCE = {
-    "RAY_NUM_REDIS_GET_RETRIES": "90",
-    "RAY_agent_register_timeout_ms": "90000",
-    "RAY_raylet_start_wait_time_s": "90",
-}
-"""How long Ray's processes wait for each other when they start. Ray's own 20 to 30 s are too few on a busy machine."""
 _FOR_DASHBOARD = ("aiohttp_cors", "colorful")
 """Modules that only `ray[default]` brings. Without them, Ray's dashboard and its metrics are off."""
 _FOR_CLIENTS = "grpc"
@@ -124,7 +117,7 @@ class RayClusterIntegration(IntegrationBase):
     def environment(self, rank: Rank) -> dict[str, str]:
         """Return variables that keep Ray's reports at home, make it patient, and lead it past a proxy."""
         addresses = [rank.head_addr, *(peer.private_ip for peer in rank.peers)]
-        ours = {"RAY_USAGE_STATS_ENABLED": "0", **_PATIENCE}
+        ours = {**NO_REPORTS, **PATIENCE}
         return {name: os.environ.get(name, value) for name, value in ours.items()} | past_the_proxy(addresses)
 
     def prepare(self, rank: Rank) -> None:
@@ -223,10 +216,7 @@ class _RayNode:
         variables = {**os.environ, **_metrics(), **_secret(token), "PYTHONPATH": path}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
-                    *(f"--node-ip-address={rank.local_addr}", *arguments),
-                ],
+                start_command(sys.executable, f"--node-ip-address={rank.local_addr}", *arguments),
                 env={name: value for name, value in variables.items() if name != "RAY_ADDRESS"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -237,7 +227,7 @@ class _RayNode:
     def __enter__(self) -> Self:
         try:
             deadline = time.monotonic() + MEETING_LIMIT_S
-            while _STARTED not in (text := self._text()):
+            while STARTED not in (text := self._text()):
                 self.check()
                 if time.monotonic() > deadline:
                     raise self._failed(f"did not start within {MEETING_LIMIT_S:.0f} s", text)
@@ -347,10 +337,8 @@ def _line(connection: socket.socket) -> str:
 
 
 def _agent_ports(rank: Rank) -> list[str]:
-    """Return a port for each agent of a node. If an agent looks for one, the node ends unless it is quick, in 15 s."""
     locks = PortLocks(rank.local_addr)  # until the process exits
-    agents = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
-    return [f"--{agent}-port={locks.reserve()}" for agent in agents]
+    return [f"--{agent}-port={locks.reserve()}" for agent in AGENTS]
 
 
 def _has_dashboard() -> bool:
@@ -358,12 +346,11 @@ def _has_dashboard() -> bool:
 
 
 def _metrics() -> dict[str, str]:
-    """Return variables that keep Ray from looking for an agent of metrics where there is none."""
-    return {} if _has_dashboard() else {"RAY_enable_metrics_collection": "0"}
+    return {} if _has_dashboard() else NO_METRICS
 
 
 def _secret(token: str) -> dict[str, str]:
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    return {**TOKEN, "RAY_AUTH_TOKEN": token}
 
 
 def _in_url(host: str) -> str:

@@ -40,6 +40,7 @@ from .scaler import PoolScaler, Sizing
 if TYPE_CHECKING:  # `_import_engine` imports them while the machines start
     from ..console.console import Console
     from ..engine.engine import Engine
+    from ..engine.ray.raiser import RayRaiser
     from ..engine.task_events import TaskCounts
     from .dispatch import Dispatch
 
@@ -113,6 +114,8 @@ class PoolLife:
         self._budget_usd = budget_usd
         self.is_hosted = False
         """Whether the scheduler runs in a head. Users have no option for it: on this machine it brings them nothing."""
+        self.is_on_ray = False
+        """Whether a hosted pool raises Ray on machines that have a login. Users have no option for it yet."""
         self._logs = logs
         self._lines: LogLines | None = None
         self._wants_console = console
@@ -351,6 +354,11 @@ class PoolLife:
             direct_transfers=self.spec.direct_transfers,
         )
 
+    def _make_raiser(self) -> RayRaiser:
+        from ..engine.ray.raiser import RayRaiser
+
+        return RayRaiser(self.name, self.spec.image, emit=self.announcer.emit)
+
     def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:
         """Make an engine whose scheduler is in a head beside a node; on this machine, if the node has no login."""
         from ..engine.head.messages import HeadConfig
@@ -372,7 +380,8 @@ class PoolLife:
             node_folder="" if is_here else machine.folder,
         )
         place = LocalHead() if is_here else NodeHead(machine)
-        return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit)
+        raiser = self._make_raiser() if self.is_on_ray and not is_here else None
+        return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser)
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:
         from .dispatch import Dispatch

@@ -24,12 +24,13 @@ from ..bootstrap.containers import Container, find_container, remove_command
 from ..bootstrap.prepare import Ready, prepare
 from ..bootstrap.scripts import Runner, marked, undo
 from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
-from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
+from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted, ignore
 from ..node.agent import attach
 from ..node.agent.outside import reply_of
 from ..node.slot.threads import limit_threads
 from ..ssh import Connection, SSHResult, SSHTarget, connect, wait_until_ready
 from ..ssh.connect import Transport
+from ..values.image import Image
 from ..values.machine import Machine, PoolSpec
 from ..values.topology import Peer
 from ..wire.tasks import NodeConfig
@@ -73,6 +74,7 @@ class RemoteNodeHandle:
     """Handle of a remote Machine: everything that its shutdown needs. It is the machine's `login` too."""
 
     connection: Connection = field(repr=False)
+    node: int
     watchdog: int
     started: str
     """Start time of the watchdog. With its pid it names the process for good; see `skyward.node.agent.outside`."""
@@ -94,12 +96,31 @@ class RemoteNodeHandle:
         input: bytes | None = None,  # noqa: A002  # as in subprocess.run
         timeout_s: float,
         mark: str = "",
+        stop: threading.Event | None = None,
     ) -> SSHResult:
         """Run a function of skyward; see `NodeLogin`."""
         line = python_line(self.python, self.path, name, arguments, module=module)
         line = marked(line, mark) if mark else line
         line = self.container.inside(line) if self.container else line
-        return self.connection.run(line, input=input, timeout_s=timeout_s)
+        return self.connection.run(line, input=input, timeout_s=timeout_s, stop=stop)
+
+    def prepare(self, image: Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:
+        """Make another environment; see `NodeLogin`."""
+
+        def run(
+            command: str,
+            *,
+            input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
+            timeout_s: float,
+            on_line: Callable[[str], None] | None = None,
+        ) -> SSHResult:
+            line = marked(command, folder)
+            line = self.container.inside(line) if self.container else line
+            return self.connection.run(line, input=input, timeout_s=timeout_s, on_line=on_line, stop=stop)
+
+        base = self.container.image_id if self.container else ""
+        ready = prepare(run, image, emit=ignore, node=self.node, host=str(self.place.target), folder=folder, base=base)
+        return ready.python, ready.folder
 
     def channel_to(self, socket_path: str) -> tuple[str, ...]:
         """Return a command to a socket; see `NodeLogin`."""
@@ -450,6 +471,7 @@ class NodeSetup:
         files = marked(files, os.path.basename(ready.folder))
         handle = RemoteNodeHandle(
             connection=connection,
+            node=self.node,
             watchdog=reply["pid"],
             started=reply["started"],
             folder=ready.folder,

@@ -109,6 +109,7 @@ class NodeLogin(Protocol):
         input: bytes | None = None,  # noqa: A002  # as in subprocess.run
         timeout_s: float,
         mark: str = "",
+        stop: threading.Event | None = None,
     ) -> SSHResult:
         """Run a function of a module of skyward's as a program, and wait for its end.
 
@@ -119,11 +120,33 @@ class NodeLogin(Protocol):
             input: Standard input, which nobody else can read.
             timeout_s: Seconds until it is killed.
             mark: Name of the folder whose removal kills the process; see `bootstrap.scripts.marked`.
+            stop: Another thread sets it to interrupt the program.
 
         Raises:
             TimeoutError: It ran longer.
             SkywardError: The machine cannot be reached.
         """
+        ...
+
+    def prepare(self, image: Image, folder: str, *, stop: threading.Event) -> tuple[str, str]:
+        """Make another environment on the machine, unless it is there, and a private folder of this name.
+
+        Returns:
+            The environment's interpreter, and the path of the folder.
+
+        Raises:
+            SkywardError: It cannot be made, the machine cannot be reached, or `stop` was set.
+        """
+        ...
+
+    @property
+    def watchdog(self) -> int:
+        """Return the process whose end is that of the node."""
+        ...
+
+    @property
+    def started(self) -> str:
+        """Return the start time of that process, which together with its number names it for good."""
         ...
 
     def channel_to(self, socket_path: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from tests.hosts.base import base, missing
 from tests.hosts.bed import Bed
 from tests.hosts.ec2 import Ec2
 from tests.hosts.host import Host
-from tests.hosts.index import PackageIndex, s3_wheels, torch_wheels, wheels
+from tests.hosts.index import PackageIndex, ray_wheels, s3_wheels, torch_wheels, wheels
 from tests.relay import Relay
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "new_host",
     "package_index",
     "pytest_collection_finish",
+    "ray_index",
     "relay",
     "require_hosts",
     "s3_index",
@@ -42,6 +43,7 @@ PREPARED: tuple[tuple[str, Callable[[], object]], ...] = (
     ("bed", base),
     ("package_index", wheels),
     ("torch_index", torch_wheels),
+    ("ray_index", ray_wheels),
     ("s3_index", s3_wheels),
     ("s3_index", torch_wheels),
 )
@@ -180,6 +182,13 @@ def package_index(bed: Bed) -> Iterator[PackageIndex]:
 def torch_index(bed: Bed) -> Iterator[PackageIndex]:
     """Return the same index with torch. It is separate, because the first download of torch's wheels takes long."""
     with contextlib.closing(PackageIndex(bed, with_torch=True)) as index:
+        yield index
+
+
+@pytest.fixture(scope="session")
+def ray_index(bed: Bed) -> Iterator[PackageIndex]:
+    """Return the same index as `package_index` with Ray."""
+    with contextlib.closing(PackageIndex(bed, with_ray=True)) as index:
         yield index
 
 

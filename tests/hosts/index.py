@@ -32,7 +32,7 @@ from urllib.parse import quote, unquote
 from tests.hosts.base import made_once
 from tests.hosts.bed import ROOT, Bed
 
-__all__ = ["PackageIndex", "s3_wheels", "torch_wheels", "wheels"]
+__all__ = ["PackageIndex", "ray_wheels", "s3_wheels", "torch_wheels", "wheels"]
 
 # Packages that the examples import. skyward is not among them: the client takes its own build to the nodes.
 PACKAGES = ("cloudpickle", "xxhash", "numpy", "joblib", "scikit-learn", "threadpoolctl", "setuptools")
@@ -45,11 +45,12 @@ class PackageIndex:
     `simple` is for `--index-url` (PEP 503, with the metadata beside the wheels), `find_links` for `--find-links`.
     """
 
-    def __init__(self, bed: Bed, *, with_torch: bool = False, with_s3: bool = False) -> None:
+    def __init__(self, bed: Bed, *, with_torch: bool = False, with_s3: bool = False, with_ray: bool = False) -> None:
         self.extra = bed.folder / "wheels"
         self.extra.mkdir(exist_ok=True)
         self.requests_file = bed.folder / "requests"
-        folders = [self.extra, wheels(), *([torch_wheels()] if with_torch else []), *([s3_wheels()] if with_s3 else [])]
+        more = ((with_torch, torch_wheels), (with_s3, s3_wheels), (with_ray, ray_wheels))
+        folders = [self.extra, wheels(), *(folder() for is_wanted, folder in more if is_wanted)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.hosts.index", bed.address, self.requests_file, _debian(), *folders],
             cwd=ROOT,
@@ -100,6 +101,11 @@ def torch_wheels() -> Path:
 def s3_wheels() -> Path:
     """Return the folder with the wheels of s3fs and its dependencies."""
     return _downloaded("s3", ["s3fs"])
+
+
+def ray_wheels() -> Path:
+    """Return the folder with the wheels of Ray and its dependencies: 79 MB as downloaded."""
+    return _downloaded("ray", ["ray"])
 
 
 def _downloaded(name: str, packages: tuple[str, ...] | list[str], options: list[str] | None = None) -> Path:

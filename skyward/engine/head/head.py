@@ -25,6 +25,8 @@ from ..dialler import CommandEnds, Connect
 from ..direct import DirectEngine
 from ..lender import command_to
 from ..link import Readable
+from ..ray.driving import DriverOrder, RayDriver
+from ..ray.links import RayWays
 from .client_calls import ClientCalls
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
@@ -66,7 +68,6 @@ class Head:
         self._ledger = engine.ledger
         self._references = ClientReferences(engine.builder.next_id)
         self._lent = LentLinks(engine.builder.next_id, partial(self._tell, priority=RESULTS))
-        engine.nodes.opener.way_to = self._way_to
         engine.nodes.on_up.append(lambda _: self._tell_facts())
         engine.actors.find = self._find_actor
         engine.nested_calls.finds_apart = True
@@ -79,6 +80,15 @@ class Head:
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
         self._machines = RelayedMachines(self._requests)
+        tell = self._requests.tell
+        self._ways = RayWays(
+            self._lent.way_to,
+            engine.link_repair.move,
+            lacks=partial(tell, "ray_lacks"),
+            carries=lambda nodes: tell("ray_carries", sorted(nodes)),
+        )
+        self._driver = RayDriver(self._ways, partial(tell, "ray_is_lost"))
+        engine.nodes.opener.way_to = self._way_to
 
     # The client ---------------------------------------------------------------------------------------------------
 
@@ -155,15 +165,16 @@ class Head:
         return time.monotonic() - self.contact_at > self._config.lease_s
 
     def _way_to(self, machine: Machine) -> Connect:
-        """Return the function that opens a link to an agent: on this machine by its socket, else through the client."""
+        """Return the function that opens a link to an agent: here by its socket, elsewhere by Ray or the client."""
         if machine.folder == self._config.node_folder:
             return partial(CommandEnds, command_to(machine))
-        return self._lent.way_to(machine)
+        return self._ways.way_to(machine)
 
     def close(self) -> None:
         """End everything. The agents end when the client tells them, or with their leases."""
         self._requests.close()
         self.engine.close()
+        self._driver.stop()
         self._lent.close()
 
     # To the client --------------------------------------------------------------------------------------------------
@@ -229,6 +240,7 @@ class Head:
         engine = self.engine
         return {
             "use": self._use,
+            "ray_stands": self._drive,
             "ask": engine.questions.ask,
             "cancel_all": engine.cancel_all,
             "close_actors": engine.actors.close_all,
@@ -254,6 +266,10 @@ class Head:
 
     def _use(self, machines: list[Machine]) -> None:
         self.engine.use(machines, self._machines)
+
+    def _drive(self, python: str, folder: str, here: str, address: str) -> None:
+        pool = self._config.pool
+        self._driver.start(DriverOrder(python=python, folder=folder, here=here, address=address, pool=pool))
 
     def _share(self, answer: Answer, number: int, fields: tuple[Any, ...]) -> None:
         """Carry out a request of the program. The reply comes with its answer."""

@@ -3,7 +3,8 @@
 The process reads its order from standard input, one line of JSON, and prints one line when it listens. It ends with its
 standard input. The head connects to its socket and sends one line of JSON:
 
-    {"prepare": "...", "node": "..."}    makes the bridge to an agent; the answer is {"ready": true} or {"why": "..."}
+    {"prepare": "...", "node": "..."}    makes the bridge to an agent; the answer is {"ready": true}, or {"why": "..."}
+                                         with {"is_lacking": true} if Ray has no such node
     {"id": "...", "agent": "..."}    from then on the connection leads to that agent, if its bridge is ready
     {"ended": "..."}    asks how the connection with this id ended; the answer is a line of JSON, {} if it has not
 
@@ -129,7 +130,11 @@ async def _ray_node(name: str) -> str:
     for node in nodes:
         if node["Alive"] and name in node["Resources"]:
             return str(node["NodeID"])
-    raise RayError(f"Ray has no node {name}")  # words: ok, read by skyward
+    raise _NoSuchNode(f"Ray has no node {name}")  # words: ok, read by skyward
+
+
+class _NoSuchNode(RayError):  # type: ignore[misc]  # Ray has no types
+    pass
 
 
 class _Door:
@@ -159,14 +164,15 @@ class _Door:
         try:
             await self._agents.setdefault(agent, _Agent(agent)).prepare(node)
         except (RayError, TimeoutError) as error:
-            return {"why": str(error) or "timed out"}
+            return {"why": str(error) or "timed out", "is_lacking": isinstance(error, _NoSuchNode)}
         return {"ready": True}
 
 
 async def _main() -> None:
     loop = asyncio.get_running_loop()
     order = json.loads(await loop.run_in_executor(None, sys.stdin.buffer.readline))
-    ray.init(order["address"], namespace=order["pool"], log_to_driver=False, logging_level="ERROR")
+    here = {"_node_ip_address": order["here"]} if "here" in order else {}
+    ray.init(order["address"], namespace=order["pool"], log_to_driver=False, logging_level="ERROR", **here)
     os.umask(0o077)
     async with await asyncio.start_unix_server(_Door().on_connection, order["socket"]):
         sys.stdout.write(json.dumps({"listens": order["socket"]}) + "\n")

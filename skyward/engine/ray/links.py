@@ -105,11 +105,21 @@ class RayWays:
     Args:
         otherwise: Returns the other way to a machine.
         move: Gets the number of a node whose link should be dialled again, because Ray reaches it.
+        lacks: Gets the number of a node that Ray does not have, every few seconds.
+        carries: Gets the nodes whose last link was opened by Ray, when they have changed.
     """
 
-    def __init__(self, otherwise: Callable[[Machine], Connect], move: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        otherwise: Callable[[Machine], Connect],
+        move: Callable[[int], object],
+        *,
+        lacks: Callable[[int], object] = lambda _: None,
+        carries: Callable[[frozenset[int]], object] = lambda _: None,
+    ) -> None:
         self._otherwise, self._move = otherwise, move
-        self._lock = threading.Lock()
+        self._lacks, self._carries = lacks, carries
+        self._lock, self._noting = threading.Lock(), threading.Lock()
         self._driver = ""
         self._machines: dict[int, Machine] = {}
         self._ready: set[str] = set()
@@ -148,12 +158,19 @@ class RayWays:
             with contextlib.suppress(Unreachable):  # the driver has died
                 ends = RayEnds(driver, machine.socket_path)
                 ends.on_broken = functools.partial(self._break, machine)
-                self.by_ray |= {machine.node}
+                self._note(machine.node, is_by_ray=True)
                 return ends
             self._break(machine)
-        self.by_ray -= {machine.node}
+        self._note(machine.node, is_by_ray=False)
         self._prepare(machine)
         return self._otherwise(machine)()
+
+    def _note(self, node: int, *, is_by_ray: bool) -> None:
+        with self._noting:  # so that the changes are told in their order
+            before = self.by_ray
+            self.by_ray = before | {node} if is_by_ray else before - {node}
+            if self.by_ray != before:
+                self._carries(self.by_ray)
 
     def _break(self, machine: Machine) -> None:
         with self._lock:
@@ -178,7 +195,7 @@ class RayWays:
         _log.error("node %d: its link stays as it is, Ray does not carry it: %s", machine.node, in_words(error))
 
     def _until_ready(self, driver: str, machine: Machine, changed: threading.Event) -> None:
-        while not (is_ready := _is_ready(driver, ray_name(machine), machine.socket_path)):
+        while not (is_ready := self._is_ready(driver, machine)):
             if self._machines.get(machine.node) is not machine or changed.wait(_AGAIN_S):
                 break
         with self._lock:
@@ -190,15 +207,17 @@ class RayWays:
         if is_ready:
             self._move(machine.node)
 
-
-def _is_ready(driver: str, node: str, agent: str) -> bool:
-    """Ask the driver for a bridge to an agent, and return whether there is one."""
-    try:
-        with _asked(driver, {"prepare": agent, "node": node}) as asked:
-            asked.settimeout(_PREPARE_S)
-            return bool(json.loads(asked.makefile("rb").readline() or b"{}").get("ready"))
-    except (OSError, ValueError, Unreachable):  # the driver has died, or does not answer
-        return False
+    def _is_ready(self, driver: str, machine: Machine) -> bool:
+        """Ask the driver for a bridge to an agent, and return whether there is one."""
+        try:
+            with _asked(driver, {"prepare": machine.socket_path, "node": ray_name(machine)}) as asked:
+                asked.settimeout(_PREPARE_S)
+                answer = json.loads(asked.makefile("rb").readline() or b"{}")
+        except (OSError, ValueError, Unreachable):  # the driver has died, or does not answer
+            return False
+        if answer.get("is_lacking"):
+            self._lacks(machine.node)
+        return bool(answer.get("ready"))
 
 
 def ray_name(machine: Machine) -> str:

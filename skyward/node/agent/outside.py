@@ -70,7 +70,7 @@ def start() -> int:
 
 
 def start_apart(
-    name: str, boot: str, order: bytes, folder: str, *, lines: int = 1
+    name: str, boot: str, order: bytes, folder: str, *, lines: int = 1, limit_s: float = _START_LIMIT_S
 ) -> tuple[dict[str, Any], str] | None:
     """Start a process that outlives this login.
 
@@ -80,6 +80,7 @@ def start_apart(
         order: Its standard input.
         folder: Its folder, which exists.
         lines: Number of lines that it prints once it listens, 1 or 2. The first is the path of its socket.
+        limit_s: Longest time for its first line.
 
     Returns:
         {pid, started, socket, root} and the second line. None if it did not come up: then nothing of it is left, and
@@ -95,18 +96,18 @@ def start_apart(
         env=_environment(),
         start_new_session=True,
     )
-    line, *more = _first_lines(process, order, lines)
+    line, *more = _first_lines(process, order, lines, limit_s)
     if line.startswith(os.sep):
         known = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
         return known, "".join(more)
-    sys.stderr.write(f"the {name} {line or _end_of(process, log)}")
+    sys.stderr.write(f"the {name} {line or _end_of(process, log, limit_s)}")
     _kill_all(process.pid)
     process.wait()
     remove_node(folder)
     return None
 
 
-def _first_lines(process: subprocess.Popen[bytes], order: bytes, count: int) -> list[str]:
+def _first_lines(process: subprocess.Popen[bytes], order: bytes, count: int, limit_s: float) -> list[str]:
     """Read the first lines of a process, which it prints once it listens; empty if it fails before."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -115,17 +116,17 @@ def _first_lines(process: subprocess.Popen[bytes], order: bytes, count: int) -> 
         process.stdin.close()
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    if not poll.poll(_START_LIMIT_S * 1000):
+    if not poll.poll(limit_s * 1000):
         return [""]
     return [process.stdout.readline().decode().strip() for _ in range(count)]
 
 
-def _end_of(process: subprocess.Popen[bytes], log: int) -> str:
+def _end_of(process: subprocess.Popen[bytes], log: int, limit_s: float) -> str:
     """Describe the end of a process that never listened."""
     code = None
     with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs; its log says how far it came
         code = process.wait(_END_LIMIT_S)
-    how = f"printed nothing for {_START_LIMIT_S:.0f} s"
+    how = f"printed nothing for {limit_s:.0f} s"
     if code is not None:
         how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
     return f"{how} while it started; its output:\n{_tail(log)}"

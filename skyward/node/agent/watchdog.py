@@ -42,16 +42,18 @@ class Starter:
 
     Args:
         pid: Its process id.
-        output: Descriptor of the pipe.
+        output: Descriptor of the pipe; None: there is none, and the process alone counts.
     """
 
-    def __init__(self, pid: int, output: int = 1) -> None:
+    def __init__(self, pid: int, output: int | None = 1) -> None:
         self._pid = pid
-        self.fds = [output]
+        self.fds = [] if output is None else [output]
         """Descriptors that are readable, or in error, once the starter is gone."""
+        self._has_pidfd = False
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # it is dead, or the kernel cannot: `is_gone` finds out
                 self.fds.append(os.pidfd_open(pid))
+                self._has_pidfd = True
         self._poll = select.poll()
         for fd in self.fds:
             self._poll.register(fd, 0 if fd == output else select.POLLIN)
@@ -60,7 +62,7 @@ class Starter:
     def is_gone(self) -> bool:
         if self._poll.poll(0):
             return True
-        if len(self.fds) > 1:
+        if self._has_pidfd:
             return False
         try:
             os.kill(self._pid, 0)

@@ -1,0 +1,97 @@
+"""Ray beside the agent of a node: `ray start`, below a watchdog which kills all that Ray leaves.
+
+It ends with Ray, with the node, and with the time that Ray has to start. Standard input brings one line of JSON.
+Standard output gets two lines: Ray's folder, and the address of the cluster as JSON; or why there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from ...core.process import PACKAGE_ROOT, process_table, start_time
+from ...node.agent.watchdog import Lease, Starter, guard
+from ...node.slot.ports import PortLocks
+from ...values.ray_start import AGENTS, STARTED, start_command
+from .settings import HEAD_OPTIONS, OPTIONS, ray_variables
+
+_ALONE_S: Final = 0.5
+"""Seconds that Ray goes on after its node has ended."""
+_LOOK_S: Final = 0.05
+_TAIL: Final = 600
+_GIVEN_UP: Final = 2
+_OWN: Final = "r"
+"""Folder for Ray below ours: Ray opens it to everybody. The name is short, because paths of sockets are."""
+_ADDRESS: Final = f"{_OWN}/ray_current_cluster"
+"""File with the address of the cluster."""
+
+
+def main() -> int:
+    order = json.loads(sys.stdin.buffer.readline())
+    pid, started = order["node"]
+    if start_time(pid) != started:
+        _say("its node has ended")
+        return _GIVEN_UP
+    lease = Lease(_ALONE_S, starter=Starter(pid, None))
+    return guard(lambda: _run(order), lease, order["folder"])
+
+
+def _run(order: dict[str, Any]) -> int:
+    folder = order["folder"]
+    log = Path(folder, "start.log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            _command(order),
+            env=ray_variables(folder, PACKAGE_ROOT, os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + order["limit_s"]
+    while STARTED not in (text := log.read_text(errors="replace")):
+        code = process.poll()
+        if code is not None or time.monotonic() > deadline:
+            how = f"did not start within {order['limit_s']:g} s" if code is None else f"ended with code {code}"
+            _say(f"{how}; it printed: {' '.join(text[-_TAIL:].split())}")
+            return _GIVEN_UP
+        time.sleep(_LOOK_S)
+    _say(folder, json.dumps({"address": Path(folder, _ADDRESS).read_text().strip()}))
+    _wait_for_a_death(process)
+    return 1
+
+
+def _wait_for_a_death(process: subprocess.Popen[bytes]) -> None:
+    """Wait until `ray start` or a process that it has started ends.
+
+    It watches them itself, but stays when its raylet ends with code 0, as one does that the others took for dead.
+    """
+    poll = select.poll()
+    for pid in (process.pid, *(pid for pid, parent, _ in process_table() if parent == process.pid)):
+        try:
+            poll.register(os.pidfd_open(pid), select.POLLIN)
+        except ProcessLookupError:
+            return
+    poll.poll()
+
+
+def _command(order: dict[str, Any]) -> list[str]:
+    locks = PortLocks(order["here"])  # held until this process ends
+    return start_command(
+        order["python"],
+        *([f"--address={order['address']}"] if order["address"] else HEAD_OPTIONS),
+        *OPTIONS,
+        *(f"--{agent}-port={locks.reserve()}" for agent in AGENTS),
+        f"--node-ip-address={order['here']}",
+        f"--temp-dir={os.path.join(order['folder'], _OWN)}",
+        f"--resources={json.dumps({order['name']: 1})}",
+    )
+
+
+def _say(*lines: str) -> None:
+    os.write(1, "".join(f"{line}\n" for line in lines).encode())

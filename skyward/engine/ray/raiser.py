@@ -1,0 +1,326 @@
+"""The client's side of a pool's Ray: it starts Ray on the nodes, and starts another when it is lost.
+
+The head has the driver, and says what it lacks. Only the client has logins on the nodes. Ray is replaced, never
+repaired: a new one has new ports, folders and keys. A node that left Ray joins it again by a new start there.
+
+Every wait has a limit. If Ray does not come up, the pool goes on over the channels that the client lends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ...errors import MissingDependency, PoolClosed, ProviderError, SkywardError
+from ...events import Emit, EngineLost, EngineUp
+from ...node.agent.outside import reply_of
+from ...values.image import Image
+from ...values.machine import Machine, NodeLogin
+from ..threads import report, run_side_by_side, start_thread
+from .links import ray_name
+from .settings import RAY_VERSION
+
+if TYPE_CHECKING:  # only pools on Ray need cryptography
+    from .keys import Authority
+
+_log = logging.getLogger(__name__)
+
+_NAME: Final = "ray"
+_START_S: Final = 60.0
+"""Longest time in seconds for Ray to start on a node. It takes 4 to 26 s."""
+_MORE_S: Final = 10.0
+"""Seconds for a login beyond what it runs."""
+_END_S: Final = 10.0
+_ASK_S: Final = 10.0
+_TRIES: Final = 3
+"""Starts in a row that may fail before somebody is told. A raylet sometimes aborts in its start."""
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+"""First and longest pause in seconds between two starts that fail."""
+
+
+class _Ask(Protocol):
+    """Asks the head; see `Requests.ask`."""
+
+    def __call__(self, verb: str, *arguments: Any, timeout_s: float | None = None) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Companion:
+    """Ray's processes on a node: the outermost, its start, and the folder."""
+
+    login: NodeLogin
+    pid: int
+    started: str
+    folder: str
+
+
+@dataclass
+class _Ray:
+    """One Ray, from its start to its end."""
+
+    authority: Authority
+    token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    address: str = ""
+    has_head: threading.Event = field(default_factory=threading.Event)
+    """Set when the head of Ray runs, or will not."""
+    companions: dict[int, _Companion] = field(default_factory=dict)
+    failures: dict[int, int] = field(default_factory=dict)
+    """Starts in a row that failed, by node."""
+    again_at: dict[int, float] = field(default_factory=dict)
+    """Earliest time of the next start, by node and by the monotonic clock."""
+    has_carried: bool = False
+    starting: set[int] = field(default_factory=set)
+
+
+class RayRaiser:
+    """Owner of a pool's Ray, for the life of the pool. Thread-safe.
+
+    Args:
+        pool: Name of the pool.
+        image: Image of the pool, whose package index has Ray.
+        emit: Takes events.
+    """
+
+    def __init__(self, pool: str, image: Image, *, emit: Emit) -> None:
+        self._pool, self._emit = pool, emit
+        self._image = Image(
+            pip=(f"ray=={RAY_VERSION}",),
+            pip_index_url=image.pip_index_url,
+            pip_extra_index_url=image.pip_extra_index_url,
+            python=image.python_version,
+            bootstrap_timeout_s=image.bootstrap_timeout_s,
+        )
+        self._machines: Mapping[int, Machine] = {}
+        self._head = 0
+        self._ask: _Ask | None = None
+        self._lock = threading.Lock()
+        self._ray: _Ray | None = None
+        self._stop, self._is_lost = threading.Event(), threading.Event()
+        self._why = ""
+        self._python = ""
+        """Interpreter with Ray on the head's machine."""
+        self._began_at = 0.0
+        self._is_up = False
+        self.verbs: dict[str, Callable[..., object]] = {"ray_carries": self._on_carried, "ray_is_lost": self._on_lost}
+        """Verbs of the head."""
+        self.slow_verbs: dict[str, Callable[..., object]] = {"ray_lacks": self._on_lacking}
+        """Verbs of the head that take time."""
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether Ray carries the links to all nodes but the head's."""
+        return self._is_up
+
+    # For the engine -------------------------------------------------------------------------------------------------
+
+    def begin(self, machines: Mapping[int, Machine], head: int, ask: _Ask) -> None:
+        """Raise Ray in the background.
+
+        Args:
+            machines: Machines of the pool by node, as they are at any time.
+            head: Node of the head.
+            ask: Asks the head.
+        """
+        self._machines, self._head, self._ask = machines, head, ask
+        start_thread(self._run, name="skyward-ray", failed=report)
+
+    def stop(self) -> None:
+        """Raise Ray no more. Returns at once."""
+        self._stop.set()
+        self._is_lost.set()
+
+    def close(self) -> None:
+        """End Ray on all nodes. Where it cannot be reached, it ends with its node."""
+        self.stop()
+        self._end()
+
+    # Verbs of the head ----------------------------------------------------------------------------------------------
+
+    def _on_carried(self, nodes: Collection[int]) -> None:
+        """Learn which nodes Ray's links lead to."""
+        with self._lock:
+            ray, was_up = self._ray, self._is_up
+            if ray is None:
+                return
+            ray.has_carried |= bool(nodes)
+            self._is_up = is_up = set(self._machines) - {self._head} <= set(nodes)
+        if is_up and not was_up:
+            self._emit(EngineUp(engine=_NAME, seconds=time.monotonic() - self._began_at))
+
+    def _on_lacking(self, node: int) -> None:
+        """Start Ray on a node that it should reach and does not."""
+        ray, machine = self._ray, self._machines.get(node)
+        if ray is None or machine is None or not ray.address or self._stop.is_set():
+            return
+        if time.monotonic() >= ray.again_at.get(node, 0.0):
+            self._start(ray, machine)
+
+    def _on_lost(self, why: str) -> None:
+        self._why = why
+        self._is_lost.set()
+
+    # Its thread -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Raise Ray again and again. One that never came up is given up."""
+        failures, was_ever_of_use = 0, False
+        while failures < _TRIES or was_ever_of_use:
+            self._is_lost.clear()
+            if self._stop.is_set():
+                return
+            was_of_use = self._raise_until_lost()
+            failures = 0 if was_of_use else failures + 1
+            was_ever_of_use |= was_of_use
+            if self._stop.is_set():
+                return
+            self._end()
+            if was_of_use or failures == _TRIES:
+                self._tell(is_final=not was_ever_of_use)
+            self._stop.wait(_pause_s(failures))
+
+    def _raise_until_lost(self) -> bool:
+        """Raise Ray, and wait until it is lost. Return whether it has carried anything; `_why` says how it ended."""
+        self._began_at = time.monotonic()
+        try:
+            ray = _Ray(_authority())
+            self._raise(ray)
+        except (SkywardError, TimeoutError, OSError) as error:
+            self._why = str(error)
+            return False
+        self._is_lost.wait()
+        return ray.has_carried
+
+    def _tell(self, *, is_final: bool) -> None:
+        more = "the pool goes on over the client's own connections" if is_final else "another one is started"
+        _log.warning("%s: Ray is not there (%s); %s", self._pool, self._why, more)
+        self._emit(EngineLost(engine=_NAME, reason=self._why))
+
+    def _raise(self, ray: _Ray) -> None:
+        """Start Ray on all nodes, and the driver. Returns when the head of Ray runs, and the driver was told of it."""
+        with self._lock:
+            self._ray = ray
+        machines = [machine for machine in list(self._machines.values()) if machine.login is not None]
+        start_thread(
+            lambda: run_side_by_side([lambda each=machine: self._start(ray, each) for machine in machines]),  # type: ignore[misc]
+            name="skyward-ray-nodes",
+            failed=report,
+        )
+        while not ray.has_head.wait(1.0):
+            if self._stop.is_set():
+                return
+        if not ray.address:
+            raise ProviderError(self._why or "Ray: did not start; open the pool again")
+        companion, here = ray.companions[self._head], self._machines[self._head].peer.private_ip
+        assert self._ask is not None
+        self._ask("ray_stands", self._python, companion.folder, here, ray.address, timeout_s=_ASK_S)
+
+    def _start(self, ray: _Ray, machine: Machine) -> None:
+        """Start Ray on a node, unless another thread is at it. Notes a failure."""
+        node = machine.node
+        with self._lock:
+            if node in ray.starting:
+                return
+            ray.starting.add(node)
+        try:
+            self._start_once(ray, machine)
+        except (SkywardError, TimeoutError, OSError) as error:
+            with self._lock:
+                failures = ray.failures[node] = ray.failures.get(node, 0) + 1
+                ray.again_at[node] = time.monotonic() + _pause_s(failures)
+            if node == self._head:
+                self._why = str(error)
+            elif failures == _TRIES and not self._stop.is_set():
+                _log.warning("node %d: Ray does not run there, so its link stays as it is: %s", node, error)
+        else:
+            ray.failures[node] = 0
+        finally:
+            with self._lock:
+                ray.starting.discard(node)
+            if node == self._head:
+                ray.has_head.set()
+
+    def _start_once(self, ray: _Ray, machine: Machine) -> None:
+        node, here, login = machine.node, machine.peer.private_ip, machine.login
+        assert login is not None
+        folder = f"ray-{os.urandom(3).hex()}"  # short: the paths of Ray's sockets are below it
+        python, folder = login.prepare(self._image, folder, stop=self._stop)
+        is_head = node == self._head
+        if is_head:
+            self._python = python
+        else:
+            while not ray.has_head.wait(1.0):
+                if self._stop.is_set():
+                    break
+            if not ray.address:
+                raise PoolClosed("Ray: has no head; open the pool again")
+            self._end_one(ray.companions.pop(node, None))
+        pair = ray.authority.pair_for(here)
+        order = {
+            "python": python,
+            "address": "" if is_head else ray.address,
+            "here": here,
+            "name": ray_name(machine),
+            "node": [login.watchdog, login.started],
+            "limit_s": _START_S,
+            "secrets": [ray.token, ray.authority.certificate, *pair],
+        }
+        done = login.run(
+            "engine.ray.outside",
+            "start",
+            (folder,),
+            input=json.dumps(order).encode(),
+            timeout_s=_START_S + _MORE_S,
+            mark=os.path.basename(folder),
+            stop=self._stop,
+        )
+        if done.code:
+            text = f"node {node}: {done.error_text}; mend that, and open the pool again"
+            raise ProviderError(text, retryable=True)
+        reply = reply_of(done.text)
+        companion = _Companion(login, reply["pid"], reply["started"], folder)
+        with self._lock:
+            is_current = self._ray is ray
+            if is_current:
+                ray.companions[node] = companion
+        if not is_current:
+            self._end_one(companion)
+        elif is_head:
+            ray.address = reply["address"]
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        with self._lock:
+            ray, self._ray = self._ray, None
+            self._is_up = False
+            companions = list(ray.companions.values()) if ray else []
+        run_side_by_side([lambda each=companion: self._end_one(each) for companion in companions])  # type: ignore[misc]
+
+    def _end_one(self, companion: _Companion | None) -> None:
+        if companion is None:
+            return
+        words = str(companion.pid), companion.started, companion.folder, "0"
+        try:
+            companion.login.run("node.agent.outside", "end", words, timeout_s=_END_S)
+        except (SkywardError, TimeoutError, OSError):  # it ends with its node
+            return
+
+
+def _pause_s(failures: int) -> float:
+    return min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** max(0, min(failures, 10) - 1))
+
+
+def _authority() -> Authority:
+    try:
+        from .keys import Authority
+    except ImportError as error:
+        text = "cryptography: not installed; run `pip install 'skyward[ssh]'`, which pools on Ray need for their keys"
+        raise MissingDependency(text, name="cryptography") from error
+    return Authority()

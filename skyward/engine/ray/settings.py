@@ -1,0 +1,67 @@
+"""Settings of the Ray that a pool raises: its version, its options, and the variables of all its processes.
+
+Secrets are in files of the private folder of Ray on each node. Variables name the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from ...values.ray_start import NO_METRICS, NO_REPORTS, PATIENCE, TOKEN
+
+RAY_VERSION: Final = "2.60.0"
+OPTIONS: Final = (
+    "--num-cpus=0",
+    "--num-gpus=0",
+    f"--object-store-memory={256 << 20}",
+    "--include-log-monitor=false",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+)
+HEAD_OPTIONS: Final = ("--head", "--port=0", "--include-dashboard=false", "--no-monitor")
+_HEALTH: Final = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+}
+"""A dead node is known after 2.5 s, and one that is cut off after 8.5 s. Ray's own 14.6 and 64.5 s are too long."""
+_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+"""Variables that would lead Ray's connections away from the pool's network."""
+
+FILES: Final = ("token", "ca.crt", "node.crt", "node.key")
+"""Files with secrets."""
+
+
+def ray_variables(folder: str, root: str, before: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Ray's processes on a node.
+
+    Args:
+        folder: Ray's folder there.
+        root: Folder of skyward's packages there.
+        before: Environment of the login.
+    """
+    token, ca, certificate, key = (os.path.join(folder, name) for name in FILES)
+    kept = {
+        name: value
+        for name, value in before.items()
+        if not name.startswith(("RAY_", "PYTHON")) and name.lower() not in _PROXIES
+    }
+    return {
+        **kept,
+        **PATIENCE,
+        **NO_REPORTS,
+        **NO_METRICS,
+        **TOKEN,
+        **_HEALTH,
+        "RAY_AUTH_TOKEN_PATH": token,
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_CA_CERT": ca,
+        "RAY_TLS_SERVER_CERT": certificate,
+        "RAY_TLS_SERVER_KEY": key,
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+        "PYTHONPATH": root,
+    }

@@ -1,0 +1,245 @@
+"""Pools on hosts that raise Ray on their nodes: what Ray carries, its deaths, its doors, and what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from tests.engines import raised_pool
+from tests.hosts.bed import ROOT, Bed
+from tests.hosts.faults import Place, client_processes, nothing_runs_on
+from tests.hosts.host import Host
+from tests.hosts.index import PackageIndex
+from tests.relay import Relay
+from tests.waiting import until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(300)]
+
+DELAY_S = 0.05
+LIMIT_S = 120.0
+"""Longest wait for Ray on a busy machine. It stands within 20 s on a free one."""
+
+# Calls travel by value, because this module is not on the nodes.
+where = sky.compute(lambda: os.uname().nodename)
+
+
+@dataclass(kw_only=True)
+class OnRay:
+    pool: sky.ComputePool
+    place: Place
+    line: Relay
+    """Relay between the client and the host of the head."""
+    events: list[sky.events.Event]
+    streams: list[Iterator[bytes]] = field(default_factory=list)
+    path: str = ""
+
+    @property
+    def ups(self) -> int:
+        return sum(isinstance(event, sky.events.EngineUp) for event in self.events)
+
+    def begin_calls(self) -> None:
+        """Begin a call on each node, which goes on until `end_calls`."""
+
+        def count(path: str) -> Iterator[bytes]:
+            for number in range(200):
+                yield bytes([number]) * 50_000
+                while number == 99 and not os.path.exists(path):
+                    time.sleep(0.01)
+
+        self.path = f"/root/go-{time.monotonic_ns()}"
+        self.streams = [iter(sky.compute(count)(self.path) >> self.pool.node(node)) for node in range(3)]
+        self.taken = [[next(stream) for _ in range(50)] for stream in self.streams]
+
+    def end_calls(self) -> None:
+        """Let the calls end, and check what they brought, and that no node was lost."""
+        for host in self.place.hosts:
+            host.write(self.path, "")
+        for stream, taken in zip(self.streams, self.taken, strict=True):
+            taken.extend(stream)
+            assert taken == [bytes([number]) * 50_000 for number in range(200)]
+        assert not [event for event in self.events if isinstance(event, sky.events.NodeLost)]
+
+
+@pytest.fixture(scope="class")
+def on_ray(bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex) -> Iterator[OnRay]:
+    place = Place(bed=bed, index=ray_index, hosts=hosts(3))
+    first, *others = place.hosts
+    with contextlib.closing(Relay((first.address, 22))) as line:
+        config = bed.folder / "ray.config"
+        there = f"Host head\n HostName {line.host}\n Port {line.port}\n HostKeyAlias {first.name}\n"
+        config.write_text(f"{there}Match all\n Include {bed.ssh_config}\n")
+        provider = sky.SSH(hosts=["head", *(host.name for host in others)], config_file=str(config), lease_s=60.0)
+        events: list[sky.events.Event] = []
+        pool = raised_pool(provider, image=place.image, nodes=3, concurrency=2, logs=False, on_event=events.append)
+        with pool:
+            here = OnRay(pool=pool, place=place, line=line, events=events)
+            here.begin_calls()
+            assert not here.ups
+            until(lambda: here.ups, within_s=LIMIT_S)
+            here.end_calls()
+            assert not [event for event in events if isinstance(event, sky.events.LinkLost)]
+            yield here
+        nothing_runs_on(place.hosts, 5.0)
+        for host in place.hosts:
+            assert host.run("sh", "-c", "ls /tmp/skyward-0 /dev/shm").stdout.split() == ["/dev/shm:", "/tmp/skyward-0:"]
+
+
+def ray_processes(host: Host, name: str = "") -> list[int]:
+    """Return the processes of Ray on a host whose command has this text, as seen from here."""
+    mine = re.compile(r"ray::|/ray/core/|ray\.scripts|skyward\.engine\.ray\.driver")
+    return [p.outside_pid for p in host.processes() if mine.search(p.command) and name in p.command]
+
+
+class TestRaised:
+    """Tests that share one pool. The fixture sees that calls under way notice nothing when Ray takes over."""
+
+    def test_a_call_of_a_task_on_another_node_does_not_wait_for_a_distant_client(self, on_ray: OnRay) -> None:
+        pool = on_ray.pool
+        other = pool.node(1)
+
+        @sky.compute
+        def nested(times: int) -> list[float]:
+            took = []
+            for _ in range(times):
+                began = time.monotonic()
+                where() >> other
+                took.append(time.monotonic() - began)
+            return took
+
+        on_ray.line.set_delay(DELAY_S)
+        try:
+            took = sorted(nested(11) >> pool.node(0))
+            took_here = sorted(nested(11) >> pool.node(2))
+        finally:
+            on_ray.line.set_delay(0.0)
+        assert took[5] < DELAY_S
+        assert took_here[5] < DELAY_S
+
+    def test_user_processes_know_nothing_of_ray(self, on_ray: OnRay) -> None:
+        @sky.compute
+        def known() -> list[str]:
+            names = [name for name in os.environ if name.startswith("RAY_")]
+            return [*names, *(["ray"] if importlib.util.find_spec("ray") else [])]
+
+        assert known() @ on_ray.pool == [[], [], []]
+
+    def test_secrets_are_in_files_of_this_user_alone(self, on_ray: OnRay) -> None:
+        host = on_ray.place.hosts[1]
+        (token,) = host.run("find", "/tmp", "-name", "token").stdout.split()
+        modes = host.run("stat", "-c", "%a", token, token.replace("token", "node.key"), os.path.dirname(token)).stdout
+        assert modes.split() == ["600", "600", "700"]
+        secret = host.read(token).strip()
+        assert len(secret) == 64
+        assert not [process for process in host.processes() if secret in process.command]
+
+    def test_no_port_of_ray_answers_one_without_certificate_or_token(self, on_ray: OnRay) -> None:
+        for host in on_ray.place.hosts[:2]:
+            listening = host.run("ss", "-tlnpH").stdout.splitlines()
+            ports = [int(line.split()[3].rpartition(":")[2]) for line in listening if "sshd" not in line]
+            assert len(ports) >= 4
+            for port in ports:
+                assert answer_of(host.address, port, is_encrypted=False) in ("", "HTTP/1.1 401 Unauthorized"), listening
+                assert answer_of(host.address, port, is_encrypted=True) == "", listening
+
+    @pytest.mark.parametrize(
+        ("of", "name"), [(1, "ray::Bridge"), (0, "ray.driver"), (1, "/raylet/raylet"), (0, "gcs_server")]
+    )
+    def test_calls_go_on_when_a_process_of_ray_dies(self, on_ray: OnRay, of: int, name: str) -> None:
+        until(lambda: is_up(on_ray.pool), within_s=LIMIT_S)
+        on_ray.begin_calls()
+        host = on_ray.place.hosts[of]
+        for pid in ray_processes(host, name):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not is_up(on_ray.pool), within_s=LIMIT_S)
+        assert where() @ on_ray.pool == [host.name for host in on_ray.place.hosts]
+        until(lambda: is_up(on_ray.pool), within_s=LIMIT_S)
+        on_ray.end_calls()
+
+
+def is_up(pool: sky.ComputePool) -> bool:
+    """Return whether Ray carries the links to all nodes but the head's."""
+    engine, _ = pool._life.running()  # users see events
+    return bool(engine._raiser.is_up)  # type: ignore[attr-defined]
+
+
+def answer_of(address: str, port: int, *, is_encrypted: bool) -> str:
+    """Return the first line of a port's answer to somebody without certificate and token."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((address, port), timeout=2.0) as plain,
+        context.wrap_socket(plain) if is_encrypted else plain as sock,
+    ):
+        sock.sendall(b"POST /get_or_create_runtime_env HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        return sock.recv(4096).split(b"\r\n")[0].decode(errors="replace")
+    return ""
+
+
+PROGRAM = """
+import sys, time
+import skyward as sky
+from tests.engines import raised_pool
+
+hosts, config, index = sys.argv[1:]
+provider = sky.SSH(hosts=hosts.split(), config_file=config, lease_s=600)
+told = lambda event: isinstance(event, sky.events.EngineUp) and print("up", flush=True)
+with raised_pool(provider, nodes=2, image=sky.Image(pip_index_url=index), logs=False, on_event=told) as pool:
+    time.sleep(600)
+"""
+
+
+def test_a_killed_client_leaves_nothing_of_ray(
+    bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex, runtime: Path
+) -> None:
+    two = hosts(2)
+    script = runtime / "client.py"
+    script.write_text(PROGRAM)
+    client = subprocess.Popen(
+        [sys.executable, script, " ".join(host.name for host in two), bed.ssh_config, ray_index.simple],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(runtime), "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    assert client.stdout is not None
+    try:
+        assert client.stdout.readline() == "up\n"
+        assert all(ray_processes(host) for host in two)
+        client.kill()
+        nothing_runs_on(two)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(client.pid, signal.SIGKILL)
+        client.wait()
+        client.stdout.close()
+        for pid in [pid for found in client_processes(runtime).values() for pid in found]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_pool_goes_on_where_ray_cannot_be_installed(
+    place: Callable[[int], Place], caplog: pytest.LogCaptureFixture
+) -> None:
+    here, events = place(2), list[sky.events.Event]()  # their index has no Ray
+    with raised_pool(here.ssh(), image=here.image, nodes=2, logs=False, on_event=events.append) as pool:
+        until(lambda: [event for event in events if isinstance(event, sky.events.EngineLost)], within_s=LIMIT_S)
+        assert where() @ pool == [host.name for host in here.hosts]
+    (lost,) = [event for event in events if isinstance(event, sky.events.EngineLost)]
+    assert "ray was not found" in lost.reason
+    assert len([record for record in caplog.records if "Ray is not there" in record.message]) == 1
+    nothing_runs_on(here.hosts)
