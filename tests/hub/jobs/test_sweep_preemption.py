@@ -20,6 +20,7 @@ pytest.importorskip("torch")
 
 CORES = os.cpu_count() or 1
 STEPS = 30
+PRELOAD = ["torch", "torch._dynamo"]  # once on each node: each trial would import them for two seconds
 KINDS = ["logger", "control", "plain"]
 
 
@@ -42,6 +43,7 @@ def start(name: str, notes: Path, **options: Any) -> hub.Sweep:
         seed=1,
         nodes=CORES,
         concurrency=3,
+        preload=PRELOAD,
         **options,
     )
 
