@@ -1,10 +1,11 @@
 """Compare a pool whose scheduler runs beside its first node with one whose scheduler runs in the client.
 
-    sudo .make/bench/bin/python benchmarks/cluster.py             # root on Linux; about 2 minutes
+    sudo .make/bench/bin/python benchmarks/cluster.py             # root on Linux; about 4 minutes
 
-Both pools use the same 3 hosts of the test bed (tests/hosts/README.md), one after the other in each round. A relay
-before each host makes the client distant. Client and hosts share this machine's cores. The output holds medians with
-the 10th and 90th percentile, and a verdict for each target.
+In a third pool, Ray carries what goes between the nodes. All use the same 3 hosts of the test bed
+(tests/hosts/README.md), one after the other in each round. A relay before each host makes the client distant. Client
+and hosts share this machine's cores. The output holds medians with the 10th and 90th percentile, and a verdict for
+each target.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import queue
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,7 @@ from dispatch import machine
 from report import percentile
 
 import skyward as sky
-from tests.engines import hosted_pool
+from tests.engines import hosted_pool, raised_pool
 from tests.hosts.bed import Bed
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
@@ -38,6 +40,7 @@ RELAY_DELAY_S = 0.05
 CALLS = 500
 DISTANT_CALLS = 20
 NESTED_CALLS = 20
+UP_LIMIT_S = 120.0
 
 Samples = dict[str, list[float]]
 
@@ -45,7 +48,8 @@ ROWS = (
     ("No-op, one after the other", "noop", "through relays without delay"),
     ("No-op of a distant client", "far/noop", "a round trip to the client is 100 ms"),
     ("Call in a task, both beside the head", "far/nested", "on the same node"),
-    ("Call in a task, on another node", "far/nested apart", "a lent channel leads through the client"),
+    ("Call in a task, on another node", "far/nested apart", "by the client, or by Ray"),
+    ("Ray stands, seconds x 1000", "up", "after the pool is open"),
 )
 """Title, name of the samples, remark."""
 
@@ -83,6 +87,16 @@ def _add(found: Samples, name: str, values: list[float]) -> None:
     found.setdefault(name, []).extend(values)
 
 
+def _wait_for_ray(told: queue.Queue[sky.events.Event]) -> float:
+    """Wait until Ray stands, and return how long that took."""
+    while True:
+        match told.get(timeout=UP_LIMIT_S):
+            case sky.events.EngineUp(seconds=seconds):
+                return seconds
+            case sky.events.EngineLost(reason=reason):
+                raise RuntimeError(reason)
+
+
 def _noops(pool: sky.ComputePool, count: int) -> list[float]:
     call, took = sky.compute(workloads.noop), []
     for _ in range(count):
@@ -109,7 +123,7 @@ def rig() -> Iterator[tuple[sky.SSH, sky.Image, list[Relay]]]:
             for name, relay, host in zip(names, relays, hosts, strict=True)
         ]
         config.write_text(f"{''.join(blocks)}Match all\n Include {bed.ssh_config}\n")
-        index = stack.enter_context(contextlib.closing(PackageIndex(bed)))
+        index = stack.enter_context(contextlib.closing(PackageIndex(bed, with_ray=True)))
         image = sky.Image(pip_index_url=index.simple, includes=[str(Path(__file__).with_name("workloads.py"))])
         yield sky.SSH(hosts=names, config_file=str(config)), image, relays
 
@@ -126,11 +140,19 @@ def render(samples: dict[str, Samples]) -> str:
 
 
 def _verdicts(samples: dict[str, Samples]) -> Iterator[str]:
-    for engine, sense, limit in (("head", "under", 10.0), ("direct", "over", 100.0)):
-        if values := samples[engine].get("far/nested"):
+    targets = (
+        ("head", "far/nested", "under", 10.0),
+        ("ray", "far/nested apart", "under", 10.0),
+        ("direct", "far/nested", "over", 100.0),
+        ("ray", "up", "under", 30_000.0),
+    )
+    titles = {name: title for title, name, _ in ROWS}
+    for engine, name, sense, limit in targets:
+        if values := samples[engine].get(name):
             took = median(values) * 1e3
             met = took < limit if sense == "under" else took > limit
-            yield f"  {'ok  ' if met else 'MISS'}  call in a task, {engine}: {took:.1f} ms, target {sense} {limit:g}"
+            what = f"{titles[name]}, {engine}"
+            yield f"  {'ok  ' if met else 'MISS'}  {what}: {took:.1f} ms, target {sense} {limit:g}"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -138,16 +160,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all of them (default: 3)")
     rounds = parser.parse_args(arguments).rounds
-    samples: dict[str, Samples] = {"head": {}, "direct": {}}
+    samples: dict[str, Samples] = {"head": {}, "direct": {}, "ray": {}}
     problems = []
     with rig() as (provider, image, relays):
         options: dict[str, Any] = {"nodes": HOSTS, "concurrency": 2, "image": image, "logs": False, "console": False}
         for turn in range(rounds):
             for engine, found in samples.items():
                 print(f"round {turn + 1}/{rounds}: {engine}", file=sys.stderr, flush=True)
-                pools = hosted_pool if engine == "head" else sky.ComputePool
+                pools = {"head": hosted_pool, "direct": sky.ComputePool, "ray": raised_pool}[engine]
+                told: queue.Queue[sky.events.Event] = queue.Queue()
                 try:
-                    with pools(provider, **options) as pool:
+                    with pools(provider, **options, on_event=told.put) as pool:
+                        if engine == "ray":
+                            _add(found, "up", [_wait_for_ray(told)])
                         measure(pool, relays, found)
                 except Exception as error:
                     problems.append(f"{engine}: {type(error).__name__}: {error}")

@@ -216,7 +216,7 @@ class _RayNode:
         variables = {**os.environ, **_metrics(), **_secret(token), "PYTHONPATH": path}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                start_command(sys.executable, f"--node-ip-address={rank.local_addr}", *arguments),
+                start_command(sys.executable, "--block", f"--node-ip-address={rank.local_addr}", *arguments),
                 env={name: value for name, value in variables.items() if name != "RAY_ADDRESS"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

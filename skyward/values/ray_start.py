@@ -21,5 +21,5 @@ AGENTS: Final = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-
 
 
 def start_command(python: str, *arguments: str) -> list[str]:
-    """Return the command that starts Ray on a node, and that lasts as long as Ray does."""
-    return [python, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *arguments]
+    """Return the command that starts Ray on a node. With "--block" it lasts as long as Ray does."""
+    return [python, "-m", "ray.scripts.scripts", "start", *arguments, "--disable-usage-stats"]

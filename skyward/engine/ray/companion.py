@@ -11,19 +11,17 @@ import os
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, Final
 
 from ...core.process import PACKAGE_ROOT, process_table, start_time
 from ...node.agent.watchdog import Lease, Starter, guard
 from ...node.slot.ports import PortLocks
-from ...values.ray_start import AGENTS, STARTED, start_command
+from ...values.ray_start import AGENTS, start_command
 from .settings import HEAD_OPTIONS, OPTIONS, ray_variables
 
 _ALONE_S: Final = 0.5
 """Seconds that Ray goes on after its node has ended."""
-_LOOK_S: Final = 0.05
 _TAIL: Final = 600
 _GIVEN_UP: Final = 2
 _OWN: Final = "r"
@@ -53,26 +51,25 @@ def _run(order: dict[str, Any]) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    deadline = time.monotonic() + order["limit_s"]
-    while STARTED not in (text := log.read_text(errors="replace")):
-        code = process.poll()
-        if code is not None or time.monotonic() > deadline:
-            how = f"did not start within {order['limit_s']:g} s" if code is None else f"ended with code {code}"
-            _say(f"{how}; it printed: {' '.join(text[-_TAIL:].split())}")
-            return _GIVEN_UP
-        time.sleep(_LOOK_S)
+    try:
+        how = f"ended with code {code}" if (code := process.wait(order["limit_s"])) else ""
+    except subprocess.TimeoutExpired:
+        how = f"did not start within {order['limit_s']:g} s"
+    if how:
+        _say(f"{how}; it printed: {' '.join(log.read_text(errors='replace')[-_TAIL:].split())}")
+        return _GIVEN_UP
     _say(folder, json.dumps({"address": Path(folder, _ADDRESS).read_text().strip()}))
-    _wait_for_a_death(process)
+    _wait_for_a_death()
     return 1
 
 
-def _wait_for_a_death(process: subprocess.Popen[bytes]) -> None:
-    """Wait until `ray start` or a process that it has started ends.
+def _wait_for_a_death() -> None:
+    """Wait until a process that `ray start` has left ends. They are children of the watchdog, as this one is.
 
-    It watches them itself, but stays when its raylet ends with code 0, as one does that the others took for dead.
+    `ray start --block` would take 40 MiB to do the same, and stay when a raylet that others took for dead ends itself.
     """
     poll = select.poll()
-    for pid in (process.pid, *(pid for pid, parent, _ in process_table() if parent == process.pid)):
+    for pid in (pid for pid, parent, _ in process_table() if parent == os.getppid() and pid != os.getpid()):
         try:
             poll.register(os.pidfd_open(pid), select.POLLIN)
         except ProcessLookupError:
