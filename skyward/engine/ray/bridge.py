@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from ...node.agent import attach
-from .carried import CarriedStreams, Opened, StreamBatch
+from ...wire.carried import CarriedStreams, Opened, StreamBatch
 
 
 class Bridge:
@@ -25,7 +25,7 @@ class Bridge:
         await self._streams.take(batch)
         return await self._streams.give(wait_s)
 
-    async def _open(self) -> Opened:
+    async def _open(self, _: bytes) -> Opened:
         """Pass the agent one end of a socket, as the stub does with its standard input and output."""
         ours, theirs = socket.socketpair()
         with theirs:

@@ -27,16 +27,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ...wire.carried import NO_AGENT, NOTHING, Ended
+from ...wire.exchange import Exchange
 from .bridge import Bridge
-from .carried import NO_AGENT, NOTHING, CarriedStreams, Ended, StreamBatch
 
-_CALLS: Final = 4
-"""Calls to a bridge at a time that bring it bytes."""
-_LISTENING: Final = 2
-"""Calls to a bridge at a time that wait for bytes of its agent."""
-_LISTEN_S: Final = 5.0
 _CALL_S: Final = 20.0
-"""Longest time for a bridge to answer beyond what it was told to wait."""
+"""Longest time for Ray to list its nodes."""
 _BEGIN_S: Final = 60.0
 """Longest time for a bridge to start: Ray starts a process for it."""
 _REMEMBERED: Final = 1000
@@ -48,80 +44,40 @@ class _Agent:
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
-        self._streams: CarriedStreams | None = None
+        self._exchange: Exchange | None = None
         self._bridge: Any = None
-        self._jobs: set[asyncio.Task[None]] = set()
         self._beginning = asyncio.Lock()
-        self._count = 0
 
     async def prepare(self, name: str) -> None:
         """Start the bridge on a node of Ray, unless it is there. Raises RayError, TimeoutError."""
         async with self._beginning:
-            if self._streams is not None:
+            if self._exchange is not None:
                 return
             affinity = NodeAffinitySchedulingStrategy(await _ray_node(name), soft=False)
             options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": affinity}
             bridge = ray.remote(Bridge).options(**options).remote(self._agent)
             await asyncio.wait_for(bridge.exchange.remote(NOTHING, 0.0), _BEGIN_S)
-            self._bridge, self._streams = bridge, CarriedStreams()
-            self._do(self._send(bridge, self._streams))
-            for _ in range(_LISTENING):
-                self._do(self._listen(bridge, self._streams))
+            self._bridge, self._exchange = bridge, Exchange(bridge.exchange.remote, self._on_lost)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ended:
         """Carry a connection until it has ended."""
-        streams = self._streams
-        if streams is None:
+        exchange = self._exchange
+        if exchange is None:
             return Ended(None, "no bridge is ready")
-        self._count += 1
-        ended = await streams.carry(self._count, reader, writer)
+        ended = await exchange.carry(reader, writer)
         if ended.code == NO_AGENT:
-            self._lose(streams, ended.said)
+            self._lose(exchange, ended.said)
         return ended
 
-    def _do(self, job: Any) -> None:
-        task = asyncio.ensure_future(job)
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
+    def _on_lost(self, exchange: Exchange, error: Exception) -> None:
+        self._lose(exchange, f"the bridge to {self._agent} is lost ({str(error) or 'no answer'})")
 
-    async def _send(self, bridge: Any, streams: CarriedStreams) -> None:
-        free = asyncio.Semaphore(_CALLS)
-        while self._streams is streams:
-            await free.acquire()
-            while not (batch := await streams.give(_LISTEN_S)).number:
-                if self._streams is not streams:
-                    return
-            self._do(self._exchange(bridge, streams, batch, 0.0, free))
-
-    async def _listen(self, bridge: Any, streams: CarriedStreams) -> None:
-        while self._streams is streams:
-            await self._exchange(bridge, streams, NOTHING, _LISTEN_S)
-
-    async def _exchange(
-        self,
-        bridge: Any,
-        streams: CarriedStreams,
-        batch: StreamBatch,
-        wait_s: float,
-        free: asyncio.Semaphore | None = None,
-    ) -> None:
-        try:
-            answer = await asyncio.wait_for(bridge.exchange.remote(batch, wait_s), wait_s + _CALL_S)
-        except (RayError, TimeoutError) as error:
-            self._lose(streams, f"the bridge to {self._agent} is lost ({error or 'no answer'})")
-            return
-        finally:
-            if free:
-                free.release()
-        await streams.take(answer)
-
-    def _lose(self, streams: CarriedStreams, said: str) -> None:
+    def _lose(self, exchange: Exchange, said: str) -> None:
         """Break all streams, and end the bridge. `prepare` starts another one."""
-        if self._streams is not streams:
-            return
-        self._streams = None
-        ray.kill(self._bridge)
-        streams.close(said)
+        exchange.close(said)
+        if self._exchange is exchange:
+            self._exchange = None
+            ray.kill(self._bridge)
 
 
 async def _ray_node(name: str) -> str:

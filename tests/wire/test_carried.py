@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyward.engine.ray.carried import BATCH_BYTES, CarriedStreams, Ended, Open, Opened, StreamBatch
+from skyward.wire.carried import BATCH_BYTES, CarriedStreams, Ended, Open, Opened, StreamBatch
 
 LIMIT_S = 60.0
 
@@ -36,7 +36,7 @@ class Carriers:
             for _ in range(3)
         ]
 
-    async def _open(self) -> Opened:
+    async def _open(self, _: bytes) -> Opened:
         opened, theirs = await _open_pair()
         self.there.put_nowait(theirs)
         return opened
@@ -99,7 +99,7 @@ def test_each_stream_brings_its_bytes_in_order_both_ways(seed: int, sizes: list[
     ],
 )
 def test_an_end_that_cannot_be_opened_is_told(error: OSError, code: int | None) -> None:
-    async def refuse() -> Opened:
+    async def refuse(_: bytes) -> Opened:
         raise error
 
     async def main() -> None:
@@ -149,3 +149,35 @@ def test_an_empty_batch_takes_no_turn() -> None:
         await streams.take(StreamBatch(0, b""))
 
     asyncio.run(main())
+
+
+def test_a_stream_that_names_what_it_leads_to_ends_with_its_word() -> None:
+    async def main() -> None:
+        theirs: list[socket.socket] = []
+
+        async def run(to: bytes) -> Opened:
+            opened, other = await _open_pair()
+            theirs.append(other)
+
+            async def ended() -> Ended:
+                return Ended(int(to), "said so")
+
+            return opened._replace(ended=ended)
+
+        carriers = Carriers(random.Random(1), run)
+        opened, near = await _open_pair()
+        carrying = asyncio.ensure_future(carriers.near.carry(1, opened.reader, opened.writer, to=b"3"))
+        await asyncio.wait_for(_until_begun(theirs), LIMIT_S)
+        await asyncio.get_running_loop().sock_sendall(theirs[0], b"its output")
+        theirs[0].close()
+        assert await _read_all(near) == b"its output"
+        assert await asyncio.wait_for(carrying, LIMIT_S) == Ended(3, "said so")
+        near.close()
+        carriers.close()
+
+    asyncio.run(main())
+
+
+async def _until_begun(theirs: list[socket.socket]) -> None:
+    while not theirs:
+        await asyncio.sleep(0.001)

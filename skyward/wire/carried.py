@@ -28,6 +28,7 @@ _PIECE: Final = struct.Struct("<QBI")
 
 class _Kind(IntEnum):
     OPEN = 1
+    """A stream begins. The body names what it leads to, if there is a choice."""
     OPENED = 2
     """The answer to OPEN of a side that has its end of the stream."""
     BYTES = 3
@@ -60,16 +61,21 @@ NOTHING: Final = StreamBatch(0, b"")
 
 
 class Opened(NamedTuple):
-    """A stream's end outside; `close` is called when the stream is over."""
+    """A stream's end outside; `close` is called when the stream is over.
+
+    `ended`, if given, returns how it ended: the stream is over then, and once all is read. Without it, the stream is
+    over when both directions have ended.
+    """
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     close: Callable[[], object]
+    ended: Callable[[], Awaitable[Ended]] | None = None
 
 
-Open = Callable[[], Awaitable[Opened]]
-"""Opens the end outside of a stream that the other side has begun. Raises OSError, ConnectionRefusedError if there is
-nobody.
+Open = Callable[[bytes], Awaitable[Opened]]
+"""Opens the end outside of a stream that the other side has begun, by the body of its OPEN. Raises OSError,
+ConnectionRefusedError if there is nobody.
 """
 NO_AGENT: Final = 69
 """Exit code of the stub on a node without an agent."""
@@ -79,12 +85,15 @@ class _CarriedStream:
     def __init__(self, number: int, outside: Opened) -> None:
         self.number, self.outside = number, outside
         self.reading: asyncio.Task[None] | None = None
+        self.waiting: asyncio.Task[None] | None = None
         self.has_read_all = self.has_written_all = False
         self.is_open = False
+        self.has_word = outside.ended is not None
+        """Whether its end comes in words, from one side to the other."""
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
 
-async def _nowhere() -> NoReturn:
+async def _nowhere(_: bytes) -> NoReturn:
     raise ConnectionRefusedError("the other side opens no streams")  # words: ok, of no one's call
 
 
@@ -108,11 +117,23 @@ class CarriedStreams:
 
     # For its owner --------------------------------------------------------------------------------------------------
 
-    async def carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ended:
-        """Carry a stream until it is over on both sides, or `close`, or the other side does not open it in time."""
-        self._say(number, _Kind.OPEN)
+    async def carry(
+        self,
+        number: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        to: bytes = b"",
+        open_s: float = _OPEN_S,
+    ) -> Ended:
+        """Carry a stream until it is over on both sides, or `close`, or the other side does not open it in time.
+
+        `to` names what it leads to. The other side then says how that has ended.
+        """
+        self._say(number, _Kind.OPEN, to)
         stream = self._begin(number, Opened(reader, writer, writer.close))
-        limit = asyncio.get_running_loop().call_later(_OPEN_S, self._end_unless_open, stream)
+        stream.has_word = bool(to)
+        limit = asyncio.get_running_loop().call_later(open_s, self._end_unless_open, stream)
         try:
             return await stream.ended
         finally:
@@ -187,7 +208,7 @@ class CarriedStreams:
 
     async def _pass_on(self, number: int, kind: _Kind, body: bytes) -> None:
         if kind is _Kind.OPEN:
-            await self._open(number)
+            await self._open(number, body)
             return
         stream = self._streams.get(number)
         if stream is None:
@@ -208,9 +229,9 @@ class CarriedStreams:
             stream.has_written_all = True
             self._end_if_done(stream)
 
-    async def _open(self, number: int) -> None:
+    async def _open(self, number: int, to: bytes) -> None:
         try:
-            outside = await self._open_stream()
+            outside = await self._open_stream(to)
         except OSError as error:
             code = NO_AGENT if isinstance(error, ConnectionRefusedError | FileNotFoundError) else None
             self._say(number, _Kind.END, json.dumps(Ended(code, str(error))).encode())
@@ -218,13 +239,22 @@ class CarriedStreams:
         self._say(number, _Kind.OPENED)
         stream = self._begin(number, outside)
         stream.ended.add_done_callback(lambda _: self._forget(stream))
+        if outside.ended is not None:
+            stream.waiting = asyncio.ensure_future(self._until_over(stream, outside.ended()))
+
+    async def _until_over(self, stream: _CarriedStream, ending: Awaitable[Ended]) -> None:
+        ended = await ending
+        if stream.reading:
+            await stream.reading
+        self._say(stream.number, _Kind.END, json.dumps(ended).encode())
+        self._end(stream, ended)
 
     def _end_unless_open(self, stream: _CarriedStream) -> None:
         if not stream.is_open:
             self._end(stream, Ended(None, "nobody answered"))
 
     def _end_if_done(self, stream: _CarriedStream) -> None:
-        if stream.has_read_all and stream.has_written_all:
+        if stream.has_read_all and stream.has_written_all and not stream.has_word:
             self._end(stream, Ended())
 
     def _end(self, stream: _CarriedStream, ended: Ended) -> None:
