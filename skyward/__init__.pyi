@@ -50,8 +50,9 @@ from .pool.pool import ComputePool as ComputePool
 from .pool.pool import NodeTarget as NodeTarget
 from .providers.aws import AWS as AWS
 from .providers.local import Local as Local
+from .providers.ray_cluster import RayCluster as RayCluster
 from .providers.ssh import SSH as SSH
-from .providers.ssh import SSHHost as SSHHost
+from .providers.ssh_host import SSHHost as SSHHost
 from .values.allocation import AllocationStrategy as AllocationStrategy
 from .values.image import DEFAULT_IMAGE as DEFAULT_IMAGE
 from .values.image import Image as Image

@@ -38,6 +38,8 @@ LISTED = {
     "hub/client/trial.py:_DriverLink.obey": "the next report says that the driver is lost, and the trial ends",
     "hub/search/driver.py:SweepDriver.run": "the sweep fails with it",
     "hub/search/job_trials.py:JobTrials.__init__": "the sweep fails with it",
+    # The way to a node of a Ray cluster.
+    "bootstrap/ray/stub.py:_pass_on": "the command gets no more input, and its channel is dialled again",
     # The client's engine.
     "engine/reader.py:Reader.start": "goes on; after 50 failures in a row every open call fails",
     "engine/threads.py:start_thread": "tells `failed`",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from ..errors import BootstrapFailed
@@ -24,6 +25,7 @@ from .scripts import CACHE_LIMIT_GIB, Runner, script
 from .uv import client_uv_version
 
 _PROBE_LIMIT_S = 60.0
+_OWN_PATH = "import json, sys; print(json.dumps([sys.prefix, sys.path[1:]]))"
 _TAIL_LINES = 20
 _TIME_IS_UP = 124
 """Exit code of timeout(1)."""
@@ -114,6 +116,31 @@ def prepare(
         cache_limit_gib=cache_limit_gib,
         deadline=time.monotonic() + image.bootstrap_timeout_s if deadline is None else deadline,
     ).go()
+
+
+def in_python(run: Runner, ready: Ready, python: str) -> Ready:
+    """Return settings by which slots use an interpreter of the machine, with all the packages that it has.
+
+    Args:
+        run: Runs commands on the machine.
+        ready: Settings with an environment that `prepare` has made.
+        python: Path of the interpreter, which has the minor version of that environment.
+
+    Raises:
+        BootstrapFailed: The interpreter does not run.
+    """
+    done = run(f"exec {shlex.quote(python)} -c {shlex.quote(_OWN_PATH)}", timeout_s=_PROBE_LIMIT_S)
+    if done.code:
+        message = f"{python}: does not run ({done.error_text}); mend it, or list the packages in Image(pip=[...])"
+        raise BootstrapFailed(message, phase="python", advice="", output=tuple(done.error_text.splitlines()))
+    prefix, own = json.loads(done.text.splitlines()[-1])
+    made = ready.python.rpartition("/bin/")[0]
+    path = [entry for entry in ready.path if not entry.startswith(f"{made}/")]
+    code = [entry for entry in path if entry.startswith(f"{ready.folder}/")]
+    env = dict(ready.env)
+    env["PATH"] = env["PATH"].removeprefix(f"{made}/bin:")
+    env["VIRTUAL_ENV"] = prefix
+    return replace(ready, python=python, path=tuple(dict.fromkeys((*code, *own, *path))), env=tuple(env.items()))
 
 
 @dataclass(kw_only=True)

@@ -15,6 +15,7 @@ __all__ = ["PROVIDERS", "is_provider", "load", "provider_names"]
 PROVIDERS: dict[str, str] = {
     "aws": "skyward.providers.aws:AWS",
     "local": "skyward.providers.local:Local",
+    "ray_cluster": "skyward.providers.ray_cluster:RayCluster",
     "ssh": "skyward.providers.ssh:SSH",
 }
 """Import path of each built-in provider class, by provider name."""
@@ -24,8 +25,8 @@ def provider_names() -> list[str]:
     """Return the names of all providers: the built-in ones, then those of other installed packages.
 
     Example:
-        >>> provider_names()[:3]
-        ['aws', 'local', 'ssh']
+        >>> provider_names()[:4]
+        ['aws', 'local', 'ray_cluster', 'ssh']
     """
     return list(dict.fromkeys([*PROVIDERS, *sorted(_installed())]))
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from ..bootstrap.code import Code
 from ..bootstrap.containers import Container, find_container, remove_command
-from ..bootstrap.prepare import Ready, prepare
+from ..bootstrap.prepare import Ready, in_python, prepare
 from ..bootstrap.scripts import Runner, marked, undo
 from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted, ignore
@@ -61,12 +61,16 @@ class Place:
         private_address: address for the other nodes; empty for the one at which the SSH connection arrives.
         public_address: address to show to people; empty if unknown.
         auth_grace_s: seconds during which a freshly booted machine may refuse our key.
+        connect: how the client gets there, if not by SSH. Then `target` is a name only.
+        python: interpreter of the machine that slots use with all its packages; empty to make them an environment.
     """
 
     target: SSHTarget
     private_address: str = ""
     public_address: str = ""
     auth_grace_s: float = 0.0
+    connect: Callable[[], Connection] | None = None
+    python: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +209,7 @@ class NodeSetup:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                connection = self._connection or connect(self._place.target, transport=self._orders.transport)
+                connection = self._connection or self._connect_again()
                 self._connection = connection
                 self._undo(connection.run)
                 return
@@ -215,6 +219,11 @@ class NodeSetup:
                 self._disconnect()
             time.sleep(pause_s)
             pause_s *= 2
+
+    def _connect_again(self) -> Connection:
+        if self._place.connect is not None:
+            return self._place.connect()
+        return connect(self._place.target, transport=self._orders.transport)
 
     def _undo(self, run: Runner) -> None:
         if self._runtime:
@@ -241,14 +250,7 @@ class NodeSetup:
 
     def _attempt(self) -> Machine:
         with self._phase("connect", str(self._place.target)):
-            connection = self._connection = wait_until_ready(
-                self._place.target,
-                timeout_s=self._orders.connect_s,
-                auth_grace_s=self._place.auth_grace_s,
-                transport=self._orders.transport,
-                stop=self._orders.stop,
-                on_retry=self._say_retry,
-            )
+            connection = self._connection = self._connect()
         with self._holding_lease(connection):
             if self._begun:  # an earlier attempt lost its connection, and may still be running there
                 self._undo(functools.partial(connection.run, stop=self._orders.stop))
@@ -266,6 +268,8 @@ class NodeSetup:
                 folder=folder,
                 base=container.image_id if container else "",
             )
+            if self._place.python:
+                ready = in_python(run, ready, self._place.python)
             self._check_watchdog(functools.partial(self._run, connection, folder, None))
             self._wait_for_the_others()
         with self._phase("agent"):
@@ -276,6 +280,18 @@ class NodeSetup:
             self._check(ready, reply)
             self._warn_of_links(reply.get("unlinked", {}))
         return self._made(connection, ready, reply, container)
+
+    def _connect(self) -> Connection:
+        if self._place.connect is not None:
+            return self._place.connect()
+        return wait_until_ready(
+            self._place.target,
+            timeout_s=self._orders.connect_s,
+            auth_grace_s=self._place.auth_grace_s,
+            transport=self._orders.transport,
+            stop=self._orders.stop,
+            on_retry=self._say_retry,
+        )
 
     def _find_container(self, connection: Connection, folder: str) -> Container | None:
         """Return the container of the image, if it has one. It is pulled within the time limit of the bootstrap."""

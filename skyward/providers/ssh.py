@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import ipaddress
 import math
 import os
-import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,56 +16,18 @@ from ..core.bounds import is_positive
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit
-from ..ssh import HostKeys, SSHTarget, connect
+from ..ssh import SSHTarget, connect
 from ..ssh.connect import Transport
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
 from .node_setup import Place, RemoteNodeHandle
 from .remote import bring_up, end
+from .ssh_host import SSHHost, read_host, target_of
 
-# An IPv6 address stands in brackets. Without brackets no port can follow, and the whole text is the address, as in ssh.
-_HOST = re.compile(
-    r"(?:ssh://)?(?:(?P<user>[^\s:/]+)@)?"
-    r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/]+))(?::(?P<port>\d+))?"
-)
 _CONNECT_S = 30.0
 """Seconds that a host gets to answer if it should be up, or if a spare host can take its place.
 
 A lost host without a spare may be rebooting, so it gets the pool's `provision_timeout_s` instead."""
-
-
-@checked_options
-@dataclass(frozen=True, kw_only=True)
-class SSHHost:
-    """One host of an `SSH` provider, with options that differ from the other hosts.
-
-    An option that is None falls back to the option of `SSH`, and then to the SSH configuration.
-
-    Args:
-        host: name, address, or alias of the SSH configuration.
-        user: login name.
-        port: TCP port of sshd, 1 to 65535.
-        key_file: path of the private key. A key with a passphrase must be loaded in the SSH agent.
-        jump: host to connect through, as in `ssh -J`.
-        host_keys: accepted host keys; see `SSH`.
-        private_address: IPv4 address at which the other nodes reach this host. Set it when nodes use a second
-            network card or a tunnel. Empty: the address at which the SSH connection arrives.
-
-    Raises:
-        UsageError: an option is not one of these.
-
-    Example:
-        >>> SSHHost(host="gpu1", user="me", private_address="10.0.0.2").port is None
-        True
-    """
-
-    host: str
-    user: str | None = None
-    port: int | None = None
-    key_file: str | os.PathLike[str] | None = None
-    jump: str | None = None
-    host_keys: str | Sequence[str] | None = None
-    private_address: str = ""
 
 
 @checked_options
@@ -132,7 +92,7 @@ class SSH:
             raise UsageError(f"SSH.lease_s={self.lease_s!r}: must be a number of seconds > 0; set lease_s=60")
         if self.transport not in (None, "openssh", "paramiko"):
             raise UsageError(f'SSH.transport={self.transport!r}: unknown transport; set "openssh", "paramiko" or None')
-        hosts = tuple(_host(host) for host in self.hosts)
+        hosts = tuple(read_host(host, "SSH.hosts") for host in self.hosts)
         object.__setattr__(self, "hosts", hosts)
         if not isinstance(self.host_keys, str) and isinstance(self.host_keys, Sequence):
             object.__setattr__(self, "host_keys", tuple(self.host_keys))
@@ -153,19 +113,9 @@ class SSH:
         return tuple(self._place(host) for host in self.hosts if isinstance(host, SSHHost))
 
     def _place(self, host: SSHHost) -> Place:
-        def either(name: str) -> Any:
-            own = getattr(host, name)
-            return getattr(self, name) if own is None else own
-
-        target = SSHTarget(
-            host=host.host,
-            user=either("user"),
-            port=either("port"),
-            key_file=_path(either("key_file")),
-            jump=either("jump"),
-            config_file=_path(self.config_file),
-            host_keys=_host_keys(either("host_keys")),
-        )
+        own = {name: getattr(host, name) for name in ("user", "port", "key_file", "jump", "host_keys")}
+        general = {name: getattr(self, name) if value is None else value for name, value in own.items()}
+        target = target_of(dataclasses.replace(host, **general), config_file=self.config_file)
         return Place(target=target, private_address=host.private_address)
 
     # The protocol -----------------------------------------------------------------------------------------------------
@@ -230,56 +180,8 @@ class SSH:
         return outcomes
 
 
-def _host(host: object) -> SSHHost:
-    if isinstance(host, SSHHost):
-        return host
-    if isinstance(host, Mapping):
-        known = {f.name for f in dataclasses.fields(SSHHost)}
-        unknown = sorted(set(host) - known)
-        if unknown or "host" not in host:
-            raise UsageError(
-                f"SSH.hosts={dict(host)!r}: not a host; give `host`, and only these fields: {', '.join(sorted(known))}"
-            )
-        return SSHHost(**host)
-    match = _HOST.fullmatch(host) if isinstance(host, str) else None
-    address = match and (match["ip"] or match["bare"])
-    if match is None or (address and not _is_ipv6(address)):
-        raise UsageError(
-            f'SSH.hosts={host!r}: not a host; write "name", "user@name", "user@name:port" or an SSHHost, and put an '
-            'IPv6 address with a port in brackets: "user@[fd00::2]:22"'
-        )
-    port = int(match["port"]) if match["port"] else None
-    return SSHHost(host=address or match["host"], user=match["user"], port=port)
-
-
-def _is_ipv6(address: str) -> bool:
-    try:
-        ipaddress.IPv6Address(address)
-    except ValueError:  # not an address
-        return False
-    return True
-
-
-def _path(path: str | os.PathLike[str] | None) -> str | None:
-    return os.fspath(path) if isinstance(path, os.PathLike) else path
-
-
 def _count(hosts: int) -> str:
     return "1 host" if hosts == 1 else f"{hosts} hosts"
-
-
-def _host_keys(option: str | Sequence[str]) -> HostKeys:
-    if option == "known_hosts":
-        return HostKeys()
-    if option == "accept-new":
-        return HostKeys(policy="pin")
-    is_word = isinstance(option, str) and " " not in option and not option.startswith("SHA256:")
-    if is_word or not isinstance(option, Sequence) or not option or not all(isinstance(key, str) for key in option):
-        raise UsageError(
-            f'SSH.host_keys={option!r}: not a policy or a list of keys; set "known_hosts", "accept-new" or a list such '
-            'as ["SHA256:..."]'
-        )
-    return HostKeys(policy="given", keys=(option,) if isinstance(option, str) else tuple(option))
 
 
 class _Books:

@@ -76,6 +76,7 @@ class Connection:
         holder: the process that holds the TCP connection.
         module: module whose `main(folder, target, command)` `argv` runs.
         terminal: module whose `main` `terminal` runs; empty if the transport has no terminals.
+        by: name of the way, for messages.
 
     Example:
         connection = connect(SSHTarget(host="gpu1"))
@@ -84,11 +85,12 @@ class Connection:
         connection.close()
     """
 
-    def __init__(self, holder: Holder, module: str, *, terminal: str = "") -> None:
+    def __init__(self, holder: Holder, module: str, *, terminal: str = "", by: str = "ssh") -> None:
         self.target = holder.target
         self._holder = holder
         self._module = module
         self._terminal = terminal
+        self._by = by
         self._closing = threading.Event()
         self._changed = threading.Condition()
         self._running = 0
@@ -184,12 +186,14 @@ class Connection:
                     raise self._stopped() from error
                 if isinstance(error, TimeoutError):
                     raise TimeoutError(
-                        f"ssh {self.target}: {_shown(command)}: {error}; log in there, and see what it waits for"
+                        f"{self._by} {self.target}: {_shown(command)}: {error}; log in there, and see what it waits for"
                     ) from None
                 raise
             if done.code == _NO_CONNECTION and not self._holder.is_alive():
                 said = f"{_shown(command)} ran ({done.error_text})"
-                message = f"ssh {self.target}: the connection was lost while {said}; check the network, then retry"
+                message = (
+                    f"{self._by} {self.target}: the connection was lost while {said}; check the network, then retry"
+                )
                 raise Unreachable(message, host=str(self.target), is_final=False)
             return done
 
@@ -204,7 +208,7 @@ class Connection:
 
     def _stopped(self) -> Unreachable:
         why = "the connection was closed here" if self._closing.is_set() else "stopped on request"
-        message = f"ssh {self.target}: {why}; open the pool again"
+        message = f"{self._by} {self.target}: {why}; open the pool again"
         return Unreachable(message, host=str(self.target), is_final=True, was_stopped=True)
 
     def close(self) -> None:

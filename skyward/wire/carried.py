@@ -23,7 +23,7 @@ _WAITING_BYTES: Final = 4 * BATCH_BYTES
 """Bytes that may wait to be given before nothing more is read."""
 _OPEN_S: Final = 2.0
 """Longest time for the other side to open a stream. It is short: there is another way, and leases go on."""
-_PIECE: Final = struct.Struct("<QBI")
+_PIECE: Final = "<QBI"  # not a Struct, which Ray could not copy to its nodes
 
 
 class _Kind(IntEnum):
@@ -151,7 +151,7 @@ class CarriedStreams:
         size = 0
         while self._pieces and (not parts or size + len(self._pieces[0][2]) <= BATCH_BYTES):
             number, kind, body = self._pieces.popleft()
-            parts += (_PIECE.pack(number, kind, len(body)), body)
+            parts += (struct.pack(_PIECE, number, kind, len(body)), body)
             size += len(body)
             self._waiting_bytes -= len(body)
         if not self._pieces:
@@ -170,8 +170,8 @@ class CarriedStreams:
             await turn
         at = 0
         while at < len(batch.body):
-            number, kind, length = _PIECE.unpack_from(batch.body, at)
-            at += _PIECE.size
+            number, kind, length = struct.unpack_from(_PIECE, batch.body, at)
+            at += struct.calcsize(_PIECE)
             await self._pass_on(number, _Kind(kind), batch.body[at : at + length])
             at += length
         self._taken = batch.number

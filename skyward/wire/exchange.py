@@ -17,7 +17,7 @@ _CALL_S: Final = 20.0
 """Longest time for an actor to answer beyond what it was told to wait."""
 
 
-class Exchange:
+class ActorStreams:
     """Streams to one actor, in one event loop. An actor that does not answer is lost, and its streams are over.
 
     Args:
@@ -26,7 +26,7 @@ class Exchange:
     """
 
     def __init__(
-        self, call: Callable[[StreamBatch, float], Awaitable[Any]], on_lost: Callable[[Exchange, Exception], object]
+        self, call: Callable[[StreamBatch, float], Awaitable[Any]], on_lost: Callable[[ActorStreams, Exception], object]
     ) -> None:
         self._call, self._on_lost = call, on_lost
         self._streams = CarriedStreams()

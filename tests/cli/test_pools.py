@@ -241,7 +241,10 @@ def test_offers_and_plans_of_named_pools_are_shown(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["offers", "--provider", "mars"], "provider='mars': unknown provider; use one of aws, local, ssh"),
+        (
+            ["offers", "--provider", "mars"],
+            "provider='mars': unknown provider; use one of aws, local, ray_cluster, ssh",
+        ),
         (["offers", "--provider", "local", "--region", "x"], "region='x': provider 'local' has no regions"),
         (["offers", "--provider", "local", "--count", "2"], "--count=2: needs an accelerator"),
         (["offers", "--provider", "local", "--vcpus", "100000"], "vcpus=100000"),

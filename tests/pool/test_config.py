@@ -167,11 +167,11 @@ def test_options_have_the_same_aliases_as_in_python(home: Path) -> None:
         ('[pools.bad]\nprovider = "locla"\n', "did you mean 'local'"),
         (
             '[pools.bad]\nprovider = "vastai"\n',
-            r"provider='vastai': unknown provider; this provider does not exist yet; .*local, ssh$",
+            r"provider='vastai': unknown provider; this provider does not exist yet; .*local, ray_cluster, ssh$",
         ),
         (
             '[pools.bad]\nprovider = "v"\n[providers.v]\ntype = "vastai"\n',
-            r"\[providers.v\] type='vastai': unknown provider; .* use one of aws, local, ssh$",
+            r"\[providers.v\] type='vastai': unknown provider; .* use one of aws, local, ray_cluster, ssh$",
         ),
         ('[pools.bad]\nprovider = "local"\nttl = 600\n', r"ttl: no such key; leave it out: leases replace it"),
         ('[pools.bad]\nprovider = "local"\ngpus = 8\n', r"gpus: no such key; write accelerator="),

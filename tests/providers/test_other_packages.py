@@ -22,12 +22,12 @@ from tests.waiting import until
 def test_package_brings_a_provider_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_provider(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert provider_names() == ["aws", "local", "ssh", "queued"]
+    assert provider_names() == ["aws", "local", "ray_cluster", "ssh", "queued"]
     assert load("queued") is QueuedProvider
     assert provider_of({"type": "queued", "queue": "q"}) == QueuedProvider(queue="q")
     with pytest.raises(UsageError, match=r"'queud': unknown provider; did you mean 'queued'\?"):
         provider_of({"type": "queud"})
-    with pytest.raises(UsageError, match="use one of 'aws', 'local', 'ssh', 'queued'"):
+    with pytest.raises(UsageError, match="use one of 'aws', 'local', 'ray_cluster', 'ssh', 'queued'"):
         load("slurm")
 
 

@@ -22,7 +22,8 @@ import skyward as sky
 from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachable, UsageError
 from skyward.events import Event, NodeReady, PhaseEnded, PhaseFailed, PoolStarted, ignore
 from skyward.providers import load, remote
-from skyward.providers.ssh import SSH, SSHHost
+from skyward.providers.ssh import SSH
+from skyward.providers.ssh_host import SSHHost
 from skyward.ssh import SSHTarget
 from skyward.ssh.connect import Transport
 from skyward.values.machine import PoolSpec

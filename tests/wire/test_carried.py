@@ -153,11 +153,11 @@ def test_an_empty_batch_takes_no_turn() -> None:
 
 def test_a_stream_that_names_what_it_leads_to_ends_with_its_word() -> None:
     async def main() -> None:
-        theirs: list[socket.socket] = []
+        theirs: asyncio.Queue[socket.socket] = asyncio.Queue()
 
         async def run(to: bytes) -> Opened:
             opened, other = await _open_pair()
-            theirs.append(other)
+            theirs.put_nowait(other)
 
             async def ended() -> Ended:
                 return Ended(int(to), "said so")
@@ -167,17 +167,12 @@ def test_a_stream_that_names_what_it_leads_to_ends_with_its_word() -> None:
         carriers = Carriers(random.Random(1), run)
         opened, near = await _open_pair()
         carrying = asyncio.ensure_future(carriers.near.carry(1, opened.reader, opened.writer, to=b"3"))
-        await asyncio.wait_for(_until_begun(theirs), LIMIT_S)
-        await asyncio.get_running_loop().sock_sendall(theirs[0], b"its output")
-        theirs[0].close()
+        far = await asyncio.wait_for(theirs.get(), LIMIT_S)
+        await asyncio.get_running_loop().sock_sendall(far, b"its output")
+        far.close()
         assert await _read_all(near) == b"its output"
         assert await asyncio.wait_for(carrying, LIMIT_S) == Ended(3, "said so")
         near.close()
         carriers.close()
 
     asyncio.run(main())
-
-
-async def _until_begun(theirs: list[socket.socket]) -> None:
-    while not theirs:
-        await asyncio.sleep(0.001)

@@ -28,7 +28,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ...wire.carried import NO_AGENT, NOTHING, Ended
-from ...wire.exchange import Exchange
+from ...wire.exchange import ActorStreams
 from .bridge import Bridge
 
 _CALL_S: Final = 20.0
@@ -44,7 +44,7 @@ class _Agent:
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
-        self._exchange: Exchange | None = None
+        self._exchange: ActorStreams | None = None
         self._bridge: Any = None
         self._beginning = asyncio.Lock()
 
@@ -57,7 +57,7 @@ class _Agent:
             options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": affinity}
             bridge = ray.remote(Bridge).options(**options).remote(self._agent)
             await asyncio.wait_for(bridge.exchange.remote(NOTHING, 0.0), _BEGIN_S)
-            self._bridge, self._exchange = bridge, Exchange(bridge.exchange.remote, self._on_lost)
+            self._bridge, self._exchange = bridge, ActorStreams(bridge.exchange.remote, self._on_lost)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ended:
         """Carry a connection until it has ended."""
@@ -69,10 +69,10 @@ class _Agent:
             self._lose(exchange, ended.said)
         return ended
 
-    def _on_lost(self, exchange: Exchange, error: Exception) -> None:
+    def _on_lost(self, exchange: ActorStreams, error: Exception) -> None:
         self._lose(exchange, f"the bridge to {self._agent} is lost ({str(error) or 'no answer'})")
 
-    def _lose(self, exchange: Exchange, said: str) -> None:
+    def _lose(self, exchange: ActorStreams, said: str) -> None:
         """Break all streams, and end the bridge. `prepare` starts another one."""
         exchange.close(said)
         if self._exchange is exchange:

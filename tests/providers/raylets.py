@@ -1,0 +1,74 @@
+"""A Ray cluster on this machine: a raylet for each node, whose address is one of the loopback's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.waiting import until
+
+LEAN = Path(__file__).parent.parent / "lean"
+"""Path of a module that spares each process of Ray a second of work."""
+LIMIT_S = 60.0
+
+
+class Raylets:
+    """A cluster whose nodes tests start and kill. Owns its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        health = {"RAY_health_check_initial_delay_ms": "1000", "RAY_health_check_period_ms": "1000"}
+        reports = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_failure_threshold": "3"}
+        self.environment = token | health | reports | {"PYTHONPATH": str(LEAN)}
+        self.environment["XDG_CACHE_HOME"] = str(folder / "cache")
+        self.address = ""
+
+    def start(self, *nodes: int) -> None:
+        self.start_node(0, "--head", "--port=0", "--include-dashboard=false", f"--temp-dir={self.folder}")
+        self.address = (self.folder / "ray_current_cluster").read_text().strip()
+        for node in nodes:
+            self.start_node(node)
+
+    def start_node(self, node: int, *options: str) -> None:
+        """Start a node with one processor."""
+        options = options or (f"--address={self.address}",)
+        sizes = ("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={80 << 20}", "--include-log-monitor=false")
+        ports = (f"--node-ip-address=127.0.0.{node + 1}", "--min-worker-port=0", "--max-worker-port=0")
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *sizes, *ports]
+        command += ["--resources", f'{{"node-{node}": 1}}']
+        done = subprocess.run(
+            command, env=os.environ | self.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def end_node(self, node: int) -> None:
+        """Kill the raylet of a node. Its workers end too."""
+        (raylet,) = self.processes(f'"node-{node}"') or self.processes(f"node-{node},1")
+        os.kill(raylet, signal.SIGKILL)
+
+    def shell(self, **variables: str) -> list[str]:
+        """Return a command that runs the command behind it as a login on a machine of the cluster would."""
+        return ["env", *(f"{name}={value}" for name, value in (self.environment | variables).items())]
+
+    def processes(self, name: str) -> list[int]:
+        """Return the processes of this cluster whose command line has a text."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # has ended
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if name in command and self.environment["RAY_AUTH_TOKEN"].encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        while pids := self.processes(""):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            until(lambda pids=pids: not set(pids) & set(self.processes("")), within_s=LIMIT_S)  # type: ignore[misc]

@@ -1,0 +1,257 @@
+"""Pools on a Ray cluster that exists. A command that runs here stands in for `kubectl exec`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NoCapacity, ProviderError, UsageError
+from skyward.values.machine import PoolSpec
+from tests.providers.raylets import LIMIT_S, Raylets
+from tests.ssh.server import Server, needs_sshd
+from tests.waiting import until
+
+BASE = Path(f"/tmp/skyward-{os.getuid()}")
+
+
+@pytest.fixture(scope="module")
+def raylets() -> Iterator[Raylets]:
+    with tempfile.TemporaryDirectory(prefix="sky-ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        raylets = Raylets(Path(folder))
+        try:
+            raylets.start(1)
+            yield raylets
+        finally:
+            raylets.close()
+
+
+def provider(raylets: Raylets, **options: Any) -> sky.RayCluster:
+    given: dict[str, Any] = {"address": raylets.address, "python": sys.executable, "lease_s": 60.0} | options
+    return sky.RayCluster(raylets.shell(), **given)
+
+
+def look() -> dict[str, Any]:
+    """Describe the process of a task."""
+    names = sorted(name for name in os.environ if name.startswith("RAY"))
+    return {
+        "pid": os.getpid(),
+        "python": sys.executable,
+        "ray": names,
+        "has_ray": "ray" in sys.modules,
+        "cache": os.environ["XDG_CACHE_HOME"],
+    }
+
+
+def is_left(raylets: Raylets, pool: str) -> list[str]:
+    """Return what a pool has left on the machine: its folders, and the processes that it made Ray start."""
+    # A driver's folder has at most 12 letters of the pool's name.
+    folders = [path.name for path in BASE.glob("*") if path.name.startswith((f"{pool}-", f"{pool[:12]}-ray"))]
+    return folders + [f"pid {pid}" for what in ("driver.py", "ray::ShellBridge") for pid in raylets.processes(what)]
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+# Without a cluster ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shell": []}, r"shell=\[\]: neither a host nor a command"),
+        ({"shell": "a b"}, "shell='a b': not a host"),
+        ({"python": ""}, "python='': must be a text"),
+        ({"resources": {"disk": -1}}, r"resources\['disk'\]=-1: must be a number >= 0"),
+        ({"lease_s": 0}, "lease_s=0: must be a number of seconds > 0"),
+    ],
+)
+def test_options_that_are_not_legal_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=rf"RayCluster\.{message}"):
+        sky.RayCluster(options.pop("shell", "head"), **options)
+
+
+def test_a_plan_has_a_bundle_for_each_node() -> None:
+    cluster = sky.RayCluster("me@head:2222", resources={"disk": 2, "CPU": 0})
+    spec = PoolSpec(nodes=2, vcpus=4, memory_gib=1.5, accelerator=sky.accelerators.A100(count=2))
+    bundle = {"memory": 1610612736, "GPU": 2, "accelerator": "A100", "disk": 2}
+    assert cluster.plan(spec, cluster.offers(spec)[0], "pool") == [bundle] * 2
+
+
+def test_a_container_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"Image\.container='debian:12': .* leave it out"):
+        sky.RayCluster("head").offers(PoolSpec(image=sky.Image(container="debian:12")))
+
+
+@pytest.mark.parametrize(
+    ("facts", "image", "message"),
+    [
+        (["3.9.2", "2.60.0"], sky.Image(), "is Python 3.9.2, and skyward needs 3.11; install a cluster with Python"),
+        (
+            ["3.99.1", "2.60.0"],
+            sky.Image(),
+            r"is Python 3.99.1, and this is 3.*; install Python 3.* and Ray",
+        ),
+        (
+            ["3.99.1", "2.49.1"],
+            sky.Image(pip=["numpy"]),
+            r"has Ray 2.49.1, and skyward needs 2.50; install 'ray>=2.50'",
+        ),
+        (
+            ["3.99.1", ""],
+            sky.Image(pip=["numpy"]),
+            "Python 3.99.1 has no Ray; name the cluster's own Python by its path",
+        ),
+    ],
+)
+def test_versions_that_are_not_supported_are_named(
+    tmp_path: Path, facts: list[str], image: sky.Image, message: str
+) -> None:
+    python = script(tmp_path / "python", f"echo '{json.dumps(facts)}'")
+    refuses(sky.RayCluster(["env"], python=python), message, image)
+
+
+def test_a_python_that_does_not_run_is_named() -> None:
+    refuses(sky.RayCluster(["env"], python="no-such-python"), "python='no-such-python': .*; name the cluster's Python")
+
+
+def test_a_shell_that_is_not_there_is_named() -> None:
+    refuses(sky.RayCluster(["no-such-kubectl", "exec"]), r"shell=\['no-such-kubectl', 'exec'\]: there is no command")
+
+
+def refuses(cluster: sky.RayCluster, message: str, image: sky.Image | None = None) -> None:
+    spec = PoolSpec(image=image or sky.Image())
+    with pytest.raises(UsageError, match=message):
+        cluster.launch(spec, cluster.offers(spec), "refused", [0], lambda event: None)
+
+
+# On a cluster ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_calls_run_in_the_clusters_python_and_nothing_is_left(raylets: Raylets) -> None:
+    with sky.ComputePool(provider=provider(raylets), nodes=2, name="twonodes", logs=False) as pool:
+        answers = sky.compute(look)() @ pool
+        assert [answer["python"] for answer in answers] == [sys.executable] * 2
+        assert [answer["ray"] for answer in answers] == [[], []]
+        assert not any(answer["has_ray"] for answer in answers)
+        assert all(raylets.environment["XDG_CACHE_HOME"] == answer["cache"] for answer in answers)
+        assert len(raylets.processes("ray::ShellBridge")) == 2
+        large = bytes(3_000_000)
+        assert sky.compute(len)(large) @ pool == [3_000_000] * 2
+        assert sky.compute(bytes)(3_000_000) >> pool == large
+        for pid in raylets.processes("ray::ShellBridge"):
+            os.kill(pid, signal.SIGKILL)  # Ray loses its own processes: a way, and no call
+        assert sky.compute(len)("four") @ pool == [4, 4]
+        assert [answer["pid"] for answer in sky.compute(look)() @ pool] == [answer["pid"] for answer in answers]
+    until(lambda: not is_left(raylets, "twonodes"), within_s=LIMIT_S)
+
+
+@pytest.mark.slow
+def test_an_ssh_host_is_a_way_in(raylets: Raylets, tmp_path: Path) -> None:
+    needs_sshd()
+    variables = " ".join(f"{name}={value}" for name, value in raylets.environment.items())
+    server = Server(tmp_path, options=f"SetEnv {variables}")
+    server.start()
+    host = sky.SSHHost(host=server.host, port=server.port, key_file=server.key, host_keys=[server.public_host_key])
+    cluster = sky.RayCluster(host, address=raylets.address, python=sys.executable)
+    try:
+        with sky.ComputePool(provider=cluster, nodes=1, name="overssh", logs=False) as pool:
+            assert (sky.compute(look)() >> pool)["ray"] == []
+        until(lambda: not is_left(raylets, "overssh"), within_s=LIMIT_S)
+    finally:
+        server.stop()
+
+
+@pytest.mark.slow
+def test_room_that_is_not_there_is_named(raylets: Raylets) -> None:
+    pool = sky.ComputePool(provider=provider(raylets), nodes=3, name="toolarge", logs=False, provision_timeout_s=1.0)
+    with pytest.raises(
+        NoCapacity, match=r"3 nodes, each with CPU=1; 2 of the cluster's 2 nodes are that large"
+    ) as raised:
+        pool.start()
+    assert "let the cluster grow" in str(raised.value)
+    until(lambda: not is_left(raylets, "toolarge"), within_s=LIMIT_S)
+
+
+@pytest.mark.slow
+def test_an_address_without_ray_is_named(raylets: Raylets) -> None:
+    with pytest.raises(ProviderError, match=r"RayCluster\.address='nonsense': Ray through env: .*; see `ray status`"):
+        sky.ComputePool(provider=provider(raylets, address="nonsense"), name="nobody", logs=False).start()
+    until(lambda: not is_left(raylets, "nobody"), within_s=LIMIT_S)
+
+
+CLIENT = """
+import sys
+import skyward as sky
+
+shell, options = eval(sys.argv[1])
+# Its lines of sh make tasks leave the cluster's Python.
+image = sky.Image(run=["true"])
+with sky.ComputePool(sky.RayCluster(shell, **options), nodes=2, name="orphan", image=image, logs=False) as pool:
+    print(*sky.compute(lambda: __import__("sys").executable)() @ pool, flush=True)
+    sky.compute(lambda: __import__("time").sleep(600))() @ pool
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_client_that_is_killed(raylets: Raylets) -> None:
+    options = {"address": raylets.address, "python": sys.executable, "lease_s": 8.0}
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, repr((raylets.shell(), options))], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert client.stdout is not None
+        pythons = client.stdout.readline().split()
+        assert len(pythons) == 2
+        assert all(python.startswith(raylets.environment["XDG_CACHE_HOME"]) for python in pythons)
+        assert is_left(raylets, "orphan")
+    finally:
+        client.send_signal(signal.SIGKILL)
+        client.communicate()
+    until(lambda: not is_left(raylets, "orphan"), within_s=LIMIT_S)
+
+
+class Losing:
+    """A pool that loses nodes, and gets others."""
+
+    def __init__(self, raylets: Raylets) -> None:
+        self._replaced = 0
+        cluster = provider(raylets, lease_s=8.0)
+        self.pool = sky.ComputePool(provider=cluster, nodes=2, name="losing", logs=False, on_event=self._on_event)
+
+    def _on_event(self, event: sky.events.Event) -> None:
+        self._replaced += isinstance(event, sky.events.NodeReplaced)
+
+    def pids(self, *, after_losses: int = 0) -> set[int]:
+        """Return the processes of both nodes, once `after_losses` nodes have been replaced in all."""
+        until(lambda: self._replaced >= after_losses, within_s=2 * LIMIT_S)
+        return {answer["pid"] for answer in sky.compute(look)() @ self.pool}
+
+
+@pytest.mark.slow
+def test_lost_nodes_are_replaced(raylets: Raylets) -> None:
+    losing = Losing(raylets)
+    with losing.pool:
+        first = losing.pids()
+        (driver,) = raylets.processes("driver.py")
+        os.kill(driver, signal.SIGKILL)  # Ray then removes the placement group and the bridges
+        second = losing.pids(after_losses=2)
+        assert not first & second
+        raylets.end_node(1)
+        raylets.start_node(2)  # where the bundle moves to
+        third = losing.pids(after_losses=3)
+        assert len(second & third) == 1
+    until(lambda: not is_left(raylets, "losing"), within_s=LIMIT_S)
