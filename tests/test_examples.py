@@ -72,6 +72,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"efficiency = ideal / actual = \d\d\.\d%",
     ),
     "49_ray": (r"pi is about 3\.14, by Ray on 2 nodes",),
+    "50_existing_ray": (r"node 0 of 2\nnode 1 of 2", r"sum: 328350"),
     "09_jax": (
         r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
         r"trained on 2 devices: test accuracy 0\.9[5-9]",
