@@ -26,7 +26,7 @@ from skyward.wire.payloads import encode
 SLOTS = 8
 TASK_S = 0.01
 _FACTS = {"version": PROTOCOL_VERSION, "received": 0, "cpus": SLOTS, "memory_gib": 64.0, "memory_bytes": 64 << 30}
-_NONE = encode(None, Blob.snapshot).body
+_NONE = encode(None, Blob.snapshot).with_elapsed(int(TASK_S * 1e9))
 
 
 @dataclass(eq=False)

@@ -173,6 +173,7 @@ class DirectEngine:
             self.link_repair,
             Width(ledger, self._dispatcher),
             self.nodes.liveness,
+            recall=self._dispatcher.recall,
             stop=self.streams.stop,
             died=self._die,
         )
@@ -221,7 +222,8 @@ class DirectEngine:
 
         def is_idle() -> bool:
             return not ledger.is_open or (
-                all(task.is_cancelled for task in ledger.tasks.values())
+                not ledger.arrivals
+                and all(task.is_cancelled for task in ledger.tasks.values())
                 and all(gang.is_cancelled for gang in ledger.gangs.values())
             )
 

@@ -145,6 +145,7 @@ class HostedEngine:
             self._repair,
             NoWidth(),
             self._liveness,
+            recall=lambda: None,
             stop=self._stop_abandoned,
             died=self._die,
         )

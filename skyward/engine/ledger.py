@@ -10,8 +10,9 @@ Rules that keep this safe:
 - Outcomes reach the user's code (futures, done-callbacks) only from `after`. Under the lock that code could deadlock
   with another thread of the user's, or stop all other calls while it runs.
 - Callbacks of one block run in the order in which they were queued. Those of different threads have no order.
-- A task that would only wait behind others may be left in `arrivals` without the lock. Each block takes it in first and
-  last, so a block never misses one. Questions about open tasks need a block, not the bare lock.
+- A task that would only wait behind others, or for the I/O thread, may be left in `arrivals` without the lock. Each
+  block takes it in first and last, so a block never misses one. Questions about open tasks need a block, not the bare
+  lock.
 - Signals are held for the whole block, callbacks included. A KeyboardInterrupt between two changes would leave the
   scheduler and the tables at odds, and one between two callbacks would lose an outcome.
 """
@@ -39,6 +40,8 @@ from .watcher import Watcher
 
 _LONGEST_WAIT_S = 3600.0
 """Longest timeout for a selector, which refuses to wait for weeks. One wake-up per hour costs nothing."""
+_MOST_LEFT = 256
+"""Most tasks that wait for the I/O thread, which may have to wait for the interpreter: a few milliseconds of work."""
 
 
 class Ledger:
@@ -47,6 +50,10 @@ class Ledger:
     Blocks nest: only the end of the outermost block sends frames and calls callbacks. `__enter__` and `__exit__` are
     methods because a generator-based context manager costs more, and every call passes here.
     """
+
+    is_behind = False
+    """Whether the I/O thread has found many channels ready, and has not yet found none. Set by that thread, which opens
+    a block after it has cleared this."""
 
     def __init__(self, scheduler: Scheduler, numbers: Iterator[int] | None = None) -> None:
         self.lock = threading.RLock()
@@ -116,20 +123,27 @@ class Ledger:
             interrupts.let_go()
 
     def arrive(self, task: Task) -> bool:
-        """Leave a task to the next block if it would wait behind others of its kind. Call it without the lock.
+        """Leave a task to the next block, if that block comes soon. Call it without the lock.
 
-        The task must be one that may go to any node without a role, and needs no resources of its own. Those before it
-        in the line cannot begin without an event, and the block of that event takes it in. So thousands of small calls
-        are taken in together, and their thread does not wait for the lock while the I/O thread holds it.
+        The task must be one that may go to any node without a role, and needs no resources of its own. There are two
+        reasons to leave it:
+
+        - Others of its kind wait. They cannot begin without an event, and the block of that event takes it in.
+        - The I/O thread is behind, so this program is slower than its nodes. A write for each task, and a wait for the
+          lock, would make it slower still.
+
+        So thousands of small calls are taken in together, and their thread does not wait for the lock while the I/O
+        thread holds it.
 
         Returns:
             Whether the task was left. False: submit it.
         """
-        scheduler = self.scheduler
-        if not (scheduler.has_backlog and self.is_open):
+        if not ((self.scheduler.has_backlog or self.is_behind) and self.is_open):
             return False
         self.arrivals.append(task)
-        if not (scheduler.has_backlog and self.is_open):  # the line has become empty, perhaps before the task came
+        # The line may have become empty, perhaps before the task came, or the I/O thread may have caught up.
+        is_soon = self.scheduler.has_backlog or (self.is_behind and len(self.arrivals) < _MOST_LEFT)
+        if not (is_soon and self.is_open):
             with self:
                 pass
         return True

@@ -69,6 +69,7 @@ class Reader:
         link_repair: Called when a link ends.
         width: Called with round trips and busy links.
         liveness: Finds silent links.
+        recall: Recalls tasks, with the ledger locked. Called when all channels that were ready have been read.
         stop: Stops an abandoned task.
         died: Called when the thread gives up. Nothing is read afterwards.
     """
@@ -82,6 +83,7 @@ class Reader:
         width: LinkWidth,
         liveness: Liveness,
         *,
+        recall: Callable[[], object],
         stop: Callable[[int], object],
         died: Callable[[BaseException], object],
     ) -> None:
@@ -91,6 +93,7 @@ class Reader:
         self._link_repair = link_repair
         self._width = width
         self._liveness = liveness
+        self._recall = recall
         self._stop = stop
         self._died = died
         self._soon: deque[Callable[[], object]] = deque()
@@ -142,16 +145,43 @@ class Reader:
         while self._soon:
             self._soon.popleft()()
         readable: list[Readable] = []
-        for link, can_read, can_write in ledger.watcher.wait(self._run_deadlines()):
+        for link, can_read, can_write in self._wait():
             if can_write:
                 with ledger:
                     ledger.dirty.add(link)
             if can_read:
                 readable.append(link)
-        for start in range(0, len(readable), _MOST_AT_ONCE):
-            self._read_each(readable[start : start + _MOST_AT_ONCE])
+        self._read_round(readable)
         if self._liveness.is_due(time.monotonic()):
             self._check_links()
+
+    def _read_round(self, readable: list[Readable]) -> None:
+        """Read all channels that are ready, and recall tasks only then: most that seem to wait have ended already."""
+        if len(readable) < 2:
+            self._read_each(readable)
+            return
+        ledger = self._ledger
+        ledger.scheduler.recalls_later = True
+        try:
+            for start in range(0, len(readable), _MOST_AT_ONCE):
+                self._read_each(readable[start : start + _MOST_AT_ONCE])
+        finally:
+            with ledger:
+                self._recall()
+
+    def _wait(self) -> list[tuple[Readable, bool, bool]]:
+        """Wait for channels, after the deadlines that are due. Record whether this thread is behind."""
+        ledger = self._ledger
+        timeout_s = self._run_deadlines()
+        if ledger.is_behind:
+            if ready := ledger.watcher.wait(0.0):
+                return ready
+            ledger.is_behind = False
+            with ledger:  # takes in the tasks that were left to this thread
+                pass
+        ready = ledger.watcher.wait(timeout_s)
+        ledger.is_behind = len(ready) > _MOST_AT_ONCE
+        return ready
 
     def _run_deadlines(self) -> float | None:
         """Run due deadlines. Return the seconds until the next deadline or check; None if there is none."""

@@ -88,6 +88,7 @@ class TaskDispatcher:
         *,
         parent: int | None = None,
         is_alone: bool = False,
+        is_of_many: bool = False,
         after_s: float = 0.0,
     ) -> None:
         """Take a task into the ledger, and send it once it has a slot.
@@ -97,6 +98,7 @@ class TaskDispatcher:
             nodes: Nodes that may run it; None: any node without a role.
             parent: Task or gang that made the call.
             is_alone: Whether nothing else is open, so that it may go on a direct line.
+            is_of_many: Whether many others come together with it, to a program that is slower than its nodes.
             after_s: Seconds to wait before the scheduler gets it. It is open meanwhile, and can be cancelled.
 
         Raises:
@@ -113,17 +115,20 @@ class TaskDispatcher:
         if after_s:
             ledger.at(after_s, self._wake, task.id, task.attempt)
         else:
-            self.perform(self._queue(task, nodes, parent), task if is_alone else None)
+            actions = self._queue(task, nodes, parent, is_of_many=is_of_many)
+            self.perform(actions, task if is_alone else None)
 
     def _take_in(self, task: Task) -> None:
         """Submit a task that was left to this block, whose caller has its future already."""
         try:
-            self.submit(task, None)
+            self.submit(task, None, is_of_many=self._ledger.is_behind)
         except Exception as error:  # the pool was closed meanwhile
             self._ledger.tasks.pop(task.id, None)
             self._ledger.after.append(partial(task.on_failed, error))
 
-    def _queue(self, task: Task, nodes: tuple[int, ...] | None, parent: int | None) -> list[Action]:
+    def _queue(
+        self, task: Task, nodes: tuple[int, ...] | None, parent: int | None, *, is_of_many: bool = False
+    ) -> list[Action]:
         return self._ledger.scheduler.submit(
             task.id,
             nodes=nodes,
@@ -136,7 +141,12 @@ class TaskDispatcher:
             prefer=self.places_of(task.payload.blobs) if task.payload.blobs else (),
             need=task.options.need,
             in_bulk=task.in_bulk,
+            is_of_many=is_of_many,
         )
+
+    def recall(self) -> None:
+        """Recall tasks that wait on a node while slots of another are idle."""
+        self.perform(self._ledger.scheduler.recall())
 
     def rerun_failed(self, task: Task, node: int) -> bool:
         """Let a task that raised on a node run again after its pause. Return False if no retry is left."""

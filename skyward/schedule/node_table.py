@@ -36,6 +36,11 @@ _MANY_AHEAD = 8
 
 If each was sent by itself, a node that is as fast as its client would never have more, and nothing would go together.
 """
+_FILLING_TASK_NS = 50_000_000
+"""Running mean, in nanoseconds, up to which many tasks that come together fill one node after the other.
+
+They share that node for a moment although others are idle. In return, one write and one read serve several of them.
+"""
 _LEAST_MEAN_NS = 100_000
 """Cost of the shortest task for its slot, overhead included."""
 _MEAN_WEIGHT = 0.2
@@ -249,6 +254,17 @@ class NodeTable:
     def has_many_ahead(self, node: NodeEntry) -> bool:
         """Return whether a near node has enough tiny tasks for more of them to wait for an event, and go together."""
         return self._mean_ns < _TINY_TASK_NS and -node.room >= _MANY_AHEAD * node.slots and not node.round_trip_ns
+
+    def may_fill(self, node: NodeEntry, group: Group) -> bool:
+        """Return whether a node that got a task takes another that comes with it, while nothing waits."""
+        return (
+            self._has_mean
+            and self._mean_ns <= _FILLING_TASK_NS
+            and node.room > 0
+            and node.takes_more
+            and not node.is_booked
+            and node.id in group.members
+        )
 
     # Room -----------------------------------------------------------------------------------------------------------
 

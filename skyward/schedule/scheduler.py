@@ -52,6 +52,10 @@ class Scheduler:
         self._refusals = Refusals(self._nodes, self._waiting)
         self._recalls = Recalls(self._nodes, self._tasks)
         self._order = WaitingOrder(self._nodes, self._waiting)
+        self._filling: NodeEntry | None = None
+        """Node that got the last of many tasks."""
+        self.recalls_later = False
+        """Whether more news of nodes comes, and then `recall`. Until then most tasks that seem to wait have ended."""
 
     def counts(self) -> tuple[int, int]:
         """Return (busy slots, tasks and gangs that wait for a slot)."""
@@ -196,6 +200,7 @@ class Scheduler:
         prefer: tuple[int, ...] = (),
         need: Need | None = None,
         in_bulk: bool = True,
+        is_of_many: bool = False,
     ) -> list[Action]:
         """Queue a task, and place it if there is room.
 
@@ -211,6 +216,8 @@ class Scheduler:
             prefer: Nodes that it goes to if one of them has a free slot when it is placed.
             need: Its resources, if it has any numbers of its own. Such a task is not sent in advance.
             in_bulk: Whether it may be one of many tiny tasks that are sent in advance. False: there are few of them.
+            is_of_many: Whether it comes together with others. Short ones fill the free slots of one node after the
+                other, so that one write carries several of them.
         """
         are_shorter = expected_ns is not None and self._nodes.expect(expected_ns)
         is_plain = nodes is None and need is None and parent is None and not (is_rerun or are_shorter)
@@ -234,7 +241,8 @@ class Scheduler:
         if not self._waiting.count:  # the common case: nothing waits, so no order to respect
             actions: list[Action] = []
             made.turn = FIRST_TURN
-            if (node := self._pick(made, group)) is not None:
+            node = self._pick_of_many(made, group) if is_of_many else self._pick(made, group)
+            if node is not None:
                 if in_bulk and self._nodes.has_many_ahead(node):
                     self._order.wait_for_event(made, group)
                 else:
@@ -465,13 +473,18 @@ class Scheduler:
                 self._order.stop_waiting(entry)
             else:
                 self._order.block(line, entry)
-        if not self._waiting.count:
+        if not self._waiting.count and not self.recalls_later:
             # Tasks that wait on one node, while slots of another are idle. The answer is `lost(started=False)`.
             for sent in self._recalls.take():
                 assert sent.node is not None
                 sent.is_recalled = True
                 actions.append(Recall(sent.id, sent.node.id))
         return actions
+
+    def recall(self) -> list[Action]:
+        """Recall tasks that wait on a node while slots of another are idle. End the time of `recalls_later`."""
+        self.recalls_later = False
+        return self._place()
 
     def _place_task(self, task: TaskEntry, group: Group, actions: list[Action]) -> bool:
         node = self._pick(task, group)
@@ -484,6 +497,13 @@ class Scheduler:
         """Return the node for a task; None if none has room for it."""
         node = self._nodes.preferred(task.prefer, group, task.turn) if task.prefer else None
         return node or self._nodes.pick(group, task.turn, ahead=task.in_advance, in_bulk=task.in_bulk)
+
+    def _pick_of_many(self, task: TaskEntry, group: Group) -> NodeEntry | None:
+        """Return the node that got the last of many tasks, if it may take one more; otherwise that of `_pick`."""
+        node = self._filling
+        if node is None or task.prefer or not self._nodes.may_fill(node, group):
+            node = self._filling = self._pick(task, group)
+        return node
 
     def _send(self, task: TaskEntry, group: Group, node: NodeEntry, actions: list[Action]) -> None:
         task.node = node

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from skyward.engine.reader import Reader
+from skyward.engine.tasks import Received
 from skyward.engine.width import Width
 from skyward.errors import InternalError, NodeLost
 from skyward.wire.frames import FrameKind
@@ -29,6 +30,7 @@ class Reading:
             parts.link_repair(self.lost.append),
             Width(parts.ledger, parts.dispatcher),
             parts.nodes.liveness,
+            recall=parts.dispatcher.recall,
             stop=self.stopped.append,
             died=self.died.append,
         )
@@ -123,3 +125,24 @@ def test_frames_of_many_channels_are_handled_though_one_has_ended(parts: Parts, 
     until(lambda: all(task.told for task in by_place.values()))
     assert isinstance(by_place[gone].told[0][1], NodeLost)
     assert [by_place[place].told for place in others] == [[("value", place)] for place in others]
+
+
+def test_the_thread_is_behind_until_it_finds_no_channel_ready(parts: Parts, reading: Reading) -> None:
+    agents = [parts.add_node(number) for number in range(1, 40)]
+    tasks = [parts.submit() for _ in agents]
+    late = parts.task()
+    was_behind: list[bool] = []
+
+    def note(received: Received) -> None:
+        was_behind.append(parts.ledger.is_behind)
+        parts.ledger.arrive(late)
+
+    with parts.ledger.lock:
+        places = [parts.ledger.scheduler.node_of(task.id) for task in tasks]
+    by_place = {place: task for place, task in zip(places, tasks, strict=True) if place}
+    next(iter(by_place.values())).on_result = note  # type: ignore[method-assign]
+    for place, task in by_place.items():
+        agents[place - 1].send(FrameKind.RESULT, task.id, value_body(1))
+    reading.reader.start()
+    until(lambda: late.id in parts.ledger.tasks and not parts.ledger.is_behind)
+    assert was_behind == [True]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
+from skyward.engine.tasks import Task
 from skyward.errors import NodeLost, PoolClosed, Preempted, TaskTimeout
 from skyward.schedule.actions import FailTask, StartGang
 from skyward.wire.frames import Frame, FrameKind
@@ -127,6 +130,45 @@ def test_a_task_that_comes_while_a_block_sends_the_last_one_is_not_left_behind(p
         parts.dispatcher.finish(first, 0, elapsed_ns=1000)
         parts.ledger.arrivals.append(late)  # as another thread that saw the second one wait
     assert late.id in [frame.ident for frame in agent.received()]
+
+
+def test_tasks_are_left_while_the_io_thread_is_behind_and_then_go_together(parts: Parts) -> None:
+    agents = [parts.add_node(number, slots=4) for number in range(2)]
+    parts.ledger.scheduler.submit(-1, expected_ns=1000)
+    parts.ledger.scheduler.finished(-1, 1000)
+    parts.ledger.is_behind = True
+    late = [parts.task() for _ in range(5)]
+    assert all(parts.ledger.arrive(task) for task in late), "the nodes are idle, but the I/O thread is about to come"
+    assert not parts.ledger.tasks
+    with parts.ledger:
+        pass
+    sent = [[frame.ident for frame in agent.received() if frame.kind == FrameKind.TASK] for agent in agents]
+    numbers = [task.id for task in late]
+    assert sorted(sent, key=len) == [numbers[4:], numbers[:4]]
+
+
+def test_a_thread_that_leaves_too_many_tasks_takes_them_in_itself(parts: Parts) -> None:
+    agent = parts.add_node(slots=2)
+    parts.ledger.is_behind = True
+    late = [parts.task() for _ in range(300)]
+    assert all(parts.ledger.arrive(task) for task in late)
+    assert [frame.ident for frame in agent.received() if frame.kind == FrameKind.TASK] == [late[0].id, late[1].id]
+    assert late[255].id in parts.ledger.tasks
+
+
+def test_a_task_that_is_left_as_the_io_thread_catches_up_is_taken_in(parts: Parts) -> None:
+    agent = parts.add_node(slots=2)
+    parts.ledger.is_behind = True
+    late = parts.task()
+
+    class Arrivals(deque[Task]):
+        def append(self, task: Task) -> None:
+            super().append(task)
+            parts.ledger.is_behind = False  # as the I/O thread, whose block came too early for this task
+
+    parts.ledger.arrivals = Arrivals()
+    assert parts.ledger.arrive(late)
+    assert [frame.ident for frame in agent.received() if frame.kind == FrameKind.TASK] == [late.id]
 
 
 def test_a_task_that_was_left_fails_when_the_pool_is_closed(parts: Parts) -> None:

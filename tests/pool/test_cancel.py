@@ -402,3 +402,15 @@ def test_a_cancel_lets_an_import_end_so_that_later_calls_can_use_the_package(
     time.sleep(0.2)  # the signal comes meanwhile; if it came later, the test would prove less and pass
     (tmp_path / "go").touch()
     assert imports(tmp_path) >> pool == (pid, 42)
+
+
+def test_a_call_that_was_left_to_the_io_thread_is_open_and_can_be_cancelled(
+    pool: sky.ComputePool, tmp_path: Path
+) -> None:
+    engine = engine_of(pool)
+    engine.ledger.is_behind = True  # as while many nodes send values at once
+    future = wait_for_ever(tmp_path / "notes") > pool
+    engine.ledger.is_behind = False
+    assert not engine.wait_idle(0.0)
+    assert future.cancel()
+    assert engine.wait_idle(20.0)

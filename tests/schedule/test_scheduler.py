@@ -32,8 +32,17 @@ def make_short(scheduler: Scheduler) -> None:
     scheduler.finished(-1, 2_000_000)
 
 
+def make_very_short(scheduler: Scheduler) -> None:
+    scheduler.submit(-1, expected_ns=2_000_000)
+    scheduler.finished(-1, 2_000_000)
+
+
 def submit(scheduler: Scheduler, count: int, **options: Any) -> list[Action]:
     return [action for task in range(count) for action in scheduler.submit(task, **options)]
+
+
+def nodes_of(actions: list[Action]) -> list[int]:
+    return [action.node for action in actions if isinstance(action, Send)]
 
 
 # Single facts -------------------------------------------------------------------------------------------------------
@@ -68,6 +77,29 @@ def test_many_tiny_tasks_wait_for_an_event_and_then_go_together() -> None:
     assert scheduler.has_backlog
     assert scheduler.finished(0, 1000) == [Send(task, 0) for task in range(9, 258)]
     assert scheduler.finished(1, 1000) == [Send(258, 0)]
+
+
+def test_many_short_tasks_that_come_together_fill_one_node_after_the_other() -> None:
+    short = up(3, 3, 3)
+    make_very_short(short)
+    assert nodes_of(submit(short, 9, is_of_many=True)) == [1, 1, 1, 2, 2, 2, 0, 0, 0]
+
+
+def test_many_tasks_spread_over_the_nodes_if_they_are_long_or_of_unknown_length() -> None:
+    unknown, long = up(3, 3), up(3, 3)
+    long.submit(-1)
+    long.finished(-1, 500_000_000)
+    for scheduler in (unknown, long):
+        assert sorted(nodes_of(submit(scheduler, 4, is_of_many=True))) == [0, 0, 1, 1]
+
+
+def test_many_tasks_fill_no_node_that_takes_no_more() -> None:
+    scheduler = up(4, 4)
+    make_very_short(scheduler)
+    (first,) = nodes_of(scheduler.submit(0, is_of_many=True))
+    scheduler.node_paused(first)
+    (second,) = nodes_of(scheduler.submit(1, is_of_many=True))
+    assert second != first
 
 
 def test_nothing_is_sent_in_advance_before_the_length_of_a_task_is_known() -> None:
@@ -165,6 +197,19 @@ def test_waiting_tasks_of_a_busy_node_are_recalled_for_an_idle_one() -> None:
     (recall,) = [a for a in recalled if isinstance(a, Recall)][:1]
     assert recall.node == 1
     assert scheduler.lost(recall.task, started=False) == [Send(recall.task, 0)]
+
+
+def test_recalls_wait_while_more_news_of_nodes_is_at_hand() -> None:
+    scheduler = up(1, 1)
+    make_short(scheduler)
+    sent = submit(scheduler, 6)
+    scheduler.recalls_later = True
+    by_node = [[a.task for a in sent if isinstance(a, Send) and a.node == node] for node in (0, 1)]
+    assert [action for task in by_node[0] for action in scheduler.finished(task)] == []
+    ended, *waiting = by_node[1]
+    assert scheduler.finished(ended) == []
+    (recall,) = scheduler.recall()
+    assert recall == Recall(waiting[-1], 1)
 
 
 def test_a_pinned_task_waits_for_its_node_and_no_other() -> None:
