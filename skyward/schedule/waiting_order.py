@@ -216,14 +216,14 @@ class WaitingOrder:
         if line is None or place is None:
             return None
         entry = line.first
+        if isinstance(entry, GangEntry) and entry.nodes is None:  # also if it is ready: an older line may use the node
+            self._try_all()
+            return None
         if self._waiting.ready and (ready := self._waiting.oldest_ready()) and ready.first.turn <= entry.turn:
             return None
         if isinstance(entry, TaskEntry):
             return line, entry, place
-        if entry.nodes is None:
-            self._try_all()
-        else:  # it starts, or turns out to lack another node and waits there
-            self._waiting.make_ready(line)
+        self._waiting.make_ready(line)  # it starts, or turns out to lack another node and waits there
         return None
 
     def _try_all(self) -> None:

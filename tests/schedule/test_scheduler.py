@@ -320,6 +320,18 @@ def test_a_gang_of_one_node_starts_on_a_node_it_may_use() -> None:
     assert scheduler.gang_finished(2) == [StartGang(3, (2,))]
 
 
+def test_a_gang_of_any_node_does_not_overtake_an_older_task_that_waits_for_the_node() -> None:
+    scheduler = up(1, 1, 1)
+    scheduler.node_paused(0)
+    scheduler.submit_gang(1, nodes=None, places=1)
+    scheduler.submit(2)
+    assert scheduler.submit(3, nodes=(0,)) == []
+    assert scheduler.submit_gang(4, nodes=None, places=1) == []
+    assert scheduler.submit(5, nodes=(1, 2), in_advance=False) == []
+    assert scheduler.cancel(5) is None  # now the gang is to be tried again
+    assert scheduler.node_resumed(0) == [Send(3, 0)]
+
+
 # Calls of tasks -----------------------------------------------------------------------------------------------------
 
 
