@@ -225,6 +225,8 @@ class _Cluster:
         self._pool, self._provider = pool, provider
         self._starting = threading.Lock()
         self._shell: Connection | None = None
+        self._name = ""
+        """Name of the driver's folder."""
         self._stub = ""
         """Line of sh that starts the stub there, without its last arguments."""
 
@@ -324,7 +326,8 @@ class _Cluster:
             self._shell = self._open(spec)
         name = f"{re.sub('[^A-Za-z0-9]', '', self._pool)[:12]}-ray-{os.urandom(3).hex()}"
         order = {"address": provider.address, "pool": self._pool, "lease_s": provider.lease_s}
-        start = json.dumps({"name": name, "files": program_files(), "order": order}).encode()
+        before, self._name = self._name, name
+        start = json.dumps({"name": name, "before": before, "files": program_files(), "order": order}).encode()
         self._check(spec)
         python = provider.python
         line = f"exec {shlex.join([python, '-c', program('bootstrap/ray/start.py')])}"

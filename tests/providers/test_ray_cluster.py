@@ -54,8 +54,7 @@ def look() -> dict[str, Any]:
 
 def is_left(raylets: Raylets, pool: str) -> list[str]:
     """Return what a pool has left on the machine: its folders, and the processes that it made Ray start."""
-    # A driver's folder has at most 12 letters of the pool's name.
-    folders = [path.name for path in BASE.glob("*") if path.name.startswith((f"{pool}-", f"{pool[:12]}-ray"))]
+    folders = [path.name for path in BASE.glob(f"{pool}*")]
     return folders + [f"pid {pid}" for what in ("driver.py", "ray::ShellBridge") for pid in raylets.processes(what)]
 
 

@@ -1,6 +1,6 @@
 """Starts a driver on a machine of a Ray cluster, so that it outlives the login; its files come by standard input.
 
-    python -c "..." < {"name": ..., "files": {PATH: TEXT}, "order": {...}}     prints its first line, and its log
+    python -c "..." < {"name": ..., "before": ..., "files": {PATH: TEXT}, "order": {...}}     prints one line of JSON
 
 It runs as text of its own, before there is a file of skyward's.
 """
@@ -23,6 +23,8 @@ def main() -> None:
     os.makedirs(base, exist_ok=True)
     if os.path.islink(base) or os.stat(base).st_uid != os.getuid():
         raise SystemExit(base + ": belongs to another user; remove it")
+    if start["before"]:
+        shutil.rmtree(os.path.join(base, start["before"]), ignore_errors=True)  # of a driver that was killed
     folder = os.path.join(base, start["name"])
     for name, text in start["files"].items():
         path = os.path.join(folder, name)
