@@ -45,6 +45,10 @@ class Forgotten(Exception):
         self.gone = gone
 
 
+class Taken(Forgotten):
+    """Refusal of a session, because another client has the pool. Users never see it."""
+
+
 class DialledEnds(Ends):
     """Link that a dialler has opened, with what is known of its other end."""
 
@@ -169,16 +173,37 @@ class Dialler:
     HELLO is JSON. That of a client has these fields beyond the common ones: `token` names the session, and `link`
     counts its links. The first channel of a link sends `is_resumed` and `received`. Each further channel sends `stripe`
     and `stripes`, its number (the first channel is 0) and the total.
+
+    Args:
+        connect: Opens a link.
+        role: Role of this process in HELLO.
+        pool: Unique name of the pool.
+        node: Node of the agent.
+        peer: The other end, for errors; empty: the agent of the node.
+        is_known: Whether the other end existed before the first link, so that its absence means its end.
+        more: Further fields of HELLO.
     """
 
-    def __init__(self, connect: Connect, *, role: str, pool: str, node: int, peer: str = "") -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        role: str,
+        pool: str,
+        node: int,
+        peer: str = "",
+        is_known: bool = False,
+        **more: Any,
+    ) -> None:
         self._node = node
         self._peer = peer or f"agent of node {node}"
         self.channel = StreamChannel(checks_blobs=False)
         self._connect = connect
         self._hello: dict[str, Any] = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
         self._hello["token"] = os.urandom(8).hex()
+        self._hello |= more
         self._is_known = False
+        self._should_exist = is_known
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._dialled: set[DialledEnds] = set()
@@ -206,7 +231,7 @@ class Dialler:
             # must count as alive until its lease is over.
             code = ends.exit_code(_EXIT_S) if isinstance(error, EOFError | ConnectionError) else None
             ends.close()
-            if code == _NO_AGENT and self._is_known:
+            if code == _NO_AGENT and (self._is_known or self._should_exist):
                 raise Forgotten(ends.said()) from error
             raise Unreachable(self._why(ends, error), node=None) from error
         except BaseException:
@@ -297,6 +322,8 @@ class Dialler:
         answer: dict[str, Any] = json.loads(ends.read_exactly(length, deadline))
         if kind == FrameKind.WELCOME:
             return answer
+        if answer.get("is_taken"):
+            raise Taken(answer["reason"])
         if answer.get("is_unknown"):
             raise Forgotten(answer["reason"])
         raise InternalError(f"{self._peer}: refused the link, because {answer.get('reason', answer)}; open a new pool")

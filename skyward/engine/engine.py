@@ -150,6 +150,11 @@ class WaitingCallers(Protocol):
 class Streams(Protocol):
     """Items to and from running tasks. Thread-safe; nothing happens for a task that has ended."""
 
+    @property
+    def tells_each_item(self) -> bool:
+        """Return whether a reader grants more with each item, so that another client can continue exactly there."""
+        ...
+
     def grant(self, task_id: int, count: int) -> None:
         """Let a generator yield `count` more items."""
         ...

@@ -12,7 +12,7 @@ from ..wire.channel import BLOBS, CONTROL
 from ..wire.ends import Ends
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
-from .dialler import Dialler, Forgotten
+from .dialler import Dialler, Forgotten, Taken
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .link_times import LINK_TIMES
@@ -106,13 +106,22 @@ class HeadRepair:
         liveness: Finds a silent link.
         lease_s: Seconds that the head goes on without its client.
         lost: Called with the reason when the head is lost.
+        taken: Called with the reason when another client has taken the head over.
     """
 
-    def __init__(self, ledger: Ledger, liveness: Liveness, lease_s: float, lost: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        liveness: Liveness,
+        lease_s: float,
+        lost: Callable[[str], object],
+        taken: Callable[[str], object],
+    ) -> None:
         self._ledger = ledger
         self._liveness = liveness
         self._lease_s = lease_s
         self._lost = lost
+        self._taken = taken
 
     def watch(self, link: NodeLink) -> None:
         """Read the link from now on, and check that it is alive. Needs the ledger's lock."""
@@ -149,6 +158,9 @@ class HeadRepair:
         deadline = time.monotonic() + self._lease_s + LINK_TIMES.margin_s
         try:
             new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES)
+        except Taken as error:
+            self._taken(str(error))
+            return
         except (NodeError, InternalError, Forgotten) as error:
             self._lost(str(error))
             return

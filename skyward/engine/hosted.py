@@ -12,28 +12,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
+import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..calls.futures import refuse_to_wait
+from ..calls.futures import Future, refuse_to_wait
 from ..calls.named_options import pack_options
 from ..console.activity import RunningTask
 from ..core import interrupts
 from ..core.limits import raise_file_limit
-from ..errors import InternalError, NodeLost, PoolClosed, SkywardError
+from ..errors import InternalError, NodeLost, PoolClosed, SkywardError, UsageError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
 from ..values.launch_facts import LaunchFacts
 from ..values.machine import Machine, Machines
-from ..wire.channel import CONTROL, RESULTS
+from ..wire.channel import BLOBS, CONTROL, RESULTS
 from ..wire.frames import FrameKind
 from .builder import TaskBuilder
-from .dialler import CommandEnds, Dialler
+from .dialler import CommandEnds, Dialler, Forgotten, Taken
+from .followed import SessionNumbers, follow_up
 from .gang import Gang
+from .head.kept_calls import CallFacts
 from .head.messages import CallMessage, GangMessage, HeadConfig, pack_call
 from .head.place import HeadPlace
 from .head.requests import Requests
@@ -55,7 +58,7 @@ from .lender import Lender
 from .liveness import Liveness
 from .reader import Reader
 from .task_events import TaskCounts
-from .tasks import Task, cannot_send
+from .tasks import CallTask, Task, cannot_send
 
 if TYPE_CHECKING:
     from .log_router import LineSink
@@ -79,6 +82,9 @@ class HostedEngine:
         lines: Destination of the calls' output.
         emit: Takes events.
         raiser: Raises Ray to carry the links between the nodes; None: the client's channels carry them.
+        attaches: Whether the head has had another client before.
+        takes_over: Whether to take the head from a client that is still there.
+        taken: Called when another client has taken the head over.
     """
 
     def __init__(
@@ -89,27 +95,36 @@ class HostedEngine:
         lines: LineSink | None = None,
         emit: Emit = ignore,
         raiser: RayRaiser | None = None,
+        attaches: bool = False,
+        takes_over: bool = False,
+        taken: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
+        self._attaches = attaches
+        self._takes_over = takes_over
+        self._on_taken = taken
         self._place = place
         self._raiser = raiser
         self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
         self._link: HeadLink | None = None
         self._source: Machines | None = None
-        self.ledger = ledger = Ledger(Scheduler(config.kept), itertools.count(2, 2))
+        self._numbers = numbers = SessionNumbers()
+        self.ledger = ledger = Ledger(Scheduler(config.kept), numbers)
         self.requests = requests = Requests(
             self._tell,
             self._later,
             verbs={"actor_moved": self._actor_moved, **(raiser.verbs if raiser else {})},
             slow={**self._verbs(), **(raiser.slow_verbs if raiser else {})},
+            numbers=numbers,
         )
         self.nodes = HostedNodes(ledger, requests)
         self.members = HostedMembers(requests)
         self.leader = HostedCallers(lambda task, nodes: self.submit(task, nodes=nodes), self.cancel)
-        self.streams = HostedStreams(ledger, self._forget)
+        is_detached = bool(config.detached_for_s)
+        self.streams = HostedStreams(ledger, self._forget, tells_each_item=is_detached)
         self.questions = HostedQuestions(requests)
         self.channels = HostedChannels(ledger, {})
-        self.shared = HostedShared(requests)
+        self.shared = HostedShared(requests, numbers)
         self.values = HostedValues(ledger, requests, ledger.numbers.__next__)
         self.actors = HostedActors(ledger, requests)
         self.builder = TaskBuilder(
@@ -117,7 +132,9 @@ class HostedEngine:
         )
         self._lender = Lender(self._tell, ledger.machines.get)
         self._liveness = Liveness()
-        self._repair = HeadRepair(ledger, self._liveness, config.lease_s, self._head_lost)
+        self._repair = HeadRepair(
+            ledger, self._liveness, config.detached_for_s or config.lease_s, self._head_lost, self._taken_over
+        )
         frames = HostedFrames(
             ledger,
             self.values,
@@ -125,6 +142,7 @@ class HostedEngine:
             emit=emit,
             forget=self._forget,
             on_facts=self.nodes.on_facts,
+            read=self._read if is_detached else None,
             plain={
                 **self._lender.handlers,
                 FrameKind.REQUEST: requests.on_frame,
@@ -159,9 +177,22 @@ class HostedEngine:
         self.ledger.machines.update((machine.node, machine) for machine in machines)
         argv = self._place.start(self._config)
         dialler = Dialler(
-            functools.partial(CommandEnds, argv), role="client", pool=self._config.pool, node=0, peer="head"
+            functools.partial(CommandEnds, argv),
+            role="client",
+            pool=self._config.pool,
+            node=0,
+            peer="head",
+            is_known=self._attaches,
+            **self._greeting(),
         )
-        ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, self._liveness.times)
+        try:
+            ends, facts = dialler.dial_until(time.monotonic() + _DIAL_S, self._liveness.times)
+        except Taken as error:
+            advice = "close it or detach there, or attach with take_over=True"
+            raise UsageError(f"pool {self._config.pool!r}: takes one client, and {error}; {advice}") from error
+        except Forgotten as error:
+            raise PoolClosed(f"pool {self._config.pool!r}: its head is gone; open the pool again") from error
+        self._numbers.begin(facts["first_number"])
         dialler.channel.attach(ends, facts["received"])
         link = self._link = HeadLink(facts, dialler)
         link.named_by = self.values.named
@@ -172,9 +203,19 @@ class HostedEngine:
             self._repair.watch(link)
         self._reader.start()
         _engines.add(self)
-        self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
+        if self._attaches:
+            self.requests.ask("there", timeout_s=_START_S)  # behind the facts of the nodes
+        else:
+            self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
         if self._raiser is not None:
             self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask)
+
+    def _greeting(self) -> dict[str, Any]:
+        """Return what the head is told of this process."""
+        who = {"host": socket.gethostname(), "program": os.path.basename(next(iter(sys.argv), ""))}
+        if not self._attaches:
+            return who
+        return {**who, "attach_key": self._config.attach_key, "takes_over": self._takes_over}
 
     @property
     def was_started(self) -> bool:
@@ -228,6 +269,17 @@ class HostedEngine:
         self._lender.close()
         self._release()
 
+    def leave(self) -> None:
+        """Leave the head and its calls to another client, and end everything here."""
+        if self.ledger.is_open:
+            with contextlib.suppress(SkywardError, TimeoutError):  # the head is gone, or not to be reached
+                # Behind all calls and their blobs, so that everything has arrived.
+                self.requests.begin("leave", priority=BLOBS).result(_END_S)
+        self._end(_left())
+        self._reader.join()
+        self._lender.close()
+        self._release(leaves=True)
+
     def _end(self, error: SkywardError) -> None:
         """Fail everything that is open, and let the I/O thread end."""
         if self._raiser is not None:
@@ -241,10 +293,11 @@ class HostedEngine:
         _fail(tasks, gangs, error)
         self.ledger.watcher.wake()
 
-    def _release(self) -> None:
+    def _release(self, *, leaves: bool = False) -> None:
         if self._link is not None:
             self._link.close()
-        self._place.stop()
+        if not leaves:
+            self._place.stop()
         if self._raiser is not None:
             self._raiser.close()
         self.ledger.watcher.close()
@@ -255,6 +308,13 @@ class HostedEngine:
         """End the engine, because its scheduler is gone, and with it what the calls became."""
         text = f"head of the pool: is gone ({why}); open the pool again, and send the calls again"
         error = self.ledger.ended_by = NodeLost(text, node=0)
+        self._end(error)
+
+    def _taken_over(self, why: str) -> None:
+        """End the engine, because another client has the head now."""
+        text = f"pool: another client has taken it over, {why}; attach with take_over=True to take it back"
+        error = self.ledger.ended_by = PoolClosed(text)
+        self._on_taken()
         self._end(error)
 
     def _die(self, cause: BaseException) -> None:
@@ -358,6 +418,52 @@ class HostedEngine:
         else:
             self.cancel(task_id)
 
+    def _read(self, number: int) -> None:
+        """Tell the head that the outcome of a call was read, so that no other client gets it."""
+        with self.ledger:
+            if self.ledger.is_open:
+                self._uncall(number)
+
+    # Calls of an earlier client ---------------------------------------------------------------------------------------
+
+    def calls(self) -> list[CallFacts]:
+        """Return the calls of a detached pool that are open, or whose outcome nobody has taken."""
+        calls: list[CallFacts] = self.requests.ask("calls")
+        return calls
+
+    def extend(self, seconds: float) -> None:
+        """Let a detached pool go on for so much longer without a client."""
+        self.requests.ask("extend", seconds)
+
+    def follow(self, number: int) -> Future[Any]:
+        """Return a future of a call that this or an earlier client has made.
+
+        Raises:
+            UsageError: There is no such call.
+        """
+        with self.ledger:
+            own = self.ledger.tasks.get(number), self.ledger.gangs.get(number)
+        for call in own:
+            if isinstance(call, CallTask | Gang):
+                return call.future
+        if own[0] is not None:
+            raise UsageError(f"call={number}: this program reads its values already; use the iterator that it has")
+        facts: CallFacts = self.requests.ask("call", number)
+        future, followed = follow_up(facts, self)
+        with self.ledger:
+            self.ledger.require_open()
+            if isinstance(followed, Gang):
+                self.ledger.gangs[number] = followed
+            else:
+                self.ledger.tasks[number] = followed
+        try:
+            self.requests.ask("follow", number)
+        except BaseException:
+            with self.ledger:
+                self._forget(followed)
+            raise
+        return future
+
     def _forget(self, call: Task | Gang) -> None:
         """Forget a call that has ended, or that nobody waits for. Needs the ledger's lock."""
         if isinstance(call, Gang):
@@ -445,6 +551,10 @@ def _plain(machine: Machine) -> Machine:
     return dataclasses.replace(
         machine, channel=(), terminal=(), files=(), dial=None, login=None, offer=None, handle=None
     )
+
+
+def _left() -> PoolClosed:
+    return PoolClosed("pool: this program has left it, and its calls go on; attach to it again")
 
 
 def _closed_early() -> PoolClosed:

@@ -20,7 +20,7 @@ from .head_link import HeadLink
 from .hosted_values import HostedValues
 from .ledger import Ledger
 from .link import Readable
-from .tasks import Task, TaskFailure
+from .tasks import Received, Task, TaskFailure
 from .threads import in_words, report
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class HostedFrames:
         emit: Takes events.
         forget: Removes a call from the ledger.
         on_facts: Takes the facts of the nodes.
+        read: Called with the number of a call once its outcome was read, which another client could otherwise take.
+            None: no other client can.
         plain: Further handlers that need the frame only, by kind.
         others: Further handlers, by kind.
     """
@@ -55,6 +57,7 @@ class HostedFrames:
         emit: Emit,
         forget: Callable[[Task | Gang], object],
         on_facts: Callable[[bytes], object],
+        read: Callable[[int], object] | None = None,
         plain: Mapping[int, PlainHandler],
         others: Mapping[int, Handler],
     ) -> None:
@@ -64,6 +67,7 @@ class HostedFrames:
         self._emit = emit
         self._forget = forget
         self._on_facts = on_facts
+        self._read = read
         self._shown: dict[int, Callable[[], None]] = {}
         """Functions that wait until the last line of a gang is shown, by gang."""
         self._pieces: dict[tuple[int, int], MessagePieces] = {}
@@ -120,6 +124,8 @@ class HostedFrames:
         if task is None:
             return
         if frame.kind == FrameKind.RESULT:
+            if self._read is not None and not task.handles_loss:
+                received = _ToldValue(received, partial(self._read, frame.ident))
             self._later(partial(task.on_result, received))
             self._forget(task)
         else:
@@ -149,21 +155,31 @@ class HostedFrames:
 
     def _end_task(self, task: Task, status: str, content: Any) -> None:
         if status == "failed":
-            task.on_error(self._with_place(content))
+            failed = self._with_place(content)
+            task.on_error(failed if self._read is None else _told_failure(failed, partial(self._read, task.id)))
         elif status == "lost":
             task.on_lost(content)
         else:
             task.on_failed(_error(content))
+            if self._read is not None:
+                self._read(task.id)
 
     def _end_gang(self, gang: Gang, status: str, content: Any) -> None:
         if status == "gang":
-            gang.future.settle(Undecoded(gang.value))
+            gang.future.settle(Undecoded(self._told(gang.id, gang.value)))
         elif status == "gang failed":
             failures, gang.past, gang.world_size = content
             gang.failures = [(at, rank, self._failure(failure)) for at, rank, failure in failures]
-            gang.future.settle_error(Undecoded(gang.raise_error))
+            gang.future.settle_error(Undecoded(self._told(gang.id, gang.raise_error)))
         else:
             gang.future.settle_error(_error(content))
+            if self._read is not None:
+                self._read(gang.id)
+
+    def _told(self, number: int, decode: Callable[[], Any]) -> Callable[[], Any]:
+        """Let the head know when an outcome is decoded."""
+        read = self._read
+        return decode if read is None else partial(_decode_and_tell, decode, partial(read, number))
 
     def _failure(self, failure: TaskFailure | bytes) -> TaskFailure | BaseException:
         return self._with_place(failure) if isinstance(failure, TaskFailure) else _error(failure)
@@ -209,6 +225,48 @@ class HostedFrames:
     def _later(self, action: Callable[[], object]) -> None:
         """Call a function at the end of this block of the ledger, without the lock."""
         self._ledger.after.append(action)
+
+
+def _decode_and_tell(decode: Callable[[], Any], tell: Callable[[], object]) -> Any:
+    try:
+        return decode()
+    finally:
+        tell()
+
+
+class _ToldValue(Received):
+    """Value that tells when it is read."""
+
+    __slots__ = ("_inner", "_tell")
+
+    def __init__(self, inner: Received, tell: Callable[[], object]) -> None:
+        super().__init__(inner.body, inner.blobs)
+        self._inner = inner
+        self._tell = tell
+
+    def decode(self) -> Any:
+        return _decode_and_tell(self._inner.decode, self._tell)
+
+    def forget(self) -> None:
+        super().forget()
+        self._inner.forget()
+
+
+class _ToldFailure(TaskFailure):
+    """Failure that tells when it is read."""
+
+    __slots__ = ("tell",)
+    tell: Callable[[], object]
+
+    def error(self) -> BaseException:
+        self.tell()
+        return TaskFailure.error(self)
+
+
+def _told_failure(failed: TaskFailure, tell: Callable[[], object]) -> TaskFailure:
+    told = _ToldFailure(**{field.name: getattr(failed, field.name) for field in dataclasses.fields(failed)})
+    object.__setattr__(told, "tell", tell)  # frozen, as its base
+    return told
 
 
 def _without_link(handle: PlainHandler, _: Readable, frame: Frame) -> None:

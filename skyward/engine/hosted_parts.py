@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..calls.futures import Future
@@ -169,9 +168,11 @@ class HostedStreams:
     Args:
         ledger: Shared state of the client's engine.
         forget: Removes a task from the ledger, under its lock.
+        tells_each_item: Whether the pool is detached; see `Streams`.
     """
 
-    def __init__(self, ledger: Ledger, forget: Callable[[Task], object]) -> None:
+    def __init__(self, ledger: Ledger, forget: Callable[[Task], object], *, tells_each_item: bool = False) -> None:
+        self.tells_each_item = tells_each_item
         self._ledger = ledger
         self._forget = forget
         self.link: HeadLink | None = None
@@ -240,9 +241,9 @@ class HostedChannels(TaskChannels):
 class HostedShared(SharedRequests):
     """Shared state of the pool, which the head holds."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: Requests, numbers: Iterator[int]) -> None:
         self._requests = requests
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
 
     def begin(self, request: StoreRequest) -> tuple[int, OutcomeFuture]:
         number = next(self._numbers)

@@ -13,6 +13,8 @@ from .tasks import StreamTask
 class OpenStreams:
     """Input, credit and end of the streams of running tasks. Thread-safe."""
 
+    tells_each_item = False
+
     def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
         self._ledger = ledger
         self._dispatcher = dispatcher

@@ -314,7 +314,7 @@ class Dispatch:
             lambda count: engine.streams.grant(task_id, count),
             lambda: _close(engine.streams.close, task_id, feeds),
             lambda: _close(engine.abandon, task_id, feeds),
-            WINDOW,
+            2 if engine.streams.tells_each_item else WINDOW,
         )
         future.settle(stream)
         return make(FedStreamTask, mode=Mode.STREAM, window=WINDOW, stream=weakref.ref(stream), may_move=False)

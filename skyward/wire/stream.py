@@ -229,6 +229,14 @@ class StreamChannel:
         """Queue a PING. The answer updates `round_trip_s` and `heard_at`."""
         self._uncounted.append(pack(FrameKind.PING, self.received, _PING.pack(time.monotonic())))
 
+    def unacknowledged(self, kind: int) -> list[tuple[int, bytes]]:
+        """Return number and body of the frames of a kind, without blobs, that the peer may not have. Oldest first."""
+        self._forget_acked()
+        waiting = [entry for lane in self._out for entry in lane if isinstance(entry, bytes)]
+        frames = [frame for frame, source, _, _ in self._unacked if source is None] + waiting
+        heads = [(HEADER.unpack_from(frame), frame) for frame in frames]
+        return [(head[4], frame[HEADER.size :]) for head, frame in heads if head[1] == kind and head[3] == 0]
+
     @property
     def held_bytes(self) -> int:
         """Total size of blobs that are queued or not yet acknowledged."""

@@ -19,7 +19,7 @@ from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.failures import encode_exception
 from ...wire.frames import KEPT, Frame, FrameKind
 from ...wire.task_channel import pieces_of
-from ...wire.tasks import CallKind, TaskHead
+from ...wire.tasks import CallKind, Mode, TaskHead
 from ..builder import PackedCall
 from ..direct import DirectEngine
 from ..gang import Gang
@@ -30,8 +30,9 @@ from ..retries import Retries
 from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
 from ..threads import in_words
 from .client_link import ClientLink
+from .kept_calls import CallFacts, KeptCall, KeptCalls, KeptFrame, facts_of
 from .messages import ActorMessage, CallMessage, GangMessage, unpack_call
-from .plain import dump_plain
+from .plain import dump_plain, load_plain
 from .references import ClientReferences
 from .requests import Answer
 
@@ -141,6 +142,8 @@ class ClientCalls:
     references: ClientReferences
     actor_moved: Callable[[int, int | None], object]
     """Tells the client the node of an actor."""
+    kept: KeptCalls | None = None
+    """Calls that another client may take; None: the pool ends with this client."""
     handlers: dict[int, Callable[[Frame], object]] = field(init=False)
     """Handlers by kind of frame."""
 
@@ -149,8 +152,8 @@ class ClientCalls:
         self.handlers = {
             FrameKind.CALL: self._on_call,
             FrameKind.UNCALL: lambda frame: self._cancel(frame.ident),
-            FrameKind.CREDIT: lambda frame: streams.grant(frame.ident, int.from_bytes(frame.body, "little")),
-            FrameKind.CLOSE: lambda frame: streams.close(frame.ident),
+            FrameKind.CREDIT: self._on_credit,
+            FrameKind.CLOSE: self._on_close,
             FrameKind.IN_ITEM: self._on_item,
             FrameKind.IN_END: lambda frame: streams.end_input(frame.ident, frame.kind, frame.lane),
             FrameKind.IN_ERROR: lambda frame: streams.end_input(frame.ident, frame.kind, frame.lane),
@@ -169,6 +172,7 @@ class ClientCalls:
                 self.link.payload(body),
                 unpack_options(message.options),
             )
+            self._keep(frame.ident, message)
             if message.gang is not None:
                 self.engine.submit_gang(self._gang(frame.ident, message, message.gang, call))
             else:
@@ -223,10 +227,23 @@ class ClientCalls:
         return future.gang
 
     def _cancel(self, number: int) -> None:
+        if self.kept is not None:
+            self.kept.drop(number)
         if number in self.engine.ledger.gangs:
             self.engine.cancel_gang(number)
         else:
             self.engine.cancel(number)
+
+    def _on_credit(self, frame: Frame) -> None:
+        count = int.from_bytes(frame.body, "little")
+        if self.kept is not None:
+            self.kept.taken(frame.ident, count)
+        self.engine.streams.grant(frame.ident, count)
+
+    def _on_close(self, frame: Frame) -> None:
+        if self.kept is not None:
+            self.kept.drop(frame.ident)
+        self.engine.streams.close(frame.ident)
 
     def _on_item(self, frame: Frame) -> None:
         self.engine.streams.send_item(frame.ident, frame.lane, self.link.payload(frame.body))
@@ -264,6 +281,74 @@ class ClientCalls:
             answer("ok", None)
         else:
             actor.closed = Promise(answer)
+
+    # Calls that other clients take ------------------------------------------------------------------------------------
+
+    def _keep(self, number: int, message: CallMessage) -> None:
+        """Keep what comes of a call. A chunk of a map is of no use to another client: it has no map to put it into."""
+        if self.kept is None or message.handles_loss:
+            return
+        gang, head = message.gang, TaskHead(*message.head)
+        is_stream = gang is None and head.mode == Mode.STREAM
+        self.kept.add(
+            KeptCall(
+                number=number,
+                name=message.name,
+                form="gang" if gang is not None else "stream" if is_stream else "value",
+                inputs=0 if gang is not None else head.inputs,
+                is_on_one=gang is not None and message.nodes is None and unpack_options(message.options).nodes is None,
+                returns="" if gang is None else gang.launch.returns,
+            )
+        )
+
+    def listed(self) -> list[CallFacts]:
+        """Return the calls that are open, and those whose outcome nobody has taken."""
+        with self.engine.ledger:
+            return [facts_of(call, self._node_of(call.number)) for call in self.kept or ()]
+
+    def _node_of(self, number: int) -> int | None:
+        ledger = self.engine.ledger
+        gang = ledger.gangs.get(number)
+        if gang is not None:
+            return min((task.node for task in gang.tasks.values()), default=None)
+        return ledger.node_of(ledger.tasks.get(number))
+
+    def facts(self, number: int) -> CallFacts:
+        """Return one of the calls that are listed. Raises UsageError."""
+        with self.engine.ledger:
+            return facts_of(self._kept_call(number), self._node_of(number))
+
+    def follow(self, number: int) -> None:
+        """Let the client have what comes of a call, and what has come of it before. Raises UsageError."""
+        with self.engine.ledger:
+            call = self._kept_call(number)
+            assert self.kept is not None
+            self.kept.follow(call, self.link)
+
+    def _kept_call(self, number: int) -> KeptCall:
+        call = None if self.kept is None else self.kept.get(number)
+        if call is None:
+            raise UsageError(f"call={number}: is not open, and its value was taken; choose one of pool.calls()")
+        return call
+
+    def change_client(self, link: ClientLink) -> None:
+        """Let another client take the calls. Maps and iterators of the former one end, because it fed them."""
+        assert self.kept is not None
+        self.link = link
+        self.kept.leave()
+        ledger = self.engine.ledger
+        for number in [task.id for task in ledger.tasks.values() if isinstance(task, ClientChunk)]:
+            self.engine.cancel(number)
+        for call in self.kept:
+            for lane in range(call.inputs):
+                self.engine.streams.end_input(call.number, FrameKind.IN_ERROR, lane)
+        self.references.hold_only(
+            number
+            for call in self.kept
+            for frame in call.frames
+            if frame.kind == FrameKind.HELD
+            for _, _, number in load_plain(frame.body)
+        )
 
     # References -----------------------------------------------------------------------------------------------------
 
@@ -319,16 +404,34 @@ class ClientCalls:
     # To the client --------------------------------------------------------------------------------------------------
 
     def sent(self, number: int) -> None:
-        self.link.tell(FrameKind.SENT, number)
+        with self.engine.ledger:
+            if self.kept is None or self.kept.passes(number, KeptFrame(FrameKind.SENT)):
+                self.link.tell(FrameKind.SENT, number)
+
+    def _tell(
+        self,
+        kind: int,
+        number: int,
+        body: bytes = b"",
+        blobs: tuple[Blob, ...] = (),
+        *,
+        lane: int = 0,
+        flags: int = 0,
+        is_last: bool = False,
+        has_failed: bool = False,
+    ) -> None:
+        """Send a frame of a call, and keep it if another client may want it. Raises OSError."""
+        with self.engine.ledger:
+            frame = KeptFrame(kind, body, blobs, lane, flags, is_last)
+            if self.kept is None or self.kept.passes(number, frame, has_failed=has_failed):
+                self.link.tell_of_task(kind, number, body, blobs, lane=lane, flags=flags, is_last=is_last)
 
     def value(self, kind: int, number: int, received: Received, *, lane: int = 0, is_last: bool = False) -> None:
         """Send a value, a part of one, or an item, as it arrived. `lane` is the rank of a gang."""
         try:
             self._hold(number, received)
             flags = KEPT if isinstance(received, KeptReceived) else 0
-            self.link.tell_of_task(
-                kind, number, received.body, _travelling(received), lane=lane, flags=flags, is_last=is_last
-            )
+            self._tell(kind, number, received.body, _travelling(received), lane=lane, flags=flags, is_last=is_last)
         except OSError as error:
             self.outcome(number, "error", cannot_send("value of a call", error))
 
@@ -336,7 +439,7 @@ class ClientCalls:
         kept = [blob for blob in received.blobs if isinstance(blob, KeptBlob)]
         if kept:
             with self.engine.ledger:
-                self.link.tell_of_task(FrameKind.HELD, number, dump_plain(self.references.hold(kept)))
+                self._tell(FrameKind.HELD, number, dump_plain(self.references.hold(kept)))
 
     def gang_values(self, gang: Gang) -> None:
         """Send the values of a gang's ranks."""
@@ -349,8 +452,8 @@ class ClientCalls:
         *parts, last = pieces_of(dump_plain((status, _plain(content))))
         with self.engine.ledger:
             for lane, piece in parts:
-                self.link.tell_of_task(FrameKind.OUTCOME, number, piece, lane=lane)
-            self.link.tell_of_task(FrameKind.OUTCOME, number, last[1], lane=last[0], is_last=True)
+                self._tell(FrameKind.OUTCOME, number, piece, lane=lane)
+            self._tell(FrameKind.OUTCOME, number, last[1], lane=last[0], is_last=True, has_failed=status != "gang")
 
 
 def _travelling(received: Received) -> tuple[Blob, ...]:

@@ -45,11 +45,15 @@ class PassedEnds(Ends):
 
 
 class LinkRefused(Exception):
-    """Refusal of a link. Its client gets the reason; `is_unknown`: its session does not exist here."""
+    """Refusal of a link. Its client gets the reason.
 
-    def __init__(self, reason: str, *, is_unknown: bool = False) -> None:
+    `is_unknown`: its session does not exist here. `is_taken`: another client has the pool.
+    """
+
+    def __init__(self, reason: str, *, is_unknown: bool = False, is_taken: bool = False) -> None:
         super().__init__(reason)
         self.is_unknown = is_unknown
+        self.is_taken = is_taken
 
 
 Welcome = Callable[[dict[str, Any], PassedEnds, Callable[[dict[str, Any]], None]], object]
@@ -64,6 +68,7 @@ class Door:
         welcome: Takes links of clients.
         renewed: Called when a keeper renews the lease.
         ended: Called when a keeper ends the head.
+        look: Returns what a process may know that only looks. Raises LinkRefused.
     """
 
     def __init__(
@@ -72,11 +77,13 @@ class Door:
         welcome: Welcome,
         renewed: Callable[[], object],
         ended: Callable[[], object],
+        look: Callable[[dict[str, Any]], dict[str, Any]],
     ) -> None:
         self._listener = listener
         self._welcome = welcome
         self._renewed = renewed
         self._ended = ended
+        self._look = look
         self._is_closed = False
 
     def open(self) -> None:
@@ -108,11 +115,15 @@ class Door:
                 raise LinkRefused(f"protocol {hello['version']} of the client does not fit protocol {PROTOCOL_VERSION}")
             if hello["role"] == "keeper":
                 self._hear(ends)
+            elif hello["role"] == "look":
+                _send(ends, FrameKind.WELCOME, self._look(hello))
+                ends.close()
             else:
                 self._welcome(hello, ends, partial(_send, ends, FrameKind.WELCOME))
         except LinkRefused as error:
             with contextlib.suppress(OSError):  # it is gone
-                _send(ends, FrameKind.GOODBYE, {"reason": str(error), "is_unknown": error.is_unknown})
+                fields = {"reason": str(error), "is_unknown": error.is_unknown, "is_taken": error.is_taken}
+                _send(ends, FrameKind.GOODBYE, fields)
             ends.close()
         except BaseException:
             ends.close()

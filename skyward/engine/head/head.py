@@ -1,11 +1,17 @@
-"""The head: an engine whose channels to the nodes the client lends, and whose calls are those of the client."""
+"""The head: an engine whose channels to the nodes the client lends, and whose calls are those of the client.
+
+The head of a detached pool goes on without a client, and takes another one after it. Clients take turns: each has a
+session of its own, with a channel, and with numbers that no other has used.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import itertools
 import json
 import os
+import pickle
 import resource
 import threading
 import time
@@ -14,8 +20,9 @@ from functools import partial
 from typing import Any
 
 from ...core.limits import memory_bytes
+from ...errors import PoolClosed
 from ...events import Event, NodeLost
-from ...values.machine import Machine
+from ...values.machine import LogLine, Machine, Machines
 from ...values.secret import Secret, masking
 from ...wire.channel import CONTROL, RESULTS
 from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
@@ -30,13 +37,19 @@ from ..ray.links import RayWays
 from .client_calls import ClientCalls
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
+from .kept_calls import KeptCalls
+from .kept_output import KeptOutput
 from .lending import LentLinks
 from .messages import HeadConfig
-from .plain import dump_plain
+from .plain import dump_plain, load_plain
 from .references import ClientReferences
-from .relays import RelayedChannels, RelayedLines, RelayedMachines
+from .relays import NoMachines, RelayedChannels, RelayedLines, RelayedMachines
 from .requests import Answer, Requests
 
+_SESSION_BITS = 32
+"""Each session has this many bits of numbers. Numbers of actors have 48 bits in all."""
+_SILENT_S = 30.0
+"""Silence in seconds after which a client no longer keeps others away from a detached pool."""
 _FIND_S = 30.0
 """Longest wait in seconds for the handle of a named actor, which only the client can pack."""
 
@@ -52,6 +65,14 @@ class Head:
         self._token = ""
         self._client: ClientLink | None = None
         self._calls: ClientCalls | None = None
+        self._who: dict[str, Any] = {}
+        """The present client, in the words of its greeting, with the time at which it came."""
+        self._has_left = False
+        """Whether the present client has said that it goes."""
+        self._sessions = 0
+        self._detached_for_s = config.detached_for_s
+        self._kept = KeptCalls() if config.detached_for_s else None
+        self._output = KeptOutput()
         self.engine = engine = DirectEngine(
             config.pool,
             cancel_grace_s=config.cancel_grace_s,
@@ -79,7 +100,7 @@ class Head:
         self._requests = Requests(
             self._tell, self._later_on, verbs=self._verbs(), slow=self._slow_verbs(), later=self._later()
         )
-        self._machines = RelayedMachines(self._requests)
+        self._machines: Machines = NoMachines() if self.is_detached else RelayedMachines(self._requests)
         tell = self._requests.tell
         self._ways = RayWays(
             self._lent.way_to,
@@ -89,6 +110,7 @@ class Head:
         )
         self._driver = RayDriver(self._ways, partial(tell, "ray_is_lost"))
         engine.nodes.opener.way_to = self._way_to
+        self._register()
 
     # The client ---------------------------------------------------------------------------------------------------
 
@@ -98,18 +120,25 @@ class Head:
         # Nobody may be reading the old link when it is left. Locks are taken in this order.
         with contextlib.nullcontext() if client is None else client.reading, self._ledger:
             is_known = bool(self._token) and hello["token"] == self._token
+            attaches = self._is_attaching(hello)
             if "stripe" in hello or (hello.get("is_resumed") and not is_known):
+                if self.is_detached and self._who:
+                    raise LinkRefused(self._owner(), is_taken=True)
                 raise LinkRefused("this head does not know the session", is_unknown=True)
             if self._token and not is_known:
-                raise LinkRefused("another client has this head")
+                self._check_turn(hello, attaches=attaches)
+                if client is not None:
+                    self._end_session(client)
             facts = {
                 "version": PROTOCOL_VERSION,
                 "pid": os.getpid(),
                 "memory_bytes": memory_bytes(),
                 "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                "first_number": self._first_number(is_new=self._client is None),
             }
             if self._client is None:
                 self._token = hello["token"]
+                self._who = {key: hello.get(key, "") for key in ("host", "pid", "program")} | {"since": time.time()}
                 send({**facts, "received": 0})
                 channel = StreamChannel(checks_blobs=True)
                 channel.attach(ends, hello["received"])
@@ -120,18 +149,46 @@ class Head:
                 self._ledger.after.append(before.close)
             send({**facts, "received": self._client.channel.received})
             self._client.attach(ends, hello["received"])
+            self.tell_kept_output()
         self._ledger.watcher.wake()
+
+    def _first_number(self, *, is_new: bool) -> int:
+        """Return the first of a session's numbers: above those of all earlier ones, which may still be open."""
+        self._sessions += is_new
+        return (self._sessions - 1 << _SESSION_BITS) + 2
 
     def _take(self, channel: StreamChannel) -> None:
         client = self._client = ClientLink(self._ledger, channel, self._references.named)
-        calls = self._calls = ClientCalls(
-            engine=self.engine,
-            link=client,
-            references=self._references,
-            actor_moved=partial(self._requests.tell, "actor_moved"),
+        if self._calls is None:
+            self._calls = ClientCalls(
+                engine=self.engine,
+                link=client,
+                references=self._references,
+                actor_moved=partial(self._requests.tell, "actor_moved"),
+                kept=self._kept,
+            )
+        else:
+            self._calls.change_client(client)
+            self._tell_facts()
+        self.tell_kept_output()
+        self._ledger.watcher.add(client)
+        self._ledger.watcher.wake()
+
+    def _register(self) -> None:
+        """Handle the frames of whoever is the client."""
+        handlers_of_calls = (
+            FrameKind.CALL,
+            FrameKind.UNCALL,
+            FrameKind.CREDIT,
+            FrameKind.CLOSE,
+            FrameKind.IN_ITEM,
+            FrameKind.IN_END,
+            FrameKind.IN_ERROR,
+            FrameKind.UNHELD,
+            FrameKind.FETCH,
         )
         of_client: dict[int, Callable[[Frame], object]] = {
-            **calls.handlers,
+            **dict.fromkeys(handlers_of_calls, lambda frame: self._of_client().handlers[frame.kind](frame)),
             **self._lent.handlers,
             FrameKind.REQUEST: self._requests.on_frame,
             FrameKind.REPLY: self._requests.on_frame,
@@ -142,9 +199,93 @@ class Head:
         )
         handlers = self.engine.frame_handlers.handlers
         for kind, handle in of_client.items():
-            handlers[kind] = _by_peer(client, handle, handlers.get(kind))
-        self._ledger.watcher.add(client)
-        self._ledger.watcher.wake()
+            handlers[kind] = _by_peer(lambda: self._client, handle, handlers.get(kind))
+
+    # Clients of a detached pool ---------------------------------------------------------------------------------------
+
+    @property
+    def is_detached(self) -> bool:
+        """Return whether the pool goes on without a client."""
+        return bool(self._config.detached_for_s)
+
+    def look(self, hello: dict[str, Any]) -> dict[str, Any]:
+        """Return what a process sees that is not the client: the calls, and who has the pool. Raises LinkRefused."""
+        if not self._is_attaching(hello):
+            raise LinkRefused("it has another key than this head")
+        calls = [] if self._calls is None else self._calls.listed()
+        return {
+            "version": PROTOCOL_VERSION,
+            "calls": [facts._asdict() for facts in calls],
+            "client": self._who if self._is_taken else {},
+            "left_s": self._left_s,
+        }
+
+    def _is_attaching(self, hello: dict[str, Any]) -> bool:
+        key = self._config.attach_key
+        return bool(key) and hmac.compare_digest(key.encode(), str(hello.get("attach_key", "")).encode())
+
+    def _check_turn(self, hello: dict[str, Any], *, attaches: bool) -> None:
+        """Refuse a client while another one has the pool. Raises LinkRefused."""
+        if not attaches:
+            raise LinkRefused("another client has this head")
+        if self._is_taken and not hello.get("takes_over"):
+            raise LinkRefused(self._owner(), is_taken=True)
+
+    @property
+    def _is_taken(self) -> bool:
+        client = self._client
+        if client is None or self._has_left or not client.channel.is_attached:
+            return False
+        return time.monotonic() - client.channel.heard_at < _SILENT_S
+
+    def _owner(self) -> str:
+        who = self._who
+        since = time.strftime("%H:%M", time.localtime(who["since"]))
+        program, host = who["program"] or "python", who["host"] or "another machine"
+        return f"process {who['pid']} ({program}) on {host} has it since {since}"
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds that the pool goes on without a client."""
+        return max(0.0, self._detached_for_s - (0.0 if self._is_taken else time.monotonic() - self.contact_at))
+
+    def _end_session(self, client: ClientLink) -> None:
+        """Forget a client. Its calls stay. Its requests, channels and shared state of the program end with it."""
+        link = client.detach()
+        if link is not None:
+            self._ledger.after.append(link.close)
+        lines = []
+        for line in client.channel.unacknowledged(FrameKind.LOG):
+            with contextlib.suppress(pickle.UnpicklingError, EOFError, ValueError):  # the last piece of a long line
+                load_plain(line[1])
+                lines.append(line)
+        self._output.put_before(lines)
+        self._renewed_at = max(self._renewed_at, client.channel.heard_at)
+        client.channel.close()
+        self._client = None
+        self._has_left = False
+        self._requests.fail_open(PoolClosed("pool: its client is gone; attach to it again"))
+        assert isinstance(self._relay, RelayedChannels)
+        self._relay.end_all()
+        for session in self._shared.values():
+            self.engine.shared.end(session)
+        self._shared.clear()
+        self.engine.tell_tasks(False)
+        self.engine.nodes.ask_usage(0.0)
+
+    def tell_kept_output(self) -> None:
+        """Send the client the lines that came while it was away, and the number of those that were dropped."""
+        with self._ledger:
+            if self._is_taken and not self._output.is_empty:
+                self._tell_kept_output()
+
+    def _tell_kept_output(self) -> None:
+        lines, dropped = self._output.take()
+        if dropped:
+            text = f"({dropped} lines of output were dropped while no client was there)"
+            lines.insert(0, (0, dump_plain((LogLine(text=text, stream="stderr", node=0, rank=None, task=""), "LINE"))))
+        for call, message in lines:
+            self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
 
     @property
     def contact_at(self) -> float:
@@ -158,8 +299,13 @@ class Head:
 
     @property
     def is_left(self) -> bool:
-        """Return whether client and keeper have been away for longer than the lease."""
+        """Return whether client and keeper have been away for longer than the lease, or than a detached pool lasts."""
         client = self._client
+        if self.is_detached:
+            # A client that is linked may be silent for long: it holds its GIL, or its machine sleeps.
+            is_linked = client is not None and client.channel.is_attached and not self._has_left
+            limit_s = max(self._detached_for_s, self._config.lease_s if is_linked else 0.0)
+            return bool(self._sessions) and time.monotonic() - self.contact_at > limit_s
         if client is None or client.channel.is_attached:
             return False
         return time.monotonic() - self.contact_at > self._config.lease_s
@@ -194,12 +340,25 @@ class Head:
                 self._tell(kind, number, piece, lane, priority)
 
     def _tell_line(self, call: int, message: bytes) -> None:
-        self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
+        with self._ledger:
+            if self.is_detached and not (self._is_taken and self._output.is_empty):
+                self._output.put(call, message)
+                self.tell_kept_output()
+            else:
+                self._tell_in_pieces(FrameKind.LOG, call, message, RESULTS)
 
     def _emit(self, event: Event) -> None:
-        self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
+        if not self._is_deserted:
+            self._tell_in_pieces(FrameKind.EVENT, 0, dump_plain(event), RESULTS)
         if isinstance(event, NodeLost):
             self._tell_facts()
+
+    @property
+    def _is_deserted(self) -> bool:
+        """Return whether the client of a detached pool is away for longer than a link takes to come back."""
+        client = self._client
+        is_away = client is None or not client.channel.is_attached
+        return self.is_detached and is_away and time.monotonic() - self.contact_at > self._config.lease_s
 
     def _tell_facts(self) -> None:
         machines = self._ledger.machines
@@ -229,6 +388,11 @@ class Head:
             "forget_actor": engine.actors.forget,
             "put": lambda *put: self._of_client().put(*put),
             "nodes_of": lambda digests: self._of_client().nodes_of(digests),
+            "calls": lambda: self._of_client().listed(),
+            "call": lambda number: self._of_client().facts(number),
+            "follow": lambda number: self._of_client().follow(number),
+            "extend": self._extend,
+            "leave": self._leave,
             "there": lambda: engine.members.there,
             "is_idle": lambda: engine.members.is_idle,
             "shared_withdraw": self._on_shared(engine.shared.withdraw),
@@ -259,6 +423,15 @@ class Head:
     def _of_client(self) -> ClientCalls:
         assert self._calls is not None
         return self._calls
+
+    def _leave(self) -> None:
+        """Let any other client take the pool at once: this one goes."""
+        self._has_left = True
+
+    def _extend(self, seconds: float) -> float:
+        """Let the pool go on for so much longer without a client, and return for how long that is in all."""
+        self._detached_for_s += seconds
+        return self._detached_for_s
 
     def _end(self, answer: Answer) -> None:
         answer("ok", None)  # leaves at the end of this block of the ledger, before anything is closed
@@ -295,12 +468,14 @@ def _answer(answer: Answer, done: Any) -> None:
 
 
 def _by_peer(
-    client: ClientLink, of_client: Callable[[Frame], object], of_node: Callable[[Readable, Frame], object] | None
+    client: Callable[[], ClientLink | None],
+    of_client: Callable[[Frame], object],
+    of_node: Callable[[Readable, Frame], object] | None,
 ) -> Callable[[Readable, Frame], object]:
     """Return the handler of a kind of frame that client and nodes send."""
 
     def handle(link: Readable, frame: Frame) -> None:
-        if link is client:
+        if link is client():
             of_client(frame)
         elif of_node is not None:
             of_node(link, frame)

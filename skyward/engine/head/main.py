@@ -3,8 +3,9 @@
     python -I -c "...main()" < length and pickled HeadConfig
 
 Standard output gets one line: the path of the socket, or the reason why there is none. The head ends when its client
-or keeper asks for that, and when both have been away for longer than the lease. A head that its client has started on
-its own machine ends with its standard input. Any other has a watchdog (`node.agent.watchdog`), which ends it with all
+or keeper asks for that, and when both have been away for longer than the lease. That of a detached pool renews its own
+lease, and ends when no client came for `detached_for_s`. A head that its client has started on its own machine ends
+with its standard input. Any other has a watchdog (`node.agent.watchdog`), which ends it with all
 processes below it.
 """
 
@@ -67,7 +68,7 @@ def main() -> int:
 
 def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | None = None) -> int:
     head = Head(config)
-    door = Door(listener, head.welcome, head.renew, head.ended.set)
+    door = Door(listener, head.welcome, head.renew, head.ended.set, head.look)
     head.engine.begin()
     door.open()
     _say(path)
@@ -75,9 +76,10 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
         threading.Thread(target=_wait_for_end, args=(head.ended,), daemon=True).start()
     renewed_at = 0.0
     while not head.ended.wait(_LOOK_S) and not head.is_left:
-        if lease is not None and head.contact_at > renewed_at:
+        if lease is not None and (head.contact_at > renewed_at or head.is_detached):
             renewed_at = head.contact_at
             lease.renew()
+        head.tell_kept_output()
     door.close()
     head.close()
     return 0

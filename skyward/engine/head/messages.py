@@ -35,6 +35,10 @@ class HeadConfig:
     """Process on this machine that holds the head's standard input for its life; 0: none, a watchdog has the lease."""
     node_folder: str = ""
     """Folder of the node on the same machine, whose agent the head reaches without its client; empty: there is none."""
+    detached_for_s: float = 0.0
+    """Seconds that a detached pool goes on without a client. 0: the pool is not detached, and ends with its client."""
+    attach_key: str = field(default="", repr=False)
+    """Secret by which another client of a detached pool proves that it may attach."""
 
 
 class CallMessage(NamedTuple):

@@ -154,6 +154,23 @@ class NodeHead:
         Keeper.of_this_process().watch(leased)
         return leased.channel
 
+    @property
+    def process(self) -> tuple[str, str, str]:
+        """Outermost process of the head: its number, its start and its folder."""
+        assert self._leased is not None
+        return self._leased.process
+
+    @property
+    def socket_path(self) -> str:
+        """Socket of the head on the machine."""
+        assert self._leased is not None
+        return self._leased.socket_path
+
+    def outlive_client(self) -> None:
+        """Let the head go on when this process dies. It renews its own lease then."""
+        assert self._leased is not None
+        Keeper.of_this_process().forget(self._leased)
+
     def stop(self) -> None:
         leased, self._leased = self._leased, None
         if leased is None:
@@ -164,6 +181,29 @@ class NodeHead:
 
     def forget_in_child(self) -> None:
         self._leased = None
+
+
+class KnownHead(NodeHead):
+    """Head of a detached pool that another process has started.
+
+    Args:
+        machine: Machine of its node.
+        socket_path: Its socket there.
+        process: Its outermost process; see `NodeHead.process`.
+    """
+
+    def __init__(self, machine: Machine, *, socket_path: str, process: tuple[str, str, str]) -> None:
+        super().__init__(machine)
+        self._leased = _Leased(
+            socket_path=socket_path,
+            channel=self._login.channel_to(socket_path),
+            lease_s=machine.lease_s,
+            process=process,
+        )
+
+    def start(self, config: HeadConfig) -> tuple[str, ...]:
+        assert self._leased is not None
+        return self._leased.channel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,10 @@ class ClientReferences:
         """Forget a reference that the client has forgotten."""
         self._held.pop(number, None)
 
+    def hold_only(self, numbers: Iterable[int]) -> None:
+        """Forget all other references: the client that had them is gone."""
+        self._held = {number: self._held[number] for number in numbers if number in self._held}
+
     def named(self, digest: bytes) -> Blob | None:
         """Return the blob of that name that some reference of the client still holds."""
         return self._by_name.get(digest)

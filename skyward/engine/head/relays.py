@@ -52,6 +52,15 @@ class RelayedChannels(TaskChannels):
         if frame.kind == FrameKind.END_CHANNEL:
             self._nodes.pop(frame.ident, None)
 
+    def end_all(self) -> None:
+        """End the channels to a program that is gone, as if it had closed them. Needs the ledger's lock."""
+        for number, node in self._nodes.items():
+            link = self._ledger.links.get(node)
+            if link is not None:
+                link.channel.queue(FrameKind.END_CHANNEL, number, priority=BLOBS)
+                self._ledger.dirty.add(link)
+        self._nodes.clear()
+
     def node_lost(self, node: int) -> None:
         super().node_lost(node)
         for number in [number for number, place in self._nodes.items() if place == node]:
@@ -80,6 +89,22 @@ class RelayedLines:
 
 def _is_sent() -> None:
     """Wait for nothing: the client knows when its line is shown."""
+
+
+class NoMachines:
+    """Source of machines of a detached pool: what it loses is not replaced, because its client may be away."""
+
+    def replace(self, node: int) -> Machine | None:
+        return None
+
+    def prepare_replacement(self, node: int) -> bool:
+        return False
+
+    def give_up(self, node: int) -> None:
+        """Do nothing: the machine ends with its lease."""
+
+    def why_gone(self, node: int) -> Gone | None:
+        return None
 
 
 class RelayedMachines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ class Requests:
         verbs: Functions that return the value at once. They are called where the frame is read, and must be quick.
         slow: Functions that may take time. Each call of one has a thread of its own.
         later: Functions that get an `Answer` before the arguments, and call it once, whenever they have the value.
+        numbers: Source of numbers that no earlier client of the same head has used; None: those from 1.
     """
 
     def __init__(
@@ -47,13 +48,14 @@ class Requests:
         verbs: Mapping[str, Callable[..., Any]] | None = None,
         slow: Mapping[str, Callable[..., Any]] | None = None,
         later: Mapping[str, Callable[..., Any]] | None = None,
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._send = send
         self._after = after
         self._verbs = {**(verbs or {})}
         self._slow = {**(slow or {})}
         self._later = {**(later or {})}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1) if numbers is None else numbers
         self._open: dict[int, Future[Any]] = {}
         self._pieces: dict[tuple[int, int], MessagePieces] = {}
         self._lock = threading.Lock()
@@ -96,6 +98,13 @@ class Requests:
             waiting, self._open = list(self._open.values()), {}
         for future in waiting:
             future.settle_error(self._closed_by)
+
+    def fail_open(self, error: BaseException) -> None:
+        """Fail the requests that wait for a reply, because the other side is gone, and another takes its place."""
+        with self._lock:
+            waiting, self._open = list(self._open.values()), {}
+        for future in waiting:
+            self._after(partial(future.settle_error, error))
 
     # Frames, where they are read ------------------------------------------------------------------------------------
 
