@@ -23,6 +23,7 @@ from .calls.compute import PendingComputeGroup as PendingComputeGroup
 from .calls.compute import compute as compute
 from .calls.compute import gather as gather
 from .calls.futures import Future as Future
+from .calls.listed import Call as Call
 from .calls.options import CallOptions as CallOptions
 from .calls.output import silent as silent
 from .calls.output import stderr as stderr

@@ -89,12 +89,14 @@ PACKAGE = ROOT / "skyward"
 ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 TWO_MEANINGS = {
+    "Call": ["calls/listed.py", "hub/http/routing.py"],
     "Job": ["hub/client/jobs.py", "training/evaluation/dispatcher.py"],
     "NodeLost": ["errors/node.py", "events/machine.py"],
     "PoolClosed": ["errors/usage.py", "events/pool.py"],
 }
 """Public names from the first release: the error ends a call, the event tells a reader that it happened. A hub's job
-is a future, and that of a dispatcher is one evaluation: their writers know both by this word."""
+is a future, and that of a dispatcher is one evaluation: their writers know both by this word. A call of a detached
+pool is public; one of the hub's HTTP interface is known to its handlers only."""
 
 
 def test_a_class_name_means_one_thing() -> None:

@@ -1,6 +1,8 @@
 """The `skyward` command: each subcommand is a thin layer over a call of the Python API.
 
     skyward ls              skyward.pool.fleet.survey()
+    skyward ps              skyward.pool.detaching.glance()
+    skyward attach          sky.ComputePool.attach()
     skyward down            skyward.pool.fleet.end()
     skyward gc              skyward.providers.local.collect_garbage(), skyward.providers.reaper.gc()
     skyward logs            skyward.state.outputs.read_output()
@@ -36,6 +38,8 @@ from types import ModuleType
 
 from .. import _version, errors
 from . import (
+    attach,
+    calls,
     capacity,
     checkpoint,
     completion,
@@ -63,6 +67,8 @@ __all__ = ["main"]
 
 COMMANDS: dict[str, ModuleType] = {
     "ls": pools,
+    "ps": calls,
+    "attach": attach,
     "down": down,
     "logs": logs,
     "ssh": shell,
@@ -88,10 +94,8 @@ DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value
 back. This command manages pools and machines. Work starts in Python:
     import skyward as sky
-    @sky.compute
-    def hello(name): return f"hello {name}"
     with sky.ComputePool(sky.Local(), nodes=2) as pool:
-        print(hello("world") >> pool)
+        print(sky.compute(abs)(-42) >> pool)
 """
 
 EPILOG = """\

@@ -8,8 +8,8 @@ HELP = "end a pool, its calls and its machines"
 
 DESCRIPTION = """\
 Ends pools. If the pool's program still runs, it closes the pool, and its open calls raise PoolClosed. If the program
-is dead, this command terminates the machines that it rented. Give a name from `skyward ls`, or the name of a named
-pool to end every open pool of that name.
+is dead, this command terminates the machines that it rented. It ends a detached pool on its machine. Give a name from
+`skyward ls`, or the name of a named pool to end every open pool of that name.
 """
 
 EPILOG = """\

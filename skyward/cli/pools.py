@@ -15,8 +15,9 @@ HELP = "list your open pools and rented machines, with costs"
 
 DESCRIPTION = """\
 Lists your open pools on this machine, and your rented machines in the accounts that are on record here or that
-skyward.toml or --provider name. A "resting" pool has no nodes until its next call. The program of a "dead" pool is
-gone: its machines shut down when their lease expires, or at once with `skyward gc`.
+skyward.toml or --provider name. A "resting" pool has no nodes until its next call. A "detached" pool goes on without
+a program: `skyward ps` shows its calls. The program of a "dead" pool is gone: its machines shut down when their lease
+expires, or at once with `skyward gc`.
 """
 
 EPILOG = """\

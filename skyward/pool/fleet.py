@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import SkywardError, UsageError
-from ..state import live
+from ..state import detached, live
+from ..state.detached import DetachedPool
 from ..state.journal import journals
 from ..state.live import LivePool
 
@@ -28,15 +29,16 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class FleetPool:
-    """One pool. `state` is "open" (its program runs), "dead" (it does not) or "elsewhere" (it runs on another machine).
+    """One pool.
 
-    `skyward gc` ends the pools that are "dead" and cost money.
+    `state` is "open" (its program runs), "dead" (it does not), "detached" (it goes on without one) or "elsewhere" (its
+    program runs on another machine). `skyward gc` ends the pools that are "dead" and cost money.
     """
 
     pool: str
     label: str
     provider: str
-    state: Literal["open", "dead", "elsewhere"]
+    state: Literal["open", "dead", "detached", "elsewhere"]
     nodes: int
     wanted: int
     """Number of nodes that were requested; the most of an elastic pool."""
@@ -87,6 +89,8 @@ def survey(providers: Iterable[CloudProvider] = (), *, is_local_only: bool = Fal
         by_pool.setdefault(machine.pool, []).append(machine)
     now = time.time()
     states = [_open_state(pool, by_pool.pop(name, []), now) for name, pool in open_pools.items()]
+    alone = [pool for pool in detached.detached_pools() if not pool.has_ended and pool.pool not in open_pools]
+    states += [_detached_state(pool, now) for pool in alone]
     states += [_rented_state(name, of_pool, now) for name, of_pool in by_pool.items()]
     return Survey(pools=tuple(sorted(states, key=lambda s: (-s.age_s, s.pool))), failures=tuple(failures))
 
@@ -118,6 +122,11 @@ def end(pool: str, *, wait_s: float = _END_LIMIT_S) -> str:
             f"{wait_s:g} s; end the program with `kill {alive.owner.pid}`, and its nodes end with it"
         )
     live.withdraw(pool)
+    apart = detached.living(pool)
+    if apart is not None:
+        from .detaching import end_detached
+
+        return end_detached(apart)
     if ended:
         return f"ended {len(ended)} machine{'s' if len(ended) != 1 else ''}: {', '.join(ended)}"
     return "its program closed it" if is_closed else "nothing is left of it"
@@ -127,6 +136,7 @@ def names_meant(name: str) -> list[str]:
     """Return the full names of the pools that a user means: for a label, all pools with it. Raises UsageError."""
     known: dict[str, str] = {pool.pool: pool.label for pool in live.live_pools()}
     known |= {journal.pool: known.get(journal.pool, "") for journal in journals()}
+    known |= {pool.pool: pool.name for pool in detached.detached_pools() if not pool.has_ended}
     if name in known:
         return [name]
     meant = sorted(pool for pool, label in known.items() if name in (label, pool.rpartition("-")[0]))
@@ -191,6 +201,21 @@ def _open_state(pool: LivePool, rented: list[Found], now: float) -> FleetPool:
         program=pool.program,
         pid=pool.owner.pid,
         instances=tuple(machine.instance.id for machine in rented),
+    )
+
+
+def _detached_state(pool: DetachedPool, now: float) -> FleetPool:
+    """Describe a detached pool that no program on this machine has. Whether it has ended meanwhile is not known."""
+    return FleetPool(
+        pool=pool.pool,
+        label=pool.name,
+        provider=str(pool.provider["type"]),
+        state="detached",
+        nodes=1,
+        wanted=1,
+        price_usd_per_hour=0.0,
+        spent_usd=0.0,
+        age_s=now - pool.began,
     )
 
 

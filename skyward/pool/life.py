@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ..calls.active import PoolLike, pop_active, push_active
 from ..console.activity import ActorWork, Counts
@@ -31,6 +31,7 @@ from ..schedule.scaling import Bounds
 from ..state.live import LivePool
 from ..state.presence import Presence
 from ..values.machine import LogSink, Machine, PoolSpec
+from .detaching import Detachment, has_ended, reach
 from .guests import Guests
 from .machines import PoolMachines
 from .oversights import Oversights
@@ -40,8 +41,10 @@ from .scaler import PoolScaler, Sizing
 if TYPE_CHECKING:  # `_import_engine` imports them while the machines start
     from ..console.console import Console
     from ..engine.engine import Engine
+    from ..engine.hosted import HostedEngine
     from ..engine.ray.raiser import RayRaiser
     from ..engine.task_events import TaskCounts
+    from ..state.detached import DetachedPool
     from .dispatch import Dispatch
 
 _log = logging.getLogger(__name__)
@@ -112,8 +115,11 @@ class PoolLife:
         self._initializer = initializer
         self._default_timeout_s = default_timeout_s
         self._budget_usd = budget_usd
+        self.detachment: Detachment | None = None
+        """State of a detached pool; None: this pool ends with this process. Set before the start."""
         self.is_hosted = False
-        """Whether the scheduler runs in a head. Users have no option for it: on this machine it brings them nothing."""
+        """Whether the scheduler runs in a head. That of a detached pool does; so far other users
+        have no option for it."""
         self.is_on_ray = False
         """Whether a hosted pool raises Ray on machines that have a login. Users have no option for it yet."""
         self._logs = logs
@@ -147,7 +153,10 @@ class PoolLife:
             if self._engine is not None:
                 raise UsageError(f"{pool!r}: is open already; close it first, or make another pool")
             self.spec = dataclasses.replace(self.spec, stop=threading.Event(), meanwhile=_import_engine)
-            self._check_image()
+            if self.detachment is not None:
+                self.detachment.begin(self.label)
+            if self._known is None:
+                self._check_image()
             make_way(pool, self.label, frame)
             self._ended_by = None
             presence = self._make_presence()
@@ -199,6 +208,37 @@ class PoolLife:
             self._flush_lines()
             self._announce_end(_describe(self._ended_by or error))
             self.announcer.close()
+
+    # Detached pools --------------------------------------------------------------------------------------------------
+
+    @property
+    def _known(self) -> DetachedPool | None:
+        return None if self.detachment is None else self.detachment.known
+
+    @property
+    def _leaves(self) -> bool:
+        """Return whether the end of this life leaves a detached pool, with its machines, to another client."""
+        return self.detachment is not None and self.detachment.leaves
+
+    @property
+    def is_attached(self) -> bool:
+        """Return whether `attach` has opened the pool already."""
+        return self.is_active and self.detachment is not None and self.detachment.was_known
+
+    def detached(self) -> tuple[Detachment, HostedEngine]:
+        """Return the state and the engine of a detached pool that is open. Raises UsageError; PoolClosed."""
+        if self.detachment is None:
+            raise UsageError(
+                "pool: is not detached, so it has no calls of other programs; open it with detached_for_s= and name="
+            )
+        engine, _ = self.running()
+        return self.detachment, cast("HostedEngine", engine)
+
+    def detach(self) -> None:
+        """Leave a detached pool; see `ComputePool.detach`."""
+        detachment, _ = self.detached()
+        detachment.leaves = True
+        self._finish()
 
     def give_way(self, why: str) -> None:
         """Close in favour of another pool: open and later calls raise PoolClosed."""
@@ -338,7 +378,7 @@ class PoolLife:
         return packed_initializer(self._initializer)
 
     def _make_engine(self, initializer: bytes | None, launched: list[Machine]) -> Engine:
-        if self.is_hosted:
+        if self.is_hosted or self.detachment is not None:
             return self._make_hosted(initializer, launched[0])
         from ..engine.direct import DirectEngine
 
@@ -365,7 +405,7 @@ class PoolLife:
         from ..engine.head.place import LocalHead, NodeHead, folder_for
         from ..engine.hosted import HostedEngine
 
-        is_here = machine.login is None
+        is_here, detachment = machine.login is None, self.detachment
         config = HeadConfig(
             pool=self.name,
             folder=folder_for(self.name, machine),
@@ -378,7 +418,11 @@ class PoolLife:
             direct_transfers=self.spec.direct_transfers,
             starter=os.getpid() if is_here else 0,
             node_folder="" if is_here else machine.folder,
+            detached_for_s=0.0 if detachment is None else detachment.for_s,
+            attach_key="" if detachment is None else detachment.key,
         )
+        if detachment is not None:
+            return detachment.engine(config, machine, self._lines, self.announcer.emit)
         place = LocalHead() if is_here else NodeHead(machine)
         raiser = self._make_raiser() if self.is_on_ray and not is_here else None
         return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser)
@@ -398,18 +442,39 @@ class PoolLife:
         self.announcer.open()
         observe(self.announcer)
         self.announcer.emit(PoolStarted(pool=self.name, provider=self.provider.name, nodes=self.spec.nodes))
+        if self._known is not None:
+            machines.adopt([reach(self._known, self.provider)])
+            return list(machines)
         return machines.launch()
 
     def _connect(self, engine: Engine, launched: list[Machine], machines: PoolMachines) -> None:
         from ..engine.devices import sharing_of_pool
 
-        engine.start(launched, machines)
+        try:
+            engine.start(launched, machines)
+        except PoolClosed as error:
+            if self._known is not None and self._ended_by is None:
+                raise has_ended(self._known) from error
+            raise
         if self._ended_by is not None:
             raise self._ended_by
+        if self.detachment is not None:
+            self.detachment.go_on(self.label, self.name, self.provider, machines, self._options())
         devices = {node: [device.id for device in engine.nodes.devices(node)] for node in range(self.spec.nodes)}
         if sharing := sharing_of_pool(devices, self.spec.concurrency, are_threads=self.spec.executor == "thread"):
             warn_user(sharing)
         self._start_scaler(engine, machines)
+
+    def _options(self) -> dict[str, Any]:
+        """Return the options that later clients of a detached pool need."""
+        spec = self.spec
+        return {
+            "concurrency": spec.concurrency,
+            "executor": spec.executor,
+            "cancel_grace_s": spec.cancel_grace_s,
+            "direct_transfers": spec.direct_transfers,
+            "default_timeout_s": self._default_timeout_s,
+        }
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: cancel them and a start instead), then end the machines. Idempotent."""
@@ -436,15 +501,19 @@ class PoolLife:
                         self.announcer.emit(Overlooked(text=text))
                 engine.wait_stopped()
         finally:
-            self._withdraw(pop_active)
-            with self._telling:
-                try:
-                    interrupts.shielded(self._end)
-                    self._flush_lines()
-                finally:
-                    interrupts.restore()  # no effect unless this is the main thread
-                    self._announce_end("" if self._ended_by is None else _describe(self._ended_by))
-            self.announcer.close()
+            self._finish()
+
+    def _finish(self) -> None:
+        """End, and tell everybody."""
+        self._withdraw(pop_active)
+        with self._telling:
+            try:
+                interrupts.shielded(self._end)
+                self._flush_lines()
+            finally:
+                interrupts.restore()  # no effect unless this is the main thread
+                self._announce_end("" if self._ended_by is None else _describe(self._ended_by))
+        self.announcer.close()
 
     def _flush_lines(self) -> None:
         """Show the remaining output of the calls. The machines are gone, so a stalled terminal costs only time."""
@@ -544,12 +613,20 @@ class PoolLife:
             if scaler is not None:
                 scaler.stop()
             self._guests.end_all(self._why_closed())
+            if self._leaves:
+                if engine is not None:
+                    cast("HostedEngine", engine).leave()
+                machines.leave()
+                return
             machines.stop()
             if engine is not None:
                 engine.close()
             machines.ask_to_end(were_told=engine is not None and engine.was_started)
         finally:
-            machines.end()
+            if not self._leaves:
+                machines.end()
+                if self.detachment is not None:
+                    self.detachment.ended("because its program closed it")
             if scaler is not None:
                 scaler.join()
 

@@ -21,7 +21,7 @@ from ..errors import (
     Unreachable,
 )
 from ..events import Emit, Event
-from ..providers.base import Provider, as_rented, least_billed_s
+from ..providers.base import Provider, as_detachable, as_rented, least_billed_s
 from ..values.machine import Gone, Machine, Offer, PoolSpec
 from .cost import Spending, affordable
 
@@ -143,6 +143,24 @@ class PoolMachines:
         self._spec.stop.set()
         if self._rented is not None:
             self._rented.settle(self._pool)
+
+    def adopt(self, machines: list[Machine]) -> None:
+        """Take machines that another process has launched."""
+        self._machines = {machine.node: machine for machine in machines}
+        self._on_changed(machines)
+
+    def outlive_client(self) -> None:
+        """Let the nodes go on when this process dies. Their head renews their leases instead of the keeper."""
+        _forget(list(self))
+
+    def leave(self) -> None:
+        """Let go of the machines of a detached pool, which go on."""
+        self._take_all()
+        _forget(self._left)
+        source = as_detachable(self._provider)
+        if source is not None:
+            source.let_go(self._left)
+        self._left.clear()
 
     # While the pool is open -----------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ _ABOVE_ZERO = {
     "default_timeout_s": "seconds",
     "provision_timeout_s": "seconds",
     "idle_timeout_s": "seconds",
+    "detached_for_s": "seconds",
 }
 
 ALIASES = {

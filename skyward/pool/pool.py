@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import uuid
 import warnings
@@ -16,8 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from ..accelerators import Accelerator
 from ..calls.compute import PendingCompute
+from ..calls.futures import Future
+from ..calls.listed import Call
 from ..console.announcer import EventStream
 from ..console.words import usd
+from ..core.bounds import is_positive
 from ..core.html import card
 from ..core.signatures import checked_options
 from ..core.user_lines import drop_our_frames
@@ -33,6 +37,7 @@ from ..values.pinned import refuse_to_keep
 from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
 from .cost import Forecast, forecast
+from .detaching import Detachment, attachable, check_detached, provider_of
 from .life import PoolLife
 from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
@@ -115,6 +120,10 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             always everything. False: nothing.
         name: Name for `skyward ls`, `logs`, `ssh` and `down`: 1 to 60 letters, digits, "-", "_" and ".". Open pools of
             one process need different names. In a notebook, a new pool closes the one with the same name or variable.
+        detached_for_s: Seconds > 0 that the pool goes on without a client, from the moment when the client dies or
+            calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
+            pool. Needs a `name`; so far for one node of `sky.SSH`. A lost node is not replaced. None: the pool
+            ends with this program.
         aliases: Aliases of options, listed above.
 
     Raises:
@@ -165,6 +174,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         on_event: Callable[[Event], object] | None = None,
         console: bool | None = None,
         name: str | None = None,
+        detached_for_s: float | None = None,
         **aliases: Unpack[PoolAliases],
     ) -> None:
         self.provider, wanted = source_of(provider, any_of, selection, region, accelerator)
@@ -192,6 +202,14 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             volumes=check_volumes(volumes or {}),
             provision_timeout_s=provision_timeout_s,
         )
+        check_detached(
+            detached_for_s,
+            name=name,
+            provider=self.provider,
+            spec=spec,
+            is_fixed=size.is_fixed,
+            rests=idle_timeout_s is not None,
+        )
         self._life = PoolLife(
             self,
             self.provider,
@@ -207,6 +225,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             console=console,
             on_event=on_event,
         )
+        if detached_for_s is not None:
+            self._life.detachment = Detachment(for_s=detached_for_s, key=os.urandom(16).hex())
         self._sender = PoolSender(
             self._life.sending,
             self._life.ordinary,  # not a method of the pool, which would then refer to itself and outlive its last use
@@ -243,6 +263,130 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             raise (error if overrides or type(error) is not UsageError else of_file(name, error)) from error
 
     Named = named
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        *,
+        take_over: bool = False,
+        logs: bool | LogSink = True,
+        console: bool | None = None,
+        on_event: Callable[[Event], object] | None = None,
+    ) -> ComputePool:
+        """Connect to a detached pool, and return it open.
+
+        Its calls have gone on meanwhile: `calls()` lists them, and `future(call)` gets their values. Output continues
+        where the last client left it. A pool has one client at a time. Leaving a `with` block closes the pool;
+        `detach()` leaves it again.
+
+        Args:
+            name: Name of the pool, as it was given to `ComputePool`.
+            take_over: Take the pool from a client that is still connected. That program's open calls raise PoolClosed.
+            logs: Destination of the calls' output; see `ComputePool`.
+            console: Display; see `ComputePool`.
+            on_event: Receiver of the events; see `ComputePool`.
+
+        Raises:
+            UsageError: There is no such pool, it has ended, another client has it, or its head runs another version of
+                skyward. The message says what to do.
+            NodeError, ProviderError: Its machine cannot be reached.
+
+        Example:
+            with sky.ComputePool.attach("train") as pool:
+                for call in pool.calls():
+                    print(call.name, call.state, pool.future(call).result())
+        """
+        known = attachable(name)
+        pool = cls(
+            provider_of(known),
+            name=known.name,
+            detached_for_s=known.detached_for_s,
+            logs=logs,
+            console=console,
+            on_event=on_event,
+            **known.options,
+        )
+        pool._life.name = known.pool
+        pool._life.detachment = Detachment.of(known, takes_over=take_over)
+        pool._life.start(pool, sys._getframe())
+        return pool
+
+    def calls(self) -> list[Call]:
+        """Return the calls of a detached pool that are open, or whose outcome nobody has taken, oldest first.
+
+        Calls of maps are not among them: a map ends with its program.
+
+        Raises:
+            UsageError: The pool is not detached.
+            PoolClosed: The pool is not open.
+
+        Example:
+            pool = sky.ComputePool.attach("train")
+            print(pool.calls())      # [Call(id=2, name='train', state='running', node=0, since=1795281234.5)]
+            pool.detach()
+        """
+        facts = self._life.detached()[1].calls()
+        return [Call(id=f.number, name=f.name, state=f.state, node=f.node, since=f.since) for f in facts]
+
+    def future(self, call: Call | int) -> Future[Any]:
+        """Return a future of a call of a detached pool, which another program may have made.
+
+        The value is delivered once: whoever reads it takes it. For a generator function, it is an iterator that begins
+        with the first item that was not taken.
+
+        Args:
+            call: The call, or its number.
+
+        Raises:
+            UsageError: There is no such call, its value was taken, or the pool is not detached.
+            PoolClosed: The pool is not open.
+
+        Example:
+            pool = sky.ComputePool.attach("train")
+            values = [pool.future(call).result() for call in pool.calls()]
+            pool.detach()
+        """
+        return self._life.detached()[1].follow(call.id if isinstance(call, Call) else call)
+
+    def detach(self) -> None:
+        """Leave a detached pool to another client. Its calls go on, and futures of this program raise PoolClosed.
+
+        Raises:
+            UsageError: The pool is not detached.
+            PoolClosed: The pool is not open.
+
+        Example:
+            pool = sky.ComputePool(sky.SSH(hosts=["gpu1"]), name="train", detached_for_s=8 * 3600).start()
+            train(data) > pool
+            pool.detach()
+        """
+        self._life.detach()
+
+    def extend(self, seconds: float) -> None:
+        """Let a detached pool go on for longer without a client.
+
+        Args:
+            seconds: Further seconds, > 0.
+
+        Raises:
+            UsageError: The pool is not detached, or `seconds` is illegal.
+            PoolClosed: The pool is not open.
+
+        Example:
+            pool = sky.ComputePool.attach("train")
+            pool.extend(3600)
+            pool.detach()
+        """
+        if not is_positive(seconds):
+            raise UsageError(
+                f"extend.seconds={seconds!r}: must be a number of seconds > 0; pass 3600 for an hour",
+                field="seconds",
+                value=seconds,
+            )
+        detachment, engine = self._life.detached()
+        engine.extend(seconds)
+        detachment.extend(seconds)
 
     def _sender_to(self, nodes: tuple[int, ...]) -> PoolSender:
         return PoolSender(
@@ -417,6 +561,8 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         self._life.close(cancel=cancel)
 
     def __enter__(self) -> Self:
+        if self._life.is_attached:
+            return self
         try:
             try:
                 return self.start()
@@ -435,7 +581,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         if life is not None and life.is_active and not sys.is_finalizing():
             warnings.warn(f"{self!r} was never closed; use `with`, or call close()", ResourceWarning, stacklevel=2)
             with contextlib.suppress(Exception):  # `__del__` must not raise, and the keeper ends the rest
-                self.close(cancel=True)
+                self.close(cancel=True) if life.detachment is None else life.detach()
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"

@@ -85,6 +85,35 @@ class RentedProvider(Provider, Protocol):
         ...
 
 
+class DetachableProvider(Provider, Protocol):
+    """A provider whose nodes may go on without the client that started them: another process reaches them again."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the arguments that make this provider again, as plain data without secrets."""
+        ...
+
+    def describe(self, machine: Machine) -> dict[str, Any]:
+        """Return plain data about a node, for `reach`."""
+        ...
+
+    def reach(self, description: dict[str, Any]) -> Machine:
+        """Connect to a node again that `describe` has described.
+
+        Raises:
+            NodeError, ProviderError: Its machine cannot be logged in to.
+        """
+        ...
+
+    def let_go(self, machines: list[Machine]) -> None:
+        """Close the connections of this process to nodes that go on."""
+        ...
+
+
+def as_detachable(provider: Provider) -> DetachableProvider | None:
+    """Return the provider as a `DetachableProvider`, or None if its nodes end with their client."""
+    return cast(DetachableProvider, provider) if hasattr(provider, "reach") else None
+
+
 def as_rented(provider: Provider) -> RentedProvider | None:
     """Return the provider as a `RentedProvider`, or None if its machines cost nothing."""
     return cast(RentedProvider, provider) if provider.is_rented else None

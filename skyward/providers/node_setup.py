@@ -90,6 +90,8 @@ class RemoteNodeHandle:
     """Folder of our package on the machine."""
     place: Place
     container: Container | None = None
+    cwd: str = ""
+    """Working folder of the calls."""
 
     def run(
         self,
@@ -481,10 +483,6 @@ class NodeSetup:
     def _made(
         self, connection: Connection, ready: Ready, reply: dict[str, Any], container: Container | None
     ) -> Machine:
-        files = python_line(
-            (ready.agent_python,), ready.agent_path, "serve", (ready.cwd,), module="node.agent.file_server"
-        )
-        files = marked(files, os.path.basename(ready.folder))
         handle = RemoteNodeHandle(
             connection=connection,
             node=self.node,
@@ -496,24 +494,46 @@ class NodeSetup:
             root=reply["root"],
             place=self._place,
             container=container,
+            cwd=ready.cwd,
         )
-        return Machine(
+        return machine_at(
+            handle,
             node=self.node,
             socket_path=reply["socket"],
-            folder=ready.folder,
-            pid=0,
-            peer=Peer(
-                node=self.node,
-                private_ip=reply["address"],
-                public_ip=self._place.public_address or None,
-            ),
+            address=reply["address"],
             slots=self._orders.spec.concurrency,
             lease_s=self._orders.lease_s,
             interface=reply["interface"],
-            channel=handle.channel_to(reply["socket"]),
-            terminal=tuple(connection.terminal()),
-            dial=connection.dial,
-            files=tuple(connection.argv(container.inside(files) if container else files)),
-            login=handle,
-            handle=handle,
         )
+
+
+def machine_at(
+    handle: RemoteNodeHandle,
+    *,
+    node: int,
+    socket_path: str,
+    address: str,
+    slots: int,
+    lease_s: float,
+    interface: str,
+) -> Machine:
+    """Return the machine of an agent that runs, as this process reaches it."""
+    connection, container = handle.connection, handle.container
+    files = python_line(handle.python, handle.path, "serve", (handle.cwd,), module="node.agent.file_server")
+    files = marked(files, os.path.basename(handle.folder))
+    return Machine(
+        node=node,
+        socket_path=socket_path,
+        folder=handle.folder,
+        pid=0,
+        peer=Peer(node=node, private_ip=address, public_ip=handle.place.public_address or None),
+        slots=slots,
+        lease_s=lease_s,
+        interface=interface,
+        channel=handle.channel_to(socket_path),
+        terminal=tuple(connection.terminal()),
+        dial=connection.dial,
+        files=tuple(connection.argv(container.inside(files) if container else files)),
+        login=handle,
+        handle=handle,
+    )

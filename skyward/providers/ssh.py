@@ -20,8 +20,9 @@ from ..ssh import SSHTarget, connect
 from ..ssh.connect import Transport
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
+from .detached import describe_machine, reach_machine
 from .node_setup import Place, RemoteNodeHandle
-from .remote import bring_up, end
+from .remote import bring_up, end, let_go
 from .ssh_host import SSHHost, read_host, target_of
 
 _CONNECT_S = 30.0
@@ -164,6 +165,25 @@ class SSH:
         """Shut the nodes down. An unreachable one is not an error: its watchdog stops it when its lease expires."""
         end([machine for machine in machines if isinstance(machine.handle, RemoteNodeHandle)])
 
+    def fields(self) -> dict[str, Any]:
+        """Return the arguments that make this provider again, as plain data."""
+        described = dataclasses.asdict(self)
+        for table in (described, *described["hosts"]):
+            table["key_file"] = _as_text(table["key_file"])
+        return {**described, "config_file": _as_text(self.config_file), "hosts": list(described["hosts"])}
+
+    def describe(self, machine: Machine) -> dict[str, Any]:
+        """Return what another process needs to reach a node of a detached pool."""
+        return describe_machine(machine)
+
+    def reach(self, description: dict[str, Any]) -> Machine:
+        """Reach a node again that `describe` has described. Raises what connecting raises."""
+        return reach_machine(description, self.transport)
+
+    def let_go(self, machines: list[Machine]) -> None:
+        """Close the connections of this process to nodes that go on."""
+        let_go(machines)
+
     def clear_caches(self) -> dict[str, Cleared | SkywardError]:
         """Remove cached environments and code from the hosts, except those in use.
 
@@ -178,6 +198,10 @@ class SSH:
             except SkywardError as error:
                 outcomes[str(target)] = error
         return outcomes
+
+
+def _as_text(path: str | os.PathLike[str] | None) -> str | None:
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _count(hosts: int) -> str:

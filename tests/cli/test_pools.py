@@ -284,7 +284,7 @@ def test_the_command_starts_quickly_and_imports_no_provider() -> None:
 
 
 def test_every_subcommand_has_examples_and_names_its_call_from_python(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("ls", "down", "logs", "ssh", "offers", "plan", "gc"):
+    for name in ("ls", "ps", "attach", "down", "logs", "ssh", "offers", "plan", "gc"):
         with pytest.raises(SystemExit):
             main([name, "--help"])
         shown = capsys.readouterr().out

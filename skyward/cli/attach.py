@@ -1,0 +1,45 @@
+"""`skyward attach`: show the output of a detached pool, live."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "show the output of a detached pool, live"
+
+DESCRIPTION = """\
+Attaches to a detached pool, and shows the output of its calls: first what came while no program was there, then live.
+Ctrl-C leaves the pool, and so does the end of its last call. Its calls go on, and no value is taken.
+"""
+
+EPILOG = """\
+examples:
+  skyward attach train
+  skyward attach train --take-over     take it from a program that is connected
+
+exit status: 0 success, 1 there is no such pool, or a program has it
+from Python: sky.ComputePool.attach("train")
+"""
+
+_LOOK_S = 0.5
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pool", metavar="POOL", help="name of a detached pool")
+    parser.add_argument("--take-over", action="store_true", help="take the pool from a program that is connected")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import contextlib
+    import time
+
+    from ..pool.pool import ComputePool
+
+    pool = ComputePool.attach(arguments.pool, take_over=arguments.take_over)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            while any(call.state in ("waiting", "running") for call in pool.calls()):
+                time.sleep(_LOOK_S)
+    finally:
+        if pool.is_active:
+            pool.detach()
+    return 0

@@ -1,0 +1,60 @@
+"""`skyward ps`: list the calls of a detached pool."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "list the calls of a detached pool"
+
+DESCRIPTION = """\
+Lists the calls of a detached pool that are open, or whose values nobody has taken. It only looks, so the pool may have
+a client meanwhile. `skyward ls` shows the pools.
+"""
+
+EPILOG = """\
+examples:
+  skyward ps train
+  skyward ps train --json
+
+exit status: 0 success, 1 there is no such pool, or its machine cannot be reached
+from Python: sky.ComputePool.attach("train").calls()
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pool", metavar="POOL", help="name of a detached pool")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import time
+
+    from ..console.words import duration
+    from ..pool.detaching import glance
+    from .screen import as_json, table
+
+    seen = glance(arguments.pool)
+    if arguments.json:
+        calls = [
+            {"id": call.number, "name": call.name, "state": call.state, "node": call.node, "since": call.since}
+            for call in seen.calls
+        ]
+        print(as_json({"calls": calls, "client": seen.client, "left_s": seen.left_s}))
+        return 0
+    rows = [
+        (
+            str(call.number),
+            call.name,
+            call.state,
+            "-" if call.node is None else str(call.node),
+            duration(max(0.0, time.time() - call.since)),
+        )
+        for call in seen.calls
+    ]
+    print("\n".join(table(("call", "name", "state", "node", "age"), rows, right=[0, 4])) if rows else "no calls")
+    client = seen.client
+    if client:
+        print(f"its client is process {client['pid']} ({client['program'] or 'python'}) on {client['host']}")
+    else:
+        print(f"no client; it ends in {duration(seen.left_s)}, unless one attaches")
+    return 0

@@ -1,0 +1,277 @@
+"""Detached pools: which pools may be, their record for later clients, and the way back to them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..errors import UsageError
+from ..events import Emit
+from ..providers import load
+from ..providers.base import Provider, as_detachable
+from ..state import detached
+from ..state.detached import DetachedPool
+from ..values.machine import Machine, PoolSpec
+from ..wire.frames import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from ..engine.head.kept_calls import CallFacts
+    from ..engine.head.messages import HeadConfig
+    from ..engine.head.place import NodeHead
+    from ..engine.hosted import HostedEngine
+    from ..engine.log_router import LineSink
+    from .machines import PoolMachines
+
+_DIAL_S = 20.0
+
+
+@dataclass(kw_only=True)
+class Detachment:
+    """State of a detached pool in one of its clients.
+
+    Args:
+        for_s: Seconds that it goes on without a client.
+        key: Secret by which its head knows its clients.
+        known: Record of a pool that runs; None until a new pool is recorded.
+        was_known: Whether another process has started the pool.
+        takes_over: Whether to take the pool from a client that is still there.
+        leaves: Whether the end of this client leaves the pool to another one.
+    """
+
+    for_s: float
+    key: str = field(repr=False)
+    known: DetachedPool | None = None
+    was_known: bool = False
+    takes_over: bool = False
+    leaves: bool = False
+    _head: NodeHead | None = None
+
+    @classmethod
+    def of(cls, known: DetachedPool, *, takes_over: bool) -> Detachment:
+        """Return the state of a client that attaches."""
+        return cls(for_s=known.detached_for_s, key=known.key, known=known, was_known=True, takes_over=takes_over)
+
+    def begin(self, name: str) -> None:
+        """Prepare a start. Raises UsageError if another detached pool has the name."""
+        self.leaves = self.was_known  # until it has the pool, this process may end nothing of it
+        if not self.was_known:
+            self.known = None
+            _refuse_second(name)
+
+    def engine(self, config: HeadConfig, machine: Machine, lines: LineSink | None, emit: Emit) -> HostedEngine:
+        """Return the engine of this client."""
+        from ..engine.head.place import KnownHead, NodeHead
+        from ..engine.hosted import HostedEngine
+
+        if self.known is None:
+            self._head = NodeHead(machine)
+        else:
+            self._head = KnownHead(machine, socket_path=self.known.socket_path, process=self.known.process)
+        return HostedEngine(
+            config,
+            self._head,
+            lines=lines,
+            emit=emit,
+            attaches=self.was_known,
+            takes_over=self.takes_over,
+            taken=self._leave,
+        )
+
+    def _leave(self) -> None:
+        """Note that another client has the pool now."""
+        self.leaves = True
+
+    def go_on(self, name: str, pool: str, provider: Provider, machines: PoolMachines, options: dict[str, Any]) -> None:
+        """Let the pool go on without this process from now on, and record a new one. Raises UsageError."""
+        self.leaves = False
+        if self.was_known:
+            return
+        source, head = as_detachable(provider), self._head
+        assert source is not None
+        assert head is not None
+        (machine,) = machines
+        self.known = DetachedPool(
+            name=name,
+            pool=pool,
+            began=time.time(),
+            detached_for_s=self.for_s,
+            protocol=PROTOCOL_VERSION,
+            version=__version__,
+            key=self.key,
+            socket_path=head.socket_path,
+            process=head.process,
+            lease_s=machine.lease_s,
+            provider={"type": provider.name, **source.fields()},
+            machine=source.describe(machine),
+            options=options,
+        )
+        detached.record(self.known)
+        head.outlive_client()
+        machines.outlive_client()
+
+    def extend(self, seconds: float) -> None:
+        """Record that the pool goes on for longer."""
+        self.for_s += seconds
+        if self.known is not None:
+            self.known = replace(self.known, detached_for_s=self.for_s)
+            detached.record(self.known)
+
+    def ended(self, why: str) -> None:
+        """Record the end of the pool."""
+        if self.known is not None:
+            detached.end(self.known, why)
+
+
+def check_detached(
+    for_s: float | None, *, name: str | None, provider: Provider, spec: PoolSpec, is_fixed: bool, rests: bool
+) -> None:
+    """Raise UsageError unless a pool of these options can be detached."""
+    if for_s is None:
+        return
+
+    def refuse(problem: str) -> UsageError:
+        return UsageError(f"detached_for_s={for_s!r}: {problem}", field="detached_for_s", value=for_s)
+
+    if not name:
+        raise refuse('needs a name, by which clients attach; set name="train", for example')
+    if as_detachable(provider) is None:
+        raise refuse(f"not supported with {provider.name}, so far only with sky.SSH(hosts=[...]); use that, or omit it")
+    if spec.most_nodes != 1 or not is_fixed:
+        raise refuse("a detached pool has one node so far; set nodes=1, or omit it")
+    if rests:
+        raise refuse("a detached pool cannot rest; omit idle_timeout_s")
+    if spec.image.container:
+        raise refuse("not supported with Image.container so far; use pip= in the image instead")
+
+
+def _refuse_second(name: str) -> None:
+    """Raise UsageError if there is a detached pool of that name already."""
+    there = detached.living(name)
+    if there is None:
+        return
+    from ..console.words import duration
+
+    age = duration(time.time() - there.began)
+    raise UsageError(
+        f"name={name!r}: a detached pool of that name was opened {age} ago; attach to it with "
+        f"sky.ComputePool.attach({name!r}), end it with `skyward down {name}`, or choose another name",
+        field="name",
+        value=name,
+    )
+
+
+def attachable(name: str) -> DetachedPool:
+    """Return the record of the pool that a user names. Raises UsageError."""
+    known = detached.find(name)
+    if abs(known.protocol - PROTOCOL_VERSION) > 1:
+        raise UsageError(
+            f"pool={name!r}: its head runs skyward {known.version}, which does not fit {__version__} of this program; "
+            f"install skyward=={known.version} here"
+        )
+    return known
+
+
+def provider_of(known: DetachedPool) -> Any:
+    """Return the provider of a detached pool."""
+    fields = dict(known.provider)
+    return load(fields.pop("type"))(**fields)
+
+
+def reach(known: DetachedPool, provider: Provider) -> Machine:
+    """Log in to the machine of a detached pool. Raises NodeError; ProviderError."""
+    source = as_detachable(provider)
+    assert source is not None
+    return source.reach(known.machine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glance:
+    """Work of a detached pool, as a process sees it that does not attach.
+
+    Args:
+        calls: The calls that are open, or whose outcome nobody has taken.
+        client: The client that has the pool: host, pid, program and since; empty if there is none.
+        left_s: Seconds that the pool goes on without a client.
+    """
+
+    calls: tuple[CallFacts, ...]
+    client: dict[str, Any]
+    left_s: float
+
+
+def glance(name: str) -> Glance:
+    """Look at a detached pool without attaching to it.
+
+    Raises:
+        UsageError: There is none of that name, or it has ended.
+        NodeError, ProviderError: Its machine cannot be reached.
+    """
+    from ..engine.dialler import CommandEnds, Dialler, Forgotten
+    from ..engine.head.kept_calls import CallFacts
+
+    known = attachable(name)
+    provider = provider_of(known)
+    machine = reach(known, provider)
+    try:
+        assert machine.login is not None
+        argv = machine.login.channel_to(known.socket_path)
+        dialler = Dialler(
+            lambda: CommandEnds(argv),
+            role="look",
+            pool=known.pool,
+            node=0,
+            peer="head",
+            is_known=True,
+            attach_key=known.key,
+        )
+        ends, facts = dialler.dial(_DIAL_S)
+        ends.close()
+    except Forgotten as error:
+        raise has_ended(known) from error
+    finally:
+        _let_go(provider, machine)
+    calls = tuple(CallFacts(**call) for call in facts["calls"])
+    return Glance(calls=calls, client=facts["client"], left_s=facts["left_s"])
+
+
+def has_ended(known: DetachedPool) -> UsageError:
+    """Record that a pool has ended while no client was there, and return the error that says so."""
+    detached.end(known, "because no client came in time, or because its machine stopped")
+    return UsageError(
+        f"pool={known.name!r}: has ended while no client was there: {known.detached_for_s:g} s without one were over, "
+        "or its machine stopped; open a new one"
+    )
+
+
+def end_detached(known: DetachedPool) -> str:
+    """End a detached pool that has no client on this machine, and return what was done, in words.
+
+    Raises:
+        NodeError, ProviderError: Its machine cannot be reached. It ends by itself when its time is over.
+    """
+    provider = provider_of(known)
+    machine = reach(known, provider)
+    try:
+        assert machine.login is not None
+        machine.login.run("node.agent.outside", "end", (*known.process, "0"), timeout_s=_DIAL_S)
+    except BaseException:
+        _let_go(provider, machine)
+        raise
+    _told_to_end([machine])
+    provider.terminate([machine])
+    detached.end(known, "because of `skyward down`")
+    return "ended its head and its node"
+
+
+def _told_to_end(machines: list[Machine]) -> None:
+    from ..engine.opener import ask_to_end
+
+    ask_to_end(machines, _DIAL_S)
+
+
+def _let_go(provider: Provider, machine: Machine) -> None:
+    source = as_detachable(provider)
+    assert source is not None
+    source.let_go([machine])

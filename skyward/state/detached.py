@@ -1,0 +1,137 @@
+"""Detached pools of this user, recorded so that any later process can attach to them.
+
+Each has a file in `detached/` of the state folder, mode 0600, because it holds the key by which its head knows its
+clients. The file stays when the pool has ended, so that whoever attaches too late learns why. The newest are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ..core.ownership import make_private_folder
+from ..errors import UsageError
+from .journal import state_folder
+
+_ENDING = ".json"
+_KEPT_ENDED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetachedPool:
+    """Record of a detached pool. `pool` is its unique name; `name` is the one that its user gave it."""
+
+    name: str
+    pool: str
+    began: float
+    detached_for_s: float
+    protocol: int
+    """Version of the protocol that its head speaks."""
+    version: str
+    """Version of skyward on its machines."""
+    key: str = field(repr=False)
+    socket_path: str
+    """Socket of the head on the machine of the first node."""
+    process: tuple[str, str, str]
+    """Outermost process of the head: its number, its start and its folder."""
+    lease_s: float
+    provider: dict[str, Any]
+    """Type and arguments of the provider."""
+    machine: dict[str, Any]
+    """First node, as its provider describes it."""
+    options: dict[str, Any]
+    """Options of the pool that its clients need."""
+    ended_at: float = 0.0
+    """Time of its end as far as this machine knows, in seconds since the epoch; 0: it may be there."""
+    why: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.ended_at)
+
+
+def record(pool: DetachedPool) -> None:
+    """Write a pool's file.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    path = _path(pool.pool)
+    try:
+        make_private_folder(os.path.dirname(path))
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(asdict(pool), file)
+        os.replace(f"{path}.new", path)  # atomic: readers see the old record or the new one
+    except OSError as error:
+        raise UsageError(
+            f"state folder: {path} cannot be written: {error.strerror}; a detached pool needs it, so check its "
+            "permissions and the disk"
+        ) from error
+
+
+def end(pool: DetachedPool, why: str) -> None:
+    """Note that a pool has ended. Only the words of later errors suffer if the file cannot be written."""
+    with contextlib.suppress(UsageError):
+        record(replace(pool, ended_at=time.time(), why=why, key=""))
+    ended = [other for other in detached_pools() if other.has_ended]
+    for old in sorted(ended, key=lambda other: other.ended_at)[:-_KEPT_ENDED]:
+        with contextlib.suppress(OSError):  # another process removed it
+            os.unlink(_path(old.pool))
+
+
+def detached_pools() -> list[DetachedPool]:
+    """Return all recorded pools, oldest first, also those that have ended."""
+    folder = os.path.join(state_folder(), "detached")
+    found = []
+    with contextlib.suppress(OSError):  # no pool was ever detached here
+        for name in os.listdir(folder):
+            if name.endswith(_ENDING):
+                # Removed meanwhile, or written by another version of skyward.
+                with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                    found.append(_read(os.path.join(folder, name)))
+    return sorted(found, key=lambda pool: (pool.began, pool.pool))
+
+
+def living(name: str) -> DetachedPool | None:
+    """Return the detached pool of that name that may be there; None if there is none."""
+    pools = [pool for pool in detached_pools() if name in (pool.name, pool.pool) and not pool.has_ended]
+    return pools[-1] if pools else None
+
+
+def find(name: str) -> DetachedPool:
+    """Return the detached pool of that name.
+
+    Raises:
+        UsageError: There is none, or it has ended. The message says which there are, or when and why it ended.
+    """
+    pool = living(name)
+    if pool is not None:
+        return pool
+    pools = detached_pools()
+    ended = [pool for pool in pools if name in (pool.name, pool.pool)]
+    if ended:
+        raise UsageError(f"pool={name!r}: ended {_at(ended[-1].ended_at)}, {ended[-1].why}; open a new one")
+    known = sorted({pool.name for pool in pools if not pool.has_ended})
+    advice = f"use one of {', '.join(known)}" if known else "open one with detached_for_s= first, because there is none"
+    raise UsageError(f"pool={name!r}: no detached pool of that name on this machine; {advice}")
+
+
+def _at(seconds: float) -> str:
+    return time.strftime("on %Y-%m-%d at %H:%M", time.localtime(seconds))
+
+
+def _read(path: str) -> DetachedPool:
+    with open(path, encoding="utf-8") as file:
+        fields = json.load(file)
+    known = DetachedPool.__dataclass_fields__
+    fields = {key: value for key, value in fields.items() if key in known}  # newer versions may write more
+    return DetachedPool(**{**fields, "process": tuple(fields["process"])})
+
+
+def _path(pool: str) -> str:
+    return os.path.join(state_folder(), "detached", pool + _ENDING)

@@ -1,0 +1,208 @@
+"""Detached pools on a host: they go on without their client, and another one takes what they have done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.cli import main
+from skyward.errors import PoolClosed, UsageError
+from skyward.state import detached
+from skyward.values.machine import LogLine
+from tests.hosts.bed import ROOT
+from tests.hosts.faults import EPSILON_S, Place, client_processes, nothing_runs_on, pids
+from tests.waiting import until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
+
+PROGRAM = """
+import sys, time
+import skyward as sky
+
+host, config, index, for_s = sys.argv[1:]
+
+@sky.compute
+def count():
+    for number in range(100):
+        print("item", number, flush=True)
+        yield number
+
+@sky.compute
+def wait(path, value):
+    import os, time
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    print("went on", value, flush=True)
+    return value
+
+@sky.compute(name="fails")
+def fails():
+    raise LookupError("of the call")
+
+pool = sky.ComputePool(
+    sky.SSH(hosts=[host], config_file=config), name="train", detached_for_s=float(for_s),
+    concurrency=4, image=sky.Image(pip_index_url=index), logs=lambda line: None,
+)
+pool.start()
+read, unread = wait("/", 1) > pool, wait("/", 2) > pool
+assert read.result() == 1
+failed, open_call = fails() > pool, wait("/root/go", 3) > pool
+numbers = count() >> pool
+taken = [next(numbers) for _ in range(3)]
+while not (unread.done() and failed.done() and open_call.running()):
+    time.sleep(0.01)
+print("ready", flush=True)
+try:
+    print("value", open_call.result(), flush=True)
+except sky.errors.PoolClosed as error:
+    print("closed:", error, flush=True)
+pool.close()
+print("left", flush=True)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """Program that has opened a detached pool."""
+
+    process: subprocess.Popen[str]
+    place: Place
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def client_of(place: Callable[[int], Place], runtime: Path, state: None) -> Iterator[Callable[..., Client]]:
+    """Return a function that starts a program with a detached pool on one host, and waits until its calls run."""
+    here, clients = place(1), list[subprocess.Popen[str]]()
+    script = runtime / "client.py"
+    script.write_text(PROGRAM)
+
+    def start(for_s: float = 600.0) -> Client:
+        process = subprocess.Popen(
+            [sys.executable, script, here.hosts[0].name, here.bed.ssh_config, here.index.simple, str(for_s)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
+        clients.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return Client(process=process, place=here)
+
+    try:
+        yield start
+    finally:
+        for process in clients:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        for pool in detached.detached_pools():
+            if not pool.has_ended:
+                main(["down", pool.pool, "--yes"])
+        here.hosts[0].run("rm", "-f", "/root/go")
+        for pid in [pid for found in client_processes(runtime).values() for pid in found]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    nothing_runs_on(here.hosts)
+
+
+def test_calls_of_a_killed_client_are_taken_once_by_the_next(client_of: Callable[..., Client]) -> None:
+    client = client_of()
+    host = client.place.hosts[0]
+    client.kill()
+    host.write("/root/go", "")
+    lines: list[LogLine] = []
+    pool = sky.ComputePool.attach("train", logs=lines.append)
+    calls = pool.calls()
+    assert sorted(call.name for call in calls) == ["count", "fails", "wait", "wait"]
+    by_name = {call.name: call for call in calls}
+    values = [pool.future(call).result(30) for call in calls if call.name == "wait"]
+    assert values == [2, 3]
+    with pytest.raises(LookupError, match="of the call"):
+        pool.future(by_name["fails"]).result(30)
+    assert list(pool.future(by_name["count"]).result(30)) == list(range(3, 100))
+    assert sky.compute(abs)(-5) >> pool == 5, "new calls work"
+    until(lambda: not pool.calls())
+    with pytest.raises(UsageError, match="its value was taken"):
+        pool.future(by_name["fails"])
+    pool.detach()
+    texts = [line.text for line in lines]
+    assert "went on 3" in texts
+    shown = [int(text.split()[1]) for text in texts if text.startswith("item")]
+    assert shown == list(range(shown[0], 100))
+    with sky.ComputePool.attach("train") as again:
+        assert again.calls() == []
+    nothing_runs_on(client.place.hosts)
+    with pytest.raises(UsageError, match="ended on .* because its program closed it"):
+        sky.ComputePool.attach("train")
+
+
+def test_one_client_has_the_pool_until_another_takes_it_over(
+    client_of: Callable[..., Client], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = client_of()
+    host = client.place.hosts[0]
+    with pytest.raises(UsageError, match=rf"process {client.process.pid} \(client.py\) .* has it .*take_over=True"):
+        sky.ComputePool.attach("train")
+    assert main(["ps", "train"]) == 0
+    shown = capsys.readouterr().out
+    assert "running" in shown
+    assert f"its client is process {client.process.pid}" in shown
+    with pytest.raises(UsageError, match="a detached pool of that name was opened"):
+        sky.ComputePool(client.place.ssh(), name="train", detached_for_s=60, image=client.place.image).start()
+
+    pool = sky.ComputePool.attach("train", take_over=True, logs=False)
+    assert client.process.stdout is not None
+    assert "another client has taken it over, process" in client.process.stdout.readline()
+    assert client.process.stdout.readline() == "left\n"
+    client.process.wait(30)
+    assert pids(host, "head"), "the program that lost the pool ended nothing of it"
+    calls = {call.name: call for call in pool.calls() if call.state == "running"}
+    assert calls.keys() == {"count", "wait"}
+    pool.future(calls["count"]).result().close()
+    future = pool.future(calls["wait"])
+    pool.detach()
+    with pytest.raises(PoolClosed, match="this program has left it"):
+        future.result(30)
+
+    assert main(["ls", "--local"]) == 0
+    assert "detached" in capsys.readouterr().out
+    assert main(["gc", "--local"]) == 0
+    assert pids(host, "head"), "gc leaves detached pools alone"
+    capsys.readouterr()
+    host.write("/root/go", "")
+    assert main(["attach", "train"]) == 0  # ends with the last call
+    assert "went on 3" in capsys.readouterr().out
+    assert main(["down", "train", "--yes"]) == 0
+    nothing_runs_on(client.place.hosts)
+    capsys.readouterr()
+    assert main(["ps", "train"]) == 1
+    assert "because of `skyward down`" in capsys.readouterr().err
+
+
+def test_a_pool_that_nobody_attaches_to_ends_by_itself(client_of: Callable[..., Client]) -> None:
+    client = client_of(for_s=2.0)
+    client.kill()
+    nothing_runs_on(client.place.hosts, 2.0 + EPSILON_S)
+    with pytest.raises(UsageError, match="has ended while no client was there: 2 s without one were over"):
+        sky.ComputePool.attach("train")

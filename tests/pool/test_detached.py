@@ -1,0 +1,117 @@
+"""Detached pools: illegal options, and names that nobody can attach to. The rest is in tests/hosts/test_detach.py."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import UsageError
+from skyward.state import detached
+from skyward.state.detached import DetachedPool
+from skyward.wire.frames import PROTOCOL_VERSION
+
+SSH = sky.SSH(hosts=["gpu1", "gpu2"])
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"provider": SSH, "detached_for_s": 0, "name": "a"}, "must be a number of seconds > 0"),
+        ({"provider": SSH, "detached_for_s": float("inf"), "name": "a"}, "must be a number of seconds > 0"),
+        ({"provider": SSH, "detached_for_s": 60}, 'needs a name, by which clients attach; set name="train"'),
+        ({"provider": sky.Local(), "detached_for_s": 60, "name": "a"}, "not supported with local"),
+        ({"provider": SSH, "nodes": 2, "detached_for_s": 60, "name": "a"}, "a detached pool has one node so far"),
+        ({"provider": SSH, "nodes": (1, 2), "detached_for_s": 60, "name": "a"}, "a detached pool has one node so far"),
+        ({"provider": SSH, "idle_timeout_s": 9, "detached_for_s": 60, "name": "a"}, "omit idle_timeout_s"),
+        (
+            {"provider": SSH, "image": sky.Image(container="debian"), "detached_for_s": 60, "name": "a"},
+            "not supported with Image.container",
+        ),
+    ],
+)
+def test_an_illegal_detached_pool_is_refused_before_anything_starts(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=f"detached_for_s=.*{problem}") as refused:
+        sky.ComputePool(**options)
+    assert refused.value.field == "detached_for_s"
+
+
+def a_pool(**fields: Any) -> DetachedPool:
+    return DetachedPool(
+        **{
+            "name": "train",
+            "pool": "train-1f2e3d4c",
+            "began": 1.0,
+            "detached_for_s": 60.0,
+            "protocol": PROTOCOL_VERSION,
+            "version": "9.9",
+            "key": "secret",
+            "socket_path": "/tmp/head.sock",
+            "process": ("1", "2", "/tmp"),
+            "lease_s": 60.0,
+            "provider": {"type": "ssh", **SSH.fields()},
+            "machine": {},
+            "options": {},
+            **fields,
+        }
+    )
+
+
+def test_attaching_to_an_unknown_name_tells_which_there_are() -> None:
+    with pytest.raises(UsageError, match="no detached pool of that name .* because there is none"):
+        sky.ComputePool.attach("train")
+    detached.record(a_pool())
+    with pytest.raises(
+        UsageError, match="pool='trian': no detached pool of that name on this machine; use one of train"
+    ):
+        sky.ComputePool.attach("trian")
+
+
+def test_a_record_is_private_and_keeps_no_key_once_its_pool_has_ended(state: Path) -> None:
+    detached.record(a_pool())
+    (path,) = state.rglob("train-1f2e3d4c.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert detached.find("train") == a_pool()
+    assert "secret" not in repr(a_pool())
+    detached.end(a_pool(), "because it was closed")
+    assert "secret" not in path.read_text()
+    with pytest.raises(UsageError, match="ended on .*, because it was closed; open a new one"):
+        sky.ComputePool.attach("train")
+
+
+def test_a_head_of_another_version_names_the_version_to_install() -> None:
+    detached.record(a_pool(protocol=PROTOCOL_VERSION + 2))
+    with pytest.raises(UsageError, match=r"its head runs skyward 9\.9, .* install skyward==9\.9 here"):
+        sky.ComputePool.attach("train")
+
+
+def test_only_the_newest_pools_that_have_ended_are_kept() -> None:
+    for number in range(25):
+        detached.end(a_pool(pool=f"train-{number}"), "in a test")
+    assert len(detached.detached_pools()) == 20
+
+
+def test_a_pool_that_is_not_detached_has_no_calls_to_take() -> None:
+    with sky.ComputePool(sky.Local(), logs=False) as pool:
+        for use in (pool.calls, pool.detach, lambda: pool.future(2), lambda: pool.extend(5)):
+            with pytest.raises(UsageError, match=r"pool: is not detached, .* open it with detached_for_s="):
+                use()
+        with pytest.raises(UsageError, match=r"extend\.seconds=0: must be a number of seconds > 0"):
+            pool.extend(0)
+
+
+def test_an_ssh_provider_is_made_again_from_its_fields() -> None:
+    provider = sky.SSH(hosts=["a", sky.SSHHost(host="b", key_file=Path("/k"))], config_file=Path("/c"), lease_s=5.0)
+    again = sky.SSH(**provider.fields())
+    assert again.targets == provider.targets
+    assert again.lease_s == 5.0
