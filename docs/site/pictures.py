@@ -25,7 +25,7 @@ import pyte
 
 ROOT = Path(__file__).parent.parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-RESULTS = ROOT / "benchmarks" / "results" / "2026-11-24_dispatch_2-cores.txt"
+RESULTS = ROOT / "benchmarks" / "results" / "2026-11-26_dispatch_2-cores.txt"
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'Liberation Mono', 'DejaVu Sans Mono', monospace"
 SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -286,7 +286,7 @@ def benchmark_picture(factors: dict[str, dict[str, float]], theme: Theme) -> str
 <text x="{zero + 8}" y="54" style="fill:{theme.ours}">skyward is faster or smaller: by these factors</text>
 {"".join(parts)}
 <line x1="{zero}" x2="{zero}" y1="62" y2="{y + 4}" stroke="{theme.ours}" stroke-width="1.5"/>
-<text class="n" x="24" y="{height - 16}">Logarithmic scale. A shared virtual machine, 2026-11-24: {RESULTS.name}</text>
+<text class="n" x="24" y="{height - 16}">Logarithmic scale. A shared virtual machine, 2026-11-26: {RESULTS.name}</text>
 </svg>
 """
 
