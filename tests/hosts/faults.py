@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+import statistics
 import time
 import uuid
 from collections import Counter
@@ -26,6 +27,7 @@ from tests.hosts.bed import Bed
 from tests.hosts.host import Host, Process
 from tests.hosts.index import PackageIndex
 from tests.hosts.meeting import Meeting
+from tests.relay import Relay
 from tests.waiting import until
 
 __all__ = [
@@ -150,6 +152,17 @@ class Place:
         names = [host.name for host in self.hosts]
         return sky.SSH(hosts=names, config_file=str(self.bed.ssh_config), lease_s=lease_s, transport=transport)
 
+    @contextlib.contextmanager
+    def ssh_by_relay(self, lease_s: float) -> Iterator[tuple[sky.SSH, Relay]]:
+        """Put a relay between the client and the first host, which it reaches as "head"."""
+        first, *others = self.hosts
+        with contextlib.closing(Relay((first.address, 22))) as line:
+            config = self.bed.folder / f"{first.name}-relay.config"
+            there = f"Host head\n HostName {line.host}\n Port {line.port}\n HostKeyAlias {first.name}\n"
+            config.write_text(f"{there}Match all\n Include {self.bed.ssh_config}\n")
+            names = ["head", *(host.name for host in others)]
+            yield sky.SSH(hosts=names, config_file=str(config), lease_s=lease_s), line
+
     @property
     def image(self) -> sky.Image:
         return sky.Image(pip_index_url=self.index.simple)
@@ -168,6 +181,22 @@ class Place:
 def gang_of(function: Callable[P, T]) -> sky.ComputeFunction[P, T]:
     """Return a gang whose ranks need nothing except each other."""
     return sky.compute(integrate(function, Meeting()))
+
+
+def nested_call_s(pool: sky.ComputePool, on: int, to: int) -> float:
+    """Return how long a task on one node waits for a call on another one: the median, in seconds."""
+    there, nothing = pool.node(to), sky.compute(lambda: None)
+
+    @sky.compute
+    def nested(times: int) -> list[float]:
+        took = []
+        for _ in range(times):
+            began = time.monotonic()
+            nothing() >> there
+            took.append(time.monotonic() - began)
+        return took
+
+    return statistics.median(nested(11) >> pool.node(on))
 
 
 def noted(path: str, seconds: float, endless: Sequence[int] = ()) -> sky.ComputeFunction[[int], int]:

@@ -19,7 +19,16 @@ from skyward.errors import NodeLost
 from skyward.values.machine import LogLine
 from tests.engines import hosted_pool
 from tests.hosts.bed import ROOT, Bed
-from tests.hosts.faults import EPSILON_S, Place, client_processes, gang_of, kill, nothing_runs_on, pids
+from tests.hosts.faults import (
+    EPSILON_S,
+    Place,
+    client_processes,
+    gang_of,
+    kill,
+    nested_call_s,
+    nothing_runs_on,
+    pids,
+)
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
 from tests.relay import Relay
@@ -47,12 +56,7 @@ class Headed:
 @pytest.fixture(scope="class")
 def headed(bed: Bed, hosts: Callable[[int], list[Host]], package_index: PackageIndex) -> Iterator[Headed]:
     place = Place(bed=bed, index=package_index, hosts=hosts(3))
-    first, *others = place.hosts
-    with contextlib.closing(Relay((first.address, 22))) as line:
-        config = bed.folder / "head.config"
-        there = f"Host head\n HostName {line.host}\n Port {line.port}\n HostKeyAlias {first.name}\n"
-        config.write_text(f"{there}Match all\n Include {bed.ssh_config}\n")
-        provider = sky.SSH(hosts=["head", *(host.name for host in others)], config_file=str(config), lease_s=LEASE_S)
+    with place.ssh_by_relay(LEASE_S) as (provider, line):
         image = sky.Image(pip_index_url=package_index.simple, env={"TOKEN": sky.Secret("TOKEN", value=SECRET)})
         lines: list[LogLine] = []
         with hosted_pool(provider, image=image, nodes=3, concurrency=2, logs=lines.append) as pool:
@@ -135,26 +139,15 @@ class TestOpenPool:
         assert pool.agent_pids() == agents
 
     def test_a_call_of_a_task_beside_the_head_does_not_wait_for_a_distant_client(self, headed: Headed) -> None:
-        first = headed.pool.node(0)
-
-        @sky.compute
-        def nested(times: int) -> list[float]:
-            took = []
-            for _ in range(times):
-                began = time.monotonic()
-                where() >> first
-                took.append(time.monotonic() - began)
-            return took
-
         headed.line.set_delay(DELAY_S)
         try:
-            took = sorted(nested(11) >> first)
+            took_s = nested_call_s(headed.pool, on=0, to=0)
             began = time.monotonic()
-            where() >> first
+            where() >> headed.pool.node(0)
             assert time.monotonic() - began >= 2 * DELAY_S, "the client is distant"
         finally:
             headed.line.set_delay(0.0)
-        assert took[5] < DELAY_S
+        assert took_s < DELAY_S
 
 
 def test_a_head_that_is_killed_fails_its_calls_and_leaves_nothing(place: Callable[[int], Place]) -> None:
