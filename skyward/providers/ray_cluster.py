@@ -242,7 +242,7 @@ class _Cluster:
         limit_s = spec.provision_timeout_s
         answers = self._ask({"place": bundles, "limit_s": limit_s}, limit_s + _SPARE_S, spec.stop, tell)
         last = answers[-1] if answers else {}
-        where = self._provider.where  # one file
+        where = self._provider.where
         if "lacking" in last:
             raise NoCapacity(
                 f"ray_cluster {where}: no room after {limit_s:g} s: {last['lacking']}; ask for less, "
@@ -264,7 +264,7 @@ class _Cluster:
 
     def place_of(self, node: int, facts: Mapping[str, str], *, has_own: bool) -> _Bundle:
         """Return the place of a node that has its bundle."""
-        name = f"{self._provider.where}/node-{node}"  # one file
+        name = f"{self._provider.where}/node-{node}"
         return _Bundle(
             target=SSHTarget(host=name),
             private_address=facts["address"],
@@ -316,7 +316,7 @@ class _Cluster:
         line = f"{self._stub} ask {shlex.quote(json.dumps(question))}"
         done = self._shell.run(line, timeout_s=timeout_s, on_line=on_line, stop=stop)
         if done.code == _NO_CONNECTION:
-            where = self._provider.where  # one file
+            where = self._provider.where
             raise Unreachable(f"ray_cluster {where}: {done.error_text}; check the cluster", host=where, is_final=False)
         return answers
 
