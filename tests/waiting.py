@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["lines_of", "open_files", "prepare_httpx", "until"]
+__all__ = ["lines_of", "open_files", "prepare_httpx", "until", "until_text"]
 
 
 def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
@@ -24,6 +24,15 @@ def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
         waited = time.monotonic() - began
         assert waited < within_s, f"not within {within_s:g} s"
         time.sleep(min(max(0.005, waited / 20), 0.1))
+
+
+def until_text(path: Path, within_s: float = 60.0) -> str:
+    """Return the text of a file that another process writes, once there is some.
+
+    A file exists before its text does. Raises AssertionError at the deadline.
+    """
+    until(lambda: path.exists() and path.read_text(), within_s)
+    return path.read_text()
 
 
 def prepare_httpx() -> None:

@@ -16,7 +16,7 @@ from skyward.errors import SkywardError, UsageError
 from skyward.integrations.base import integrate
 from skyward.testing import Faults
 from tests.pools_with_gpus import Plain
-from tests.waiting import until
+from tests.waiting import until, until_text
 
 LIMIT_S = 60.0
 
@@ -60,11 +60,6 @@ def test_a_lock_is_free_when_its_holder_ends(pool: sky.ComputePool, tmp_path: Pa
             future.result(LIMIT_S)
     with pool.lock(how):
         assert sky.compute(lambda: sky.lock("other").acquire(0))() >> pool > 0
-
-
-def until_text(path: Path) -> str:
-    until(lambda: path.exists() and path.read_text())
-    return path.read_text()
 
 
 def test_locks_and_permits_are_free_when_their_node_dies(tmp_path: Path) -> None:

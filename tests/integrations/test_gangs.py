@@ -22,7 +22,7 @@ import skyward as sky
 from skyward.errors import GangHung, ResultNotPicklable, SlotLost, TaskExited, TaskTimeout, UsageError
 from skyward.pool.pool import ComputePool
 from skyward.testing import Faults
-from tests.waiting import until
+from tests.waiting import until, until_text
 
 
 class Lines(list[sky.LogLine]):
@@ -476,8 +476,7 @@ def leave_processes(folder: Path) -> None:
 def test_every_process_that_a_rank_started_ends_with_it(pool: ComputePool, tmp_path: Path, end: str) -> None:
     def train() -> None:
         leave_processes(tmp_path)
-        (tmp_path / "new").write_text(str(os.getpid()))
-        (tmp_path / "new").rename(tmp_path / "all")
+        (tmp_path / "all").write_text(str(os.getpid()))
         if end == "raises":
             raise ValueError
         if end == "dies":
@@ -486,8 +485,7 @@ def test_every_process_that_a_rank_started_ends_with_it(pool: ComputePool, tmp_p
             sleeps()
 
     future = gang(train)() > pool
-    until((tmp_path / "all").exists)
-    rank = int((tmp_path / "all").read_text())
+    rank = int(until_text(tmp_path / "all"))
     (tmp_path / "all").unlink()
     if end == "is killed":
         os.kill(rank, signal.SIGKILL)

@@ -14,7 +14,7 @@ import skyward as sky
 from skyward.errors import NodeLost, RefLost, UsageError
 from skyward.testing import Faults
 from tests.kept import failing, first, flat, node, noted
-from tests.waiting import lines_of, until
+from tests.waiting import lines_of, until, until_text
 
 
 @sky.compute
@@ -242,8 +242,7 @@ class TestMap:
             calls = [add(i, 0).with_options(retries=1) for i in range(6)]  # some may run on the node that dies
             mapping = threading.Thread(target=lambda: found.extend(pool.map(once_lost, calls)))
             mapping.start()
-            until(lambda: path.exists() and path.read_text())
-            Faults(pool).kill_node(int(path.read_text()))
+            Faults(pool).kill_node(int(until_text(path)))
             mapping.join(60)
             assert found == list(range(6))
 
@@ -261,8 +260,7 @@ def test_a_lost_node_fails_the_graph_unless_its_call_may_run_again(tmp_path: Pat
         for name, retries in (("a", 0), ("b", 1)):
             path = tmp_path / name
             future = first(once_lost(path).with_options(retries=retries)) > pool
-            until(lambda: path.exists() and path.read_text())  # noqa: B023
-            faults.kill_node(int(path.read_text()))
+            faults.kill_node(int(until_text(path)))
             if retries:
                 assert future.result(60)[0] == 0.0
             else:
@@ -285,8 +283,7 @@ def test_a_chain_whose_middle_loses_its_node_fails_with_its_path(tmp_path: Path)
     with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
         faults = Faults(pool)
         future = first(middle(large(), began)) > pool
-        until(lambda: began.exists() and began.read_text())
-        faults.kill_node(int(began.read_text()))  # it runs where its argument lies, and nowhere else has it
+        faults.kill_node(int(until_text(began)))  # it runs where its argument lies, and nowhere else has it
         with pytest.raises(RefLost) as caught:
             future.result(60)
         assert "Graph of calls: first <- middle, which failed" in caught.value.__notes__

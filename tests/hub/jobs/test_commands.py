@@ -15,7 +15,7 @@ from skyward import hub
 from skyward.cli import main
 from skyward.errors import CommandFailed, HubError, JobFailed, UsageError
 from tests.hub.jobs.hub_process import HubProcess
-from tests.waiting import until
+from tests.waiting import until, until_text
 
 pytestmark = pytest.mark.usefixtures("hub_process")
 
@@ -137,8 +137,7 @@ def test_cancel_and_time_limit_end_the_processes_of_a_command(folder: Path, hub_
     script = "setsid sh -c 'echo $$ > child; sleep 600' & echo $$ > parent; trap '' TERM; sleep 600 & wait; sleep 600"
     stubborn = hub.submit_command({"command": ["sh", "-c", f"cd {folder}; {script}"]})
     late = hub.submit_command({"command": ["sleep", "600"], "schedule": {"max_duration": "1s"}})
-    until(lambda: all((folder / name).exists() and (folder / name).read_text() for name in ("child", "parent")), 90)
-    pids = [int((folder / name).read_text()) for name in ("child", "parent")]
+    pids = [int(until_text(folder / name, 90)) for name in ("child", "parent")]
     stubborn.cancel()
     with pytest.raises(CancelledError):
         stubborn.result(60)

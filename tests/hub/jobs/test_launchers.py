@@ -24,7 +24,7 @@ from tests.hub.http.server_processes import free_port
 from tests.hub.jobs.calls import runs_of, save_when_told, wait_for
 from tests.hub.jobs.hub_process import is_runner
 from tests.hub.jobs.launcher_process import Launcher
-from tests.waiting import until
+from tests.waiting import until, until_text
 
 LIMIT_S = 120.0
 
@@ -133,8 +133,7 @@ def test_attempt_on_machines_that_stood_still_commits_no_checkpoint_once_the_nex
         until(lambda: len(runs_of(file)) == 2, LIMIT_S)
         file.with_suffix(".1").touch()
         os.kill(rank, signal.SIGCONT)  # before anybody of its own can end it
-        until(file.exists, LIMIT_S)
-        assert file.read_text().startswith(f"attempt=1: attempt 2 of {job.id} saves in ")
+        assert until_text(file, LIMIT_S).startswith(f"attempt=1: attempt 2 of {job.id} saves in ")
     finally:
         for pid in paused:
             with contextlib.suppress(ProcessLookupError):

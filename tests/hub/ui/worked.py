@@ -12,7 +12,7 @@ import httpx
 import skyward as sky
 from skyward import hub
 from skyward.hub.model.jobs import PROTOCOL
-from tests.waiting import until
+from tests.waiting import until, until_text
 
 LAB = {
     "name": "lab",
@@ -31,9 +31,9 @@ def record(file: str) -> str:
     with hub.start_run(run_name="of the job", experiment="jobs") as run:
         run.log_metrics({"loss": 0.5}, step=1)
         print("begins", flush=True)
-        until(lambda: Path(file).exists() and Path(file).read_text(), 120)
+        text = until_text(Path(file), 120)
         print("ends", flush=True)
-    return Path(file).read_text()
+    return text
 
 
 class Workers:

@@ -20,7 +20,7 @@ from skyward.training.evaluation import AdaptiveCompute, Content, Dispatcher, Jo
 from skyward.training.evaluation.dispatchers import InProcessDispatcher, SubprocessDispatcher, as_dispatcher
 from skyward.training.evaluation.members import WorkerState
 from tests.training.evaluation.dispatchers.jobs import doubled, hang, job_of, kill_me, make, sleep_on, waits_for
-from tests.waiting import until
+from tests.waiting import until, until_text
 
 
 class _Slow(InProcessDispatcher):
@@ -64,9 +64,7 @@ def _dies_elsewhere() -> list[Any]:
 
 def _begun(folder: Path, name: object) -> int:
     """Return the process in which it has begun."""
-    path = folder / f"begun-{name}"
-    until(lambda: path.exists() and path.read_text())
-    return int(path.read_text())
+    return int(until_text(folder / f"begun-{name}"))
 
 
 def test_each_evaluation_goes_where_it_is_expected_to_end_first() -> None:

@@ -15,7 +15,7 @@ import skyward as sky
 from skyward.errors import ArgumentNotPicklable, PoolClosed, SlotLost, TaskTimeout, UsageError
 from skyward.training.evaluation.dispatchers import PoolDispatcher, as_dispatcher
 from tests.training.evaluation.dispatchers.jobs import NoteLoading, doubled, hang, job_of, kill_me, waits_for
-from tests.waiting import lines_of, until
+from tests.waiting import lines_of, until, until_text
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,7 @@ def test_a_slot_that_dies_in_the_middle_is_reported_and_the_next_one_runs(
         dispatcher.submit(job_of(1, kill_me)).result(60)
     future = dispatcher.submit(job_of(0, waits_for, str(tmp_path)))
     begun = tmp_path / "begun-0"
-    until(lambda: begun.exists() and begun.read_text())
-    os.kill(int(begun.read_text()), signal.SIGKILL)
+    os.kill(int(until_text(begun)), signal.SIGKILL)
     with pytest.raises(SlotLost):
         future.result(60)
     outcomes = [dispatcher.submit(job_of(n)) for n in range(4)]

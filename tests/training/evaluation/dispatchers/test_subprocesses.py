@@ -13,7 +13,7 @@ import pytest
 from skyward.errors import ArgumentNotPicklable, PayloadNotLoadable, ResultNotPicklable, SlotLost, TaskTimeout
 from skyward.training.evaluation.dispatchers import SubprocessDispatcher, as_dispatcher
 from tests.training.evaluation.dispatchers.jobs import NoteLoading, doubled, hang, job_of, kill_me, waits_for
-from tests.waiting import lines_of, until
+from tests.waiting import lines_of, until, until_text
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +121,13 @@ def test_cancelling_kills_the_evaluation_with_all_its_processes(
         import subprocess
 
         child = subprocess.Popen(["sleep", "1000"])
-        path = Path(payload)
-        path.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
-        path.with_suffix(".part").rename(path)
+        Path(payload).write_text(f"{os.getpid()} {child.pid}")
         child.wait()
         return {}
 
     future = dispatcher.submit(job_of(1, start_another, str(tmp_path / "pids")))
-    until((tmp_path / "pids").exists)
+    pids = [int(pid) for pid in until_text(tmp_path / "pids").split()]
     assert future.cancel()
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     until(lambda: all(_is_gone(pid) for pid in pids))
     assert dispatcher.submit(job_of(2)).result(60).value["value"] == 5
 
@@ -138,13 +135,14 @@ def test_cancelling_kills_the_evaluation_with_all_its_processes(
 def test_closing_leaves_no_process_thread_or_descriptor(tmp_path: Path) -> None:
     threads, descriptors = set(threading.enumerate()), set(os.listdir("/proc/self/fd"))
     dispatcher = SubprocessDispatcher(slots=2)
-    futures = [dispatcher.submit(job_of(n, waits_for, str(tmp_path))) for n in range(2)]
-    until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
-    pids = [int(path.read_text()) for path in tmp_path.glob("begun-*")]
-    assert len(set(pids)) == 2
-    (tmp_path / "end-0").touch()
-    assert futures[0].result(60).worker.startswith("subprocess ")
-    dispatcher.close(cancel=True)
+    try:
+        futures = [dispatcher.submit(job_of(n, waits_for, str(tmp_path))) for n in range(2)]
+        pids = [int(until_text(tmp_path / f"begun-{n}")) for n in range(2)]
+        assert len(set(pids)) == 2
+        (tmp_path / "end-0").touch()
+        assert futures[0].result(60).worker.startswith("subprocess ")
+    finally:
+        dispatcher.close(cancel=True)
     assert futures[1].cancelled()
     assert set(threading.enumerate()) <= threads
     assert all(_is_gone(pid) for pid in pids)
@@ -164,11 +162,9 @@ SubprocessDispatcher().submit(job_of(0, waits_for, sys.argv[1]))
 import threading; threading.Event().wait()
 """
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-    begun = tmp_path / "begun-0"
-    until(lambda: begun.exists() and begun.read_text())
+    pid = int(until_text(tmp_path / "begun-0"))
     parent.kill()
     parent.wait()
-    pid = int(begun.read_text())
     until(lambda: _is_gone(pid))
 
 
