@@ -1,0 +1,254 @@
+"""Arithmetic of DiLoCo: pseudo-gradients, their mean, the outer optimizer, and mixing.
+
+Parameters, deltas and buffers are mappings from a parameter's name to its array (see `arrays`). All functions are
+deterministic: equal inputs give equal bits on one machine.
+
+Sources: "DiLoCo" (arXiv 2311.08105), "Asynchronous Local-SGD" (arXiv 2401.09135), "Streaming DiLoCo" (2501.18512).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Protocol
+
+from ...errors import UsageError
+from ..evaluation.legal import check_at_least
+from .arrays import Array, add_scaled, copy_of, to_dtype_of, to_float64
+
+OUTER_LR = 0.7
+OUTER_MOMENTUM = 0.9
+"""Defaults of the outer optimizer. Source: arXiv 2311.08105 (best outer optimizer)."""
+
+
+def pseudo_gradient(base: Array, local: Array) -> Array:
+    """Return `base - local`: a step against it moves the base towards the local parameters.
+
+    Args:
+        base: Parameter as the worker last received it, any shape, float32.
+        local: The same parameter after the inner steps, the same shape, float32 or narrower.
+
+    Returns:
+        A new array, float32. The subtraction is exact where both lie within a factor of two of each other.
+
+    Source: arXiv 2311.08105, algorithm 1 (the outer gradient).
+    """
+    delta = copy_of(base)  # `base - local` would be no array for numpy arrays of shape ()
+    delta -= local
+    return delta
+
+
+class DeltaMean:
+    """Mean of the workers' deltas, summed in float64 in the order of their ids.
+
+    A fixed order makes a repeated run equal to the bit. The mean of equal deltas is that delta, to the bit. It needs
+    eight bytes for each value, for any number of workers.
+
+    Example:
+        >>> import numpy as np
+        >>> mean = DeltaMean()
+        >>> mean.add("a", {"bias": np.array([1, 0], "float32")})
+        >>> mean.add("b", {"bias": np.array([3, 1], "float32")})
+        >>> mean.take()["bias"].tolist()
+        [2.0, 0.5]
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Array] = {}
+        self._narrow: dict[str, Array] = {}
+        """One array of each name in the dtype of the deltas; it holds a single value."""
+        self._weight: float = 0
+        self._last: str | None = None
+
+    def add(self, worker: str, delta: Mapping[str, Array], *, weight: float = 1) -> None:
+        """Add a worker's delta.
+
+        Args:
+            worker: Its id. Ids must come in ascending order.
+            delta: Arrays that all workers have in common: the same names and shapes. Not kept.
+            weight: Share in the mean, finite and >= 0: 1 for each worker, or the tokens it has trained on since its
+                base round.
+
+        Raises:
+            UsageError: The order is wrong, the names differ, or the weight is not legal.
+        """
+        if self._last is not None and worker <= self._last:
+            raise UsageError(f"worker={worker!r}: comes after {self._last!r}; add deltas in the order of worker ids")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UsageError(f"weight={weight!r}: must be a finite number >= 0; pass 1, or a number of tokens")
+        if self._last is not None and delta.keys() != self._sums.keys():
+            raise UsageError(f"delta of {worker!r}: has other names than the first delta; check it before adding it")
+        for name, array in delta.items():
+            if name in self._sums:
+                add_scaled(self._sums[name], array, weight)
+            else:
+                self._sums[name] = to_float64(array)
+                self._sums[name] *= weight
+                self._narrow[name] = copy_of(array.reshape(-1)[:1])
+        self._weight += weight
+        self._last = worker
+
+    def take(self) -> dict[str, Array]:
+        """Return the mean in the dtype of the first delta, and become empty.
+
+        Raises:
+            UsageError: No delta was added, or all weights are 0.
+        """
+        if self._weight == 0:
+            raise UsageError("mean: no delta with a weight above 0 was added; skip the outer step of this round")
+        mean = {}
+        for name in list(self._sums):
+            total = self._sums.pop(name)
+            total /= self._weight
+            mean[name] = to_dtype_of(total, self._narrow[name])
+        self._narrow, self._weight, self._last = {}, 0, None
+        return mean
+
+
+class OuterOptimizer(Protocol):
+    """Optimizer of the global parameters, which treats a pseudo-gradient as a gradient."""
+
+    def step(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        """Update in place the parameters that have a gradient. All others keep their value and their momentum."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nested dicts of arrays and numbers. The arrays are the optimizer's own, not copies."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that `state_dict` returned, with its arrays."""
+
+
+class OuterSGD:
+    """SGD with momentum. On tensors it equals `torch.optim.SGD` (dampening 0, no weight decay) to the bit.
+
+    For numpy arrays, each product is rounded before it is added, so the last bit may differ from torch's.
+
+    Args:
+        lr: Step size, > 0.
+        momentum: Decay of the momentum, >= 0 and < 1. With 0 there are no buffers.
+        nesterov: Step along the gradient plus the decayed momentum, instead of along the momentum.
+
+    Source: arXiv 2311.08105, algorithm 1 (OuterOpt); `torch.optim.SGD`.
+    """
+
+    def __init__(self, *, lr: float = OUTER_LR, momentum: float = OUTER_MOMENTUM, nesterov: bool = True) -> None:
+        _check_rates(lr, momentum)
+        if nesterov and momentum == 0:
+            raise UsageError("nesterov=True: has no meaning without momentum; set momentum above 0, or nesterov=False")
+        self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
+        self._momenta: dict[str, Array] = {}
+
+    def step(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        for name, gradient in gradients.items():
+            direction = gradient
+            if self.momentum:
+                momentum = _decayed(self._momenta, name, gradient, self.momentum)
+                direction = momentum
+                if self.nesterov:
+                    direction = copy_of(gradient)
+                    add_scaled(direction, momentum, self.momentum)
+            add_scaled(parameters[name], direction, -self.lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"momenta": dict(self._momenta)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._momenta = dict(state["momenta"])
+
+
+class DelayedNesterov:
+    """Nesterov momentum for asynchronous workers: one update of the momentum for every N pseudo-gradients.
+
+    With a momentum m, a step size e, a decay b, and a pseudo-gradient g for each step:
+
+        each step        sum += g
+        steps 1 to N-1   parameter -= e * g / N
+        step N           m = b * m + sum / N;  parameter -= e * (g / N + b * m);  sum = 0
+
+    Each parameter counts its own steps, so fragments have their own delays. `every=1` equals `OuterSGD` with Nesterov
+    momentum, to the bit.
+
+    Args:
+        lr: Step size e, > 0.
+        momentum: Decay b, >= 0 and < 1.
+        every: N, the number of pseudo-gradients between two updates of the momentum, >= 1.
+
+    Source: arXiv 2401.09135, algorithm 3 with c = 0.
+    """
+
+    def __init__(self, *, lr: float = OUTER_LR, momentum: float = OUTER_MOMENTUM, every: int = 1) -> None:
+        _check_rates(lr, momentum)
+        check_at_least("every", every, 1)
+        self.lr, self.momentum, self.every = lr, momentum, every
+        self._momenta: dict[str, Array] = {}
+        self._sums: dict[str, Array] = {}
+        self._counts: dict[str, int] = {}
+
+    def step(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        for name, gradient in gradients.items():
+            _add_to(self._sums, name, gradient)
+            self._counts[name] = self._counts.get(name, 0) + 1
+            direction = copy_of(gradient)
+            direction /= self.every
+            if self._counts[name] == self.every:
+                mean = self._sums.pop(name)
+                mean /= self.every
+                momentum = _decayed(self._momenta, name, mean, self.momentum)
+                add_scaled(direction, momentum, self.momentum)
+                self._counts[name] = 0
+            add_scaled(parameters[name], direction, -self.lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"momenta": dict(self._momenta), "sums": dict(self._sums), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._momenta, self._sums = dict(state["momenta"]), dict(state["sums"])
+        self._counts = dict(state["counts"])
+
+
+def mix(local: Array, received: Array, alpha: float) -> None:
+    """Set `local` to `alpha * local + (1 - alpha) * received`, in place.
+
+    While a fragment was on its way, the worker has trained on. `alpha` is the weight of that progress. 0 gives exactly
+    the received values, even where the local ones are not finite. 1 changes nothing. The fragment's next base is
+    `received` in any case.
+
+    Args:
+        local: Parameter of the worker, any shape.
+        received: The same parameter after the outer step, the same shape.
+        alpha: Between 0 and 1.
+
+    Raises:
+        UsageError: `alpha` is not between 0 and 1.
+
+    Source: arXiv 2501.18512, algorithm 2.
+    """
+    if not 0 <= alpha <= 1:
+        raise UsageError(f"alpha={alpha!r}: must be between 0 and 1; set alpha=0.5, for example")
+    if alpha == 0:
+        local[...] = received
+    elif alpha < 1:
+        local *= alpha
+        add_scaled(local, received, 1 - alpha)
+
+
+def _check_rates(lr: float, momentum: float) -> None:
+    if not (math.isfinite(lr) and lr > 0):
+        raise UsageError(f"lr={lr!r}: must be a finite number > 0; set lr={OUTER_LR}, for example")
+    if not 0 <= momentum < 1:
+        raise UsageError(f"momentum={momentum!r}: must be >= 0 and < 1; set momentum={OUTER_MOMENTUM}, for example")
+
+
+def _add_to(sums: MutableMapping[str, Array], name: str, array: Array) -> None:
+    if name in sums:
+        sums[name] += array
+    else:
+        sums[name] = copy_of(array)
+
+
+def _decayed(momenta: MutableMapping[str, Array], name: str, gradient: Array, decay: float) -> Array:
+    """Return the momentum of a parameter, after it has decayed and taken in a gradient. The first one is a copy."""
+    if name in momenta:
+        momenta[name] *= decay
+    _add_to(momenta, name, gradient)
+    return momenta[name]

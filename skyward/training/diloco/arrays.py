@@ -1,0 +1,54 @@
+"""Arithmetic on arrays of either kind: torch tensors, or numpy arrays.
+
+Neither library is imported: methods of an array tell which one it belongs to. A tensor must not require a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+Array = Any
+"""torch.Tensor or numpy.ndarray, of any shape, float32 unless a function says otherwise."""
+
+
+def _is_tensor(array: Array) -> bool:
+    return hasattr(array, "add_")
+
+
+def copy_of(array: Array) -> Array:
+    """Return a copy with memory of its own."""
+    return array.clone() if _is_tensor(array) else array.copy()
+
+
+def to_float64(array: Array) -> Array:
+    """Return a copy in float64."""
+    if not _is_tensor(array):
+        return array.astype("float64")
+    wide = array.double()
+    return wide.clone() if wide is array else wide
+
+
+def to_dtype_of(array: Array, other: Array) -> Array:
+    """Return the array in the dtype of another one; the array itself if it has that dtype."""
+    return array.to(other.dtype) if _is_tensor(array) else array.astype(other.dtype, copy=False)
+
+
+def add_scaled(target: Array, source: Array, factor: float) -> None:
+    """Add `factor * source` to `target` in place, computed in the dtype of `target`.
+
+    For tensors this is the call that torch's optimizers make. On most CPUs it rounds once for each element, so
+    `target += factor * source` would give other bits.
+    """
+    if _is_tensor(target):
+        target.add_(source, alpha=factor)
+    else:
+        target += factor * source.astype(target.dtype, copy=False)
+
+
+def norm_of(array: Array) -> float:
+    """Return the Euclidean norm of all elements. It is not finite if any element is not."""
+    if _is_tensor(array):
+        return float(array.norm())
+    wide = array.astype("float64").ravel()
+    return math.sqrt(float(wide @ wide))

@@ -1,0 +1,311 @@
+"""Synchronous rounds: a barrier over members that are frozen with each round, and updates that count exactly once.
+
+    join ──> waiting ──(a round opens)──> awaited ──(submit)──> submitted ──(the round closes)──> awaited ...
+                                             │ leave, evict
+                                             v
+                                          missing ──(join with this round as its base)──> awaited
+
+Round r starts from the parameters after r outer steps, and closes with outer step r + 1. With streaming fragments each
+synchronisation of a fragment is a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ...errors import UsageError
+from ..evaluation.legal import check_at_least
+from .membership import Roster
+from .refusal import RefusalKind, WorkerRefused
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateKey:
+    """Name of an update. A worker that sends a delta again sends it with the same key."""
+
+    worker: str
+    base_round: int
+    """Round whose parameters the delta is relative to, >= 0."""
+    number: int
+    """Number of the worker's update, counted by the worker and kept in its checkpoint, >= 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateAnswer:
+    """Answer to an update whose round is closed."""
+
+    round: int
+    """Round in which the worker goes on: the one after its base round."""
+    is_counted: bool
+    """Whether the delta is in the mean; False if it was refused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateOutcome:
+    """State of an update that the server knows."""
+
+    kind: Literal["accepted", "repeated", "answered"]
+    """`accepted`: the update is new, and its delta must be added to the mean, unless it was refused. `repeated`: the
+    update is known, and its round is open; discard the delta. `answered`: its round is closed; discard the delta."""
+    answer: UpdateAnswer | None = None
+    """The stored answer, if the round is closed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClosedRound:
+    """A round that has ended."""
+
+    round: int
+    counted: tuple[str, ...]
+    """Workers whose deltas are in the mean, in the order of their ids. Without one there is no outer step."""
+    refused: tuple[str, ...]
+    """Workers whose deltas were refused, in the order of their ids."""
+
+
+class Rounds:
+    """State machine of synchronous rounds, without threads or a clock of its own.
+
+    When a round opens, its members are the workers that are present, and a worker that joins later waits for the next
+    round. A round with fewer than `min_workers` members is short: it takes in workers, waiting ones first, until it has
+    enough. The first round does so until it has `num_workers`. A round is complete when no member is awaited, and at
+    least `min_workers` have submitted. A member that leaves or is evicted is no longer awaited. An update that
+    it has submitted stays in the round.
+
+    An update counts once. Its key is known from `submit` on, and its answer is kept until the worker's next one. So a
+    worker that lost an answer sends the same update again, and gets that answer.
+
+    A refused delta counts as submitted, so a broken worker does not hold up the others.
+
+    Args:
+        min_workers: Least number of workers that end a round, >= 1.
+        num_workers: Number of workers that the first round waits for, >= `min_workers`; None: `min_workers`. Members
+            that die afterwards hold up nothing.
+        heartbeat_timeout_s: Seconds of silence after which a worker is evicted; 0: never.
+
+    Example:
+        >>> rounds = Rounds(min_workers=2)
+        >>> for worker in ("a", "b"):
+        ...     rounds.join(worker, f"process of {worker}", now=0.0)
+        >>> rounds.submit(UpdateKey(worker="a", base_round=0, number=0), "process of a", now=9.0).kind
+        'accepted'
+        >>> rounds.is_complete
+        False
+        >>> rounds.submit(UpdateKey(worker="b", base_round=0, number=0), "process of b", now=9.5).kind
+        'accepted'
+        >>> rounds.close()
+        ClosedRound(round=0, counted=('a', 'b'), refused=())
+    """
+
+    def __init__(
+        self, *, min_workers: int = 1, num_workers: int | None = None, heartbeat_timeout_s: float = 120.0
+    ) -> None:
+        check_at_least("min_workers", min_workers, 1)
+        check_at_least("num_workers", min_workers if num_workers is None else num_workers, min_workers)
+        self._roster = Roster(heartbeat_timeout_s=heartbeat_timeout_s)
+        self._min_workers = min_workers
+        self._needed = num_workers or min_workers
+        """Number of members below which the round takes in workers, and cannot close."""
+        self._round = 0
+        self._awaited: set[str] = set()
+        self._submitted: dict[str, tuple[UpdateKey, bool]] = {}
+        """Update of each worker in this round, and whether it counts."""
+        self._missing: set[str] = set()
+        """Members of this round that were removed before they submitted."""
+        self._answered: dict[str, tuple[UpdateKey, UpdateAnswer]] = {}
+        """Last update of each worker whose round is closed. It stays when the worker goes: it may come back."""
+
+    @property
+    def round(self) -> int:
+        """Number of the open round."""
+        return self._round
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Workers that are present, in the order in which they joined."""
+        return self._roster.workers
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Members of this round that have not submitted, in the order of their ids. They train from its parameters."""
+        return tuple(sorted(self._awaited))
+
+    @property
+    def is_complete(self) -> bool:
+        """Readiness to close: no member is awaited, and enough workers have submitted."""
+        return not self._awaited and len(self._submitted) >= self._needed
+
+    # Presence --------------------------------------------------------------------------------------------------------
+
+    def join(self, worker: str, session: str, *, now: float, base_round: int | None = None) -> None:
+        """Add a worker, or one that comes back.
+
+        It begins to train once it is among the `awaited`: at once, or when the next round opens.
+
+        Args:
+            worker: Its id.
+            session: Random text of its process, the same after it is resumed from a checkpoint.
+            now: Present time in seconds.
+            base_round: Round whose parameters it has; None if it has none. If it is the open round, and the worker was
+                its member, the worker is awaited again, and goes on with its inner steps or its delta. With any other
+                round it has to load the current parameters.
+
+        Raises:
+            WorkerRefused: Another process has this id (ID_TAKEN).
+        """
+        self._roster.join(worker, session, now=now)
+        if base_round == self._round and worker in self._missing:
+            self._await(worker)
+        self._fill()
+
+    def hear(self, worker: str, session: str, *, now: float) -> None:
+        """Note a heartbeat.
+
+        Raises:
+            WorkerRefused: The worker is not present (NOT_A_MEMBER), or another process has its id (ID_TAKEN).
+        """
+        self._roster.hear(worker, session, now=now)
+
+    def leave(self, worker: str, session: str) -> None:
+        """Remove a worker that says so. The round may be complete afterwards.
+
+        Raises:
+            WorkerRefused: The worker is not present (NOT_A_MEMBER), or another process has its id (ID_TAKEN).
+        """
+        self._roster.check(worker, session)
+        self.evict(worker)
+
+    def evict(self, worker: str) -> None:
+        """Remove a worker, whichever process it is. One that is not present changes nothing."""
+        self._roster.remove(worker)
+        if worker in self._awaited:
+            self._awaited.remove(worker)
+            self._missing.add(worker)
+            self._fill()
+
+    def evict_silent(self, *, now: float) -> tuple[str, ...]:
+        """Evict all workers that were silent for the timeout, and return their ids in order."""
+        silent = self._roster.silent(now=now)
+        for worker in silent:
+            self.evict(worker)
+        return silent
+
+    # Updates ---------------------------------------------------------------------------------------------------------
+
+    def find(self, update: UpdateKey, session: str) -> UpdateOutcome | None:
+        """Return the state of a known update; None if `submit` would accept it. Nothing changes.
+
+        So a server can answer before the delta has travelled again.
+
+        Raises:
+            WorkerRefused: As `submit`.
+        """
+        worker = update.worker
+        self._roster.check(worker, session)
+        key, answer = self._answered.get(worker, (None, None))
+        if key == update:
+            return UpdateOutcome(kind="answered", answer=answer)
+        if update.base_round != self._round:
+            problem = f"base_round={update.base_round} of worker {worker!r}: round {self._round} is open"
+            raise WorkerRefused(RefusalKind.WRONG_ROUND, f"{problem}; load its parameters and train from there")
+        if worker in self._submitted:
+            if self._submitted[worker][0] == update:
+                return UpdateOutcome(kind="repeated")
+            problem = f"number={update.number} of worker {worker!r}: it has sent another update for this round"
+            raise WorkerRefused(RefusalKind.CONFLICT, f"{problem}; wait for the next round, and load its parameters")
+        if worker not in self._awaited:
+            problem = f"worker={worker!r}: is not a member of round {self._round}"
+            raise WorkerRefused(RefusalKind.NOT_IN_ROUND, f"{problem}; wait for the next round")
+        return None
+
+    def submit(self, update: UpdateKey, session: str, *, now: float, is_refused: bool = False) -> UpdateOutcome:
+        """Take in an update whose delta has arrived whole.
+
+        Args:
+            update: Its key.
+            session: Session of the worker's process.
+            now: Present time in seconds. The update is a sign of life.
+            is_refused: Whether the delta must not count (see `guard`). The worker is no longer awaited either way.
+
+        Returns:
+            `accepted` exactly once for each key. Only then does the delta belong into the mean.
+
+        Raises:
+            WorkerRefused: The worker is not present (NOT_A_MEMBER), another process has its id (ID_TAKEN), the worker
+                is not in this round (NOT_IN_ROUND), its base is another round (WRONG_ROUND), or it has sent another
+                update in this round (CONFLICT).
+        """
+        known = self.find(update, session)
+        self._roster.hear(update.worker, session, now=now)
+        if known is not None:
+            return known
+        self._awaited.remove(update.worker)
+        self._submitted[update.worker] = (update, not is_refused)
+        return UpdateOutcome(kind="accepted")
+
+    def close(self) -> ClosedRound:
+        """Close a complete round, after its outer step, and open the next one with all workers that are present.
+
+        Raises:
+            UsageError: The round is not complete.
+        """
+        if not self.is_complete:
+            waits = ", ".join(self.awaited) or f"{self._needed - len(self._submitted)} more workers"
+            raise UsageError(f"round {self._round}: still waits for {waits}; close it when it is complete")
+        closed = ClosedRound(
+            round=self._round,
+            counted=tuple(sorted(worker for worker, (_, counts) in self._submitted.items() if counts)),
+            refused=tuple(sorted(worker for worker, (_, counts) in self._submitted.items() if not counts)),
+        )
+        self._round += 1
+        for worker, (update, counts) in self._submitted.items():
+            self._answered[worker] = (update, UpdateAnswer(round=self._round, is_counted=counts))
+        self._submitted, self._missing = {}, set()
+        self._awaited = set(self._roster.workers)
+        return closed
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state at the beginning of the open round, as values for JSON.
+
+        Updates that this round has received are not part of it, because the sum of their deltas is lost with the
+        server. Their workers got no answer, so they send them again.
+        """
+        answered = {worker: {"update": asdict(u), "answer": asdict(a)} for worker, (u, a) in self._answered.items()}
+        return {
+            "round": self._round,
+            "needed": self._needed,
+            "sessions": self._roster.state_dict(),
+            "members": sorted(self._awaited | (self._submitted.keys() & set(self._roster.workers))),
+            "missing": sorted(self._missing | (self._submitted.keys() - set(self._roster.workers))),
+            "answered": answered,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, now: float) -> None:
+        """Continue with a state that `state_dict` returned. Each member has the heartbeat timeout to come back."""
+        self._round, self._needed = state["round"], state["needed"]
+        self._roster.load_state_dict(state["sessions"], now=now)
+        self._awaited, self._missing, self._submitted = set(state["members"]), set(state["missing"]), {}
+        self._answered = {
+            worker: (UpdateKey(**entry["update"]), UpdateAnswer(**entry["answer"]))
+            for worker, entry in state["answered"].items()
+        }
+        self._fill()
+
+    # Internals -------------------------------------------------------------------------------------------------------
+
+    def _await(self, worker: str) -> None:
+        self._awaited.add(worker)
+        self._missing.discard(worker)
+
+    def _fill(self) -> None:
+        """Take workers into a short round, in the order in which they joined."""
+        for worker in self._roster.workers:
+            if len(self._awaited) + len(self._submitted) >= self._needed:
+                break
+            if worker not in self._submitted:
+                self._await(worker)
+        if len(self._awaited) + len(self._submitted) >= self._needed:
+            self._needed = self._min_workers  # the first round has begun
