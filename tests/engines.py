@@ -11,6 +11,7 @@ from skyward.engine.direct import DirectEngine
 from skyward.engine.engine import Engine
 from skyward.engine.lender import command_to
 from skyward.engine.ray.links import RayWays
+from skyward.pool.engines import Way
 from skyward.values.machine import Machine
 from skyward.values.ref import held_by
 
@@ -26,14 +27,14 @@ def engine_of(pool: sky.ComputePool) -> DirectEngine:
 def hosted_pool(provider: Any = None, *, lease_s: float = 5.0, **options: Any) -> sky.ComputePool:
     """Return a pool whose scheduler runs in a head: beside its first node; by default all are on this machine."""
     pool = sky.ComputePool(provider or sky.Local(lease_s=lease_s), **options)
-    pool._life.is_hosted = True  # users have no option for it yet
+    pool._life.way = Way.LENT  # users have no option for it
     return pool
 
 
 def raised_pool(provider: Any, **options: Any) -> sky.ComputePool:
-    """Return a pool with a head which raises Ray on its nodes."""
-    pool = hosted_pool(provider, **options)
-    pool._life.is_on_ray = True  # users have no option for it yet
+    """Return a pool with a head which raises Ray on its nodes, and goes on if Ray does not come up."""
+    pool = sky.ComputePool(provider, **options)
+    pool._life.way = Way.RAY_OR_LENT  # users have no option for it yet
     return pool
 
 

@@ -27,7 +27,9 @@ class PlainLines:
     def take(self, event: told.Event) -> list[str]:
         """Return the lines for an event."""
         self._state.take(event)
-        text = self._failure(event) or self._scaling(event) or ("" if self._is_quiet else self._progress(event))
+        text = self._failure(event) or self._scaling(event) or self._engine(event)
+        if not text and not self._is_quiet:
+            text = self._progress(event)
         return [printable(f"{self._state.name}: {text}")] if text else []
 
     def _failure(self, event: told.Event) -> str:
@@ -61,6 +63,14 @@ class PlainLines:
         if isinstance(event, told.ScalingFailed):
             have = f"continues with {_nodes(event.nodes)}" if event.nodes else "has no nodes"
             return f"wanted {_nodes(event.wanted)}, {have}: {fitted(printable(event.reason), _LONGEST_REASON)}"
+        return ""
+
+    def _engine(self, event: told.Event) -> str:
+        if isinstance(event, told.EngineUp) and not self._is_quiet:
+            return f"{event.engine.capitalize()} carries the calls between nodes, after {duration(event.seconds)}"
+        if isinstance(event, told.EngineLost):
+            why = fitted(printable(event.reason), _LONGEST_REASON)
+            return f"{event.engine.capitalize()} is not there, so this program carries the calls: {why}"
         return ""
 
     def _early_end(self, event: told.PoolClosed) -> str:

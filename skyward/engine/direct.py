@@ -40,7 +40,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..calls.futures import refuse_to_wait
 from ..console.activity import RunningTask
@@ -211,6 +211,10 @@ class DirectEngine:
             for machine in machines:
                 self.nodes.up(machine)
         self.ledger.watcher.wake()
+
+    @property
+    def carrier(self) -> Literal["direct", "ray"]:
+        return "direct"
 
     @property
     def was_started(self) -> bool:

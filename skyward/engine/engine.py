@@ -8,7 +8,7 @@ implements `WaitingCallers` with its ordinary path.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..calls.futures import Future
 from ..console.activity import ActorWork, RunningTask
@@ -308,6 +308,11 @@ class Engine(Protocol):
         Raises:
             Unreachable: An agent does not answer. All links are closed again.
         """
+        ...
+
+    @property
+    def carrier(self) -> Literal["direct", "ray"]:
+        """Carrier of the calls now: connections of this program, or Ray between the nodes."""
         ...
 
     @property

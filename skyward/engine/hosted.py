@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..calls.futures import Future, refuse_to_wait
 from ..calls.named_options import pack_options
@@ -216,6 +216,10 @@ class HostedEngine:
         if not self._attaches:
             return who
         return {**who, "attach_key": self._config.attach_key, "takes_over": self._takes_over}
+
+    @property
+    def carrier(self) -> Literal["direct", "ray"]:
+        return "ray" if self._raiser is not None and self._raiser.is_up else "direct"
 
     @property
     def was_started(self) -> bool:

@@ -32,6 +32,7 @@ from ..state.live import LivePool
 from ..state.presence import Presence
 from ..values.machine import LogSink, Machine, PoolSpec
 from .detaching import Detachment, has_ended, reach
+from .engines import Way, did_not_come_up
 from .guests import Guests
 from .machines import PoolMachines
 from .oversights import Oversights
@@ -117,11 +118,8 @@ class PoolLife:
         self._budget_usd = budget_usd
         self.detachment: Detachment | None = None
         """State of a detached pool; None: this pool ends with this process. Set before the start."""
-        self.is_hosted = False
-        """Whether the scheduler runs in a head. That of a detached pool does; so far other users
-        have no option for it."""
-        self.is_on_ray = False
-        """Whether a hosted pool raises Ray on machines that have a login. Users have no option for it yet."""
+        self.way = Way.DIRECT
+        """Place of the scheduler, and what its links go by. A detached pool always has a head. Set before the start."""
         self._logs = logs
         self._lines: LogLines | None = None
         self._wants_console = console
@@ -378,7 +376,7 @@ class PoolLife:
         return packed_initializer(self._initializer)
 
     def _make_engine(self, initializer: bytes | None, launched: list[Machine]) -> Engine:
-        if self.is_hosted or self.detachment is not None:
+        if self.way is not Way.DIRECT or self.detachment is not None:
             return self._make_hosted(initializer, launched[0])
         from ..engine.direct import DirectEngine
 
@@ -397,7 +395,12 @@ class PoolLife:
     def _make_raiser(self) -> RayRaiser:
         from ..engine.ray.raiser import RayRaiser
 
-        return RayRaiser(self.name, self.spec.image, emit=self.announcer.emit)
+        end_early = weakref.WeakMethod(self._end_early)
+
+        def failed(reason: str) -> None:
+            _call_if_alive(end_early(), did_not_come_up(reason))
+
+        return RayRaiser(self.spec.image, emit=self.announcer.emit, failed=failed if self.way is Way.RAY else None)
 
     def _make_hosted(self, initializer: bytes | None, machine: Machine) -> Engine:
         """Make an engine whose scheduler is in a head beside a node; on this machine, if the node has no login."""
@@ -424,7 +427,7 @@ class PoolLife:
         if detachment is not None:
             return detachment.engine(config, machine, self._lines, self.announcer.emit)
         place = LocalHead() if is_here else NodeHead(machine)
-        raiser = self._make_raiser() if self.is_on_ray and not is_here else None
+        raiser = self._make_raiser() if self.way in (Way.RAY, Way.RAY_OR_LENT) and not is_here else None
         return HostedEngine(config, place, lines=self._lines, emit=self.announcer.emit, raiser=raiser)
 
     def _make_dispatch(self, engine: Engine) -> Dispatch:

@@ -21,6 +21,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "console": (None, True, False),
     "direct_transfers": (True, False),
     "on_idle": ("rest", "close"),
+    "engine": ("auto", "direct", "ray"),
 }
 _ABOVE_ZERO = {
     "memory_gib": "GiB",

@@ -38,6 +38,7 @@ from ..values.ref import Ref
 from ..values.volume import Volume, check_volumes
 from .cost import Forecast, forecast
 from .detaching import Detachment, attachable, check_detached, provider_of
+from .engines import EngineName, check_engine, way_of
 from .life import PoolLife
 from .node_access import NodeAccess
 from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, check_scale, is_pool_name
@@ -124,6 +125,10 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             calls `detach()`. Another program gets it by `ComputePool.attach(name)`. Leaving the block still closes the
             pool. Needs a `name`; so far for one node of `sky.SSH`. A lost node is not replaced. None: the pool
             ends with this program.
+        engine: Carrier of the calls. "direct": this program schedules, and is connected to each node. "ray": the first
+            node schedules, and Ray joins the nodes, so calls and values of tasks go straight between them. It needs
+            `sky.SSH`, and a fixed number of nodes that is at least 2. If Ray does not come up, the pool ends with a
+            ProviderError. If the first node is lost, the pool ends. "auto": "direct" so far.
         aliases: Aliases of options, listed above.
 
     Raises:
@@ -175,6 +180,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         console: bool | None = None,
         name: str | None = None,
         detached_for_s: float | None = None,
+        engine: EngineName = "auto",
         **aliases: Unpack[PoolAliases],
     ) -> None:
         self.provider, wanted = source_of(provider, any_of, selection, region, accelerator)
@@ -210,6 +216,14 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             is_fixed=size.is_fixed,
             rests=idle_timeout_s is not None,
         )
+        check_engine(
+            engine,
+            provider=self.provider,
+            spec=spec,
+            is_fixed=size.is_fixed,
+            rests=idle_timeout_s is not None,
+            is_detached=detached_for_s is not None,
+        )
         self._life = PoolLife(
             self,
             self.provider,
@@ -225,6 +239,7 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
             console=console,
             on_event=on_event,
         )
+        self._life.way = way_of(engine)
         if detached_for_s is not None:
             self._life.detachment = Detachment(for_s=detached_for_s, key=os.urandom(16).hex())
         self._sender = PoolSender(
@@ -490,6 +505,24 @@ class ComputePool(PoolTarget, NodeAccess, SharedNames):
         from ..node.slot.handle import TargetHandle
 
         return TargetHandle, (self.job_id, self.node_numbers, True, "the whole", self.total_slots)
+
+    @property
+    def engine(self) -> Literal["direct", "ray"]:
+        """Carrier of the calls now: "direct" for connections of this program, "ray" for Ray between the nodes.
+
+        A pool with `engine="ray"` is "direct" until Ray stands, and while a lost Ray is replaced. The events `EngineUp`
+        and `EngineLost` tell of the changes.
+
+        Raises:
+            PoolClosed: The pool is not open.
+
+        Example:
+            >>> import skyward as sky
+            >>> with sky.ComputePool(provider=sky.Local()) as pool:
+            ...     pool.engine
+            'direct'
+        """
+        return self._life.running()[0].carrier
 
     @property
     def spec(self) -> PoolSpec:

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import skyward as sky
+from skyward.errors import ProviderError
 from tests.engines import raised_pool
 from tests.hosts.bed import ROOT, Bed
 from tests.hosts.faults import Place, client_processes, nested_call_s, nothing_runs_on
@@ -79,12 +81,13 @@ def on_ray(bed: Bed, hosts: Callable[[int], list[Host]], ray_index: PackageIndex
     place = Place(bed=bed, index=ray_index, hosts=hosts(3))
     with place.ssh_by_relay(60.0) as (provider, line):
         events: list[sky.events.Event] = []
-        pool = raised_pool(provider, image=place.image, nodes=3, concurrency=2, logs=False, on_event=events.append)
-        with pool:
+        options: dict[str, Any] = {"image": place.image, "nodes": 3, "concurrency": 2, "logs": False}
+        with sky.ComputePool(provider, engine="ray", on_event=events.append, **options) as pool:
             here = OnRay(pool=pool, place=place, line=line, events=events)
             here.begin_calls()
-            assert not here.ups
+            assert (pool.engine, here.ups) == ("direct", 0)
             until(lambda: here.ups, within_s=LIMIT_S)
+            assert pool.engine == "ray"
             here.end_calls()
             assert not [event for event in events if isinstance(event, sky.events.LinkLost)]
             yield here
@@ -140,21 +143,15 @@ class TestRaised:
         ("of", "name"), [(1, "ray::Bridge"), (0, "ray.driver"), (1, "/raylet/raylet"), (0, "gcs_server")]
     )
     def test_calls_go_on_when_a_process_of_ray_dies(self, on_ray: OnRay, of: int, name: str) -> None:
-        until(lambda: is_up(on_ray.pool), within_s=LIMIT_S)
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
         on_ray.begin_calls()
         host = on_ray.place.hosts[of]
         for pid in ray_processes(host, name):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not is_up(on_ray.pool), within_s=LIMIT_S)
+        until(lambda: on_ray.pool.engine == "direct", within_s=LIMIT_S)
         assert where() @ on_ray.pool == [host.name for host in on_ray.place.hosts]
-        until(lambda: is_up(on_ray.pool), within_s=LIMIT_S)
+        until(lambda: on_ray.pool.engine == "ray", within_s=LIMIT_S)
         on_ray.end_calls()
-
-
-def is_up(pool: sky.ComputePool) -> bool:
-    """Return whether Ray carries the links to all nodes but the head's."""
-    engine, _ = pool._life.running()  # users see events
-    return bool(engine._raiser.is_up)  # type: ignore[attr-defined]
 
 
 def answer_of(address: str, port: int, *, is_encrypted: bool) -> str:
@@ -174,12 +171,12 @@ def answer_of(address: str, port: int, *, is_encrypted: bool) -> str:
 PROGRAM = """
 import sys, time
 import skyward as sky
-from tests.engines import raised_pool
 
 hosts, config, index = sys.argv[1:]
 provider = sky.SSH(hosts=hosts.split(), config_file=config, lease_s=600)
 told = lambda event: isinstance(event, sky.events.EngineUp) and print("up", flush=True)
-with raised_pool(provider, nodes=2, image=sky.Image(pip_index_url=index), logs=False, on_event=told) as pool:
+image = sky.Image(pip_index_url=index)
+with sky.ComputePool(provider, nodes=2, image=image, engine="ray", logs=False, on_event=told) as pool:
     time.sleep(600)
 """
 
@@ -213,14 +210,21 @@ def test_a_killed_client_leaves_nothing_of_ray(
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_pool_goes_on_where_ray_cannot_be_installed(
-    place: Callable[[int], Place], caplog: pytest.LogCaptureFixture
+def test_without_ray_a_pool_that_needs_it_ends_and_another_goes_on(
+    place: Callable[[int], Place], capfd: pytest.CaptureFixture[str]
 ) -> None:
     here, events = place(2), list[sky.events.Event]()  # their index has no Ray
-    with raised_pool(here.ssh(), image=here.image, nodes=2, logs=False, on_event=events.append) as pool:
+    options: dict[str, Any] = {"image": here.image, "nodes": 2, "logs": False}
+    wait = sky.compute(lambda: time.sleep(600))
+    needs = sky.ComputePool(here.ssh(), engine="ray", console=False, **options)
+    with raised_pool(here.ssh(), console=True, on_event=events.append, **options) as pool:
+        with needs, pytest.raises(ProviderError, match=r'(?s)set engine="auto" .* ray was not found'):
+            wait() >> needs
+        with pytest.raises(ProviderError, match="engine='ray': Ray did not come up"):
+            where() >> needs
         until(lambda: [event for event in events if isinstance(event, sky.events.EngineLost)], within_s=LIMIT_S)
-        assert where() @ pool == [host.name for host in here.hosts]
+        assert (where() @ pool, pool.engine) == ([host.name for host in here.hosts], "direct")
     (lost,) = [event for event in events if isinstance(event, sky.events.EngineLost)]
     assert "ray was not found" in lost.reason
-    assert len([record for record in caplog.records if "Ray is not there" in record.message]) == 1
+    assert capfd.readouterr().err.count("Ray is not there") == 1
     nothing_runs_on(here.hosts)

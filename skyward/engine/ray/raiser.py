@@ -3,7 +3,8 @@
 The head has the driver, and says what it lacks. Only the client has logins on the nodes. Ray is replaced, never
 repaired: a new one has new ports, folders and keys. A node that left Ray joins it again by a new start there.
 
-Every wait has a limit. If Ray does not come up, the pool goes on over the channels that the client lends.
+Every wait has a limit. If Ray does not come up, the pool goes on over the channels that the client lends, or ends if it
+was told to need Ray.
 """
 
 from __future__ import annotations
@@ -83,13 +84,14 @@ class RayRaiser:
     """Owner of a pool's Ray, for the life of the pool. Thread-safe.
 
     Args:
-        pool: Name of the pool.
         image: Image of the pool, whose package index has Ray.
         emit: Takes events.
+        failed: Called once with the reason if Ray does not come up, because the pool needs it. None: the pool goes on
+            without Ray, and events say why.
     """
 
-    def __init__(self, pool: str, image: Image, *, emit: Emit) -> None:
-        self._pool, self._emit = pool, emit
+    def __init__(self, image: Image, *, emit: Emit, failed: Callable[[str], object] | None = None) -> None:
+        self._emit, self._failed = emit, failed
         self._image = Image(
             pip=(f"ray=={RAY_VERSION}",),
             pip_index_url=image.pip_index_url,
@@ -107,7 +109,8 @@ class RayRaiser:
         self._python = ""
         """Interpreter with Ray on the head's machine."""
         self._began_at = 0.0
-        self._is_up = False
+        self._is_up = self._was_up = False
+        self._is_given_up = False
         self.verbs: dict[str, Callable[..., object]] = {"ray_carries": self._on_carried, "ray_is_lost": self._on_lost}
         """Verbs of the head."""
         self.slow_verbs: dict[str, Callable[..., object]] = {"ray_lacks": self._on_lacking}
@@ -151,6 +154,7 @@ class RayRaiser:
                 return
             ray.has_carried |= bool(nodes)
             self._is_up = is_up = set(self._machines) - {self._head} <= set(nodes)
+            self._was_up |= is_up
         if is_up and not was_up:
             self._emit(EngineUp(engine=_NAME, seconds=time.monotonic() - self._began_at))
 
@@ -181,8 +185,11 @@ class RayRaiser:
             if self._stop.is_set():
                 return
             self._end()
+            if self._failed is not None and not self._was_up and (self._is_given_up or failures == _TRIES):
+                self._failed(self._why)
+                return
             if was_of_use or failures == _TRIES:
-                self._tell(is_final=not was_ever_of_use)
+                self._emit(EngineLost(engine=_NAME, reason=self._why))
             self._stop.wait(_pause_s(failures))
 
     def _raise_until_lost(self) -> bool:
@@ -194,13 +201,16 @@ class RayRaiser:
         except (SkywardError, TimeoutError, OSError) as error:
             self._why = str(error)
             return False
+        if self._failed is not None and not self._is_lost.wait(self._image.bootstrap_timeout_s + _START_S):
+            self._give_up("it does not reach all nodes; let their private addresses reach each other on all ports")
         self._is_lost.wait()
         return ray.has_carried
 
-    def _tell(self, *, is_final: bool) -> None:
-        more = "the pool goes on over the client's own connections" if is_final else "another one is started"
-        _log.warning("%s: Ray is not there (%s); %s", self._pool, self._why, more)
-        self._emit(EngineLost(engine=_NAME, reason=self._why))
+    def _give_up(self, why: str) -> None:
+        """Let the thread end, unless Ray has carried the links to all nodes before, or the pool does not need it."""
+        if self._failed is not None and not self._was_up:
+            self._why, self._is_given_up = why, True
+            self._is_lost.set()
 
     def _raise(self, ray: _Ray) -> None:
         """Start Ray on all nodes, and the driver. Returns when the head of Ray runs, and the driver was told of it."""
@@ -237,7 +247,9 @@ class RayRaiser:
             if node == self._head:
                 self._why = str(error)
             elif failures == _TRIES and not self._stop.is_set():
-                _log.warning("node %d: Ray does not run there, so its link stays as it is: %s", node, error)
+                self._give_up(str(error))
+                if not self._is_given_up:
+                    _log.warning("node %d: Ray does not run there, so its link stays as it is: %s", node, error)
         else:
             ray.failures[node] = 0
         finally:

@@ -1,0 +1,78 @@
+"""The option `engine`: illegal ones, and what carries the calls. Ray itself is in tests/hosts/test_ray.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward import events
+from skyward.console.plain import PlainLines
+from skyward.errors import PoolClosed, UsageError
+from skyward.pool.engines import Way, did_not_come_up, way_of
+
+SSH = sky.SSH(hosts=["gpu1", "gpu2"])
+RAY: dict[str, Any] = {"provider": SSH, "nodes": 2, "engine": "ray"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "dask"}, "engine='dask': not supported; use one of 'auto', 'direct', 'ray'"),
+        ({"provider": sky.Local()}, "engine='ray': not supported with local, so far only with sky.SSH"),
+        ({"any_of": [SSH, sky.Local()], "provider": None}, "engine='ray': not supported with ssh or local"),
+        ({"nodes": 1}, "engine='ray': joins several nodes, and this pool has one; set nodes=2"),
+        ({"nodes": (1, 2)}, "engine='ray': needs a fixed number of nodes so far; set nodes=4"),
+        ({"nodes": (0, 2)}, "engine='ray': needs a fixed number of nodes so far; set nodes=4"),
+        ({"idle_timeout_s": 60}, "engine='ray': a pool on Ray cannot rest so far; omit idle_timeout_s"),
+        ({"image": sky.Image(container="debian")}, "engine='ray': not supported with Image.container so far; use pip="),
+        (
+            {"nodes": 1, "name": "a", "detached_for_s": 60, "engine": "direct"},
+            "engine='direct': a detached pool has its scheduler on its node; omit engine",
+        ),
+    ],
+)
+def test_an_engine_that_the_pool_cannot_have_is_refused_before_anything_starts(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        sky.ComputePool(**{**RAY, **options})
+    assert str(refused.value).startswith(message)
+    assert (refused.value.field, refused.value.value) == ("engine", options.get("engine", "ray"))
+
+
+def test_a_file_may_name_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = '[pools.lab]\nprovider = { type = "ssh", hosts = ["a", "b"] }\nengine = "ray"\nnodes = '
+    (tmp_path / "skyward.toml").write_text(f"{text}2\n")
+    assert sky.ComputePool.named("lab").spec.nodes == 2
+    (tmp_path / "skyward.toml").write_text(f"{text}1\n")
+    with pytest.raises(UsageError, match=r"skyward\.toml: \[pools\.lab\] engine='ray': joins several nodes"):
+        sky.ComputePool.named("lab")
+
+
+def test_auto_is_direct_so_far() -> None:
+    assert way_of("auto") is way_of("direct") is Way.DIRECT
+    pool = sky.ComputePool(sky.Local(), nodes=2, engine="auto", logs=False)
+    with pool:
+        assert pool.engine == "direct"
+    with pytest.raises(PoolClosed):
+        _ = pool.engine
+
+
+def test_the_error_without_ray_names_another_engine_and_the_reason() -> None:
+    text = "engine='ray': Ray did not come up; set engine=\"auto\" to do without it, or remove the cause: no such port"
+    assert str(did_not_come_up("no such port")) == text
+
+
+def test_an_engine_that_comes_or_goes_is_one_line() -> None:
+    told = [
+        events.EngineUp(engine="ray", seconds=11.5),
+        events.EngineLost(engine="ray", reason="Ray on the head's\nmachine has ended"),
+    ]
+    up = "train: Ray carries the calls between nodes, after 12 s"
+    lost = "train: Ray is not there, so this program carries the calls: Ray on the head's machine has ended"
+    assert [PlainLines("train", is_quiet=False).take(event) for event in told] == [[up], [lost]]
+    assert [PlainLines("train", is_quiet=True).take(event) for event in told] == [[], [lost]]
