@@ -49,6 +49,10 @@ class Taken(Forgotten):
     """Refusal of a session, because another client has the pool. Users never see it."""
 
 
+class BeganAgain(Forgotten):
+    """Refusal of a session by a head that goes on for the killed one, which knew it. Users never see it."""
+
+
 class DialledEnds(Ends):
     """Link that a dialler has opened, with what is known of its other end."""
 
@@ -324,6 +328,8 @@ class Dialler:
             return answer
         if answer.get("is_taken"):
             raise Taken(answer["reason"])
+        if answer.get("began_again"):
+            raise BeganAgain(answer["reason"])
         if answer.get("is_unknown"):
             raise Forgotten(answer["reason"])
         raise InternalError(f"{self._peer}: refused the link, because {answer.get('reason', answer)}; open a new pool")

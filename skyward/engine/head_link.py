@@ -12,7 +12,7 @@ from ..wire.channel import BLOBS, CONTROL
 from ..wire.ends import Ends
 from ..wire.frames import Frame, FrameKind
 from ..wire.payloads import Encoded
-from .dialler import Dialler, Forgotten, Taken
+from .dialler import BeganAgain, Dialler, Forgotten, Taken
 from .ledger import Ledger
 from .link import NodeLink, Readable
 from .link_times import LINK_TIMES
@@ -107,6 +107,7 @@ class HeadRepair:
         lease_s: Seconds that the head goes on without its client.
         lost: Called with the reason when the head is lost.
         taken: Called with the reason when another client has taken the head over.
+        began_again: Called when the head was killed and another process goes on for it.
     """
 
     def __init__(
@@ -116,12 +117,14 @@ class HeadRepair:
         lease_s: float,
         lost: Callable[[str], object],
         taken: Callable[[str], object],
+        began_again: Callable[[], object],
     ) -> None:
         self._ledger = ledger
         self._liveness = liveness
         self._lease_s = lease_s
         self._lost = lost
         self._taken = taken
+        self._began_again = began_again
 
     def watch(self, link: NodeLink) -> None:
         """Read the link from now on, and check that it is alive. Needs the ledger's lock."""
@@ -160,6 +163,9 @@ class HeadRepair:
             new_ends, facts = link.dialler.dial_until(deadline, LINK_TIMES)
         except Taken as error:
             self._taken(str(error))
+            return
+        except BeganAgain:
+            self._began_again()
             return
         except (NodeError, InternalError, Forgotten) as error:
             self._lost(str(error))

@@ -84,7 +84,8 @@ class HostedEngine:
         raiser: Raises Ray to carry the links between the nodes; None: the client's channels carry them.
         attaches: Whether the head has had another client before.
         takes_over: Whether to take the head from a client that is still there.
-        taken: Called when another client has taken the head over.
+        left: Called when the head goes on without this client: another one has taken it over, or the head was killed
+            and has begun again.
     """
 
     def __init__(
@@ -97,12 +98,14 @@ class HostedEngine:
         raiser: RayRaiser | None = None,
         attaches: bool = False,
         takes_over: bool = False,
-        taken: Callable[[], object] = lambda: None,
+        left: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
         self._attaches = attaches
         self._takes_over = takes_over
-        self._on_taken = taken
+        self._on_left = left
+        self._is_up = False
+        """Whether the head has taken the nodes."""
         self._place = place
         self._raiser = raiser
         self._counts = TaskCounts(busy=0, queued=0, ended=0, failed=0)
@@ -133,7 +136,12 @@ class HostedEngine:
         self._lender = Lender(self._tell, ledger.machines.get)
         self._liveness = Liveness()
         self._repair = HeadRepair(
-            ledger, self._liveness, config.detached_for_s or config.lease_s, self._head_lost, self._taken_over
+            ledger,
+            self._liveness,
+            config.detached_for_s or config.lease_s,
+            self._head_lost,
+            self._taken_over,
+            self._began_again,
         )
         frames = HostedFrames(
             ledger,
@@ -207,6 +215,7 @@ class HostedEngine:
             self.requests.ask("there", timeout_s=_START_S)  # behind the facts of the nodes
         else:
             self.requests.ask("use", [_plain(machine) for machine in machines], timeout_s=_START_S)
+        self._is_up = True
         if self._raiser is not None:
             self._raiser.begin(self.ledger.machines, machines[0].node, self.requests.ask)
 
@@ -318,7 +327,18 @@ class HostedEngine:
         """End the engine, because another client has the head now."""
         text = f"pool: another client has taken it over, {why}; attach with take_over=True to take it back"
         error = self.ledger.ended_by = PoolClosed(text)
-        self._on_taken()
+        self._on_left()
+        self._end(error)
+
+    def _began_again(self) -> None:
+        """End the engine, because its head was killed. The next one keeps the pool for a client that attaches."""
+        text = (
+            "head of the pool: was killed and has begun again, so this program has left the pool; attach to it with "
+            "sky.ComputePool.attach() for the values that it keeps"
+        )
+        error = self.ledger.ended_by = NodeLost(text, node=0)
+        if self._is_up:
+            self._on_left()
         self._end(error)
 
     def _die(self, cause: BaseException) -> None:

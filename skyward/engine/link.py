@@ -106,10 +106,12 @@ class Readable:
         self.follow()
 
     def follow(self) -> None:
-        """Follow the channel to its new descriptor."""
+        """Follow the channel to its new descriptor, if it has one."""
         self._poll = select.poll()
-        self._poll.register(self.channel.fileno(), select.POLLIN)
-        self.waits_apart = self.channel.write_fileno() != self.channel.fileno()
+        fd = self.channel.fileno()
+        if fd >= 0:
+            self._poll.register(fd, select.POLLIN)
+        self.waits_apart = self.channel.write_fileno() != fd
 
     def receive(self) -> Iterable[Frame]:
         """Read once and return the complete frames.

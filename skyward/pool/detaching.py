@@ -76,11 +76,11 @@ class Detachment:
             emit=emit,
             attaches=self.was_known,
             takes_over=self.takes_over,
-            taken=self._leave,
+            left=self._leave,
         )
 
     def _leave(self) -> None:
-        """Note that another client has the pool now."""
+        """Note that the pool goes on without this client."""
         self.leaves = True
 
     def go_on(self, name: str, pool: str, provider: Provider, machines: PoolMachines, options: dict[str, Any]) -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from skyward.engine.head.kept_calls import KeptCall, KeptCalls, KeptFrame, facts_of
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyward.engine.head.journal import BEGUN, OVER, Journal
+from skyward.engine.head.kept_calls import KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from skyward.engine.head.kept_output import KeptOutput
+from skyward.engine.tasks import WireFunction
+from skyward.errors import UsageError
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import FrameKind
+from skyward.wire.payloads import Encoded
 from skyward.wire.stream import StreamChannel
 
 
@@ -29,8 +41,8 @@ class Link:
         self.sent.append((kind, body))
 
 
-def test_a_stream_goes_on_with_the_first_item_that_was_not_taken() -> None:
-    calls, link = KeptCalls(), Link()
+def test_a_stream_goes_on_with_the_first_item_that_was_not_taken(tmp_path: Path) -> None:
+    calls, link = KeptCalls(Journal(str(tmp_path))), Link()
     calls.add(KeptCall(number=2, name="count", form="stream"))
     assert calls.passes(2, KeptFrame(FrameKind.SENT))
     for number in range(4):
@@ -67,3 +79,119 @@ def test_frames_that_the_peer_may_not_have_are_found() -> None:
         channel.queue(FrameKind.EVENT, number, b"event")
     channel.queue(FrameKind.LOG, 9, b"piece", lane=1)
     assert channel.unacknowledged(FrameKind.LOG) == [(0, b"line"), (1, b"line"), (2, b"line")]
+
+
+# The journal ----------------------------------------------------------------------------------------------------------
+
+
+@given(contents=st.lists(st.binary(max_size=40), max_size=8), torn=st.integers(0, 60), data=st.data())
+def test_a_torn_last_record_is_cut_off(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[bytes], torn: int, data: st.DataObject
+) -> None:
+    folder = str(tmp_path_factory.mktemp("journal"))
+    journal = Journal(folder)
+    places = [journal.append(content) for content in contents]
+    marks = [data.draw(st.sampled_from([0, BEGUN, OVER])) for _ in contents]
+    for at, mark in zip(places, marks, strict=True):
+        journal.mark(at, mark)
+    size = max(0, journal.size - torn)
+    os.truncate(os.path.join(folder, "journal"), size)
+    ends = [*places[1:], journal.size][: len(places)]
+    whole = [
+        (mark, content)
+        for mark, content, end in zip(marks, contents, ends, strict=True)
+        if end <= size and mark != OVER
+    ]
+    again = Journal(folder)
+    assert [(record.mark, record.content) for record in again.read()] == whole
+    again.append(b"next")
+    assert again.read()[-1].content == b"next"
+
+
+def test_a_changed_record_and_all_behind_it_are_dropped(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    for content in (b"first", b"second", b"third"):
+        journal.append(content)
+    path = tmp_path / "journal"
+    path.write_bytes(path.read_bytes().replace(b"second", b"sEcond"))
+    assert [record.content for record in Journal(str(tmp_path)).read()] == [b"first"]
+
+
+def an_order(data: bytes) -> KeptOrder:
+    function = WireFunction(b"f" * 16, Encoded(b"function"))
+    return KeptOrder(b"frame", function, (Blob.snapshot(memoryview(data)),))
+
+
+def test_another_process_goes_on_with_the_calls_of_a_killed_one(tmp_path: Path) -> None:
+    calls = KeptCalls(Journal(str(tmp_path)))
+    calls.note(sessions=1)
+    calls.note(sessions=2)
+    order = an_order(b"argument")
+    for number, form in ((2, "value"), (4, "value"), (6, "stream"), (8, "gang"), (10, "value"), (12, "value")):
+        calls.add(KeptCall(number=number, name=f"call{number}", form=form), order)
+    for number in (2, 6, 8, 12):
+        calls.passes(number, KeptFrame(FrameKind.SENT))
+    calls.passes(2, KeptFrame(FrameKind.RESULT, b"value", (Blob.snapshot(memoryview(b"large")),), is_last=True))
+    for number in range(3):
+        calls.passes(6, KeptFrame(FrameKind.ITEM, bytes([number])))
+    calls.taken(6, 2)
+    calls.passes(8, KeptFrame(FrameKind.PART, b"of one rank"))
+    calls.passes(12, KeptFrame(FrameKind.RESULT, is_last=True))
+    calls.drop(12)
+
+    alive: list[object] = []  # files of blobs last as long as the blobs, and those of a killed process stay
+    for _ in range(2):  # the second one reads the journal that the first one has rewritten
+        again, link = KeptCalls(Journal(str(tmp_path))), Link()
+        found = {call.number: order for call, order in again.restore()}
+        alive += [again, found]
+        assert again.state == {"sessions": 2}
+        assert {call.number: call.state for call in again} == {
+            2: "done",
+            4: "waiting",
+            6: "running",
+            8: "running",
+            10: "waiting",
+        }
+        assert {number: order is None for number, order in found.items()} == {4: False, 6: True, 8: True, 10: False}
+        waiting = found[4]
+        assert waiting is not None
+        assert (waiting.body, waiting.function.payload.body) == (b"frame", b"function")
+        assert [os.pread(blob.open(), 99, 0) for blob in waiting.blobs] == [b"argument"]
+        for call in again:
+            again.follow(call, link)  # type: ignore[arg-type]
+        sent, item, value = (FrameKind.SENT, b""), (FrameKind.ITEM, b"\2"), (FrameKind.RESULT, b"value")
+        assert link.sent == [sent, value, sent, item, sent]
+
+
+def test_the_journal_holds_only_what_nobody_has_taken(tmp_path: Path) -> None:
+    calls = KeptCalls(Journal(str(tmp_path)))
+    value = os.urandom(100_000)
+    for number in range(2, 200, 2):
+        calls.add(KeptCall(number=number, name="call", form="value"), an_order(b"argument"))
+        calls.passes(number, KeptFrame(FrameKind.SENT))
+        calls.passes(number, KeptFrame(FrameKind.RESULT, value, (Blob.snapshot(memoryview(value)),), is_last=True))
+        if number > 2:
+            calls.drop(number)
+    assert (tmp_path / "journal").stat().st_size < 3_000_000
+    assert len(list((tmp_path / "blobs").iterdir())) == 1
+    again = KeptCalls(Journal(str(tmp_path)))
+    assert again.restore() == []
+    assert [call.number for call in again] == [2]
+
+
+def test_a_full_disk_fails_the_new_call_and_loses_no_other(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    calls = KeptCalls(journal)
+    calls.add(KeptCall(number=2, name="first", form="value"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size + 10, limits[1]))  # half of the next record fits
+    try:
+        with pytest.raises(UsageError, match="'second': the journal of the pool's head cannot be written"):
+            calls.add(KeptCall(number=4, name="second", form="value"))
+        calls.passes(2, KeptFrame(FrameKind.SENT))  # needs no room
+        assert calls.passes(2, KeptFrame(FrameKind.RESULT, b"value", is_last=True)), "it still reaches the client"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    calls.add(KeptCall(number=6, name="third", form="value"))
+    again = KeptCalls(Journal(str(tmp_path)))
+    assert [(call.number, call.state) for call, _ in again.restore()] == [(2, "running"), (6, "waiting")]

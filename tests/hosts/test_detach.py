@@ -15,11 +15,12 @@ import pytest
 
 import skyward as sky
 from skyward.cli import main
-from skyward.errors import PoolClosed, UsageError
+from skyward.errors import NodeLost, PoolClosed, UsageError
 from skyward.state import detached
 from skyward.values.machine import LogLine
 from tests.hosts.bed import ROOT
-from tests.hosts.faults import EPSILON_S, Place, client_processes, nothing_runs_on, pids
+from tests.hosts.faults import EPSILON_S, Place, client_processes, kill, nothing_runs_on, pids
+from tests.hosts.host import Host
 from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
@@ -63,7 +64,7 @@ while not (unread.done() and failed.done() and open_call.running()):
 print("ready", flush=True)
 try:
     print("value", open_call.result(), flush=True)
-except sky.errors.PoolClosed as error:
+except (sky.errors.PoolClosed, sky.errors.NodeLost) as error:
     print("closed:", error, flush=True)
 pool.close()
 print("left", flush=True)
@@ -80,6 +81,12 @@ class Client:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+def kill_head(host: Host) -> None:
+    """Kill the head, and wait for the next one."""
+    (before,) = kill(host, "head")
+    until(lambda: any(head.pid != before for head in pids(host, "head")))
 
 
 @pytest.fixture
@@ -119,7 +126,7 @@ def client_of(place: Callable[[int], Place], runtime: Path, state: None) -> Iter
         for pool in detached.detached_pools():
             if not pool.has_ended:
                 main(["down", pool.pool, "--yes"])
-        here.hosts[0].run("rm", "-f", "/root/go")
+        here.hosts[0].run("rm", "-f", "/root/go", "/root/ran")
         for pid in [pid for found in client_processes(runtime).values() for pid in found]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -198,6 +205,57 @@ def test_one_client_has_the_pool_until_another_takes_it_over(
     capsys.readouterr()
     assert main(["ps", "train"]) == 1
     assert "because of `skyward down`" in capsys.readouterr().err
+
+
+def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -> None:
+    client = client_of()
+    host = client.place.hosts[0]
+    kill_head(host)
+    assert client.process.stdout is not None
+    assert "was killed and has begun again" in client.process.stdout.readline()
+    assert client.process.stdout.readline() == "left\n"
+    client.process.wait(30)
+    kill_head(host)  # the second one goes on from the journal of the first
+    pool = sky.ComputePool.attach("train", logs=False)
+    calls = {(call.name, call.state): call for call in pool.calls()}
+    assert calls.keys() == {("wait", "done"), ("fails", "failed"), ("wait", "failed"), ("count", "failed")}
+    assert pool.future(calls["wait", "done"]).result(30) == 2
+    with pytest.raises(LookupError, match="of the call"):
+        pool.future(calls["fails", "failed"]).result(30)
+    with pytest.raises(NodeLost, match="'wait': the head of the pool was killed while the call was on a node"):
+        pool.future(calls["wait", "failed"]).result(30)
+    items: list[int] = []
+    with pytest.raises(NodeLost, match="head of the pool was killed"):
+        items.extend(iter(pool.future(calls["count", "failed"]).result(30)))
+
+    @sky.compute(timeout_s=100)  # such calls wait in the head, not on the node
+    def run(data: bytes, number: int) -> bytes:
+        import os
+        import time
+
+        with open("/root/ran", "a") as ledger:
+            ledger.write(f"{number} ")
+        while number < 4 and not os.path.exists("/root/go"):
+            time.sleep(0.01)
+        return data + bytes([number])
+
+    data = os.urandom(3_000_000)
+    for number in range(8):
+        _ = run(data, number) > pool
+    ledger = host.path("/root/ran")
+    until(lambda: ledger.exists() and sorted(ledger.read_text().split()) == ["0", "1", "2", "3"])
+    pool.detach()
+    kill_head(host)
+    with sky.ComputePool.attach("train", logs=False) as pool:
+        open_calls = pool.calls()
+        assert len(open_calls) == 8
+        for number, call in enumerate(open_calls):
+            if number < 4:
+                with pytest.raises(NodeLost, match="send it again"):
+                    pool.future(call).result(30)
+            else:
+                assert pool.future(call).result(30) == data + bytes([number])
+    assert sorted(ledger.read_text().split()) == [str(number) for number in range(8)]
 
 
 def test_a_pool_that_nobody_attaches_to_ends_by_itself(client_of: Callable[..., Client]) -> None:

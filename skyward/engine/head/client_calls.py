@@ -6,7 +6,7 @@ The outcome of a call goes to the client as it arrived: values and failures of t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 from ...calls.futures import Future
 from ...calls.named_options import unpack_options
 from ...calls.options import CallOptions
-from ...errors import InternalError, SkywardError, UsageError
+from ...errors import InternalError, NodeLost, SkywardError, UsageError
 from ...wire.blobs import DIGEST_SIZE, Blob
 from ...wire.failures import encode_exception
 from ...wire.frames import KEPT, Frame, FrameKind
+from ...wire.payloads import Encoded
 from ...wire.task_channel import pieces_of
 from ...wire.tasks import CallKind, Mode, TaskHead
 from ..builder import PackedCall
@@ -30,7 +31,7 @@ from ..retries import Retries
 from ..tasks import Loss, Received, Task, TaskFailure, UndecodedFailure, cannot_send
 from ..threads import in_words
 from .client_link import ClientLink
-from .kept_calls import CallFacts, KeptCall, KeptCalls, KeptFrame, facts_of
+from .kept_calls import CallFacts, KeptCall, KeptCalls, KeptFrame, KeptOrder, facts_of
 from .messages import ActorMessage, CallMessage, GangMessage, unpack_call
 from .plain import dump_plain, load_plain
 from .references import ClientReferences
@@ -172,16 +173,19 @@ class ClientCalls:
                 self.link.payload(body),
                 unpack_options(message.options),
             )
-            self._keep(frame.ident, message)
-            if message.gang is not None:
-                self.engine.submit_gang(self._gang(frame.ident, message, message.gang, call))
-            else:
-                self.engine.submit(self._task(frame.ident, message, call), nodes=message.nodes, after_s=message.after_s)
+            self._keep(frame, message, call)
+            self._begin(frame.ident, message, call)
         except SkywardError as error:
             self.outcome(frame.ident, "error", error)
         except BaseException as error:  # a bug costs one call
             text = f"head: a call could not begin ({in_words(error)}); report this bug"
             self.outcome(frame.ident, "error", InternalError(text))
+
+    def _begin(self, number: int, message: CallMessage, call: PackedCall) -> None:
+        if message.gang is not None:
+            self.engine.submit_gang(self._gang(number, message, message.gang, call))
+        else:
+            self.engine.submit(self._task(number, message, call), nodes=message.nodes, after_s=message.after_s)
 
     def _task(self, number: int, message: CallMessage, call: PackedCall) -> ClientTask:
         head = TaskHead(*message.head)
@@ -284,22 +288,43 @@ class ClientCalls:
 
     # Calls that other clients take ------------------------------------------------------------------------------------
 
-    def _keep(self, number: int, message: CallMessage) -> None:
-        """Keep what comes of a call. A chunk of a map is of no use to another client: it has no map to put it into."""
+    def _keep(self, frame: Frame, message: CallMessage, packed: PackedCall) -> None:
+        """Keep what comes of a call. A chunk of a map is of no use to another client: it has no map to put it into.
+
+        Raises UsageError: The journal has no room for it.
+        """
         if self.kept is None or message.handles_loss:
             return
         gang, head = message.gang, TaskHead(*message.head)
         is_stream = gang is None and head.mode == Mode.STREAM
         self.kept.add(
             KeptCall(
-                number=number,
+                number=frame.ident,
                 name=message.name,
                 form="gang" if gang is not None else "stream" if is_stream else "value",
                 inputs=0 if gang is not None else head.inputs,
                 is_on_one=gang is not None and message.nodes is None and unpack_options(message.options).nodes is None,
                 returns="" if gang is None else gang.launch.returns,
-            )
+            ),
+            _order_of(frame.body, head, packed),
         )
+
+    def go_on(self, calls: Iterable[tuple[KeptCall, KeptOrder | None]]) -> None:
+        """Begin the open calls of a killed head that no node had got, and fail the others."""
+        with self.engine.ledger:
+            for call, order in calls:
+                if order is None:
+                    self.outcome(call.number, "error", _died_with_head(call.name))
+                else:
+                    self._begin_again(call.number, order)
+
+    def _begin_again(self, number: int, order: KeptOrder) -> None:
+        message, body = unpack_call(order.body)
+        call = PackedCall(message.name, order.function, Encoded(body, order.blobs), unpack_options(message.options))
+        try:
+            self._begin(number, message, call)
+        except SkywardError as error:
+            self.outcome(number, "error", error)
 
     def listed(self) -> list[CallFacts]:
         """Return the calls that are open, and those whose outcome nobody has taken."""
@@ -454,6 +479,21 @@ class ClientCalls:
             for lane, piece in parts:
                 self._tell(FrameKind.OUTCOME, number, piece, lane=lane)
             self._tell(FrameKind.OUTCOME, number, last[1], lane=last[0], is_last=True, has_failed=status != "gang")
+
+
+def _order_of(body: bytes, head: TaskHead, packed: PackedCall) -> KeptOrder | None:
+    """Return what a call needs to begin in another process; None if it needs more: an actor, a node's value, input."""
+    blobs = (*packed.function.payload.blobs, *packed.payload.blobs)
+    if head.kind == CallKind.ACTOR or head.inputs or any(blob.here() is not blob for blob in blobs):
+        return None
+    return KeptOrder(body, packed.function, packed.payload.blobs)
+
+
+def _died_with_head(name: str) -> NodeLost:
+    return NodeLost(
+        f"{name!r}: the head of the pool was killed while the call was on a node, so its value is lost; send it again",
+        node=0,
+    )
 
 
 def _travelling(received: Received) -> tuple[Blob, ...]:

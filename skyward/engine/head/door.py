@@ -47,13 +47,20 @@ class PassedEnds(Ends):
 class LinkRefused(Exception):
     """Refusal of a link. Its client gets the reason.
 
-    `is_unknown`: its session does not exist here. `is_taken`: another client has the pool.
+    `is_unknown`: its session does not exist here. `is_taken`: another client has the pool. `began_again`: the head that
+    knew the session was killed, and this one goes on for it.
     """
 
-    def __init__(self, reason: str, *, is_unknown: bool = False, is_taken: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_unknown: bool = False, is_taken: bool = False, began_again: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.is_unknown = is_unknown
-        self.is_taken = is_taken
+        self.fields = {
+            "reason": reason,
+            "is_unknown": is_unknown,
+            "is_taken": is_taken,
+            "began_again": began_again,
+        }
 
 
 Welcome = Callable[[dict[str, Any], PassedEnds, Callable[[dict[str, Any]], None]], object]
@@ -122,8 +129,7 @@ class Door:
                 self._welcome(hello, ends, partial(_send, ends, FrameKind.WELCOME))
         except LinkRefused as error:
             with contextlib.suppress(OSError):  # it is gone
-                fields = {"reason": str(error), "is_unknown": error.is_unknown, "is_taken": error.is_taken}
-                _send(ends, FrameKind.GOODBYE, fields)
+                _send(ends, FrameKind.GOODBYE, error.fields)
             ends.close()
         except BaseException:
             ends.close()

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from ...core.limits import memory_bytes
-from ...errors import PoolClosed
+from ...errors import PoolClosed, UsageError
 from ...events import Event, NodeLost
 from ...values.machine import LogLine, Machine, Machines
 from ...values.secret import Secret, masking
@@ -37,7 +37,8 @@ from ..ray.links import RayWays
 from .client_calls import ClientCalls
 from .client_link import ClientLink
 from .door import LinkRefused, PassedEnds
-from .kept_calls import KeptCalls
+from .journal import Journal
+from .kept_calls import KeptCall, KeptCalls, KeptOrder
 from .kept_output import KeptOutput
 from .lending import LentLinks
 from .messages import HeadConfig
@@ -71,7 +72,10 @@ class Head:
         """Whether the present client has said that it goes."""
         self._sessions = 0
         self._detached_for_s = config.detached_for_s
-        self._kept = KeptCalls() if config.detached_for_s else None
+        self._kept = KeptCalls(Journal(config.folder)) if config.detached_for_s else None
+        self._unfinished: list[tuple[KeptCall, KeptOrder | None]] = []
+        self.was_killed = self._restore()
+        """Whether an earlier process of this head was killed."""
         self._output = KeptOutput()
         self.engine = engine = DirectEngine(
             config.pool,
@@ -84,7 +88,7 @@ class Head:
             default_timeout_s=config.default_timeout_s,
             direct_transfers=config.direct_transfers,
             channels=RelayedChannels,
-            numbers=itertools.count(1, 2),
+            numbers=itertools.count(self._first_number(is_new=False) - 1, 2),
         )
         self._ledger = engine.ledger
         self._references = ClientReferences(engine.builder.next_id)
@@ -124,7 +128,10 @@ class Head:
             if "stripe" in hello or (hello.get("is_resumed") and not is_known):
                 if self.is_detached and self._who:
                     raise LinkRefused(self._owner(), is_taken=True)
-                raise LinkRefused("this head does not know the session", is_unknown=True)
+                why = (
+                    "this head was killed and began again" if self.was_killed else "this head does not know the session"
+                )
+                raise LinkRefused(why, is_unknown=True, began_again=self.was_killed)
             if self._token and not is_known:
                 self._check_turn(hello, attaches=attaches)
                 if client is not None:
@@ -134,7 +141,7 @@ class Head:
                 "pid": os.getpid(),
                 "memory_bytes": memory_bytes(),
                 "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-                "first_number": self._first_number(is_new=self._client is None),
+                "first_number": self._first_number_of_client(),
             }
             if self._client is None:
                 self._token = hello["token"]
@@ -154,25 +161,65 @@ class Head:
 
     def _first_number(self, *, is_new: bool) -> int:
         """Return the first of a session's numbers: above those of all earlier ones, which may still be open."""
-        self._sessions += is_new
-        return (self._sessions - 1 << _SESSION_BITS) + 2
+        if is_new:
+            self._note(sessions=self._sessions + 1, detached_for_s=self._detached_for_s)
+            self._sessions += 1
+        return (max(0, self._sessions - 1) << _SESSION_BITS) + 2
+
+    def _first_number_of_client(self) -> int:
+        try:
+            return self._first_number(is_new=self._client is None)
+        except UsageError as error:
+            raise LinkRefused(str(error)) from error
+
+    def _note(self, **state: Any) -> None:
+        """Write state of a detached pool to the journal. Raises UsageError if there is no room for it."""
+        if self._kept is not None:
+            self._kept.note(**state)
 
     def _take(self, channel: StreamChannel) -> None:
         client = self._client = ClientLink(self._ledger, channel, self._references.named)
         if self._calls is None:
-            self._calls = ClientCalls(
-                engine=self.engine,
-                link=client,
-                references=self._references,
-                actor_moved=partial(self._requests.tell, "actor_moved"),
-                kept=self._kept,
-            )
+            self._calls = self._calls_of(client)
         else:
             self._calls.change_client(client)
             self._tell_facts()
         self.tell_kept_output()
         self._ledger.watcher.add(client)
         self._ledger.watcher.wake()
+
+    def _calls_of(self, link: ClientLink) -> ClientCalls:
+        return ClientCalls(
+            engine=self.engine,
+            link=link,
+            references=self._references,
+            actor_moved=partial(self._requests.tell, "actor_moved"),
+            kept=self._kept,
+        )
+
+    def _restore(self) -> bool:
+        """Read the journal. Return whether it is of an earlier process."""
+        if self._kept is None:
+            return False
+        self._unfinished = self._kept.restore()
+        before = self._kept.state
+        if not before:
+            return False
+        self._sessions, self._detached_for_s = before["sessions"] + 1, before["detached_for_s"]
+        with contextlib.suppress(UsageError):  # the disk is full; only one more death would miss this number
+            self._note(sessions=self._sessions)
+        self._renewed_at = time.monotonic()
+        return True
+
+    def go_on(self) -> None:
+        """Go on where an earlier process was killed. Raises NodeError if the node cannot be reached."""
+        assert self._kept is not None
+        if machines := self._kept.state.get("machines"):
+            self.engine.use(load_plain(machines), self._machines)
+        nobody = ClientLink(self._ledger, StreamChannel(checks_blobs=True), self._references.named)
+        self._calls = self._calls_of(nobody)
+        self._calls.go_on(self._unfinished)
+        self._unfinished = []
 
     def _register(self) -> None:
         """Handle the frames of whoever is the client."""
@@ -430,6 +477,7 @@ class Head:
 
     def _extend(self, seconds: float) -> float:
         """Let the pool go on for so much longer without a client, and return for how long that is in all."""
+        self._note(detached_for_s=self._detached_for_s + seconds)
         self._detached_for_s += seconds
         return self._detached_for_s
 
@@ -438,6 +486,8 @@ class Head:
         self.ended.set()
 
     def _use(self, machines: list[Machine]) -> None:
+        with self._ledger:
+            self._note(machines=dump_plain(machines))
         self.engine.use(machines, self._machines)
 
     def _drive(self, python: str, folder: str, here: str, address: str) -> None:

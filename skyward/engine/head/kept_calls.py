@@ -2,24 +2,37 @@
 
 The head keeps each frame that ends a call or brings an item until a client says that it was read. A client that
 follows a call gets these frames, and all later ones.
+
+All of it is in a journal too. When the head was killed, a new one reads it: outcomes that nobody took are still there,
+and calls that no node had got are sent again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ...errors import UsageError
 from ...wire.blobs import Blob
-from ...wire.frames import FrameKind
+from ...wire.frames import KEPT, FrameKind
+from ...wire.payloads import Encoded
+from ..tasks import WireFunction
 from .client_link import ClientLink
+from .journal import BEGUN, OVER, BlobName, Journal
+from .plain import dump_plain, load_plain
+
+_log = logging.getLogger(__name__)
 
 CallState = Literal["waiting", "running", "done", "failed"]
 
 
-class KeptFrame(NamedTuple):
+@dataclass(slots=True)
+class KeptFrame:
     """Frame about a call, as `ClientLink.tell_of_task` takes it."""
 
     kind: int
@@ -28,6 +41,8 @@ class KeptFrame(NamedTuple):
     lane: int = 0
     flags: int = 0
     is_last: bool = False
+    at: int = -1
+    """Place of its record in the journal; -1: there is none."""
 
 
 class CallFacts(NamedTuple):
@@ -43,6 +58,14 @@ class CallFacts(NamedTuple):
     """Whether a gang has one value instead of a list."""
     returns: str
     """Ranks of a gang whose values it has; empty for other calls."""
+
+
+class KeptOrder(NamedTuple):
+    """Frame of a call, its function, and the blobs of its arguments: enough to begin it."""
+
+    body: bytes
+    function: WireFunction
+    blobs: tuple[Blob, ...]
 
 
 @dataclass(kw_only=True)
@@ -61,13 +84,35 @@ class KeptCall:
     is_followed: bool = True
     """Whether the present client has asked for it, or has made it."""
     frames: deque[KeptFrame] = field(default_factory=deque)
+    function: bytes = b""
+    """Digest of its function; empty: it cannot begin again."""
+    at: int = -1
+    """Place of its record in the journal."""
+    is_torn: bool = False
+    """Whether the journal lacks one of its frames, and so gets no later ones."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("done", "failed")
 
 
 class KeptCalls:
-    """The calls of one head. Used under the ledger's lock."""
+    """The calls of one head. Used under the ledger's lock.
 
-    def __init__(self) -> None:
+    Args:
+        journal: Journal of this head, or of an earlier process of it.
+    """
+
+    def __init__(self, journal: Journal) -> None:
         self._calls: dict[int, KeptCall] = {}
+        self._journal = journal
+        self._functions: dict[bytes, int] = {}
+        """Places of the functions in the journal, by digest."""
+        self._function_blobs: dict[bytes, tuple[Blob, ...]] = {}
+        """Blobs of functions in the journal: as long as they are here, their files stay."""
+        self._state_at = -1
+        self.state: dict[str, Any] = {}
+        """Plain values of the head itself, which `note` changes."""
 
     def __iter__(self) -> Iterator[KeptCall]:
         return iter(list(self._calls.values()))
@@ -75,22 +120,44 @@ class KeptCalls:
     def get(self, number: int) -> KeptCall | None:
         return self._calls.get(number)
 
-    def add(self, call: KeptCall) -> None:
+    def add(self, call: KeptCall, order: KeptOrder | None = None) -> None:
+        """Keep a call. `order` is what it needs to begin after the death of this process; None: it cannot.
+
+        Raises:
+            UsageError: The journal has no room for it.
+        """
+        self._shrink()
+        try:
+            if order is not None:
+                call.function = order.function.digest
+                self._write_function(order.function)
+            fields = (call.number, call.name, call.form, call.inputs, call.is_on_one, call.returns, call.since)
+            parts = (b"", ()) if order is None else (order.body, self._names(order.blobs))
+            call.at = self._append("call", *fields, call.function, *parts)
+        except OSError as error:
+            raise _no_room(repr(call.name), error) from error
         self._calls[call.number] = call
 
     def drop(self, number: int) -> None:
         """Forget a call whose outcome was taken, or that was cancelled."""
-        self._calls.pop(number, None)
+        call = self._calls.pop(number, None)
+        if call is not None:
+            self._mark(call.at, OVER)
+            self._shrink()
 
     def passes(self, number: int, frame: KeptFrame, *, has_failed: bool = False) -> bool:
         """Keep a frame, and return whether the client gets it now."""
         call = self._calls.get(number)
         if call is None:
             return True
+        self._shrink()
         if frame.kind == FrameKind.SENT:
             call.state = "running"
-        elif frame.is_last:
-            call.state = "failed" if has_failed else "done"
+            self._mark(call.at, BEGUN)
+        else:
+            if frame.is_last:
+                call.state = "failed" if has_failed else "done"
+            self._write_frame(call, frame, has_failed=has_failed)
         call.frames.append(frame)
         return call.is_followed
 
@@ -103,9 +170,11 @@ class KeptCalls:
         for frame in call.frames:
             if count and frame.kind == FrameKind.ITEM:
                 count -= 1
+                self._mark(frame.at, OVER)
             else:
                 left.append(frame)
         call.frames = left
+        self._shrink()
 
     def leave(self) -> None:
         """Let nobody follow a call, because the client is gone."""
@@ -126,11 +195,177 @@ class KeptCalls:
                 is_last=frame.is_last,
             )
 
+    # The journal ------------------------------------------------------------------------------------------------------
+
+    def note(self, **changes: Any) -> None:
+        """Change values of `state`. Raises UsageError if the journal has no room for them."""
+        self._shrink()
+        state, before = {**self.state, **changes}, self._state_at
+        try:
+            at = self._append("state", state)
+        except OSError as error:
+            raise _no_room("state of the pool", error) from error
+        self.state, self._state_at = state, at
+        self._mark(before, OVER)
+
+    def restore(self) -> list[tuple[KeptCall, KeptOrder | None]]:
+        """Read the calls and the state of an earlier process, if there was one. Return the calls without an outcome.
+
+        Those that no node had got come with what they need to begin. The frames of the others stay only if they are
+        items of a stream: each is a part of what the user sees.
+        """
+        orders: dict[int, tuple[bytes, tuple[BlobName, ...]]] = {}
+        functions: dict[bytes, WireFunction] = {}
+        for at, mark, content in self._journal.read():
+            kind, *fields = load_plain(content)
+            if kind == "state":
+                (self.state,), self._state_at = fields, at
+            elif kind == "function":
+                digest, body, names = fields
+                with contextlib.suppress(OSError):  # no descriptor is left: its calls cannot begin
+                    functions[digest] = self._restore_function(at, digest, body, names)
+            elif kind == "call":
+                *parts, body, names = fields
+                call = self._restore_call(at, mark, parts)
+                orders[call.number] = body, names
+            elif fields[0] in self._calls:
+                self._restore_frame(at, *fields)
+        open_calls = [call for call in self if not self._has_outcome(call)]
+        found = [(call, self._order_of(call, functions, *orders[call.number])) for call in open_calls]
+        self._journal.sweep()
+        with contextlib.suppress(OSError):  # the disk is full: it stays as it was
+            self._rewrite()
+        return found
+
+    def _restore_function(self, at: int, digest: bytes, body: bytes, names: Iterable[BlobName]) -> WireFunction:
+        blobs = tuple(self._journal.load(BlobName(*name)) for name in names)
+        self._functions[digest], self._function_blobs[digest] = at, blobs
+        return WireFunction(digest, Encoded(body, blobs))
+
+    def _restore_call(self, at: int, mark: int, fields: list[Any]) -> KeptCall:
+        number, name, form, inputs, is_on_one, returns, since, function = fields
+        call = self._calls[number] = KeptCall(
+            number=number,
+            name=name,
+            form=form,
+            inputs=inputs,
+            is_on_one=is_on_one,
+            returns=returns,
+            since=since,
+            is_followed=False,
+            function=function,
+            at=at,
+        )
+        if mark == BEGUN:
+            call.state = "running"
+            call.frames.append(KeptFrame(FrameKind.SENT))
+        return call
+
+    def _restore_frame(
+        self,
+        at: int,
+        number: int,
+        kind: int,
+        body: bytes,
+        names: Iterable[BlobName],
+        lane: int,
+        flags: int,
+        is_last: bool,
+        has_failed: bool,
+    ) -> None:
+        call = self._calls[number]
+        if call.is_torn:
+            return
+        try:
+            blobs = tuple(self._journal.load(BlobName(*name)) for name in names)
+        except OSError:  # no descriptor is left
+            call.is_torn = True
+            return
+        call.frames.append(KeptFrame(kind, body, blobs, lane, flags, is_last, at))
+        if is_last:
+            call.state = "failed" if has_failed else "done"
+
+    def _has_outcome(self, call: KeptCall) -> bool:
+        """Return whether a call has ended with a value that is still there. Otherwise drop the parts of one."""
+        if call.is_over and not any(frame.flags & KEPT for frame in call.frames):
+            return True
+        call.state = "waiting" if not call.frames else "running"
+        stays = (FrameKind.SENT, FrameKind.ITEM) if call.form == "stream" else (FrameKind.SENT,)
+        for frame in call.frames:
+            if frame.kind not in stays or frame.flags & KEPT:
+                self._mark(frame.at, OVER)
+        call.frames = deque(frame for frame in call.frames if frame.kind in stays and not frame.flags & KEPT)
+        return False
+
+    def _order_of(
+        self, call: KeptCall, functions: dict[bytes, WireFunction], body: bytes, names: Iterable[BlobName]
+    ) -> KeptOrder | None:
+        function = functions.get(call.function)
+        if call.state != "waiting" or function is None:
+            return None
+        try:
+            return KeptOrder(body, function, tuple(self._journal.load(BlobName(*name)) for name in names))
+        except OSError:  # no descriptor is left
+            return None
+
+    def _write_function(self, function: WireFunction) -> None:
+        digest, payload = function.digest, function.payload
+        if digest not in self._functions:
+            names = self._names(payload.blobs)
+            self._functions[digest] = self._append("function", digest, payload.body, names)
+            self._function_blobs[digest] = payload.blobs
+
+    def _write_frame(self, call: KeptCall, frame: KeptFrame, *, has_failed: bool) -> None:
+        """Write a frame to the journal. Without room it is in memory only: it is lost if this process is killed."""
+        if call.is_torn:
+            return
+        try:
+            names = self._names(frame.blobs)
+            fields = (frame.kind, frame.body, names, frame.lane, frame.flags, frame.is_last, has_failed)
+            frame.at = self._append("frame", call.number, *fields)
+        except OSError as error:
+            call.is_torn = True
+            _log.error("head: the outcome of %r is only in memory: %s", call.name, error)
+
+    def _names(self, blobs: Iterable[Blob]) -> tuple[tuple[int, bytes, int], ...]:
+        names = [self._journal.keep(blob) for blob in blobs]
+        return tuple((name.file, name.digest, name.size) for name in names)
+
+    def _append(self, *fields: Any) -> int:
+        return self._journal.append(dump_plain(fields))
+
+    def _mark(self, at: int, mark: int) -> None:
+        if at >= 0:
+            self._journal.mark(at, mark)
+
+    def _shrink(self) -> None:
+        """Rewrite the journal if it has grown. Without room for that it stays as it is."""
+        if self._journal.is_due:
+            with contextlib.suppress(OSError):
+                self._rewrite()
+
+    def _rewrite(self) -> None:
+        needed = {call.function for call in self._calls.values() if call.state == "waiting"}
+        functions = {digest: at for digest, at in self._functions.items() if digest in needed}
+        frames = [frame for call in self._calls.values() for frame in call.frames if frame.at >= 0]
+        calls = list(self._calls.values())
+        places = [self._state_at, *functions.values(), *(call.at for call in calls), *(frame.at for frame in frames)]
+        moved = self._journal.rewrite(at for at in places if at >= 0)
+        self._state_at = moved.get(self._state_at, -1)
+        self._functions = {digest: moved[at] for digest, at in functions.items()}
+        self._function_blobs = {digest: self._function_blobs[digest] for digest in functions}
+        for call in calls:
+            call.at = moved[call.at]
+        for frame in frames:
+            frame.at = moved[frame.at]
+
+
+def _no_room(what: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"{what}: the journal of the pool's head cannot be written ({error.strerror}); free disk space on the machine "
+        "of the first node, and try again"
+    )
+
 
 def facts_of(call: KeptCall, node: int | None) -> CallFacts:
     return CallFacts(call.number, call.name, call.state, node, call.since, call.form, call.is_on_one, call.returns)
-
-
-def as_json(facts: CallFacts) -> dict[str, Any]:
-    """Return a call for the greeting of a process that only looks."""
-    return facts._asdict()

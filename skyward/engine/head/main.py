@@ -6,7 +6,7 @@ Standard output gets one line: the path of the socket, or the reason why there i
 or keeper asks for that, and when both have been away for longer than the lease. That of a detached pool renews its own
 lease, and ends when no client came for `detached_for_s`. A head that its client has started on its own machine ends
 with its standard input. Any other has a watchdog (`node.agent.watchdog`), which ends it with all
-processes below it.
+processes below it. That of a detached pool starts it again when it was killed, and it goes on from its journal.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def main() -> int:
         return 1
     if not config.starter:
         lease = Lease(config.lease_s)
-        return guard(lambda: _run(config, listener, path, lease), lease, config.folder)
+        # Its watchdog holds the listener too, so that clients find the next process at the same socket.
+        is_detached = bool(config.detached_for_s)
+        return guard(lambda: _run(config, listener, path, lease), lease, config.folder, restarts=is_detached)
     try:
         return _run(config, listener, path)
     finally:
@@ -70,8 +72,11 @@ def _run(config: HeadConfig, listener: socket.socket, path: str, lease: Lease | 
     head = Head(config)
     door = Door(listener, head.welcome, head.renew, head.ended.set, head.look)
     head.engine.begin()
+    if head.was_killed:
+        head.go_on()
+    else:
+        _say(path)
     door.open()
-    _say(path)
     if config.starter:
         threading.Thread(target=_wait_for_end, args=(head.ended,), daemon=True).start()
     renewed_at = 0.0

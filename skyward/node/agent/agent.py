@@ -183,7 +183,11 @@ class Agent:
         if session.role == "task":
             self._questions.answers(session, hello["task"])
         if session.role == "client" and session is not self._tasks.client:
-            before, self._tasks.client = self._tasks.client, session
+            before = self._tasks.client
+            is_another = before is not None and before.token not in ("", token)
+            if is_another:  # the scheduler was killed, and another one has begun
+                self._tasks.forget_client()
+            self._tasks.client = session
             self._notice.again()
             if before is not None and before.token:  # only a session with a token could have come back
                 before.close()

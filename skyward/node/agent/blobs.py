@@ -83,5 +83,10 @@ class NodeBlobs:
             blob.close()
             self.on_closed(digest)
 
+    def clear(self) -> None:
+        """Drop all blobs."""
+        for digest, times in list(self._added.items()):
+            self.drop(digest, times)
+
     def __contains__(self, digest: object) -> bool:
         return digest in self._in_memory or digest in self._spilled

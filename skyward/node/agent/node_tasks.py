@@ -99,6 +99,14 @@ class NodeTasks:
         self.client = None
         self._failed_ranks.clear()
 
+    def forget_client(self) -> None:
+        """Drop the tasks of a client that will not come back, and kill the processes that run one."""
+        self.on_client_gone()
+        self.placing.clear()
+        for slot in self._all_slots():
+            if slot.running or slot.actor or slot.rank is not None:
+                self._processes.kill(slot)
+
     def _all_slots(self) -> list[SlotProcess]:
         return [*self.placing.slots, *self.placing.ranks.values(), *self.placing.actors.values()]
 

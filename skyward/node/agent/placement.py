@@ -358,6 +358,17 @@ class Placement:
                 self._put_on_shelf(slot, pending)
             self.flush(slot)
 
+    def clear(self) -> None:
+        """Forget all tasks that have not begun, and drop all blobs."""
+        for slot in (*self.slots, *self.actors.values()):
+            if slot.shelved:
+                self.take_back(slot)
+        for line in self._lines():
+            for pending in line:
+                self._granted.forget(pending.frame.ident)
+            line.clear()
+        self._blobs.clear()
+
     def took(self, elapsed_ns: int) -> None:
         """Record how long a task took."""
         self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)

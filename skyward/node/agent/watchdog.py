@@ -30,6 +30,9 @@ _POLL_S = 0.25
 _PAUSE_S = 1.0
 """Delay of a wake-up that shows that this process was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
 _KILL_LIMIT_S = 5.0
+_RESTARTS = 5
+"""Starts in a row of a process that is killed within `_EARLY_S` seconds: something is wrong with it."""
+_EARLY_S = 10.0
 _CONTACT_AT = 8
 """Place of the flag behind the time of the last contact."""
 
@@ -110,10 +113,17 @@ class Lease:
         return bool(time.monotonic() - renewed > self.lease_s)
 
 
-def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
+def guard(run_agent: Callable[[], int], lease: Lease, folder: str, *, restarts: bool = False) -> int:
     """Become the standby: fork the watchdog, which forks the agent. Clean up when they end.
 
-    Returns the exit code for this process.
+    Args:
+        run_agent: What the agent does; returns its exit code.
+        lease: Lease of the node.
+        folder: Folder of the node, which is removed at the end.
+        restarts: Whether a process that a signal has killed is started again, as a head can be. An agent cannot.
+
+    Returns:
+        The exit code for this process.
     """
     # A client that ignores SIGCHLD passes that on, and then no child can be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -122,21 +132,31 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
     adopt_orphans()
     standby = os.getpid()
     # SIGCHLD, not SIGKILL: the watchdog must outlive the standby long enough to end the node, and waits for SIGCHLD.
-    watchdog = _fork(lambda: _run_watchdog(run_agent, lease, folder, standby), dies_by=signal.SIGCHLD)
+    watchdog = _fork(lambda: _run_watchdog(run_agent, lease, folder, standby, restarts), dies_by=signal.SIGCHLD)
     code = os.waitstatus_to_exitcode(os.waitpid(watchdog, 0)[1])
     _kill_children()
     remove_node(folder)
     return code
 
 
-def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, standby: int) -> int:
+def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, standby: int, restarts: bool) -> int:
     adopt_orphans()
     # Blocked, so that a death between `waitpid` and `sigtimedwait` stays pending and ends the wait at once.
     signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])
-    agent = _fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL)
-    code = _watch(agent, lease, standby)
-    _kill_children()
+    code, left = _run_once(run_agent, lease, standby), _RESTARTS if restarts else 0
+    while code < 0 and left:
+        began = time.monotonic()
+        lease.renew()
+        code = _run_once(run_agent, lease, standby)
+        left = left - 1 if time.monotonic() - began < _EARLY_S else _RESTARTS
     remove_node(folder)  # here too, because the standby may be dead
+    return code
+
+
+def _run_once(run_agent: Callable[[], int], lease: Lease, standby: int) -> int:
+    """Run the agent to its end, and kill everything below. Return its exit code, negative if a signal killed it."""
+    code = _watch(_fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL), lease, standby)
+    _kill_children()
     return code
 
 
