@@ -227,6 +227,7 @@ def test_calls_outlive_a_head_that_is_killed(client_of: Callable[..., Client]) -
     items: list[int] = []
     with pytest.raises(NodeLost, match="head of the pool was killed"):
         items.extend(iter(pool.future(calls["count", "failed"]).result(30)))
+    assert items == list(range(3, 3 + len(items)))
 
     @sky.compute(timeout_s=100)  # such calls wait in the head, not on the node
     def run(data: bytes, number: int) -> bytes:

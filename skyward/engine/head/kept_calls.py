@@ -211,8 +211,8 @@ class KeptCalls:
     def restore(self) -> list[tuple[KeptCall, KeptOrder | None]]:
         """Read the calls and the state of an earlier process, if there was one. Return the calls without an outcome.
 
-        Those that no node had got come with what they need to begin. The frames of the others stay only if they are
-        items of a stream: each is a part of what the user sees.
+        Calls that no node had got come with everything that they need to begin. The frames of the others stay only if
+        they are items of a stream: the user sees each of these.
         """
         orders: dict[int, tuple[bytes, tuple[BlobName, ...]]] = {}
         functions: dict[bytes, WireFunction] = {}

@@ -117,7 +117,7 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str, *, restarts: 
     """Become the standby: fork the watchdog, which forks the agent. Clean up when they end.
 
     Args:
-        run_agent: What the agent does; returns its exit code.
+        run_agent: The agent itself; returns its exit code.
         lease: Lease of the node.
         folder: Folder of the node, which is removed at the end.
         restarts: Whether a process that a signal has killed is started again, as a head can be. An agent cannot.
